@@ -1,0 +1,57 @@
+"""Generate ``weft_protos`` (messages, gRPC stubs, type stubs) from the ``.proto`` files beside this script.
+
+The files keep the flat names that tritonclient's descriptors carry, so that both may live in one process; protoc
+therefore writes ``import model_config_pb2``, which is rewritten here to an import from the package.
+
+Usage: ``python protos/generate.py [OUTPUT_DIR]`` (default: ``protos/weft_protos``).
+"""
+
+import re
+import sys
+from importlib import resources
+from pathlib import Path
+
+from grpc_tools import protoc
+
+PROTO_DIR = Path(__file__).resolve().parent
+FLAT_IMPORT = re.compile(r"^import (\w+_pb2)( as \w+)?$", re.MULTILINE)
+
+
+def generate(output_dir: Path) -> list[Path]:
+    """Write the generated modules for every ``.proto`` file and return their paths, sorted.
+
+    Raises:
+        RuntimeError: protoc rejected a file; its message is on standard error.
+    """
+    output_dir.mkdir(parents=True, exist_ok=True)
+    protos = sorted(path.name for path in PROTO_DIR.glob("*.proto"))
+    arguments = [
+        "protoc",
+        f"-I{PROTO_DIR}",
+        f"-I{resources.files('grpc_tools') / '_proto'}",
+        f"--python_out={output_dir}",
+        f"--grpc_python_out={output_dir}",
+        f"--mypy_out=quiet:{output_dir}",
+        f"--mypy_grpc_out=quiet:{output_dir}",
+        *protos,
+    ]
+    if protoc.main(arguments) != 0:
+        raise RuntimeError("protoc failed")
+    for proto in protos:
+        service_module = output_dir / f"{Path(proto).stem}_pb2_grpc.py"
+        if "service " not in re.sub(r"//.*", "", (PROTO_DIR / proto).read_text()):
+            service_module.unlink()
+            service_module.with_suffix(".pyi").unlink(missing_ok=True)
+    written = sorted(output_dir.glob("*_pb2*.py*"))
+    for path in written:
+        text = path.read_text()
+        if path.suffix == ".pyi":
+            text = re.sub(r"^import (\w+_pb2) as (\w+)$", r"from weft_protos import \1 as \2", text, flags=re.MULTILINE)
+        text = FLAT_IMPORT.sub(r"from weft_protos import \1\2", text)
+        path.write_text(text)
+    return written
+
+
+if __name__ == "__main__":
+    for generated in generate(Path(sys.argv[1]) if len(sys.argv) > 1 else PROTO_DIR / "weft_protos"):
+        print(generated)

@@ -1,0 +1,1 @@
+"""What every Weft service shares: errors, tensors, the V2 servicer, health, telemetry and the server bootstrap."""

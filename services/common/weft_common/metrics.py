@@ -1,0 +1,98 @@
+"""Prometheus figures, derived from the counters at scrape time, so that a request pays for one set of counters only.
+
+The names and labels ``nv_*`` are TIS's, without the ``_total`` that the Python client would add to a counter: boards
+made for TIS read them as they are. ``weft_*`` histograms carry exemplars (trace ids) in the OpenMetrics format.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, UnknownMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
+
+from weft_common.statistics import LATENCY_BUCKETS_S, LatencyHistogram, ModelStatistics
+
+_COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
+    ("nv_inference_request_success", "Requests answered", lambda s: s.success.count),
+    ("nv_inference_count", "Rows inferred", lambda s: s.inference_count),
+    ("nv_inference_exec_count", "Batches executed", lambda s: s.execution_count),
+    ("nv_inference_request_duration_us", "End-to-end time in this service", lambda s: s.success.total_ns / 1e3),
+    ("nv_inference_queue_duration_us", "Time in the queue", lambda s: s.queue.total_ns / 1e3),
+    ("nv_inference_compute_input_duration_us", "Time to gather inputs", lambda s: s.compute_input.total_ns / 1e3),
+    ("nv_inference_compute_infer_duration_us", "Time in the model", lambda s: s.compute_infer.total_ns / 1e3),
+    ("nv_inference_compute_output_duration_us", "Time to scatter outputs", lambda s: s.compute_output.total_ns / 1e3),
+)
+_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelStatistics], dict[int, LatencyHistogram]]], ...] = (
+    ("weft_request_latency_seconds", "End-to-end latency by priority level", lambda s: s.request_latency),
+    ("weft_queue_latency_seconds", "Time in the queue by priority level", lambda s: s.queue_latency),
+    ("weft_compute_latency_seconds", "Execution time by priority level", lambda s: s.compute_latency),
+)
+
+
+class StatisticsCollector(Collector):
+    """Metric families of every model, read when Prometheus asks.
+
+    Args:
+        statistics: Gives the counters of all models; called on the metrics server's thread.
+    """
+
+    def __init__(self, statistics: Callable[[], Iterable[ModelStatistics]]) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, each with one sample a model version."""
+        entries = list(self._statistics())
+        for name, text, value in _COUNTERS:
+            counter = UnknownMetricFamily(name, text, labels=("model", "version"))
+            for entry in entries:
+                counter.add_metric((entry.name, entry.version), value(entry))
+            yield counter
+        failure = UnknownMetricFamily(
+            "nv_inference_request_failure", "Requests failed", labels=("model", "version", "reason")
+        )
+        pending = GaugeMetricFamily(
+            "nv_inference_pending_request_count", "Requests in the queue", labels=("model", "version")
+        )
+        for entry in entries:
+            for reason in _REASONS:
+                failure.add_metric((entry.name, entry.version, reason), entry.failures_by_reason.get(reason, 0))
+            pending.add_metric((entry.name, entry.version), entry.pending_count)
+        yield failure
+        yield pending
+        for name, text, histograms in _HISTOGRAMS:
+            family = HistogramMetricFamily(name, text, labels=("model", "version", "priority"))
+            for entry in entries:
+                for priority, histogram in list(histograms(entry).items()):
+                    family.add_metric((entry.name, entry.version, str(priority)), _buckets(histogram), histogram.sum_s)
+            yield family
+
+
+def _buckets(histogram: LatencyHistogram) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+    """Cumulative buckets with their exemplars."""
+    bounds = [*(str(bound) for bound in LATENCY_BUCKETS_S), "+Inf"]
+    total = 0.0
+    buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+    for bound, count, exemplar in zip(bounds, histogram.counts, histogram.exemplars, strict=True):
+        total += count
+        if exemplar is None:
+            buckets.append((bound, total))
+        else:
+            trace_id, seconds, unix_time_s = exemplar
+            buckets.append((bound, total, Exemplar({"trace_id": trace_id}, seconds, unix_time_s)))
+    return buckets
+
+
+def start_metrics_server(statistics: Callable[[], Iterable[ModelStatistics]], host: str, port: int) -> int:
+    """Serve ``/metrics`` on a thread of its own and return the port (chosen by the system when ``port`` is 0).
+
+    Raises:
+        OSError: The port is taken.
+    """
+    registry = CollectorRegistry()
+    registry.register(StatisticsCollector(statistics))
+    ProcessCollector(registry=registry)
+    server, _ = start_http_server(port, addr=host, registry=registry)
+    return int(server.server_port)

@@ -1,0 +1,197 @@
+"""One service process: from arguments to SERVING to a clean end.
+
+The order of a stop (SIGTERM, SIGINT, or end of standard input with ``--stop-with-stdin``): health says NOT_SERVING, no
+new call is taken, calls in work finish within the grace, models are closed, spans are exported, exit status 0.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import ipaddress
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import grpc
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from weft_common import logs, telemetry
+from weft_common.channels import MAX_MESSAGE_BYTES, server_options
+from weft_common.core import InferenceCore
+from weft_common.metrics import start_metrics_server
+from weft_common.servicer import V2Servicer
+from weft_protos import grpc_service_pb2, grpc_service_pb2_grpc
+
+SERVICE_NAME = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+
+#: How often readiness is compared with what health says, in seconds.
+HEALTH_PERIOD_S = 0.2
+
+_log = logs.get_logger("weft.server")
+
+
+class ClosableCore(InferenceCore, Protocol):
+    """A core that a server process owns."""
+
+    async def start(self) -> None:
+        """Load what is to be served. A model that cannot be loaded is reported by the index, not raised."""
+
+    async def close(self, *, grace_s: float) -> None:
+        """Finish what is in work within ``grace_s`` and release everything."""
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, grpc_port: int, metrics_port: int) -> None:
+    """Add the arguments that every service has; the ports given are the defaults."""
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    parser.add_argument(
+        "--grpc-port", type=int, default=grpc_port, help="0: chosen by the system (default %(default)s)"
+    )
+    parser.add_argument(
+        "--metrics-port", type=int, default=metrics_port, help="0: chosen by the system (default %(default)s)"
+    )
+    parser.add_argument(
+        "--grace-s", type=float, default=10.0, help="time to finish work at a stop (default %(default)s)"
+    )
+    parser.add_argument(
+        "--max-message-bytes", type=int, default=MAX_MESSAGE_BYTES, help="largest message (default %(default)s)"
+    )
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    parser.add_argument(
+        "--stop-with-stdin", action="store_true", help="stop when standard input ends, so as not to outlive the parent"
+    )
+
+
+def run(service: str, make_core: Callable[[], ClosableCore], options: argparse.Namespace) -> int:
+    """Serve until told to stop and return the exit status.
+
+    Args:
+        service: ``router``, ``preprocess``, ``model`` or ``postprocess``.
+        make_core: Called on the running event loop.
+        options: Parsed arguments of ``add_arguments``.
+    """
+    logs.configure(options.log_level)
+    telemetry.configure(f"weft.{service}")
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(service, make_core, options))
+    finally:
+        telemetry.shutdown()
+
+
+async def _serve(service: str, make_core: Callable[[], ClosableCore], options: argparse.Namespace) -> int:
+    stop = _stop_event(watch_stdin=options.stop_with_stdin)
+    core = make_core()
+    server = grpc.aio.server(options=server_options(options.max_message_bytes))
+    health_servicer = add_services(server, core, f"weft.{service}")
+    _warn_if_exposed(options.host)
+    try:
+        grpc_port = server.add_insecure_port(_address(options.host, options.grpc_port))
+    except RuntimeError as error:
+        _log.error("cannot listen on %s: %s", _address(options.host, options.grpc_port), error)
+        return 1
+    try:
+        metrics_port = start_metrics_server(lambda: core.statistics("", ""), options.host, options.metrics_port)
+    except OSError as error:
+        _log.error("cannot listen on %s: %s", _address(options.host, options.metrics_port), error)
+        return 1
+    await server.start()
+    loading = asyncio.create_task(core.start())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+    watcher = None
+    if loading.done():
+        loading.result()
+        watcher = asyncio.create_task(_follow_readiness(core, health_servicer))
+        endpoints = {
+            "service": service,
+            "grpc": _address(options.host, grpc_port),
+            "metrics": _address(options.host, metrics_port),
+        }
+        print(json.dumps(endpoints), flush=True)  # noqa: T201  # the parent reads the ports from this line
+        _log.info("serving", extra=endpoints)
+        await stopping
+    _log.info("stopping", extra={"service": service, "grace_s": options.grace_s})
+    if watcher is not None:
+        watcher.cancel()
+    loading.cancel()
+    await health_servicer.enter_graceful_shutdown()
+    await server.stop(options.grace_s)
+    await core.close(grace_s=options.grace_s)
+    return 0
+
+
+def add_services(server: grpc.aio.Server, core: InferenceCore, service: str) -> HealthServicer:
+    """Add the V2 service, health (NOT_SERVING until said otherwise) and reflection to a server.
+
+    Returns:
+        The health servicer; call ``await set_serving(...)`` with it.
+    """
+    health_servicer = HealthServicer()
+    grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(V2Servicer(core, service), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    return health_servicer
+
+
+async def set_serving(health_servicer: HealthServicer, is_serving: bool) -> None:
+    """Make ``Check`` and ``Watch`` answer SERVING or NOT_SERVING, for the server ("") and for the V2 service."""
+    status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
+    for name in ("", SERVICE_NAME):
+        await health_servicer.set(name, status)
+
+
+async def _follow_readiness(core: InferenceCore, health_servicer: HealthServicer) -> None:
+    """Keep health equal to readiness."""
+    was_ready: bool | None = None
+    while True:
+        is_ready = core.is_ready()
+        if is_ready != was_ready:
+            await set_serving(health_servicer, is_ready)
+            was_ready = is_ready
+        await asyncio.sleep(HEALTH_PERIOD_S)
+
+
+def _stop_event(*, watch_stdin: bool) -> asyncio.Event:
+    """An event that a signal, or the end of standard input, sets; a second signal ends the process at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    if watch_stdin:
+
+        def wait_for_end() -> None:
+            with contextlib.suppress(OSError):
+                while os.read(sys.stdin.fileno(), 4096):
+                    pass
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(stop.set)
+
+        threading.Thread(target=wait_for_end, name="stdin-watch", daemon=True).start()
+    return stop
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _warn_if_exposed(host: str) -> None:
+    """Say loudly that a plaintext port is reachable from other machines."""
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if not is_loopback:
+        _log.warning("plaintext port without authentication listens on %s, which other machines can reach", host)

@@ -1,0 +1,76 @@
+"""What a model takes and gives, read from its configuration."""
+
+from dataclasses import dataclass
+
+from weft_protos import model_config_pb2
+
+_DATATYPE_BY_ENUM: dict[int, str] = {
+    number: ("BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_"))
+    for name, number in model_config_pb2.DataType.items()
+}
+
+
+def datatype_name(data_type: int) -> str:
+    """V2 datatype ("FP32", "BYTES") of a ``model_config.DataType`` value; "INVALID" for TYPE_INVALID."""
+    return _DATATYPE_BY_ENUM.get(data_type, "INVALID")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output as clients see it.
+
+    Attributes:
+        name: Tensor name.
+        datatype: V2 datatype.
+        dims: Shape without the batch dimension; -1 is any size. ``reshape`` does not show here.
+        is_optional: Inputs only: may be left out.
+        allow_ragged_batch: Inputs only: requests of different shapes may share a batch.
+    """
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    is_optional: bool = False
+    allow_ragged_batch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSignature:
+    """Names, types and shapes of one model version.
+
+    Attributes:
+        name: Model name.
+        version: Numeric version as a string.
+        platform: ``platform``, or ``backend`` where that is empty.
+        max_batch_size: 0 means no batch dimension.
+        inputs, outputs: In declared order.
+        is_decoupled: Any number of responses per request; only over ``ModelStreamInfer``.
+    """
+
+    name: str
+    version: str
+    platform: str
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    is_decoupled: bool = False
+
+    @classmethod
+    def from_config(cls, config: model_config_pb2.ModelConfig, version: str) -> "ModelSignature":
+        """Signature of ``config`` for one of its versions."""
+        return cls(
+            name=config.name,
+            version=version,
+            platform=config.platform or config.backend,
+            max_batch_size=config.max_batch_size,
+            inputs=tuple(
+                TensorSpec(i.name, datatype_name(i.data_type), tuple(i.dims), i.optional, i.allow_ragged_batch)
+                for i in config.input
+            ),
+            outputs=tuple(TensorSpec(o.name, datatype_name(o.data_type), tuple(o.dims)) for o in config.output),
+            is_decoupled=config.model_transaction_policy.decoupled,
+        )
+
+    def full_shape(self, spec: TensorSpec) -> tuple[int, ...]:
+        """Shape as ``ModelMetadata`` shows it: a leading -1 where the model batches."""
+        return (-1, *spec.dims) if self.max_batch_size > 0 else spec.dims

@@ -1,0 +1,50 @@
+"""The one table between Weft's errors and gRPC status codes, in both directions."""
+
+from typing import Any
+
+import grpc
+
+from weft_common.errors import RemoteError, WeftError
+
+#: Longest status message in characters: gRPC carries it in a header, and peers drop headers above 8 KiB.
+MAX_MESSAGE_CHARS = 4000
+
+#: What gRPC itself says when nobody answers at the other end; its text speaks of sockets, not of services.
+_TRANSPORT_HINTS = ("failed to connect", "Socket closed", "Connection re", "recvmsg", "GOAWAY", "DNS", "keepalive")
+
+
+def to_status(error: WeftError) -> grpc.StatusCode:
+    """GRPC status of an error."""
+    status: grpc.StatusCode = grpc.StatusCode[error.code]
+    return status
+
+
+def trailing_pairs(error: WeftError) -> list[tuple[str, str]]:
+    """Trailing metadata that an error carries: ``retry-after-ms`` and ``x-error-id``."""
+    pairs: list[tuple[str, str]] = []
+    retry_after_ms = getattr(error, "retry_after_ms", None)
+    if retry_after_ms is not None:
+        pairs.append(("retry-after-ms", str(retry_after_ms)))
+    error_id = getattr(error, "error_id", None)
+    if error_id is not None:
+        pairs.append(("x-error-id", str(error_id)))
+    return pairs
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError, where: str) -> RemoteError:
+    """The error that a call ended with, its code and ``retry-after-ms`` kept.
+
+    Args:
+        error: As raised by a gRPC call.
+        where: Who was called, for example ``target 'model' (127.0.0.1:8021)``; names a peer that gave no answer.
+    """
+    details = error.details() or ""
+    code = error.code()
+    if code is grpc.StatusCode.UNAVAILABLE and (not details or any(hint in details for hint in _TRANSPORT_HINTS)):
+        details = f"{where} cannot be reached: {details or 'connection lost'}"
+    retry_after_ms = None
+    trailing: Any = error.trailing_metadata() or ()
+    for key, value in trailing:
+        if key == "retry-after-ms" and str(value).isdigit():
+            retry_after_ms = int(value)
+    return RemoteError(code.name, details or f"{where} answered {code.name}", retry_after_ms=retry_after_ms)

@@ -1,0 +1,208 @@
+"""Traces: W3C context in and out, OTLP/gRPC export, errors always kept.
+
+Without ``OTEL_EXPORTER_OTLP_ENDPOINT`` (or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT``) nothing is recorded and every
+function here costs one comparison. ``OTEL_TRACES_SAMPLER_ARG`` is the share of requests that are traced (default 1); a
+request that comes with a sampled ``traceparent`` is always traced, and a span that ends with an error is exported even
+if its request was not sampled.
+"""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult, TraceIdRatioBased
+from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from weft_common.errors import InternalError, WeftError
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+_EMPTY = Context()
+
+INTERNAL, SERVER, CLIENT = SpanKind.INTERNAL, SpanKind.SERVER, SpanKind.CLIENT
+
+
+class _KeepErrors(Sampler):
+    """Parent's decision, else by rate; what is not sampled is still recorded, so that an error can be kept."""
+
+    def __init__(self, rate: float) -> None:
+        self._by_rate = TraceIdRatioBased(rate)
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        links: Sequence[Link] | None = None,
+        trace_state: Any = None,
+    ) -> SamplingResult:
+        parent = trace.get_current_span(parent_context).get_span_context()
+        if parent.is_valid:
+            is_sampled = parent.trace_flags.sampled
+        else:
+            is_sampled = self._by_rate.should_sample(None, trace_id, name).decision is Decision.RECORD_AND_SAMPLE
+        return SamplingResult(Decision.RECORD_AND_SAMPLE if is_sampled else Decision.RECORD_ONLY, attributes)
+
+    def get_description(self) -> str:
+        return "parent, rate, errors"
+
+
+class _ExportSampledOrFailed(SpanProcessor):
+    """Passes to the batch processor what is sampled, and what failed."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._batch = BatchSpanProcessor(exporter)
+
+    def on_start(self, span: Any, parent_context: Context | None = None) -> None:
+        """Nothing is due at the start of a span."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        context = span.get_span_context()
+        if context is None:
+            return
+        if not context.trace_flags.sampled:
+            if span.status.status_code is not StatusCode.ERROR:
+                return
+            # The batch processor drops spans whose context is not sampled.
+            span._context = SpanContext(
+                context.trace_id,
+                context.span_id,
+                context.is_remote,
+                TraceFlags(TraceFlags.SAMPLED),
+                context.trace_state,
+            )
+        self._batch.on_end(span)
+
+    def shutdown(self) -> None:
+        self._batch.shutdown()  # type: ignore[no-untyped-call]  # the SDK leaves it unannotated
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._batch.force_flush(timeout_millis)
+
+
+class _Telemetry:
+    """The tracer of this process; one owner of the only telemetry state."""
+
+    provider: TracerProvider | None = None
+    tracer: trace.Tracer | None = None
+
+
+_state = _Telemetry()
+
+
+def configure(service: str) -> bool:
+    """Start exporting if an OTLP endpoint is set in the environment; returns whether it is.
+
+    Args:
+        service: ``service.name`` unless ``OTEL_SERVICE_NAME`` says otherwise, for example ``weft.router``.
+    """
+    environment = os.environ
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or not (
+        environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    ):
+        return False
+    resource = Resource.create(
+        {
+            "service.name": environment.get("OTEL_SERVICE_NAME", service),
+            "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
+        }
+    )
+    rate = float(environment.get("OTEL_TRACES_SAMPLER_ARG", "1"))
+    provider = TracerProvider(resource=resource, sampler=_KeepErrors(rate), shutdown_on_exit=False)
+    provider.add_span_processor(_ExportSampledOrFailed(OTLPSpanExporter()))
+    _state.provider, _state.tracer = provider, provider.get_tracer("weft")
+    return True
+
+
+def is_enabled() -> bool:
+    """Whether spans are recorded; ask before building attributes on a hot path."""
+    return _state.tracer is not None
+
+
+def shutdown() -> None:
+    """Export what is left and stop. Blocks for at most the exporter's timeout."""
+    if _state.provider is not None:
+        _state.provider.shutdown()
+        _state.provider = _state.tracer = None
+
+
+def extract(headers: Mapping[str, str]) -> Context:
+    """Trace context of incoming metadata; an empty context without ``traceparent`` or when nothing is recorded."""
+    if _state.tracer is None or "traceparent" not in headers:
+        return _EMPTY
+    return _PROPAGATOR.extract(headers, context=_EMPTY)
+
+
+def inject(context: Context | None) -> dict[str, str]:
+    """Metadata (``traceparent``, ``tracestate``) that carries ``context`` to the next service."""
+    if _state.tracer is None or context is None:
+        return {}
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier, context=context)
+    return carrier
+
+
+def start_span(
+    name: str,
+    *,
+    parent: Context | None,
+    kind: SpanKind = INTERNAL,
+    attributes: Mapping[str, Any] | None = None,
+    links: Sequence[Span] = (),
+    start_unix_ns: int | None = None,
+) -> Span:
+    """A started span; ``INVALID_SPAN`` when nothing is recorded.
+
+    Args:
+        name: Span name.
+        parent: Context that the span is a child of; None starts a trace.
+        kind: INTERNAL, SERVER or CLIENT.
+        attributes: Attributes known at the start.
+        links: Spans that this one is linked to.
+        start_unix_ns: Unix time in nanoseconds; now when absent.
+    """
+    if _state.tracer is None:
+        return INVALID_SPAN
+    return _state.tracer.start_span(
+        name,
+        context=parent if parent is not None else _EMPTY,
+        kind=kind,
+        attributes=attributes,
+        links=[Link(span.get_span_context()) for span in links],
+        start_time=start_unix_ns,
+    )
+
+
+def context_of(span: Span, parent: Context | None = None) -> Context:
+    """Context whose current span is ``span``; children are started with it."""
+    return trace.set_span_in_context(span, parent if parent is not None else _EMPTY)
+
+
+def end_span(span: Span, error: BaseException | None = None, *, end_unix_ns: int | None = None) -> None:
+    """End ``span``; with an error, set status ERROR, the gRPC status and an exception event."""
+    if error is not None and span.is_recording():
+        message = error.message if isinstance(error, WeftError) else type(error).__name__
+        span.set_status(Status(StatusCode.ERROR, message))
+        span.record_exception(error, escaped=False)
+        if isinstance(error, WeftError):
+            span.set_attribute("rpc.grpc.status", error.code)
+        if isinstance(error, InternalError):
+            span.set_attribute("weft.error_id", error.error_id)
+    span.end(end_time=end_unix_ns)
+
+
+def trace_id_of(context: Context | None) -> str:
+    """32 hex digits of the trace, or "" without one."""
+    if _state.tracer is None or context is None:
+        return ""
+    span_context = trace.get_current_span(context).get_span_context()
+    return f"{span_context.trace_id:032x}" if span_context.is_valid else ""

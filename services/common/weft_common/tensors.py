@@ -1,0 +1,177 @@
+"""Datatypes, and tensors as they travel: bytes with a datatype and a shape.
+
+A ``WireTensor`` is never decoded on its way through a service; ``decode`` gives a numpy view where someone reads it.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from weft_common.errors import InvalidArgumentError
+
+Array = npt.NDArray[Any]
+
+NUMPY_BY_DATATYPE: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "FP16": np.dtype(np.float16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "BYTES": np.dtype(np.object_),
+}
+DATATYPE_BY_NUMPY: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_BY_DATATYPE.items()}
+ITEMSIZE_BYTES: dict[str, int] = {name: dtype.itemsize for name, dtype in NUMPY_BY_DATATYPE.items() if name != "BYTES"}
+
+_LENGTH = struct.Struct("<I")
+
+
+class WireTensor(NamedTuple):
+    """A tensor as it travels.
+
+    Attributes:
+        datatype: V2 name: BOOL, (U)INT8..64, FP16, FP32, FP64, BF16 or BYTES.
+        shape: Dimensions, the batch dimension included.
+        data: Row-major little-endian elements; for BYTES each element is a 4-byte little-endian length and the bytes.
+    """
+
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def num_elements(shape: Iterable[int]) -> int:
+    """Product of ``shape``; 1 for a scalar."""
+    product = 1
+    for dim in shape:
+        product *= dim
+    return product
+
+
+def datatype_of(array: Array) -> str:
+    """V2 datatype of a numpy array; unicode and byte-string arrays are BYTES.
+
+    Raises:
+        InvalidArgumentError: The dtype has no V2 datatype.
+    """
+    datatype = DATATYPE_BY_NUMPY.get(array.dtype)
+    if datatype is not None:
+        return datatype
+    if array.dtype.kind in "SU":
+        return "BYTES"
+    raise InvalidArgumentError(f"dtype {array.dtype} has no V2 datatype; use one of {', '.join(NUMPY_BY_DATATYPE)}")
+
+
+def encode_bytes(elements: Iterable[bytes | str]) -> bytes:
+    """BYTES elements in wire form; str is encoded as UTF-8."""
+    parts: list[bytes] = []
+    for element in elements:
+        value = element if isinstance(element, bytes) else str(element).encode()
+        parts.append(_LENGTH.pack(len(value)))
+        parts.append(value)
+    return b"".join(parts)
+
+
+def split_bytes(data: bytes | memoryview, *, name: str = "") -> list[bytes]:
+    """Elements of a BYTES tensor in wire form.
+
+    Raises:
+        InvalidArgumentError: ``data`` ends inside a length or inside an element.
+    """
+    elements: list[bytes] = []
+    view = memoryview(data)
+    offset, end = 0, len(view)
+    while offset < end:
+        if offset + 4 > end:
+            raise InvalidArgumentError(
+                f"incomplete string length indicator for inference input '{name}': {end - offset} bytes left at offset "
+                f"{offset}, 4 needed; each BYTES element is a 4-byte little-endian length and that many bytes"
+            )
+        (length,) = _LENGTH.unpack_from(view, offset)
+        offset += 4
+        if offset + length > end:
+            raise InvalidArgumentError(
+                f"incomplete string data for inference input '{name}': an element of {length} bytes starts at offset "
+                f"{offset}, but the tensor has {end} bytes"
+            )
+        elements.append(bytes(view[offset : offset + length]))
+        offset += length
+    return elements
+
+
+def check_bytes(data: bytes, expected: int, *, name: str, model: str) -> None:
+    """Return if ``data`` is exactly ``expected`` BYTES elements; nothing is copied.
+
+    Raises:
+        InvalidArgumentError: Truncated, too few or too many elements.
+    """
+    offset, end, count = 0, len(data), 0
+    while offset + 4 <= end:
+        offset += 4 + _LENGTH.unpack_from(data, offset)[0]
+        count += 1
+    if offset != end:
+        what = "incomplete string data" if offset > end else "incomplete string length indicator"
+        raise InvalidArgumentError(
+            f"{what} for inference input '{name}' for model '{model}': {end} bytes end inside element {count}; each "
+            "element is a 4-byte little-endian length and that many bytes"
+        )
+    if count != expected:
+        raise InvalidArgumentError(
+            f"expected {expected} string elements for inference input '{name}' for model '{model}', got {count}"
+        )
+
+
+def decode(tensor: WireTensor, *, name: str = "") -> Array:
+    """Numpy array of a wire tensor: a read-only view of its bytes, except BYTES (object array of ``bytes``).
+
+    Raises:
+        InvalidArgumentError: The byte size, or the number of BYTES elements, does not match the shape.
+    """
+    datatype, shape, data = tensor
+    expected = num_elements(shape)
+    if datatype == "BYTES":
+        elements = split_bytes(data, name=name)
+        if len(elements) != expected:
+            raise InvalidArgumentError(
+                f"expected {expected} string elements for inference input '{name}', got {len(elements)}"
+            )
+        array = np.empty(expected, dtype=np.object_)
+        array[:] = elements
+        return array.reshape(shape)
+    dtype = NUMPY_BY_DATATYPE.get(datatype)
+    if dtype is None:
+        raise InvalidArgumentError(
+            f"unknown datatype '{datatype}' for '{name}'; use one of {', '.join(NUMPY_BY_DATATYPE)}"
+        )
+    if len(data) != expected * dtype.itemsize:
+        raise InvalidArgumentError(
+            f"input byte size mismatch for input '{name}'. Expected {expected * dtype.itemsize}, got {len(data)}"
+        )
+    return np.frombuffer(data, dtype=dtype).reshape(shape)
+
+
+def encode(array: Array) -> WireTensor:
+    """Wire tensor of a numpy array; the bytes are copied.
+
+    Raises:
+        InvalidArgumentError: The dtype has no V2 datatype.
+    """
+    datatype = datatype_of(array)
+    data = encode_bytes(array.ravel().tolist()) if datatype == "BYTES" else array.tobytes()
+    return WireTensor(datatype, array.shape, data)
+
+
+def bytes_tensor(elements: Sequence[bytes | str], shape: tuple[int, ...]) -> WireTensor:
+    """BYTES wire tensor of ``shape`` from its elements in row-major order."""
+    return WireTensor("BYTES", shape, encode_bytes(elements))

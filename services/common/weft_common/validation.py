@@ -1,0 +1,126 @@
+"""Checks of a call against a signature, done before anything is queued; texts keep what clients of TIS look for."""
+
+from weft_common.core import InferCall, Parameters
+from weft_common.errors import InvalidArgumentError
+from weft_common.signature import ModelSignature, TensorSpec
+from weft_common.tensors import ITEMSIZE_BYTES, WireTensor, check_bytes, num_elements
+
+
+def validate(call: InferCall, signature: ModelSignature) -> int:
+    """Batch size in rows of a call that fits the signature; 1 for a model without batch dimension.
+
+    Raises:
+        InvalidArgumentError: A name, datatype, shape, byte size or batch size does not fit; says which, what was
+            expected and what was got.
+    """
+    try:
+        return _validate(call, signature)
+    except InvalidArgumentError as error:
+        raise error.with_message(f"[request id: {call.request_id or '<id_unknown>'}] {error.message}") from None
+
+
+def scheduling_parameters(parameters: Parameters) -> tuple[int, int]:
+    """``priority`` (0 = default) and ``timeout`` in microseconds (0 = none) of a request.
+
+    Raises:
+        InvalidArgumentError: One of them is not a whole number, or is negative.
+    """
+    if not parameters:
+        return 0, 0
+    values = []
+    for key in ("priority", "timeout"):
+        value = parameters.get(key, 0)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise InvalidArgumentError(f"parameter '{key}' must be a whole number of at least 0, got {value!r}")
+        values.append(value)
+    return values[0], values[1]
+
+
+def _validate(call: InferCall, signature: ModelSignature) -> int:
+    specs = signature.inputs
+    inputs = call.inputs
+    model = signature.name
+    if len(inputs) != len(specs) or any(spec.name not in inputs for spec in specs):
+        _check_names(call, signature)
+    num_rows = -1
+    for spec in specs:
+        tensor = inputs.get(spec.name)
+        if tensor is None:
+            continue
+        rows = _check_tensor(spec, tensor, signature)
+        if num_rows not in (-1, rows):
+            raise InvalidArgumentError(
+                f"input '{spec.name}' batch size does not match other inputs for '{model}': got {rows}, others have "
+                f"{num_rows}"
+            )
+        num_rows = rows
+    if signature.max_batch_size > 0 and num_rows > signature.max_batch_size:
+        raise InvalidArgumentError(
+            f"inference request batch-size must be <= {signature.max_batch_size} for '{model}', got {num_rows}; send "
+            "fewer rows in one request"
+        )
+    for output in call.outputs:
+        if all(output.name != spec.name for spec in signature.outputs):
+            raise InvalidArgumentError(
+                f"unexpected inference output '{output.name}' for model '{model}'; it has "
+                f"{', '.join(spec.name for spec in signature.outputs)}"
+            )
+    return max(num_rows, 1)
+
+
+def _check_names(call: InferCall, signature: ModelSignature) -> None:
+    """Raise for an unknown or a missing input."""
+    names = [spec.name for spec in signature.inputs]
+    required = [spec.name for spec in signature.inputs if not spec.is_optional]
+    got = list(call.inputs)
+    model = signature.name
+    for name in got:
+        if name not in names:
+            raise InvalidArgumentError(
+                f"unexpected inference input '{name}' for model '{model}'; it takes {', '.join(names)}"
+            )
+    missing = [name for name in required if name not in call.inputs]
+    if missing:
+        count = (
+            f"expected {len(names)} inputs but got {len(got)} inputs"
+            if len(required) == len(names)
+            else f"expected number of inputs between {len(required)} and {len(names)} but got {len(got)} inputs"
+        )
+        raise InvalidArgumentError(
+            f"{count} for model '{model}'. Got input(s) {got}, but missing required input(s) {missing}. "
+            "Please provide all required input(s)."
+        )
+
+
+def _check_tensor(spec: TensorSpec, tensor: WireTensor, signature: ModelSignature) -> int:
+    """Rows of one input; 1 without batch dimension."""
+    datatype, shape, data = tensor
+    model = signature.name
+    if datatype != spec.datatype:
+        raise InvalidArgumentError(
+            f"inference input '{spec.name}' data-type is '{datatype}', but model '{model}' expects '{spec.datatype}'"
+        )
+    has_batch = signature.max_batch_size > 0
+    row_shape = shape[1:] if has_batch else shape
+    if (
+        (has_batch and (not shape or shape[0] < 1))
+        or len(row_shape) != len(spec.dims)
+        or any(got != want and (want != -1 or got < 0) for got, want in zip(row_shape, spec.dims, strict=True))
+    ):
+        note = " The first dimension is the batch size, at least 1." if has_batch else ""
+        raise InvalidArgumentError(
+            f"unexpected shape for input '{spec.name}' for model '{model}'. Expected "
+            f"{_text(signature.full_shape(spec))}, got {_text(shape)}.{note}"
+        )
+    if datatype == "BYTES":
+        check_bytes(data, num_elements(shape), name=spec.name, model=model)
+    elif len(data) != (expected := num_elements(shape) * ITEMSIZE_BYTES[datatype]):
+        raise InvalidArgumentError(
+            f"input byte size mismatch for input '{spec.name}' for model '{model}'. Expected {expected}, "
+            f"got {len(data)}"
+        )
+    return shape[0] if has_batch else 1
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return "[" + ",".join(str(dim) for dim in shape) + "]"

@@ -1,0 +1,214 @@
+"""Between protobuf messages and the domain: the only file that knows both."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from weft_common.core import InferCall, InferResult, Parameters, RequestedOutput
+from weft_common.errors import InvalidArgumentError, UnsupportedError
+from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, encode_bytes
+from weft_protos import grpc_service_pb2 as pb
+
+#: Datatype -> field of InferTensorContents. FP16 and BF16 have none: they travel raw only.
+_CONTENTS_FIELD = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+_RESERVED_PREFIX = "triton_"
+_ALLOWED_RESERVED = "triton_enable_empty_final_response"
+
+
+def parameters_from(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values of a map of InferParameter or ModelRepositoryParameter; one without a value is left out."""
+    values: dict[str, Any] = {}
+    for key, parameter in message.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        if choice is not None:
+            values[key] = getattr(parameter, choice)
+    return values
+
+
+def fill_parameters(message: Any, parameters: Parameters) -> None:
+    """Write plain values into a parameter map of a message.
+
+    ``priority`` is written as uint64, as tritonclient does; other integers as int64.
+
+    Raises:
+        InvalidArgumentError: An integer does not fit.
+    """
+    for key, value in parameters.items():
+        target = message[key]
+        try:
+            if isinstance(value, bool):
+                target.bool_param = value
+            elif isinstance(value, int):
+                if key == "priority" or value > 0x7FFF_FFFF_FFFF_FFFF:
+                    target.uint64_param = value
+                else:
+                    target.int64_param = value
+            elif isinstance(value, float):
+                target.double_param = value
+            else:
+                target.string_param = value
+        except (ValueError, OverflowError) as error:
+            raise InvalidArgumentError(
+                f"parameter '{key}' has value {value}, which the protocol cannot carry"
+            ) from error
+
+
+def call_from_request(request: pb.ModelInferRequest) -> InferCall:
+    """The call that a request message makes; typed ``contents`` become raw bytes.
+
+    Raises:
+        InvalidArgumentError: Data is missing, given twice, or does not fit its datatype; a reserved parameter is set.
+        UnsupportedError: An input or output lies in shared memory.
+    """
+    parameters = parameters_from(request.parameters) if request.parameters else {}
+    for key in parameters:
+        if key.startswith(_RESERVED_PREFIX) and key != _ALLOWED_RESERVED:
+            raise InvalidArgumentError(
+                f"parameter '{key}' is reserved: keys that start with '{_RESERVED_PREFIX}' may not be set; "
+                "use another name"
+            )
+    raw = request.raw_input_contents
+    inputs: dict[str, WireTensor] = {}
+    for position, tensor in enumerate(request.inputs):
+        name = tensor.name
+        if name in inputs:
+            raise InvalidArgumentError(f"input '{name}' is given twice in a request for model '{request.model_name}'")
+        if tensor.parameters:
+            _refuse_shared_memory(tensor.parameters)
+        if raw:
+            if tensor.HasField("contents"):
+                raise InvalidArgumentError(
+                    "contents field must not be specified when using raw_input_contents for "
+                    f"'{name}' for model '{request.model_name}'"
+                )
+            if position >= len(raw):
+                raise InvalidArgumentError(
+                    f"unable to find data for input tensor '{name}' for model '{request.model_name}' in request: "
+                    f"{len(request.inputs)} inputs, but raw_input_contents has {len(raw)} entries"
+                )
+            data = raw[position]
+        else:
+            data = _typed_contents(tensor, request.model_name)
+        inputs[name] = WireTensor(tensor.datatype, tuple(tensor.shape), data)
+    if len(raw) > len(request.inputs):
+        raise InvalidArgumentError(
+            f"raw_input_contents has {len(raw)} entries for {len(request.inputs)} inputs of model "
+            f"'{request.model_name}'; give one entry for each input"
+        )
+    outputs: tuple[RequestedOutput, ...] = ()
+    if request.outputs:
+        outputs = tuple(_requested_output(output) for output in request.outputs)
+    return InferCall(request.model_name, request.model_version, request.id, parameters, inputs, outputs)
+
+
+def request_from_call(call: InferCall) -> pb.ModelInferRequest:
+    """The request message of a call; every input travels raw."""
+    request = pb.ModelInferRequest(model_name=call.model_name, model_version=call.model_version, id=call.request_id)
+    if call.parameters:
+        fill_parameters(request.parameters, call.parameters)
+    for name, tensor in call.inputs.items():
+        request.inputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
+        request.raw_input_contents.append(tensor.data)
+    for output in call.outputs:
+        message = request.outputs.add(name=output.name)
+        if output.parameters:
+            fill_parameters(message.parameters, output.parameters)
+    return request
+
+
+def response_from_result(result: InferResult) -> pb.ModelInferResponse:
+    """The response message of a result; every output travels raw."""
+    response = pb.ModelInferResponse(
+        model_name=result.model_name, model_version=result.model_version, id=result.request_id
+    )
+    if result.parameters:
+        fill_parameters(response.parameters, result.parameters)
+    for name, tensor in result.outputs.items():
+        response.outputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
+        response.raw_output_contents.append(tensor.data)
+    return response
+
+
+def result_from_response(response: pb.ModelInferResponse) -> InferResult:
+    """The result that a response message carries; outputs are paired with their bytes by position.
+
+    Raises:
+        InvalidArgumentError: An output has no data.
+    """
+    raw = response.raw_output_contents
+    outputs: dict[str, WireTensor] = {}
+    for position, tensor in enumerate(response.outputs):
+        if position < len(raw):
+            data = raw[position]
+        elif tensor.HasField("contents"):
+            data = _typed_contents(tensor, response.model_name)
+        else:
+            raise InvalidArgumentError(f"model '{response.model_name}' answered output '{tensor.name}' without data")
+        outputs[tensor.name] = WireTensor(tensor.datatype, tuple(tensor.shape), data)
+    return InferResult(
+        response.model_name,
+        response.model_version,
+        response.id,
+        parameters_from(response.parameters) if response.parameters else {},
+        outputs,
+    )
+
+
+def _requested_output(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> RequestedOutput:
+    if not output.parameters:
+        return RequestedOutput(output.name, {})
+    _refuse_shared_memory(output.parameters)
+    return RequestedOutput(output.name, parameters_from(output.parameters))
+
+
+def _refuse_shared_memory(parameters: Iterable[str]) -> None:
+    if "shared_memory_region" in parameters:
+        raise UnsupportedError("Client shared memory is disabled; send the tensor in raw_input_contents")
+
+
+def _typed_contents(tensor: Any, model_name: str) -> bytes:
+    """Raw bytes of a tensor's typed contents."""
+    if not tensor.HasField("contents"):
+        if 0 in tensor.shape:
+            return b""
+        raise InvalidArgumentError(
+            f"unable to find data for input tensor '{tensor.name}' for model '{model_name}' in request: neither "
+            "contents nor raw_input_contents is set"
+        )
+    field = _CONTENTS_FIELD.get(tensor.datatype)
+    if field is None:
+        raise InvalidArgumentError(
+            f"datatype '{tensor.datatype}' of input '{tensor.name}' has no typed contents; "
+            + ("send it in raw_input_contents" if tensor.datatype in NUMPY_BY_DATATYPE else "it is no V2 datatype")
+        )
+    values = getattr(tensor.contents, field)
+    filled = [descriptor.name for descriptor, _ in tensor.contents.ListFields()]
+    if filled and filled != [field]:
+        raise InvalidArgumentError(
+            f"input '{tensor.name}' of datatype '{tensor.datatype}' must fill {field}, but {', '.join(filled)} is set"
+        )
+    if tensor.datatype == "BYTES":
+        return encode_bytes(values)
+    return _packed(values, NUMPY_BY_DATATYPE[tensor.datatype], tensor.name)
+
+
+def _packed(values: Any, dtype: "np.dtype[Any]", name: str) -> bytes:
+    convert: Callable[..., Any] = np.array
+    try:
+        return bytes(convert(values, dtype=dtype).tobytes())
+    except OverflowError as error:
+        raise InvalidArgumentError(f"input '{name}' holds a value that does not fit {dtype}") from error
