@@ -8,6 +8,7 @@ Usage: ``python protos/generate.py [OUTPUT_DIR]`` (default: ``protos/weft_protos
 
 import re
 import sys
+import sysconfig
 from importlib import resources
 from pathlib import Path
 
@@ -25,8 +26,10 @@ def generate(output_dir: Path) -> list[Path]:
     """
     output_dir.mkdir(parents=True, exist_ok=True)
     protos = sorted(path.name for path in PROTO_DIR.glob("*.proto"))
+    scripts = Path(sysconfig.get_path("scripts"))
     arguments = [
         "protoc",
+        *(f"--plugin={plugin}={scripts / plugin}" for plugin in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")),
         f"-I{PROTO_DIR}",
         f"-I{resources.files('grpc_tools') / '_proto'}",
         f"--python_out={output_dir}",

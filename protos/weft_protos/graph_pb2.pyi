@@ -5,6 +5,8 @@ The graph language: what a `graph.pbtxt` file may say.
 
 A graph is served as a V2 model of its name. Field names and numbers up to 99 are those of `ModelConfig`, so that an
 ensemble `config.pbtxt` written for Triton Inference Server is a graph as it stands; Weft's own fields start at 100.
+
+"Not supported" below: this version refuses a file that gives the field (code G024), and says where it stands.
 """
 
 from collections import abc as _abc
@@ -26,7 +28,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Graph(_message.Message):
-    """One graph file: `graphs/<name>/<version>/graph.pbtxt`."""
+    """One graph file: `graphs/<name>/<version>/graph.pbtxt`, or `graphs/<name>/config.pbtxt` of an ensemble."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -57,22 +59,25 @@ class Graph(_message.Message):
     MAX_BATCH_SIZE_FIELD_NUMBER: _builtins.int
     INPUT_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    ENSEMBLE_SCHEDULING_FIELD_NUMBER: _builtins.int
+    MODEL_TRANSACTION_POLICY_FIELD_NUMBER: _builtins.int
+    RESPONSE_CACHE_FIELD_NUMBER: _builtins.int
     INSTANCE_GROUP_FIELD_NUMBER: _builtins.int
     DEFAULT_MODEL_FILENAME_FIELD_NUMBER: _builtins.int
     OPTIMIZATION_FIELD_NUMBER: _builtins.int
-    PARAMETERS_FIELD_NUMBER: _builtins.int
-    ENSEMBLE_SCHEDULING_FIELD_NUMBER: _builtins.int
     MODEL_WARMUP_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
-    MODEL_TRANSACTION_POLICY_FIELD_NUMBER: _builtins.int
-    RESPONSE_CACHE_FIELD_NUMBER: _builtins.int
     ROOT_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     IMPORT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """That of the folder; may be left out."""
     platform: _builtins.str
-    """"ensemble": Triton's strict rules, every edge mapped by hand. "graph": edges follow tensor names."""
+    """"graph": edges follow tensor names. "ensemble": the strict rules of Triton Inference Server, every edge mapped by
+    hand. Left out: "ensemble" where `ensemble_scheduling` is given, else "graph".
+    """
     max_batch_size: _builtins.int
     """0: no batch dimension. Above 0: every tensor has a leading batch dimension that `dims` does not show."""
     default_model_filename: _builtins.str
@@ -80,29 +85,41 @@ class Graph(_message.Message):
     root: _builtins.str
     """Name of the node that is the graph; default "root"."""
     @_builtins.property
-    def version_policy(self) -> _model_config_pb2.ModelVersionPolicy: ...
+    def version_policy(self) -> _model_config_pb2.ModelVersionPolicy:
+        """Ensembles only; of a graph every version that has a file is served."""
+
     @_builtins.property
-    def input(self) -> _containers.RepeatedCompositeFieldContainer[_model_config_pb2.ModelInput]: ...
+    def input(self) -> _containers.RepeatedCompositeFieldContainer[_model_config_pb2.ModelInput]:
+        """What a request brings. What tells of reshaping, ragged batches or vendors' layouts is not supported in a tensor."""
+
     @_builtins.property
-    def output(self) -> _containers.RepeatedCompositeFieldContainer[_model_config_pb2.ModelOutput]: ...
+    def output(self) -> _containers.RepeatedCompositeFieldContainer[_model_config_pb2.ModelOutput]:
+        """What an answer has; left out: the outputs of the root."""
+
+    @_builtins.property
+    def parameters(self) -> _containers.MessageMap[_builtins.str, _model_config_pb2.ModelParameter]:
+        """Clients see them in the graph's configuration; they change nothing."""
+
+    @_builtins.property
+    def ensemble_scheduling(self) -> Global___Ensembling:
+        """Triton Inference Server's spelling of a root sequence."""
+
+    @_builtins.property
+    def model_transaction_policy(self) -> _model_config_pb2.ModelTransactionPolicy:
+        """`decoupled: true`: not supported."""
+
+    @_builtins.property
+    def response_cache(self) -> _model_config_pb2.ModelResponseCache:
+        """`enable: true`: not supported."""
+
     @_builtins.property
     def instance_group(self) -> _containers.RepeatedCompositeFieldContainer[_model_config_pb2.ModelInstanceGroup]:
-        """Fields that have a meaning for models only; present so that they are refused with a message."""
+        """What only a model has; here so that a file that gives one is refused with the reason."""
 
     @_builtins.property
     def optimization(self) -> _model_config_pb2.ModelOptimizationPolicy: ...
     @_builtins.property
-    def parameters(self) -> _containers.MessageMap[_builtins.str, _model_config_pb2.ModelParameter]: ...
-    @_builtins.property
-    def ensemble_scheduling(self) -> Global___Ensembling:
-        """Triton's spelling of a root sequence."""
-
-    @_builtins.property
     def model_warmup(self) -> _containers.RepeatedCompositeFieldContainer[_model_config_pb2.ModelWarmup]: ...
-    @_builtins.property
-    def model_transaction_policy(self) -> _model_config_pb2.ModelTransactionPolicy: ...
-    @_builtins.property
-    def response_cache(self) -> _model_config_pb2.ModelResponseCache: ...
     @_builtins.property
     def node(self) -> _containers.RepeatedCompositeFieldContainer[Global___Node]: ...
     @_builtins.property
@@ -116,15 +133,15 @@ class Graph(_message.Message):
         max_batch_size: _builtins.int = ...,
         input: _abc.Iterable[_model_config_pb2.ModelInput] | None = ...,
         output: _abc.Iterable[_model_config_pb2.ModelOutput] | None = ...,
+        parameters: _abc.Mapping[_builtins.str, _model_config_pb2.ModelParameter] | None = ...,
+        ensemble_scheduling: Global___Ensembling | None = ...,
+        model_transaction_policy: _model_config_pb2.ModelTransactionPolicy | None = ...,
+        response_cache: _model_config_pb2.ModelResponseCache | None = ...,
         instance_group: _abc.Iterable[_model_config_pb2.ModelInstanceGroup] | None = ...,
         default_model_filename: _builtins.str = ...,
         optimization: _model_config_pb2.ModelOptimizationPolicy | None = ...,
-        parameters: _abc.Mapping[_builtins.str, _model_config_pb2.ModelParameter] | None = ...,
-        ensemble_scheduling: Global___Ensembling | None = ...,
         model_warmup: _abc.Iterable[_model_config_pb2.ModelWarmup] | None = ...,
         backend: _builtins.str = ...,
-        model_transaction_policy: _model_config_pb2.ModelTransactionPolicy | None = ...,
-        response_cache: _model_config_pb2.ModelResponseCache | None = ...,
         root: _builtins.str = ...,
         node: _abc.Iterable[Global___Node] | None = ...,
         policy: Global___Policy | None = ...,
@@ -139,11 +156,14 @@ Global___Graph: _TypeAlias = Graph  # noqa: Y015
 
 @_typing.final
 class Ensembling(_message.Message):
+    """The steps of an ensemble; data dependencies alone set the order."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
     MAX_INFLIGHT_REQUESTS_FIELD_NUMBER: _builtins.int
     max_inflight_requests: _builtins.int
+    """Not supported."""
     @_builtins.property
     def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]: ...
     def __init__(
@@ -162,7 +182,7 @@ Global___Ensembling: _TypeAlias = Ensembling  # noqa: Y015
 
 @_typing.final
 class Import(_message.Message):
-    """Another graph, pinned to a version, under a name that steps use in `graph`."""
+    """Another graph, under a name that steps use in `graph`. It is compiled into this one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -170,7 +190,9 @@ class Import(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     AS_FIELD_NUMBER: _builtins.int
     graph: _builtins.str
+    """Name of the other graph."""
     version: _builtins.int
+    """0: the version that the step gives, else the latest."""
     def __init__(
         self,
         *,
@@ -201,9 +223,10 @@ class Node(_message.Message):
     ENSEMBLE_FIELD_NUMBER: _builtins.int
     CASCADE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Unique in the file; steps use it in `node`."""
     @_builtins.property
     def input(self) -> _containers.RepeatedCompositeFieldContainer[_model_config_pb2.ModelInput]:
-        """Inferred when absent, checked when present."""
+        """Both are inferred when left out and checked when given; the root node has those of the graph and gives none."""
 
     @_builtins.property
     def output(self) -> _containers.RepeatedCompositeFieldContainer[_model_config_pb2.ModelOutput]: ...
@@ -218,7 +241,9 @@ class Node(_message.Message):
     @_builtins.property
     def ensemble(self) -> Global___Ensemble: ...
     @_builtins.property
-    def cascade(self) -> Global___Cascade: ...
+    def cascade(self) -> Global___Cascade:
+        """Not supported."""
+
     def __init__(
         self,
         *,
@@ -244,7 +269,9 @@ Global___Node: _TypeAlias = Node  # noqa: Y015
 
 @_typing.final
 class Sequence(_message.Message):
-    """Steps see the node's inputs and each other's outputs; data dependencies alone set the order."""
+    """A pipeline. Steps see the node's inputs and one another's outputs; a step starts when its inputs exist, so steps that
+    do not read from each other run at once. A tensor has one producer.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -252,11 +279,13 @@ class Sequence(_message.Message):
     ORDERED_FIELD_NUMBER: _builtins.int
     LOOP_FIELD_NUMBER: _builtins.int
     ordered: _builtins.bool
-    """Run strictly in declared order."""
+    """Strictly one after another, as declared. Not supported."""
     @_builtins.property
     def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]: ...
     @_builtins.property
-    def loop(self) -> Global___Loop: ...
+    def loop(self) -> Global___Loop:
+        """Not supported."""
+
     def __init__(
         self,
         *,
@@ -274,6 +303,8 @@ Global___Sequence: _TypeAlias = Sequence  # noqa: Y015
 
 @_typing.final
 class Loop(_message.Message):
+    """Run the sequence again and again. Not supported."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -300,8 +331,11 @@ class Loop(_message.Message):
     MAX_ITERATIONS_FIELD_NUMBER: _builtins.int
     CARRY_FIELD_NUMBER: _builtins.int
     max_iterations: _builtins.int
+    """Required."""
     @_builtins.property
-    def carry(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def carry(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Output of one round -> input of the next."""
+
     def __init__(
         self,
         *,
@@ -318,7 +352,9 @@ Global___Loop: _TypeAlias = Loop  # noqa: Y015
 
 @_typing.final
 class Switch(_message.Message):
-    """The first step whose test holds answers."""
+    """Alternatives: the first step, as declared, whose `when` holds or whose `case` equals `on` gives the node's outputs.
+    If none does, the one with `otherwise`; without one the request fails with INVALID_ARGUMENT.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -326,7 +362,9 @@ class Switch(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     PER_ROW_FIELD_NUMBER: _builtins.int
     on: _builtins.str
+    """CEL, string, int or bool; evaluated once and compared with every `case`."""
     per_row: _builtins.bool
+    """Choose for each row of a batch. Not supported."""
     @_builtins.property
     def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]: ...
     def __init__(
@@ -346,7 +384,7 @@ Global___Switch: _TypeAlias = Switch  # noqa: Y015
 
 @_typing.final
 class Splitter(_message.Message):
-    """One step, drawn by weight, answers."""
+    """Alternatives: one step, drawn with probability weight / sum of the weights, gives the node's outputs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -355,11 +393,17 @@ class Splitter(_message.Message):
     SALT_FIELD_NUMBER: _builtins.int
     BANDIT_FIELD_NUMBER: _builtins.int
     sticky_by: _builtins.str
+    """CEL, string or int: equal values draw the same step, and a change of weights moves as few of them as it can. Left
+    out, or an empty string: drawn at random.
+    """
     salt: _builtins.str
+    """Part of the draw; splitters with equal salts and equal step names draw alike."""
     @_builtins.property
     def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]: ...
     @_builtins.property
-    def bandit(self) -> Global___Bandit: ...
+    def bandit(self) -> Global___Bandit:
+        """Not supported."""
+
     def __init__(
         self,
         *,
@@ -378,7 +422,9 @@ Global___Splitter: _TypeAlias = Splitter  # noqa: Y015
 
 @_typing.final
 class Ensemble(_message.Message):
-    """Every step runs; `combine` makes one answer of theirs."""
+    """All steps run at once; `combine` makes the node's outputs of theirs. The first failure fails the node; where every
+    `combine` is FIRST, one success is enough.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -387,11 +433,15 @@ class Ensemble(_message.Message):
     QUORUM_FIELD_NUMBER: _builtins.int
     STRAGGLER_MS_FIELD_NUMBER: _builtins.int
     quorum: _builtins.int
+    """Answers that are enough. Not supported."""
     straggler_ms: _builtins.int
+    """How long to wait for more than `quorum`. Not supported."""
     @_builtins.property
     def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]: ...
     @_builtins.property
-    def combine(self) -> _containers.RepeatedCompositeFieldContainer[Global___Combine]: ...
+    def combine(self) -> _containers.RepeatedCompositeFieldContainer[Global___Combine]:
+        """Left out: KEYED."""
+
     def __init__(
         self,
         *,
@@ -410,13 +460,14 @@ Global___Ensemble: _TypeAlias = Ensemble  # noqa: Y015
 
 @_typing.final
 class Cascade(_message.Message):
-    """Steps run in order until one is accepted."""
+    """Alternatives: steps run in order until the `accept` of one holds. Not supported."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
     PER_ROW_FIELD_NUMBER: _builtins.int
     per_row: _builtins.bool
+    """Only rows that were not accepted go on."""
     @_builtins.property
     def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]: ...
     def __init__(
@@ -435,6 +486,8 @@ Global___Cascade: _TypeAlias = Cascade  # noqa: Y015
 
 @_typing.final
 class Bandit(_message.Message):
+    """Moves a splitter's weights towards the step that is rewarded most. Not supported."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     class _Algorithm:
@@ -448,7 +501,9 @@ class Bandit(_message.Message):
         UCB1: Bandit._Algorithm.ValueType  # 2
         EXP3: Bandit._Algorithm.ValueType  # 3
 
-    class Algorithm(_Algorithm, metaclass=_AlgorithmEnumTypeWrapper): ...
+    class Algorithm(_Algorithm, metaclass=_AlgorithmEnumTypeWrapper):
+        """How the next step is chosen."""
+
     EPSILON_GREEDY: Bandit.Algorithm.ValueType  # 0
     THOMPSON: Bandit.Algorithm.ValueType  # 1
     UCB1: Bandit.Algorithm.ValueType  # 2
@@ -459,7 +514,9 @@ class Bandit(_message.Message):
     MIN_PULLS_FIELD_NUMBER: _builtins.int
     algorithm: Global___Bandit.Algorithm.ValueType
     epsilon: _builtins.float
+    """Share of requests that explore."""
     min_pulls: _builtins.int
+    """Requests that each step gets first."""
     def __init__(
         self,
         *,
@@ -477,6 +534,8 @@ Global___Bandit: _TypeAlias = Bandit  # noqa: Y015
 
 @_typing.final
 class Combine(_message.Message):
+    """One output of an ensemble."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     class _Method:
@@ -486,29 +545,57 @@ class Combine(_message.Message):
     class _MethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Combine._Method.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
         KEYED: Combine._Method.ValueType  # 0
+        """Not combined: every step's tensor is an output, named `step.tensor`."""
         VOTE: Combine._Method.ValueType  # 1
+        """For each row the value that most steps gave. Ties: the higher sum of weights, then the step declared first.
+        Integers, BOOL or strings.
+        """
         AVERAGE: Combine._Method.ValueType  # 2
+        """Mean of each element. Numbers."""
         MEDIAN: Combine._Method.ValueType  # 3
+        """Not supported."""
         SUM: Combine._Method.ValueType  # 4
+        """Not supported."""
         MIN: Combine._Method.ValueType  # 5
+        """Not supported."""
         MAX: Combine._Method.ValueType  # 6
+        """Not supported."""
         CONCAT: Combine._Method.ValueType  # 7
+        """One after another along `axis`, as declared."""
         STACK: Combine._Method.ValueType  # 8
+        """Not supported."""
         FIRST: Combine._Method.ValueType  # 9
+        """That of the step that answers first. If every `combine` is FIRST, the others are then cancelled."""
         CUSTOM: Combine._Method.ValueType  # 10
+        """Not supported."""
 
-    class Method(_Method, metaclass=_MethodEnumTypeWrapper): ...
+    class Method(_Method, metaclass=_MethodEnumTypeWrapper):
+        """How one tensor is made of the steps' tensors; these agree in datatype and shape, except for KEYED, CONCAT's axis."""
+
     KEYED: Combine.Method.ValueType  # 0
+    """Not combined: every step's tensor is an output, named `step.tensor`."""
     VOTE: Combine.Method.ValueType  # 1
+    """For each row the value that most steps gave. Ties: the higher sum of weights, then the step declared first.
+    Integers, BOOL or strings.
+    """
     AVERAGE: Combine.Method.ValueType  # 2
+    """Mean of each element. Numbers."""
     MEDIAN: Combine.Method.ValueType  # 3
+    """Not supported."""
     SUM: Combine.Method.ValueType  # 4
+    """Not supported."""
     MIN: Combine.Method.ValueType  # 5
+    """Not supported."""
     MAX: Combine.Method.ValueType  # 6
+    """Not supported."""
     CONCAT: Combine.Method.ValueType  # 7
+    """One after another along `axis`, as declared."""
     STACK: Combine.Method.ValueType  # 8
+    """Not supported."""
     FIRST: Combine.Method.ValueType  # 9
+    """That of the step that answers first. If every `combine` is FIRST, the others are then cancelled."""
     CUSTOM: Combine.Method.ValueType  # 10
+    """Not supported."""
 
     OUTPUT_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
@@ -517,11 +604,16 @@ class Combine(_message.Message):
     WEIGHTED_FIELD_NUMBER: _builtins.int
     CUSTOM_FIELD_NUMBER: _builtins.int
     output: _builtins.str
+    """Name of the node's output; KEYED has none."""
     method: Global___Combine.Method.ValueType
     axis: _builtins.int
+    """CONCAT: batch dimension not counted; below 0 from the end."""
     weighted: _builtins.bool
+    """VOTE and AVERAGE: the steps' weights count."""
     @_builtins.property
-    def custom(self) -> Global___Step: ...
+    def custom(self) -> Global___Step:
+        """The model that combines. Not supported."""
+
     def __init__(
         self,
         *,
@@ -541,6 +633,8 @@ Global___Combine: _TypeAlias = Combine  # noqa: Y015
 
 @_typing.final
 class Step(_message.Message):
+    """Calls one target: `model_name`, `node` or `graph`."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     class _Dependency:
@@ -550,11 +644,17 @@ class Step(_message.Message):
     class _DependencyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Step._Dependency.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
         HARD: Step._Dependency.ValueType  # 0
+        """The node fails."""
         SOFT: Step._Dependency.ValueType  # 1
+        """The step's outputs are absent or their `default`. Not supported."""
 
-    class Dependency(_Dependency, metaclass=_DependencyEnumTypeWrapper): ...
+    class Dependency(_Dependency, metaclass=_DependencyEnumTypeWrapper):
+        """What a failure of the step means."""
+
     HARD: Step.Dependency.ValueType  # 0
+    """The node fails."""
     SOFT: Step.Dependency.ValueType  # 1
+    """The step's outputs are absent or their `default`. Not supported."""
 
     @_typing.final
     class InputMapEntry(_message.Message):
@@ -615,32 +715,54 @@ class Step(_message.Message):
     SHADOW_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
-    """Triton's fields, verbatim. Exactly one target: `model_name`, `node` or `graph`."""
+    """A model of a target of the router, or else a graph."""
     model_version: _builtins.int
+    """-1 or 0: the latest."""
     model_namespace: _builtins.str
+    """Not supported."""
     name: _builtins.str
+    """Unique in the node; default: the first `case`, else the name of the target."""
     node: _builtins.str
+    """A node of this file."""
     graph: _builtins.str
+    """A graph of the repository, or the name of an `import`."""
     when: _builtins.str
-    """Tests before the call. `when`: a CEL expression. `case`: values of the switch's `on`."""
+    """Tests of a switch, one of three. CEL, bool; sees `inputs`, `parameters`, `headers` and `request`. Not supported on
+    a step of another kind.
+    """
     otherwise: _builtins.bool
+    """Taken when no other step is; wherever it stands."""
     accept: _builtins.str
-    """Test of the answer (cascade)."""
+    """Cascade only: CEL, bool, over the outputs of the step."""
     weight: _builtins.float
-    """Share in a splitter; weight of a vote or an average."""
+    """Share in a splitter; weight of a vote or an average. Above 0, default 1."""
     dependency: Global___Step.Dependency.ValueType
     @_builtins.property
-    def input_map(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def input_map(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Input of the target -> tensor of the node. An input that is not here takes the tensor of its own name: the output
+        of an earlier step of a sequence, else the node's input. An ensemble file maps every input.
+        """
+
     @_builtins.property
-    def output_map(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def output_map(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Output of the target -> its name in the node; what is not here keeps its name. An ensemble file maps what it uses."""
+
     @_builtins.property
-    def case(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def case(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Values of the switch's `on`; integers and true, false are written as text."""
+
     @_builtins.property
-    def default(self) -> _containers.RepeatedCompositeFieldContainer[Global___Default]: ...
+    def default(self) -> _containers.RepeatedCompositeFieldContainer[Global___Default]:
+        """Not supported."""
+
     @_builtins.property
-    def fallback(self) -> Global___Step: ...
+    def fallback(self) -> Global___Step:
+        """Runs when this step has failed. Not supported."""
+
     @_builtins.property
-    def shadow(self) -> Global___Shadow: ...
+    def shadow(self) -> Global___Shadow:
+        """Not supported."""
+
     @_builtins.property
     def policy(self) -> Global___Policy: ...
     def __init__(
@@ -675,7 +797,7 @@ Global___Step: _TypeAlias = Step  # noqa: Y015
 
 @_typing.final
 class Default(_message.Message):
-    """Value of an output of a step that was skipped or failed softly."""
+    """Value of an output of a step that was skipped or failed softly. Not supported."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -687,7 +809,9 @@ class Default(_message.Message):
     DIMS_FIELD_NUMBER: _builtins.int
     output: _builtins.str
     @_builtins.property
-    def number(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def number(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The elements, in the one of these lists that fits the datatype."""
+
     @_builtins.property
     def integer(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -695,7 +819,9 @@ class Default(_message.Message):
     @_builtins.property
     def text(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
-    def dims(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def dims(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Shape, without the batch dimension."""
+
     def __init__(
         self,
         *,
@@ -716,12 +842,16 @@ Global___Default: _TypeAlias = Default  # noqa: Y015
 
 @_typing.final
 class Shadow(_message.Message):
+    """The step gets copies of requests and never answers. Not supported."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PERCENT_FIELD_NUMBER: _builtins.int
     MAX_INFLIGHT_FIELD_NUMBER: _builtins.int
     percent: _builtins.float
+    """Share of requests that are copied, 0 to 100."""
     max_inflight: _builtins.int
+    """Copies in work at once; those beyond it are dropped."""
     def __init__(
         self,
         *,
@@ -738,7 +868,7 @@ Global___Shadow: _TypeAlias = Shadow  # noqa: Y015
 
 @_typing.final
 class Policy(_message.Message):
-    """Given for a graph, a node or a step; the innermost wins."""
+    """Limits of a graph, a node or a step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -749,14 +879,23 @@ class Policy(_message.Message):
     MAX_INFLIGHT_FIELD_NUMBER: _builtins.int
     MIN_REMAINING_MS_FIELD_NUMBER: _builtins.int
     timeout_ms: _builtins.int
+    """0: none. The earliest counts: of step, node, graph and client."""
     max_inflight: _builtins.int
+    """Requests in work at once; the next gets RESOURCE_EXHAUSTED. 0: no limit. Not supported on a node or a step."""
     min_remaining_ms: _builtins.int
+    """The step is skipped when less time is left. Not supported."""
     @_builtins.property
-    def retry(self) -> Global___Retry: ...
+    def retry(self) -> Global___Retry:
+        """Not supported."""
+
     @_builtins.property
-    def hedge(self) -> Global___Hedge: ...
+    def hedge(self) -> Global___Hedge:
+        """Not supported."""
+
     @_builtins.property
-    def cache(self) -> Global___Cache: ...
+    def cache(self) -> Global___Cache:
+        """Not supported."""
+
     def __init__(
         self,
         *,
@@ -777,6 +916,8 @@ Global___Policy: _TypeAlias = Policy  # noqa: Y015
 
 @_typing.final
 class Retry(_message.Message):
+    """Call again after a failure. Not supported."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTEMPTS_FIELD_NUMBER: _builtins.int
@@ -784,10 +925,15 @@ class Retry(_message.Message):
     ON_FIELD_NUMBER: _builtins.int
     BUDGET_PERCENT_FIELD_NUMBER: _builtins.int
     attempts: _builtins.int
+    """The first call included."""
     backoff_ms: _builtins.int
+    """Pause before the second attempt."""
     budget_percent: _builtins.float
+    """Attempts beyond the first, in relation to all requests."""
     @_builtins.property
-    def on(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def on(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """gRPC status codes that are worth another attempt."""
+
     def __init__(
         self,
         *,
@@ -806,12 +952,15 @@ Global___Retry: _TypeAlias = Retry  # noqa: Y015
 
 @_typing.final
 class Hedge(_message.Message):
+    """Call a second time when the first answer is late; the first to come counts. Not supported."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     AFTER_MS_FIELD_NUMBER: _builtins.int
     MAX_EXTRA_FIELD_NUMBER: _builtins.int
     after_ms: _builtins.int
     max_extra: _builtins.int
+    """Calls beyond the first."""
     def __init__(
         self,
         *,
@@ -828,14 +977,19 @@ Global___Hedge: _TypeAlias = Hedge  # noqa: Y015
 
 @_typing.final
 class Cache(_message.Message):
+    """Answer a repeated request without a call. Not supported."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TTL_MS_FIELD_NUMBER: _builtins.int
     MAX_MIB_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     ttl_ms: _builtins.int
+    """How long an answer is kept."""
     max_mib: _builtins.int
+    """Memory for answers, in MiB."""
     key: _builtins.str
+    """CEL: what tells requests apart beside target, version and inputs."""
     def __init__(
         self,
         *,

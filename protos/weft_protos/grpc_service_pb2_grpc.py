@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class GRPCInferenceServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Serves models: health, metadata, inference, model control. Clients of the V2 protocol (Open Inference Protocol with
+    the extensions of Triton Inference Server) call it under this very name.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -137,124 +139,148 @@ class GRPCInferenceServiceStub:
 
 
 class GRPCInferenceServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Serves models: health, metadata, inference, model control. Clients of the V2 protocol (Open Inference Protocol with
+    the extensions of Triton Inference Server) call it under this very name.
+    """
 
     def ServerLive(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Whether the process answers at all.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ServerReady(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Whether every model that should serve does.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelReady(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Whether one model version serves. NOT_FOUND if there is no such model or version.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ServerMetadata(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Name, version and extensions of the server.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelMetadata(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Inputs and outputs of a model as clients see them.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelInfer(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """One request, one response. UNIMPLEMENTED for a decoupled model.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelStreamInfer(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """Many requests over one call. Responses come in the order of the requests; those of a decoupled model as they are
+        made. An error is reported in `error_message` and the stream goes on, unless the client sent the metadata
+        `triton_grpc_error: true`: then the first error ends the stream with its gRPC status.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelConfig(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The whole configuration of a model.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelStatistics(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Counters since the model was loaded.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RepositoryIndex(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Every model version that the repository holds, with its state.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RepositoryModelLoad(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Loads or reloads a model; returns when it serves. Refused unless model control is on.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RepositoryModelUnload(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Stops a model; requests in flight finish. Refused unless model control is on.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SystemSharedMemoryStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Registered regions of system shared memory.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SystemSharedMemoryRegister(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Makes a region of system shared memory known under a name that tensors may refer to.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SystemSharedMemoryUnregister(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Forgets one region, or all of them. Succeeds when there is none.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CudaSharedMemoryStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Registered regions of GPU memory.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CudaSharedMemoryRegister(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Makes a region of GPU memory known under a name that tensors may refer to.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CudaSharedMemoryUnregister(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Forgets one region, or all of them. Succeeds when there is none.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TraceSetting(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Reads the trace settings; changes those that are given, where that is allowed.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LogSettings(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Reads the log settings; changes those that are given, where that is allowed.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -371,7 +397,9 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GRPCInferenceService:
-    """Missing associated documentation comment in .proto file."""
+    """Serves models: health, metadata, inference, model control. Clients of the V2 protocol (Open Inference Protocol with
+    the extensions of Triton Inference Server) call it under this very name.
+    """
 
     @staticmethod
     def ServerLive(request,
