@@ -5,6 +5,9 @@ import grpc
 #: Message limit both ways, as TIS and its clients have it.
 MAX_MESSAGE_BYTES = 2**31 - 1
 
+#: Longest timeout of a call in seconds, about 3 years: gRPC takes one beyond its range as passed already.
+MAX_TIMEOUT_S = 1e8
+
 _KEEPALIVE_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),

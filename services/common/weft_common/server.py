@@ -11,28 +11,37 @@ import ipaddress
 import json
 import os
 import signal
-import sys
 import threading
-from collections.abc import Callable
-from typing import Protocol
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
 
 import grpc
 import uvloop
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from weft_common import logs, telemetry
 from weft_common.channels import MAX_MESSAGE_BYTES, server_options
 from weft_common.core import InferenceCore
+from weft_common.errors import WeftError
+from weft_common.health import HealthServicer
 from weft_common.metrics import start_metrics_server
 from weft_common.servicer import V2Servicer
+from weft_common.statistics import ModelStatistics
 from weft_protos import grpc_service_pb2, grpc_service_pb2_grpc
 
 SERVICE_NAME = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+HEALTH_SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 #: How often readiness is compared with what health says, in seconds.
 HEALTH_PERIOD_S = 0.2
+
+#: How long ``/metrics`` waits for the event loop, in seconds.
+METRICS_WAIT_S = 5.0
+
+#: How long a server that drains still answers new calls, with UNAVAILABLE, in seconds.
+DRAIN_LINGER_S = 0.1
 
 _log = logs.get_logger("weft.server")
 
@@ -77,7 +86,11 @@ def run(service: str, make_core: Callable[[], ClosableCore], options: argparse.N
         options: Parsed arguments of ``add_arguments``.
     """
     logs.configure(options.log_level)
-    telemetry.configure(f"weft.{service}")
+    try:
+        telemetry.configure(f"weft.{service}")
+    except WeftError as error:
+        _log.error("cannot serve: %s", error.message)
+        return 1
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(service, make_core, options))
@@ -85,77 +98,96 @@ def run(service: str, make_core: Callable[[], ClosableCore], options: argparse.N
         telemetry.shutdown()
 
 
+class Services(NamedTuple):
+    """What a server offers beside reflection."""
+
+    inference: V2Servicer
+    health: HealthServicer
+
+
 async def _serve(service: str, make_core: Callable[[], ClosableCore], options: argparse.Namespace) -> int:
     stop = _stop_event(watch_stdin=options.stop_with_stdin)
     core = make_core()
     server = grpc.aio.server(options=server_options(options.max_message_bytes))
-    health_servicer = add_services(server, core, f"weft.{service}")
+    services = add_services(server, core, f"weft.{service}")
     _warn_if_exposed(options.host)
     try:
-        grpc_port = server.add_insecure_port(_address(options.host, options.grpc_port))
-    except RuntimeError as error:
-        _log.error("cannot listen on %s: %s", _address(options.host, options.grpc_port), error)
-        return 1
-    try:
-        metrics_port = start_metrics_server(lambda: core.statistics("", ""), options.host, options.metrics_port)
-    except OSError as error:
-        _log.error("cannot listen on %s: %s", _address(options.host, options.metrics_port), error)
+        port_option, port = "--grpc-port", options.grpc_port
+        grpc_port = server.add_insecure_port(_address(options.host, port))
+        port_option, port = "--metrics-port", options.metrics_port
+        metrics_port = start_metrics_server(_reader_of(core), options.host, port)
+    except (RuntimeError, OSError) as error:
+        reason = str(error).partition(";")[0]  # gRPC goes on with advice on its own logs
+        _log.error("cannot listen on %s: %s; choose another %s", _address(options.host, port), reason, port_option)
         return 1
     await server.start()
     loading = asyncio.create_task(core.start())
     stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
-    watcher = None
-    if loading.done():
-        loading.result()
-        watcher = asyncio.create_task(_follow_readiness(core, health_servicer))
-        endpoints = {
-            "service": service,
-            "grpc": _address(options.host, grpc_port),
-            "metrics": _address(options.host, metrics_port),
-        }
-        print(json.dumps(endpoints), flush=True)  # noqa: T201  # the parent reads the ports from this line
-        _log.info("serving", extra=endpoints)
-        await stopping
+    exit_status = 0
+    try:
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            await loading
+            await set_serving(services, core.is_ready())
+            watcher = asyncio.create_task(_follow_readiness(core, services))
+            endpoints = {
+                "service": service,
+                "grpc": _address(options.host, grpc_port),
+                "metrics": _address(options.host, metrics_port),
+            }
+            print(json.dumps(endpoints), flush=True)  # noqa: T201  # the parent reads the ports from this line
+            _log.info("serving", extra=endpoints)
+            await stopping
+            watcher.cancel()
+    except WeftError as error:
+        _log.error("cannot serve: %s", error.message)
+        exit_status = 1
     _log.info("stopping", extra={"service": service, "grace_s": options.grace_s})
-    if watcher is not None:
-        watcher.cancel()
+    stop_at_s = time.monotonic() + options.grace_s
+    services.health.stop()
     loading.cancel()
-    await health_servicer.enter_graceful_shutdown()
-    await server.stop(options.grace_s)
-    await core.close(grace_s=options.grace_s)
-    return 0
+    await asyncio.wait((loading,), timeout=options.grace_s)
+    services.inference.drain()
+    # Calls that are on their way are refused by us: gRPC would give those that no handler has seen CANCELLED.
+    await asyncio.sleep(min(DRAIN_LINGER_S, options.grace_s))
+    await server.stop(max(0.0, stop_at_s - time.monotonic()))
+    await core.close(grace_s=max(0.0, stop_at_s - time.monotonic()))
+    return exit_status
 
 
-def add_services(server: grpc.aio.Server, core: InferenceCore, service: str) -> HealthServicer:
+def add_services(server: grpc.aio.Server, core: InferenceCore, service: str) -> Services:
     """Add the V2 service, health (NOT_SERVING until said otherwise) and reflection to a server.
 
     Returns:
-        The health servicer; call ``await set_serving(...)`` with it.
+        The servicers; call ``await set_serving(...)`` with them.
     """
-    health_servicer = HealthServicer()
-    grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(V2Servicer(core, service), server)
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    return health_servicer
+    services = Services(V2Servicer(core, service), HealthServicer((SERVICE_NAME,)))
+    grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(services.inference, server)
+    health_pb2_grpc.add_HealthServicer_to_server(services.health, server)
+    reflection.enable_server_reflection((SERVICE_NAME, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME), server)
+    return services
 
 
-async def set_serving(health_servicer: HealthServicer, is_serving: bool) -> None:
+async def set_serving(services: Services, is_serving: bool) -> None:
     """Make ``Check`` and ``Watch`` answer SERVING or NOT_SERVING, for the server ("") and for the V2 service."""
-    status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
-    for name in ("", SERVICE_NAME):
-        await health_servicer.set(name, status)
+    services.health.set_serving(is_serving)
 
 
-async def _follow_readiness(core: InferenceCore, health_servicer: HealthServicer) -> None:
+def _reader_of(core: InferenceCore) -> Callable[[], Iterable[ModelStatistics]]:
+    """A function for the metrics thread that reads the statistics on the event loop, which owns them."""
+    loop = asyncio.get_running_loop()
+
+    async def read() -> list[ModelStatistics]:
+        return core.statistics("", "")
+
+    return lambda: asyncio.run_coroutine_threadsafe(read(), loop).result(METRICS_WAIT_S)
+
+
+async def _follow_readiness(core: InferenceCore, services: Services) -> None:
     """Keep health equal to readiness."""
-    was_ready: bool | None = None
     while True:
-        is_ready = core.is_ready()
-        if is_ready != was_ready:
-            await set_serving(health_servicer, is_ready)
-            was_ready = is_ready
         await asyncio.sleep(HEALTH_PERIOD_S)
+        await set_serving(services, core.is_ready())
 
 
 def _stop_event(*, watch_stdin: bool) -> asyncio.Event:
@@ -174,7 +206,7 @@ def _stop_event(*, watch_stdin: bool) -> asyncio.Event:
 
         def wait_for_end() -> None:
             with contextlib.suppress(OSError):
-                while os.read(sys.stdin.fileno(), 4096):
+                while os.read(0, 4096):
                     pass
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(stop.set)

@@ -1,25 +1,30 @@
 """The V2 service: every RPC of ``inference.GRPCInferenceService`` over an ``InferenceCore``.
 
-This is the edge: protobuf comes in and goes out here, errors become statuses here, the SERVER span lives here.
+Protobuf comes in and goes out here; ``weft_common.edge`` has the spans and turns errors into statuses.
 """
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import metadata
-from typing import Any, NoReturn
+from typing import TypeVar, cast
 
 import grpc
 from opentelemetry.trace import Span
 
 from weft_common import telemetry
 from weft_common.core import CallContext, InferenceCore, InferResult
-from weft_common.errors import InternalError, RequestCancelledError, UnsupportedError, WeftError
+from weft_common.edge import Context, Edge, deadline_ns_of, headers_of, sendable, withdrawal
+from weft_common.errors import UnavailableError, UnsupportedError, WeftError
 from weft_common.logs import get_logger
-from weft_common.statistics import DurationCount, ModelStatistics
-from weft_common.status import MAX_MESSAGE_CHARS, to_status, trailing_pairs
-from weft_common.wire import call_from_request, parameters_from, response_from_result
+from weft_common.wire import (
+    call_from_request,
+    metadata_from_signature,
+    parameters_from,
+    response_from_result,
+    statistics_message,
+)
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos import grpc_service_pb2_grpc as pb_grpc
 
@@ -36,9 +41,30 @@ EXTENSIONS = (
 #: back-pressure at the client.
 MAX_STREAM_INFLIGHT = 256
 
-Context = grpc.aio.ServicerContext[Any, Any]
+_SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests"
+_SHARED_MEMORY_DISABLED = "Client shared memory is disabled"
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
 
 _log = get_logger("weft.servicer")
+
+
+def _answering(
+    rpc: Callable[["V2Servicer", Request, Context], Awaitable[Response]],
+) -> Callable[["V2Servicer", Request, Context], Awaitable[Response]]:
+    """The RPC, ended with the status of whatever it raises."""
+
+    @functools.wraps(rpc)
+    async def answer(self: "V2Servicer", request: Request, context: Context) -> Response:
+        try:
+            return await rpc(self, request, context)
+        except Exception as error:
+            model_name = getattr(request, "model_name", "") or getattr(request, "name", "")
+            self._edge.fail(context, error, model_name=model_name)
+            return cast(Response, None)  # not sent
+
+    return answer
 
 
 class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
@@ -51,7 +77,15 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
 
     def __init__(self, core: InferenceCore, service: str) -> None:
         self._core = core
-        self._service = service
+        self._edge = Edge(service)
+        self._is_draining = False
+        self._stream_readers: set[asyncio.Task[None]] = set()
+
+    def drain(self) -> None:
+        """Take no more requests: new ones get UNAVAILABLE, and so does a stream when it has answered what it took."""
+        self._is_draining = True
+        for reader in self._stream_readers:
+            reader.cancel()
 
     # Health and metadata.
 
@@ -59,77 +93,62 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
         """Live as long as it answers."""
         return pb.ServerLiveResponse(live=True)
 
+    @_answering
     async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
         """Ready when every model is."""
         return pb.ServerReadyResponse(ready=self._core.is_ready())
 
     async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
         """Name, version, extensions."""
-        return pb.ServerMetadataResponse(name=self._service, version=metadata.version("weft"), extensions=EXTENSIONS)
-
-    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-        """NOT_FOUND for an unknown model, as in TIS."""
-        try:
-            return pb.ModelReadyResponse(ready=self._core.is_model_ready(request.name, request.version))
-        except Exception as error:
-            await self._abort(context, error)
-
-    async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
-        """Wire datatypes; shapes show the batch dimension as a leading -1."""
-        try:
-            signature = self._core.signature(request.name, request.version)
-            versions = [
-                entry.version
-                for entry in self._core.index(ready_only=True)
-                if entry.name == request.name and (not request.version or entry.version == request.version)
-            ]
-        except Exception as error:
-            await self._abort(context, error)
-        tensor = pb.ModelMetadataResponse.TensorMetadata
-        return pb.ModelMetadataResponse(
-            name=signature.name,
-            versions=versions or [signature.version],
-            platform=signature.platform,
-            inputs=[
-                tensor(name=spec.name, datatype=spec.datatype, shape=signature.full_shape(spec))
-                for spec in signature.inputs
-            ],
-            outputs=[
-                tensor(name=spec.name, datatype=spec.datatype, shape=signature.full_shape(spec))
-                for spec in signature.outputs
-            ],
+        return pb.ServerMetadataResponse(
+            name=self._edge.service, version=metadata.version("weft"), extensions=EXTENSIONS
         )
 
+    @_answering
+    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+        """NOT_FOUND for an unknown model, as in TIS."""
+        return pb.ModelReadyResponse(ready=self._core.is_model_ready(request.name, request.version))
+
+    @_answering
+    async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
+        """Wire datatypes; shapes show the batch dimension as a leading -1."""
+        signature = self._core.signature(request.name, request.version)
+        versions = [
+            entry.version
+            for entry in self._core.index(ready_only=True)
+            if entry.name == request.name and (not request.version or entry.version == request.version)
+        ]
+        return metadata_from_signature(signature, versions or [signature.version])
+
+    @_answering
     async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
         """The whole configuration."""
-        try:
-            return pb.ModelConfigResponse(config=self._core.config(request.name, request.version))
-        except Exception as error:
-            await self._abort(context, error)
+        return pb.ModelConfigResponse(config=self._core.config(request.name, request.version))
 
+    @_answering
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
         """Counters of one model, or of all when no name is given."""
-        try:
-            statistics = self._core.statistics(request.name, request.version)
-        except Exception as error:
-            await self._abort(context, error)
-        return pb.ModelStatisticsResponse(model_stats=[_statistics_message(entry) for entry in statistics])
+        statistics = self._core.statistics(request.name, request.version)
+        return pb.ModelStatisticsResponse(model_stats=map(statistics_message, statistics))
 
     # Inference.
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         """One request, one response."""
-        call_context, span = self._begin(request.model_name, context)
+        call_context, span = self._edge.begin(request.model_name, headers_of(context), deadline_ns_of(context))
         try:
+            if self._is_draining:
+                raise UnavailableError(_SHUTTING_DOWN)
             result = await self._core.infer(call_from_request(request), call_context)
             response = response_from_result(result)
         except asyncio.CancelledError:
-            telemetry.end_span(span, RequestCancelledError("the client cancelled, or its deadline passed"))
+            telemetry.end_span(span, withdrawal(call_context))
             raise
         except Exception as error:
-            await self._abort(context, error, call_context, span)
+            self._edge.fail(context, error, model_name=request.model_name, call_context=call_context, span=span)
+            return pb.ModelInferResponse()  # not sent
         if call_context.trailing_metadata:
-            context.set_trailing_metadata(tuple(call_context.trailing_metadata))
+            context.set_trailing_metadata(sendable(call_context.trailing_metadata))
         telemetry.end_span(span)
         return response
 
@@ -142,87 +161,95 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
         ``triton_grpc_error: true``: then the first error ends the stream with its status. Cancelling the stream cancels
         what is in work.
         """
-        ends_on_error = _headers(context).get("triton_grpc_error") == "true"
-        in_order: asyncio.Queue[_StreamCall | None] = asyncio.Queue(MAX_STREAM_INFLIGHT)
+        if self._is_draining:
+            self._edge.fail(context, UnavailableError(_SHUTTING_DOWN))
+            return
+        headers, deadline_ns = headers_of(context), deadline_ns_of(context)
+        ends_on_error = headers.get("triton_grpc_error") == "true"
+        in_order: asyncio.Queue[_StreamCall | WeftError | None] = asyncio.Queue()
+        free = asyncio.Semaphore(MAX_STREAM_INFLIGHT)
         running: set[asyncio.Task[None]] = set()
 
         async def read() -> None:
             with contextlib.suppress(grpc.RpcError):  # the client broke the stream off
                 async for request in request_iterator:
-                    stream_call = _StreamCall(request)
-                    task = asyncio.create_task(self._answer(stream_call, context))
+                    await free.acquire()
+                    stream_call = _StreamCall(request, *self._edge.begin(request.model_name, headers, deadline_ns))
+                    task = asyncio.create_task(self._answer(stream_call))
                     running.add(task)
                     task.add_done_callback(running.discard)
-                    await in_order.put(stream_call)
-            await in_order.put(None)
+                    in_order.put_nowait(stream_call)
+
+        def end_of_requests(reader: asyncio.Task[None]) -> None:
+            self._stream_readers.discard(reader)
+            if reader.cancelled():
+                in_order.put_nowait(UnavailableError(_SHUTTING_DOWN))
+            else:
+                error = reader.exception()
+                in_order.put_nowait(self._edge.as_weft_error(error) if isinstance(error, Exception) else None)
 
         reader = asyncio.create_task(read())
+        self._stream_readers.add(reader)
+        reader.add_done_callback(end_of_requests)
         try:
-            while (stream_call := await in_order.get()) is not None:
+            while isinstance(stream_call := await in_order.get(), _StreamCall):
                 while (answer := await stream_call.answers.get()) is not None:
                     if isinstance(answer, WeftError):
                         if ends_on_error:
-                            await context.abort(to_status(answer), answer.message[:MAX_MESSAGE_CHARS])
-                        answer = pb.ModelStreamInferResponse(
-                            error_message=answer.message,
-                            infer_response=pb.ModelInferResponse(id=stream_call.request.id),
-                        )
+                            self._edge.fail(context, answer, call_context=stream_call.context)
+                            return
+                        answer = _stream_error(answer, stream_call.request.id)
                     yield answer
+                free.release()
+            if stream_call is not None:
+                self._edge.fail(context, stream_call)
         finally:
             reader.cancel()
             for task in running:
                 task.cancel()
 
-    async def _answer(self, stream_call: "_StreamCall", context: Context) -> None:
+    async def _answer(self, stream_call: "_StreamCall") -> None:
         """Put every response of one request of a stream, or its error, into its queue; then None."""
         request, answers = stream_call.request, stream_call.answers
-        call_context, span = self._begin(request.model_name, context)
-        failure: BaseException | None = None
+        failure: WeftError | None = None
         try:
-            async for result in self._core.stream_infer(call_from_request(request), call_context):
+            async for result in self._core.stream_infer(call_from_request(request), stream_call.context):
                 answers.put_nowait(_stream_response(result))
         except asyncio.CancelledError:
-            failure = RequestCancelledError("the client cancelled the stream")
+            failure = withdrawal(stream_call.context)
             raise
         except Exception as error:
-            failure = self._as_weft_error(error, request.model_name)
+            failure = self._edge.as_weft_error(error, request.model_name, stream_call.context)
             answers.put_nowait(failure)
         finally:
-            telemetry.end_span(span, failure)
+            telemetry.end_span(stream_call.span, failure)
             answers.put_nowait(None)
+            del failure  # it holds this frame, and with it the tensors
 
     # Repository control.
 
+    @_answering
     async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
         """Every model version with its state and, where it does not serve, the reason."""
-        return pb.RepositoryIndexResponse(
-            models=[
-                pb.RepositoryIndexResponse.ModelIndex(
-                    name=entry.name, version=entry.version, state=entry.state, reason=entry.reason
-                )
-                for entry in self._core.index(ready_only=request.ready)
-            ]
-        )
+        entry_message = pb.RepositoryIndexResponse.ModelIndex
+        entries = self._core.index(ready_only=request.ready)
+        return pb.RepositoryIndexResponse(models=[entry_message(**entry._asdict()) for entry in entries])
 
+    @_answering
     async def RepositoryModelLoad(
         self, request: pb.RepositoryModelLoadRequest, context: Context
     ) -> pb.RepositoryModelLoadResponse:
         """Returns when the model serves."""
-        try:
-            await self._core.load(request.model_name, parameters_from(request.parameters))
-        except Exception as error:
-            await self._abort(context, error)
+        await self._core.load(request.model_name, parameters_from(request.parameters))
         return pb.RepositoryModelLoadResponse()
 
+    @_answering
     async def RepositoryModelUnload(
         self, request: pb.RepositoryModelUnloadRequest, context: Context
     ) -> pb.RepositoryModelUnloadResponse:
         """Returns when the model has stopped."""
-        try:
-            parameters = parameters_from(request.parameters)
-            await self._core.unload(request.model_name, unload_dependents=parameters.get("unload_dependents") is True)
-        except Exception as error:
-            await self._abort(context, error)
+        parameters = parameters_from(request.parameters)
+        await self._core.unload(request.model_name, unload_dependents=parameters.get("unload_dependents") is True)
         return pb.RepositoryModelUnloadResponse()
 
     # What this version does not offer. Status and unregister succeed, because clients call them unasked.
@@ -233,11 +260,12 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
         """No region is registered."""
         return pb.SystemSharedMemoryStatusResponse()
 
+    @_answering
     async def SystemSharedMemoryRegister(
         self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
     ) -> pb.SystemSharedMemoryRegisterResponse:
         """UNIMPLEMENTED."""
-        await self._abort(context, UnsupportedError("Client shared memory is disabled"))
+        raise UnsupportedError(_SHARED_MEMORY_DISABLED)
 
     async def SystemSharedMemoryUnregister(
         self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
@@ -251,11 +279,12 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
         """No region is registered."""
         return pb.CudaSharedMemoryStatusResponse()
 
+    @_answering
     async def CudaSharedMemoryRegister(
         self, request: pb.CudaSharedMemoryRegisterRequest, context: Context
     ) -> pb.CudaSharedMemoryRegisterResponse:
         """UNIMPLEMENTED."""
-        await self._abort(context, UnsupportedError("Client shared memory is disabled"))
+        raise UnsupportedError(_SHARED_MEMORY_DISABLED)
 
     async def CudaSharedMemoryUnregister(
         self, request: pb.CudaSharedMemoryUnregisterRequest, context: Context
@@ -263,15 +292,13 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
         """Nothing to do."""
         return pb.CudaSharedMemoryUnregisterResponse()
 
+    @_answering
     async def TraceSetting(self, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
         """The settings in force; they come from ``OTEL_*`` variables and cannot be changed while the service runs."""
         if request.settings:
-            await self._abort(
-                context,
-                UnsupportedError(
-                    f"trace settings {sorted(request.settings)} cannot be changed while the service runs; set "
-                    "OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_TRACES_SAMPLER_ARG before it starts"
-                ),
+            raise UnsupportedError(
+                f"trace settings {sorted(request.settings)} cannot be changed while the service runs; set "
+                "OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_TRACES_SAMPLER_ARG before it starts"
             )
         value = pb.TraceSettingResponse.SettingValue
         return pb.TraceSettingResponse(
@@ -284,15 +311,13 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
             }
         )
 
+    @_answering
     async def LogSettings(self, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
         """The settings in force; ``--log-level`` sets them when the service starts."""
         if request.settings:
-            await self._abort(
-                context,
-                UnsupportedError(
-                    f"log settings {sorted(request.settings)} cannot be changed while the service runs; start it with "
-                    "--log-level"
-                ),
+            raise UnsupportedError(
+                f"log settings {sorted(request.settings)} cannot be changed while the service runs; start it with "
+                "--log-level"
             )
         value = pb.LogSettingsResponse.SettingValue
         return pb.LogSettingsResponse(
@@ -306,67 +331,17 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
             }
         )
 
-    # The edge.
-
-    def _begin(self, model_name: str, context: Context) -> tuple[CallContext, Span]:
-        """Context and SERVER span of a call that has just come in."""
-        arrival_ns = time.monotonic_ns()
-        headers = _headers(context)
-        remaining_s = context.time_remaining()
-        parent = telemetry.extract(headers)
-        span = telemetry.start_span(
-            f"{self._service}/{model_name}",
-            parent=parent,
-            kind=telemetry.SERVER,
-            attributes={"rpc.system": "grpc", "rpc.service": "inference.GRPCInferenceService", "weft.model": model_name}
-            if telemetry.is_enabled()
-            else None,
-        )
-        call_context = CallContext(
-            deadline_ns=None if remaining_s is None else arrival_ns + int(remaining_s * 1e9),
-            headers=headers,
-            trace_context=telemetry.context_of(span, parent) if telemetry.is_enabled() else None,
-            arrival_ns=arrival_ns,
-        )
-        return call_context, span
-
-    def _as_weft_error(self, error: Exception, model_name: str = "") -> WeftError:
-        """The error itself, or INTERNAL with an id for one that is not ours; logged."""
-        if isinstance(error, WeftError):
-            return error
-        internal = InternalError(f"{self._service} failed" + (f" on model '{model_name}'" if model_name else ""))
-        _log.error("unexpected error", exc_info=error, extra={"error_id": internal.error_id, "model": model_name})
-        return internal
-
-    async def _abort(
-        self, context: Context, error: Exception, call_context: CallContext | None = None, span: Span | None = None
-    ) -> NoReturn:
-        """End the RPC with the status, the text and the trailing metadata of ``error``."""
-        failure = self._as_weft_error(error)
-        trailing = trailing_pairs(failure)
-        if call_context is not None:
-            trailing += call_context.trailing_metadata
-            trace_id = telemetry.trace_id_of(call_context.trace_context)
-            if trace_id:
-                trailing.append(("x-trace-id", trace_id))
-        if span is not None:
-            telemetry.end_span(span, failure)
-        await context.abort(to_status(failure), failure.message[:MAX_MESSAGE_CHARS], tuple(trailing))
-        raise AssertionError("abort returned")  # it never does; this tells the type checker
-
 
 class _StreamCall:
     """One request of a stream and its answers; None ends them."""
 
-    __slots__ = ("answers", "request")
+    __slots__ = ("answers", "context", "request", "span")
 
-    def __init__(self, request: pb.ModelInferRequest) -> None:
+    def __init__(self, request: pb.ModelInferRequest, context: CallContext, span: Span) -> None:
         self.request = request
+        self.context = context
+        self.span = span
         self.answers: asyncio.Queue[pb.ModelStreamInferResponse | WeftError | None] = asyncio.Queue()
-
-
-def _headers(context: Context) -> dict[str, str]:
-    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
 def _stream_response(result: InferResult) -> pb.ModelStreamInferResponse:
@@ -375,34 +350,7 @@ def _stream_response(result: InferResult) -> pb.ModelStreamInferResponse:
     return pb.ModelStreamInferResponse(infer_response=response)
 
 
-def _statistics_message(entry: ModelStatistics) -> pb.ModelStatistics:
-    return pb.ModelStatistics(
-        name=entry.name,
-        version=entry.version,
-        last_inference=entry.last_inference_ms,
-        inference_count=entry.inference_count,
-        execution_count=entry.execution_count,
-        inference_stats=pb.InferStatistics(
-            success=_duration(entry.success),
-            fail=_duration(entry.fail),
-            queue=_duration(entry.queue),
-            compute_input=_duration(entry.compute_input),
-            compute_infer=_duration(entry.compute_infer),
-            compute_output=_duration(entry.compute_output),
-            cache_hit=_duration(entry.cache_hit),
-            cache_miss=_duration(entry.cache_miss),
-        ),
-        batch_stats=[
-            pb.InferBatchStatistics(
-                batch_size=size,
-                compute_input=_duration(batch.compute_input),
-                compute_infer=_duration(batch.compute_infer),
-                compute_output=_duration(batch.compute_output),
-            )
-            for size, batch in sorted(entry.batches.items())
-        ],
-    )
-
-
-def _duration(count: DurationCount) -> pb.StatisticDuration:
-    return pb.StatisticDuration(count=count.count, ns=count.total_ns)
+def _stream_error(error: WeftError, request_id: str) -> pb.ModelStreamInferResponse:
+    response = pb.ModelInferResponse(id=request_id)
+    response.parameters["triton_final_response"].bool_param = True
+    return pb.ModelStreamInferResponse(error_message=error.message, infer_response=response)

@@ -6,17 +6,42 @@ import grpc
 
 from weft_common.errors import RemoteError, WeftError
 
-#: Longest status message in characters: gRPC carries it in a header, and peers drop headers above 8 KiB.
-MAX_MESSAGE_CHARS = 4000
+#: Longest status message in bytes: gRPC carries it percent-encoded in a header, and peers drop headers above 8 KiB.
+MAX_TEXT_BYTES = 4000
+_CUT_MARK = " ..."
 
 #: What gRPC itself says when nobody answers at the other end; its text speaks of sockets, not of services.
-_TRANSPORT_HINTS = ("failed to connect", "Socket closed", "Connection re", "recvmsg", "GOAWAY", "DNS", "keepalive")
+_TRANSPORT_HINTS = (
+    "failed to connect",
+    "Socket closed",
+    "Connection re",
+    "recvmsg",
+    "GOAWAY",
+    "DNS resolution",
+    "errors resolving",
+    "keepalive",
+    "Stream removed",
+)
+_UNREACHABLE = "cannot be reached"
 
 
 def to_status(error: WeftError) -> grpc.StatusCode:
     """GRPC status of an error."""
     status: grpc.StatusCode = grpc.StatusCode[error.code]
     return status
+
+
+def cut_message(text: str) -> str:
+    """``text`` as a status message: at most ``MAX_TEXT_BYTES`` when encoded, with a mark where it was cut."""
+    text = text.encode(errors="replace").decode()  # a lone surrogate, as in odd file names, cannot be sent
+    size_bytes = num_kept = 0
+    for position, char in enumerate(text, start=1):
+        size_bytes += 1 if " " <= char <= "~" and char != "%" else 3 * len(char.encode())
+        if size_bytes <= MAX_TEXT_BYTES - len(_CUT_MARK):
+            num_kept = position
+        elif size_bytes > MAX_TEXT_BYTES:
+            return text[:num_kept] + _CUT_MARK
+    return text
 
 
 def trailing_pairs(error: WeftError) -> list[tuple[str, str]]:
@@ -40,11 +65,12 @@ def from_rpc_error(error: grpc.aio.AioRpcError, where: str) -> RemoteError:
     """
     details = error.details() or ""
     code = error.code()
-    if code is grpc.StatusCode.UNAVAILABLE and (not details or any(hint in details for hint in _TRANSPORT_HINTS)):
-        details = f"{where} cannot be reached: {details or 'connection lost'}"
+    is_silent = not details or (_UNREACHABLE not in details and any(hint in details for hint in _TRANSPORT_HINTS))
+    if code is grpc.StatusCode.UNAVAILABLE and is_silent:  # else a peer answered, perhaps about one behind it
+        details = f"{where} {_UNREACHABLE}: {details or 'connection lost'}"
     retry_after_ms = None
     trailing: Any = error.trailing_metadata() or ()
     for key, value in trailing:
-        if key == "retry-after-ms" and str(value).isdigit():
+        if key == "retry-after-ms" and str(value).isdecimal():
             retry_after_ms = int(value)
     return RemoteError(code.name, details or f"{where} answered {code.name}", retry_after_ms=retry_after_ms)

@@ -8,6 +8,7 @@ if its request was not sampled.
 
 import os
 import socket
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,10 +22,13 @@ from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult, 
 from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from weft_common.errors import InternalError, WeftError
+from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _EMPTY = Context()
+
+#: How long a stop waits for the last export, in seconds; a collector that is down must not hold up the process.
+SHUTDOWN_WAIT_S = 2.0
 
 INTERNAL, SERVER, CLIENT = SpanKind.INTERNAL, SpanKind.SERVER, SpanKind.CLIENT
 
@@ -46,11 +50,12 @@ class _KeepErrors(Sampler):
         trace_state: Any = None,
     ) -> SamplingResult:
         parent = trace.get_current_span(parent_context).get_span_context()
+        state = parent.trace_state if parent.is_valid else None
         if parent.is_valid:
             is_sampled = parent.trace_flags.sampled
         else:
             is_sampled = self._by_rate.should_sample(None, trace_id, name).decision is Decision.RECORD_AND_SAMPLE
-        return SamplingResult(Decision.RECORD_AND_SAMPLE if is_sampled else Decision.RECORD_ONLY, attributes)
+        return SamplingResult(Decision.RECORD_AND_SAMPLE if is_sampled else Decision.RECORD_ONLY, attributes, state)
 
     def get_description(self) -> str:
         return "parent, rate, errors"
@@ -104,6 +109,9 @@ def configure(service: str) -> bool:
 
     Args:
         service: ``service.name`` unless ``OTEL_SERVICE_NAME`` says otherwise, for example ``weft.router``.
+
+    Raises:
+        InvalidArgumentError: ``OTEL_TRACES_SAMPLER_ARG`` is not a number from 0 to 1.
     """
     environment = os.environ
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or not (
@@ -116,8 +124,13 @@ def configure(service: str) -> bool:
             "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
         }
     )
-    rate = float(environment.get("OTEL_TRACES_SAMPLER_ARG", "1"))
-    provider = TracerProvider(resource=resource, sampler=_KeepErrors(rate), shutdown_on_exit=False)
+    rate_text = environment.get("OTEL_TRACES_SAMPLER_ARG") or "1"
+    try:
+        sampler = _KeepErrors(float(rate_text))
+    except ValueError:
+        message = f"OTEL_TRACES_SAMPLER_ARG must be a number from 0 to 1, got '{rate_text}'"
+        raise InvalidArgumentError(message) from None
+    provider = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)
     provider.add_span_processor(_ExportSampledOrFailed(OTLPSpanExporter()))
     _state.provider, _state.tracer = provider, provider.get_tracer("weft")
     return True
@@ -129,9 +142,11 @@ def is_enabled() -> bool:
 
 
 def shutdown() -> None:
-    """Export what is left and stop. Blocks for at most the exporter's timeout."""
+    """Export what is left and stop; blocks for at most ``SHUTDOWN_WAIT_S``, after which the rest is lost."""
     if _state.provider is not None:
-        _state.provider.shutdown()
+        last_export = threading.Thread(target=_state.provider.shutdown, name="last-export", daemon=True)
+        last_export.start()
+        last_export.join(SHUTDOWN_WAIT_S)
         _state.provider = _state.tracer = None
 
 

@@ -77,7 +77,7 @@ def encode_bytes(elements: Iterable[bytes | str]) -> bytes:
     """BYTES elements in wire form; str is encoded as UTF-8."""
     parts: list[bytes] = []
     for element in elements:
-        value = element if isinstance(element, bytes) else str(element).encode()
+        value = bytes(element) if isinstance(element, (bytes, bytearray, memoryview)) else str(element).encode()
         parts.append(_LENGTH.pack(len(value)))
         parts.append(value)
     return b"".join(parts)
@@ -111,24 +111,25 @@ def split_bytes(data: bytes | memoryview, *, name: str = "") -> list[bytes]:
 
 
 def check_bytes(data: bytes, expected: int, *, name: str, model: str) -> None:
-    """Return if ``data`` is exactly ``expected`` BYTES elements; nothing is copied.
+    """Return if ``data`` is exactly ``expected`` BYTES elements; nothing is copied, and no more elements are looked at.
 
     Raises:
         InvalidArgumentError: Truncated, too few or too many elements.
     """
     offset, end, count = 0, len(data), 0
-    while offset + 4 <= end:
+    while offset + 4 <= end and count <= expected:
         offset += 4 + _LENGTH.unpack_from(data, offset)[0]
         count += 1
-    if offset != end:
-        what = "incomplete string data" if offset > end else "incomplete string length indicator"
+    if offset != end and count <= expected:
+        what, count = ("data", count) if offset > end else ("length indicator", count + 1)
         raise InvalidArgumentError(
-            f"{what} for inference input '{name}' for model '{model}': {end} bytes end inside element {count}; each "
-            "element is a 4-byte little-endian length and that many bytes"
+            f"incomplete string {what} for inference input '{name}' for model '{model}': {end} bytes end inside "
+            f"element {count}; each element is a 4-byte little-endian length and that many bytes"
         )
     if count != expected:
         raise InvalidArgumentError(
             f"expected {expected} string elements for inference input '{name}' for model '{model}', got {count}"
+            + " or more" * (offset < end)
         )
 
 
@@ -139,6 +140,8 @@ def decode(tensor: WireTensor, *, name: str = "") -> Array:
         InvalidArgumentError: The byte size, or the number of BYTES elements, does not match the shape.
     """
     datatype, shape, data = tensor
+    if shape and min(shape) < 0:
+        raise InvalidArgumentError(f"shape [{','.join(map(str, shape))}] of '{name}' has a negative dimension")
     expected = num_elements(shape)
     if datatype == "BYTES":
         elements = split_bytes(data, name=name)
@@ -148,7 +151,7 @@ def decode(tensor: WireTensor, *, name: str = "") -> Array:
             )
         array = np.empty(expected, dtype=np.object_)
         array[:] = elements
-        return array.reshape(shape)
+        return _reshaped(array, shape, name)
     dtype = NUMPY_BY_DATATYPE.get(datatype)
     if dtype is None:
         raise InvalidArgumentError(
@@ -158,7 +161,14 @@ def decode(tensor: WireTensor, *, name: str = "") -> Array:
         raise InvalidArgumentError(
             f"input byte size mismatch for input '{name}'. Expected {expected * dtype.itemsize}, got {len(data)}"
         )
-    return np.frombuffer(data, dtype=dtype).reshape(shape)
+    return _reshaped(np.frombuffer(data, dtype=dtype), shape, name)
+
+
+def _reshaped(array: Array, shape: tuple[int, ...], name: str) -> Array:
+    try:
+        return array.reshape(shape)
+    except ValueError as error:  # a dimension of 0 lets any other ones pass, which numpy cannot all represent
+        raise InvalidArgumentError(f"shape [{','.join(map(str, shape))}] of '{name}' is too large: {error}") from None
 
 
 def encode(array: Array) -> WireTensor:

@@ -1,9 +1,15 @@
 """Checks of a call against a signature, done before anything is queued; texts keep what clients of TIS look for."""
 
+import re
+from collections.abc import Iterable
+
 from weft_common.core import InferCall, Parameters
 from weft_common.errors import InvalidArgumentError
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import ITEMSIZE_BYTES, WireTensor, check_bytes, num_elements
+
+#: Leading zeros mean nothing, as in TIS; a longer number is no version of anything.
+_VERSION = re.compile(r"0*[1-9][0-9]{0,17}")
 
 
 def validate(call: InferCall, signature: ModelSignature) -> int:
@@ -34,6 +40,20 @@ def scheduling_parameters(parameters: Parameters) -> tuple[int, int]:
             raise InvalidArgumentError(f"parameter '{key}' must be a whole number of at least 0, got {value!r}")
         values.append(value)
     return values[0], values[1]
+
+
+def version_number(version: str) -> int:
+    """The number of a model version as a client sends it; "" is not one.
+
+    Raises:
+        InvalidArgumentError: It is no whole number of at least 1.
+    """
+    if not _VERSION.fullmatch(version):
+        raise InvalidArgumentError(
+            f"failed to get model version from specified version string '{version[:80]}', version should be an "
+            "integral value > 0"
+        )
+    return int(version)
 
 
 def _validate(call: InferCall, signature: ModelSignature) -> int:
@@ -74,21 +94,20 @@ def _check_names(call: InferCall, signature: ModelSignature) -> None:
     required = [spec.name for spec in signature.inputs if not spec.is_optional]
     got = list(call.inputs)
     model = signature.name
+    missing = [name for name in required if name not in call.inputs]
+    allowed = (
+        f"{len(names)} inputs"
+        if len(required) == len(names)
+        else f"number of inputs between {len(required)} and {len(names)}"
+    )
+    count = f"expected {allowed} but got {len(got)} inputs for model '{model}'. Got input(s) {_quoted(got)}, but "
     for name in got:
         if name not in names:
-            raise InvalidArgumentError(
-                f"unexpected inference input '{name}' for model '{model}'; it takes {', '.join(names)}"
-            )
-    missing = [name for name in required if name not in call.inputs]
+            unexpected = f"unexpected inference input '{name}' for model '{model}'; it takes {', '.join(names)}"
+            raise InvalidArgumentError(count + unexpected if len(got) > len(names) else unexpected)
     if missing:
-        count = (
-            f"expected {len(names)} inputs but got {len(got)} inputs"
-            if len(required) == len(names)
-            else f"expected number of inputs between {len(required)} and {len(names)} but got {len(got)} inputs"
-        )
         raise InvalidArgumentError(
-            f"{count} for model '{model}'. Got input(s) {got}, but missing required input(s) {missing}. "
-            "Please provide all required input(s)."
+            f"{count}missing required input(s) {_quoted(missing)}. Please provide all required input(s)."
         )
 
 
@@ -105,9 +124,10 @@ def _check_tensor(spec: TensorSpec, tensor: WireTensor, signature: ModelSignatur
     if (
         (has_batch and (not shape or shape[0] < 1))
         or len(row_shape) != len(spec.dims)
-        or any(got != want and (want != -1 or got < 0) for got, want in zip(row_shape, spec.dims, strict=True))
+        or any(got < 0 or want not in (-1, got) for got, want in zip(row_shape, spec.dims, strict=True))
     ):
-        note = " The first dimension is the batch size, at least 1." if has_batch else ""
+        limit = signature.max_batch_size
+        note = f" NOTE: max_batch_size is {limit}, so the first dimension is the batch size, 1 to {limit}." * has_batch
         raise InvalidArgumentError(
             f"unexpected shape for input '{spec.name}' for model '{model}'. Expected "
             f"{_text(signature.full_shape(spec))}, got {_text(shape)}.{note}"
@@ -120,6 +140,10 @@ def _check_tensor(spec: TensorSpec, tensor: WireTensor, signature: ModelSignatur
             f"got {len(data)}"
         )
     return shape[0] if has_batch else 1
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return "[" + ",".join(f"'{name}'" for name in names) + "]"
 
 
 def _text(shape: tuple[int, ...]) -> str:

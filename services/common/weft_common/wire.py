@@ -1,29 +1,30 @@
 """Between protobuf messages and the domain: the only file that knows both."""
 
-from collections.abc import Callable, Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from weft_common.core import InferCall, InferResult, Parameters, RequestedOutput
-from weft_common.errors import InvalidArgumentError, UnsupportedError
+from weft_common.errors import InvalidArgumentError, RemoteError, UnsupportedError
+from weft_common.signature import ModelSignature, TensorSpec
+from weft_common.statistics import DurationCount, ModelStatistics
 from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, encode_bytes
 from weft_protos import grpc_service_pb2 as pb
 
-#: Datatype -> field of InferTensorContents. FP16 and BF16 have none: they travel raw only.
-_CONTENTS_FIELD = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
+#: Datatype -> field of InferTensorContents and type code of ``array``. FP16 and BF16 have none: they travel raw only.
+_CONTENTS = {
+    "BOOL": ("bool_contents", "B"),
+    "INT8": ("int_contents", "b"),
+    "INT16": ("int_contents", "h"),
+    "INT32": ("int_contents", "i"),
+    "INT64": ("int64_contents", "q"),
+    "UINT8": ("uint_contents", "B"),
+    "UINT16": ("uint_contents", "H"),
+    "UINT32": ("uint_contents", "I"),
+    "UINT64": ("uint64_contents", "Q"),
+    "FP32": ("fp32_contents", "f"),
+    "FP64": ("fp64_contents", "d"),
+    "BYTES": ("bytes_contents", ""),
 }
 _RESERVED_PREFIX = "triton_"
 _ALLOWED_RESERVED = "triton_enable_empty_final_response"
@@ -45,7 +46,7 @@ def fill_parameters(message: Any, parameters: Parameters) -> None:
     ``priority`` is written as uint64, as tritonclient does; other integers as int64.
 
     Raises:
-        InvalidArgumentError: An integer does not fit.
+        InvalidArgumentError: An integer does not fit, or a value is of another type.
     """
     for key, value in parameters.items():
         target = message[key]
@@ -61,9 +62,9 @@ def fill_parameters(message: Any, parameters: Parameters) -> None:
                 target.double_param = value
             else:
                 target.string_param = value
-        except (ValueError, OverflowError) as error:
+        except (ValueError, OverflowError, TypeError) as error:
             raise InvalidArgumentError(
-                f"parameter '{key}' has value {value}, which the protocol cannot carry"
+                f"parameter '{key}' has value {value!r}, which the protocol cannot carry"
             ) from error
 
 
@@ -72,7 +73,7 @@ def call_from_request(request: pb.ModelInferRequest) -> InferCall:
 
     Raises:
         InvalidArgumentError: Data is missing, given twice, or does not fit its datatype; a reserved parameter is set.
-        UnsupportedError: An input or output lies in shared memory.
+        UnsupportedError: An input or output lies in shared memory, or an output is asked for as classes.
     """
     parameters = parameters_from(request.parameters) if request.parameters else {}
     for key in parameters:
@@ -102,7 +103,7 @@ def call_from_request(request: pb.ModelInferRequest) -> InferCall:
                 )
             data = raw[position]
         else:
-            data = _typed_contents(tensor, request.model_name)
+            data = _typed_contents(tensor, "input", request.model_name)
         inputs[name] = WireTensor(tensor.datatype, tuple(tensor.shape), data)
     if len(raw) > len(request.inputs):
         raise InvalidArgumentError(
@@ -147,17 +148,19 @@ def result_from_response(response: pb.ModelInferResponse) -> InferResult:
     """The result that a response message carries; outputs are paired with their bytes by position.
 
     Raises:
-        InvalidArgumentError: An output has no data.
+        RemoteError: INTERNAL, as the client did nothing wrong: an output has no data, or data of another datatype.
     """
     raw = response.raw_output_contents
     outputs: dict[str, WireTensor] = {}
     for position, tensor in enumerate(response.outputs):
         if position < len(raw):
             data = raw[position]
-        elif tensor.HasField("contents"):
-            data = _typed_contents(tensor, response.model_name)
         else:
-            raise InvalidArgumentError(f"model '{response.model_name}' answered output '{tensor.name}' without data")
+            try:
+                data = _typed_contents(tensor, "output", response.model_name)
+            except InvalidArgumentError as error:
+                message = f"bad answer of model '{response.model_name}': {error.message}"
+                raise RemoteError("INTERNAL", message) from error
         outputs[tensor.name] = WireTensor(tensor.datatype, tuple(tensor.shape), data)
     return InferResult(
         response.model_name,
@@ -168,10 +171,65 @@ def result_from_response(response: pb.ModelInferResponse) -> InferResult:
     )
 
 
+def metadata_from_signature(signature: ModelSignature, versions: Iterable[str]) -> pb.ModelMetadataResponse:
+    """The metadata message of a model with these versions; shapes show the batch dimension as a leading -1."""
+
+    def tensor(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
+        return pb.ModelMetadataResponse.TensorMetadata(
+            name=spec.name, datatype=spec.datatype, shape=signature.full_shape(spec)
+        )
+
+    return pb.ModelMetadataResponse(
+        name=signature.name,
+        versions=versions,
+        platform=signature.platform,
+        inputs=map(tensor, signature.inputs),
+        outputs=map(tensor, signature.outputs),
+    )
+
+
+def statistics_message(entry: ModelStatistics) -> pb.ModelStatistics:
+    """The message of the counters of one model version; batch sizes ascend."""
+    return pb.ModelStatistics(
+        name=entry.name,
+        version=entry.version,
+        last_inference=entry.last_inference_ms,
+        inference_count=entry.inference_count,
+        execution_count=entry.execution_count,
+        inference_stats=pb.InferStatistics(
+            success=_duration(entry.success),
+            fail=_duration(entry.fail),
+            queue=_duration(entry.queue),
+            compute_input=_duration(entry.compute_input),
+            compute_infer=_duration(entry.compute_infer),
+            compute_output=_duration(entry.compute_output),
+            cache_hit=_duration(entry.cache_hit),
+            cache_miss=_duration(entry.cache_miss),
+        ),
+        batch_stats=[
+            pb.InferBatchStatistics(
+                batch_size=size,
+                compute_input=_duration(batch.compute_input),
+                compute_infer=_duration(batch.compute_infer),
+                compute_output=_duration(batch.compute_output),
+            )
+            for size, batch in sorted(entry.batches.items())
+        ],
+    )
+
+
+def _duration(count: DurationCount) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=count.count, ns=count.total_ns)
+
+
 def _requested_output(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> RequestedOutput:
     if not output.parameters:
         return RequestedOutput(output.name, {})
     _refuse_shared_memory(output.parameters)
+    if "classification" in output.parameters:
+        raise UnsupportedError(
+            f"classification of output '{output.name}' is not supported by this version; ask for the tensor itself"
+        )
     return RequestedOutput(output.name, parameters_from(output.parameters))
 
 
@@ -180,35 +238,31 @@ def _refuse_shared_memory(parameters: Iterable[str]) -> None:
         raise UnsupportedError("Client shared memory is disabled; send the tensor in raw_input_contents")
 
 
-def _typed_contents(tensor: Any, model_name: str) -> bytes:
-    """Raw bytes of a tensor's typed contents."""
+def _typed_contents(tensor: Any, kind: str, model_name: str) -> bytes:
+    """Raw bytes of a tensor's typed contents; ``kind`` is "input" or "output"."""
     if not tensor.HasField("contents"):
         if 0 in tensor.shape:
             return b""
         raise InvalidArgumentError(
-            f"unable to find data for input tensor '{tensor.name}' for model '{model_name}' in request: neither "
-            "contents nor raw_input_contents is set"
+            f"unable to find data for {kind} tensor '{tensor.name}' for model '{model_name}': neither "
+            f"contents nor raw_{kind}_contents is set"
         )
-    field = _CONTENTS_FIELD.get(tensor.datatype)
-    if field is None:
+    datatype = tensor.datatype
+    if datatype not in _CONTENTS:
         raise InvalidArgumentError(
-            f"datatype '{tensor.datatype}' of input '{tensor.name}' has no typed contents; "
-            + ("send it in raw_input_contents" if tensor.datatype in NUMPY_BY_DATATYPE else "it is no V2 datatype")
+            f"datatype '{datatype}' of {kind} '{tensor.name}' has no typed contents; "
+            + (f"send it in raw_{kind}_contents" if datatype in NUMPY_BY_DATATYPE else "it is no V2 datatype")
         )
-    values = getattr(tensor.contents, field)
+    field, type_code = _CONTENTS[datatype]
     filled = [descriptor.name for descriptor, _ in tensor.contents.ListFields()]
     if filled and filled != [field]:
         raise InvalidArgumentError(
-            f"input '{tensor.name}' of datatype '{tensor.datatype}' must fill {field}, but {', '.join(filled)} is set"
+            f"{kind} '{tensor.name}' of datatype '{datatype}' must fill {field}, but {', '.join(filled)} is set"
         )
-    if tensor.datatype == "BYTES":
+    values = getattr(tensor.contents, field)[:]
+    if datatype == "BYTES":
         return encode_bytes(values)
-    return _packed(values, NUMPY_BY_DATATYPE[tensor.datatype], tensor.name)
-
-
-def _packed(values: Any, dtype: "np.dtype[Any]", name: str) -> bytes:
-    convert: Callable[..., Any] = np.array
     try:
-        return bytes(convert(values, dtype=dtype).tobytes())
+        return array(type_code, values).tobytes()
     except OverflowError as error:
-        raise InvalidArgumentError(f"input '{name}' holds a value that does not fit {dtype}") from error
+        raise InvalidArgumentError(f"{kind} '{tensor.name}' holds a value that {datatype} cannot: {error}") from error

@@ -1,0 +1,72 @@
+"""``grpc.health.v1`` of one process: every service it offers is SERVING, or none is.
+
+grpcio's own asyncio servicer says SERVING before anything is loaded, loses its other watchers when one of them leaves,
+and keeps watches open through a shutdown, which then takes the whole grace.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+_Response = health_pb2.HealthCheckResponse
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc_health has no types
+    """Answers ``Check`` and ``Watch``; NOT_SERVING until told otherwise.
+
+    Args:
+        services: Full names of the services; the empty name, which means the server, is added.
+    """
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._services = frozenset(("", *services))
+        self._is_serving = False
+        self._is_stopping = False
+        self._changed = asyncio.Event()
+
+    def set_serving(self, is_serving: bool) -> None:
+        """SERVING or NOT_SERVING from now on; without effect after ``stop``."""
+        if is_serving != self._is_serving and not self._is_stopping:
+            self._is_serving = is_serving
+            self._notify()
+
+    def stop(self) -> None:
+        """NOT_SERVING for good; every watch ends when it has told its client so."""
+        self._is_serving, self._is_stopping = False, True
+        self._notify()
+
+    async def Check(  # noqa: N802  # the protocol's name
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> health_pb2.HealthCheckResponse:
+        """The status now; NOT_FOUND for a service that is not offered."""
+        if request.service not in self._services:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"service '{request.service}' is not offered here")
+        return _Response(status=self._status(request.service))
+
+    async def Watch(  # noqa: N802  # the protocol's name
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        """The status now and at every change; SERVICE_UNKNOWN for a service that is not offered."""
+        last = None
+        while True:
+            changed = self._changed  # before the status is read, so that no change is missed
+            status = self._status(request.service)
+            if status != last:
+                yield _Response(status=status)
+                last = status
+                continue  # the status may have changed while the answer was sent
+            if self._is_stopping:
+                return
+            await changed.wait()
+
+    def _status(self, service: str) -> Any:
+        if service not in self._services:
+            return _Response.SERVICE_UNKNOWN
+        return _Response.SERVING if self._is_serving else _Response.NOT_SERVING
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,103 @@
+"""Fixtures for every test."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.trace.v1 import trace_pb2
+
+
+@dataclass(frozen=True)
+class CollectedSpan:
+    """One exported span; ids are hex digits, times Unix nanoseconds."""
+
+    name: str
+    kind: str  # INTERNAL, SERVER or CLIENT
+    trace_id: str
+    span_id: str
+    parent_span_id: str  # "" for a root
+    trace_state: str
+    status: str  # UNSET, OK or ERROR
+    status_message: str
+    attributes: dict[str, Any]
+    events: list[tuple[str, dict[str, Any]]]
+    links: list[tuple[str, str]]  # (trace id, span id)
+    resource: dict[str, Any]
+    start_unix_ns: int
+    end_unix_ns: int
+
+
+class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
+    """An OTLP/gRPC trace collector in this process that keeps what it is sent, in order of arrival."""
+
+    def __init__(self) -> None:
+        self.spans: list[CollectedSpan] = []
+        self.endpoint = ""
+        self._arrived = threading.Condition()
+
+    def Export(self, request, context):  # noqa: N802  # the protocol's name
+        """Keep the spans and wake who waits."""
+        with self._arrived:
+            for group in request.resource_spans:
+                resource = _attributes(group.resource.attributes)
+                self.spans += [_collected(span, resource) for scope in group.scope_spans for span in scope.spans]
+            self._arrived.notify_all()
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    def wait_for(self, predicate: Callable[[list[CollectedSpan]], Any], timeout_s: float = 10.0) -> list[CollectedSpan]:
+        """The spans, once ``predicate`` holds for them; blocks, so call it with ``asyncio.to_thread`` in async tests.
+
+        Raises:
+            AssertionError: It did not hold in time; the message lists the names that came.
+        """
+        with self._arrived:
+            if not self._arrived.wait_for(lambda: predicate(self.spans), timeout_s):
+                raise AssertionError(f"not in {timeout_s} s; spans: {[span.name for span in self.spans]}")
+            return list(self.spans)
+
+
+@pytest.fixture
+def otlp_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpCollector]:
+    """A running collector; this process and those it starts are told by the environment to export to it."""
+    collector = OtlpCollector()
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    yield collector
+    server.stop(None).wait()
+
+
+def _attributes(pairs: Any) -> dict[str, Any]:
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    return [_value(item) for item in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+
+
+def _collected(span: Any, resource: dict[str, Any]) -> CollectedSpan:
+    return CollectedSpan(
+        name=span.name,
+        kind=trace_pb2.Span.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_"),
+        trace_id=span.trace_id.hex(),
+        span_id=span.span_id.hex(),
+        parent_span_id=span.parent_span_id.hex(),
+        trace_state=span.trace_state,
+        status=trace_pb2.Status.StatusCode.Name(span.status.code).removeprefix("STATUS_CODE_"),
+        status_message=span.status.message,
+        attributes=_attributes(span.attributes),
+        events=[(event.name, _attributes(event.attributes)) for event in span.events],
+        links=[(link.trace_id.hex(), link.span_id.hex()) for link in span.links],
+        resource=resource,
+        start_unix_ns=span.start_time_unix_nano,
+        end_unix_ns=span.end_time_unix_nano,
+    )

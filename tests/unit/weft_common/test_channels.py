@@ -1,0 +1,48 @@
+"""Ports are not shared, large tensors pass, and a channel outlives its server."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from weft_common.channels import open_channel, server_options
+from weft_common.server import add_services
+from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+
+
+async def test_two_servers_never_share_a_port(server, services):
+    """A second server on a taken port is refused, instead of getting every other call."""
+    second = grpc.aio.server(options=server_options())
+    with pytest.raises(RuntimeError, match="Failed to bind"):
+        second.add_insecure_port(f"127.0.0.1:{server.port}")
+
+
+async def test_large_tensors_pass_both_ways(address, make_request):
+    """A tensor beyond gRPC's default limit of 4 MiB comes back whole."""
+    data = bytes(range(256)) * (5 * 2**20 // 256)
+    async with open_channel(address) as channel:
+        response = await GRPCInferenceServiceStub(channel).ModelInfer(make_request(data=data))
+    assert data == response.raw_output_contents[0]
+
+
+async def test_channel_outlives_its_server(core, make_request):
+    """When a server comes back at its address, calls on the old channel are answered again."""
+
+    async def start(port=0):
+        server = grpc.aio.server(options=server_options())
+        add_services(server, core, "weft.test")
+        port = server.add_insecure_port(f"127.0.0.1:{port}")
+        await server.start()
+        return server, port
+
+    first, port = await start()
+    async with open_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(10):
+        stub = GRPCInferenceServiceStub(channel)
+        await stub.ModelInfer(make_request())
+        await first.stop(None)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ModelInfer(make_request())
+        assert "UNAVAILABLE" == caught.value.code().name
+        second, _ = await start(port)
+        await stub.ModelInfer(make_request(), wait_for_ready=True)
+        await second.stop(None)
