@@ -1,0 +1,128 @@
+"""What the ``load`` of a backend begins with: the package, the file, the tensors as declared."""
+
+import importlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+from typing import Any
+
+from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from weft_common.signature import TensorSpec
+from weft_serving.backends.base import ModelContext
+
+Dims = tuple[int | None, ...]
+
+#: How long a load waits for the imports of another one, in seconds.
+IMPORT_WAIT_S = 60.0
+
+_import_lock = threading.RLock()
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """A model brings in its code or a library, and no other one does meanwhile.
+
+    Instances load on threads of their own, and large libraries do not take being imported while another one looks at
+    them half made: ``import torch`` beside ``import sklearn`` failed once in some tens of starts with "operator ...
+    does not exist". An import that takes longer than ``IMPORT_WAIT_S`` may hang, and does not hold up the others.
+    """
+    is_alone = _import_lock.acquire(timeout=IMPORT_WAIT_S)
+    try:
+        yield
+    finally:
+        if is_alone:
+            _import_lock.release()
+
+
+def require(module: str, extra: str) -> Any:
+    """The imported package ``module``, imported no earlier than the first model that needs it.
+
+    Args:
+        module: For example ``"torch"``.
+        extra: The extra of Weft's distribution that brings it.
+
+    Raises:
+        UnavailableError: It is not installed, or does not load.
+    """
+    try:
+        with importing():
+            return importlib.import_module(module)
+    except ImportError as error:
+        raise UnavailableError(
+            f"cannot import '{module}': {error}; install it with pip install 'weft[{extra}]'"
+        ) from error
+
+
+def existing_file(directory: Path, filename: str, *, parents: Sequence[Path] = ()) -> Path:
+    """Path of ``filename`` in ``directory``, or in the first of ``parents`` that has it.
+
+    Raises:
+        InvalidArgumentError: ``filename`` points outside of the folder.
+        NotFoundError: No folder has it.
+    """
+    if PurePath(filename).is_absolute() or ".." in PurePath(filename).parts:
+        raise InvalidArgumentError(f"file name '{filename}' leaves {directory}; give a name inside that folder")
+    for folder in (directory, *parents):
+        if (path := folder / filename).is_file():
+            return path
+    found = sorted(entry.name for entry in directory.iterdir())
+    raise NotFoundError(f"{directory} has no file '{filename}'; it has {', '.join(found) or 'no files'}")
+
+
+def model_file(model: ModelContext, default: str) -> Path:
+    """Path of the model's file in the version folder: ``default_model_filename``, else ``default``."""
+    return existing_file(model.directory, model.config.get("default_model_filename") or default)
+
+
+def check_tensor(model: ModelContext, spec: TensorSpec, datatypes: Sequence[str], dims: Dims) -> TensorSpec:
+    """``spec`` itself, if it is declared with one of ``datatypes`` and as many ``dims``.
+
+    Args:
+        model: For the error.
+        spec: One declared input or output.
+        datatypes: V2 names.
+        dims: Without the batch dimension; None allows any size, declared or -1.
+
+    Raises:
+        InvalidArgumentError: It is declared otherwise.
+    """
+    fits = len(spec.dims) == len(dims) and all(want in (None, got) for want, got in zip(dims, spec.dims, strict=True))
+    if spec.datatype not in datatypes or not fits:
+        allowed = f"{' or '.join(datatypes)} [{', '.join('any' if dim is None else str(dim) for dim in dims)}]"
+        raise InvalidArgumentError(
+            f"model '{model.signature.name}': '{spec.name}' must be {allowed}, got {spec.datatype} {list(spec.dims)}"
+        )
+    return spec
+
+
+def only_input(model: ModelContext, datatypes: Sequence[str], dims: Dims) -> TensorSpec:
+    """The one declared input, checked by ``check_tensor``.
+
+    Raises:
+        InvalidArgumentError: There is none or another one, or it is declared otherwise.
+    """
+    inputs = model.signature.inputs
+    if len(inputs) != 1:
+        names = ", ".join(spec.name for spec in inputs)
+        raise InvalidArgumentError(f"model '{model.signature.name}' must have exactly one input, got {names or 'none'}")
+    return check_tensor(model, inputs[0], datatypes, dims)
+
+
+def outputs_among(model: ModelContext, allowed: Mapping[str, tuple[Sequence[str], Dims]]) -> Mapping[str, TensorSpec]:
+    """The declared outputs by name, each checked by ``check_tensor``.
+
+    Args:
+        model: Whose outputs.
+        allowed: Datatypes and dims by output name.
+
+    Raises:
+        InvalidArgumentError: An output has another name, or is declared otherwise.
+    """
+    for spec in model.signature.outputs:
+        if spec.name not in allowed:
+            raise InvalidArgumentError(
+                f"model '{model.signature.name}': unknown output '{spec.name}'; use some of {', '.join(allowed)}"
+            )
+        check_tensor(model, spec, *allowed[spec.name])
+    return {spec.name: spec for spec in model.signature.outputs}

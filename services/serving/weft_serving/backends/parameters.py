@@ -1,0 +1,86 @@
+"""``parameters { key value { string_value } }`` of a model as typed values; a key that nobody reads is an error."""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+from weft_common.errors import InvalidArgumentError
+from weft_common.pbtxt import suggestion
+from weft_serving.backends.base import ModelContext
+
+_TRUE, _FALSE = frozenset({"true", "1"}), frozenset({"false", "0"})
+
+
+class ParameterReader:
+    """Reads each parameter that a backend knows once; ``finish`` then refuses the rest.
+
+    Every method raises InvalidArgumentError with the key, the value got and the values allowed.
+
+    Args:
+        model: Whose parameters, and the name for errors.
+    """
+
+    def __init__(self, model: ModelContext) -> None:
+        self._model = model
+        self._known: list[str] = []
+
+    def text(self, key: str, default: str) -> str:
+        """The value as written."""
+        self._known.append(key)
+        return self._model.parameters.get(key, default)
+
+    def choice(self, key: str, default: str, choices: Sequence[str]) -> str:
+        """One of ``choices``."""
+        value = self.text(key, default)
+        if value not in choices:
+            raise self._fault(key, value, f"one of {', '.join(choices)}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """``true`` or ``1``, ``false`` or ``0``; case does not matter."""
+        value = self.text(key, str(default)).lower()
+        if value not in _TRUE | _FALSE:
+            raise self._fault(key, value, "true or false")
+        return value in _TRUE
+
+    def integer(self, key: str, default: int, *, minimum: int, maximum: int = 2**31 - 1) -> int:
+        """A whole number from ``minimum`` to ``maximum``, both allowed."""
+        value = self.text(key, str(default))
+        try:
+            number = int(value)
+        except ValueError:
+            number = minimum - 1
+        if not minimum <= number <= maximum:
+            raise self._fault(key, value, f"a whole number from {minimum} to {maximum}")
+        return number
+
+    def number(self, key: str, default: float) -> float:
+        """A finite number; ``16/255`` is one."""
+        value = self.text(key, repr(default))
+        return self._number(key, value, value)
+
+    def numbers(self, key: str, default: Sequence[float]) -> tuple[float, ...]:
+        """Finite numbers with commas between them."""
+        value = self.text(key, ",".join(map(repr, default)))
+        return tuple(self._number(key, value, part) for part in value.split(","))
+
+    def finish(self) -> None:
+        """Refuse parameters that were not read, with the nearest known key."""
+        for key in sorted(set(self._model.parameters) - set(self._known)):
+            raise InvalidArgumentError(f"{self._where}: unknown parameter '{key}'{suggestion(key, self._known)}")
+
+    def _number(self, key: str, value: str, part: str) -> float:
+        try:
+            number = float(Fraction(part.strip()))
+        except (ValueError, ZeroDivisionError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise self._fault(key, value, "finite numbers such as 0.5 or 16/255")
+        return number
+
+    def _fault(self, key: str, value: str, allowed: str) -> InvalidArgumentError:
+        return InvalidArgumentError(f"{self._where}: parameter '{key}' must be {allowed}, got '{value}'")
+
+    @property
+    def _where(self) -> str:
+        return f"model '{self._model.signature.name}'"

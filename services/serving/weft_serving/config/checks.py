@@ -1,0 +1,162 @@
+"""Checks of identity, tensors and of what this version does not offer.
+
+The rules are those of Triton Inference Server's load-time validation. A field that would change answers, and is not
+implemented, is an error; one that only tunes speed or adds labels is ignored and named in the log.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import PurePosixPath
+
+from weft_common.pbtxt import suggestion
+from weft_protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+from weft_serving.config.report import Report
+
+BACKEND_BY_PLATFORM = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}
+
+_Asked = Callable[[ModelConfig], object]
+
+_UNSUPPORTED: tuple[tuple[str, _Asked, str], ...] = (
+    ("sequence_batching", lambda c: c.HasField("sequence_batching"), "use dynamic_batching, or no scheduler"),
+    (
+        "ensemble_scheduling",
+        lambda c: c.HasField("ensemble_scheduling"),
+        "an ensemble is a graph: move it to the repository of the router",
+    ),
+    (
+        "model_transaction_policy.decoupled",
+        lambda c: c.model_transaction_policy.decoupled,
+        "a model answers each request once; remove it",
+    ),
+    ("response_cache.enable", lambda c: c.response_cache.enable, "remove it"),
+    ("batch_input", lambda c: c.batch_input, "pad the inputs to one shape"),
+    ("batch_output", lambda c: c.batch_output, "pad the outputs to one shape"),
+    ("cc_model_filenames", lambda c: c.cc_model_filenames, "use default_model_filename"),
+    ("model_operations.op_library_filename", lambda c: c.model_operations.op_library_filename, "remove it"),
+    ("model_repository_agents", lambda c: c.model_repository_agents.agents, "remove it"),
+)
+_UNSUPPORTED_PARAMETERS = ("priority_aging_us", "batch_buckets", "split_large_requests")
+
+_IGNORED: tuple[tuple[str, _Asked], ...] = (
+    ("runtime", lambda c: c.runtime),
+    ("metric_tags", lambda c: c.metric_tags),
+    ("model_metrics", lambda c: c.model_metrics.metric_control),
+    ("optimization.graph", lambda c: c.optimization.HasField("graph") and c.backend != "onnxruntime"),
+    (
+        "optimization.execution_accelerators",
+        lambda c: c.optimization.HasField("execution_accelerators") and c.backend != "onnxruntime",
+    ),
+    ("optimization.priority", lambda c: c.optimization.priority),
+    ("optimization.cuda", lambda c: c.optimization.HasField("cuda")),
+    ("optimization.input_pinned_memory", lambda c: c.optimization.HasField("input_pinned_memory")),
+    ("optimization.output_pinned_memory", lambda c: c.optimization.HasField("output_pinned_memory")),
+    ("optimization.gather_kernel_buffer_threshold", lambda c: c.optimization.gather_kernel_buffer_threshold),
+    ("optimization.eager_batching", lambda c: c.optimization.eager_batching),
+    ("input.format", lambda c: any(tensor.format for tensor in c.input)),
+    ("instance_group.rate_limiter", lambda c: any(group.HasField("rate_limiter") for group in c.instance_group)),
+    ("instance_group.host_policy", lambda c: any(group.host_policy for group in c.instance_group)),
+    ("instance_group.profile", lambda c: any(group.profile for group in c.instance_group)),
+)
+
+
+def ignored_fields(config: ModelConfig) -> list[str]:
+    """Fields that are set and change nothing here."""
+    return [path for path, is_asked in _IGNORED if is_asked(config)]
+
+
+def check_declared(config: ModelConfig, name: str, backends: Collection[str], report: Report) -> None:
+    """Check everything but the tensors, and fill in name and backend.
+
+    Args:
+        config: Gets ``name``, and ``backend`` from ``platform``.
+        name: The model's folder.
+        backends: Names on offer.
+        report: Receives the faults.
+    """
+    _check_identity(config, name, backends, report)
+    _check_supported(config, report)
+    _check_filenames(config, report)
+
+
+def _check_supported(config: ModelConfig, report: Report) -> None:
+    for path, is_asked, cure in _UNSUPPORTED:
+        if is_asked(config):
+            report.error(path, f"{path} is not supported by this version; {cure}")
+    for key in _UNSUPPORTED_PARAMETERS:
+        if key in config.parameters:
+            report.error(f"parameters[{key}]", f"parameter '{key}' is not supported by this version; remove it")
+
+
+def _check_identity(config: ModelConfig, name: str, backends: Collection[str], report: Report) -> None:
+    if config.name and config.name != name:
+        report.error(
+            "name", f"name is '{config.name}', but the model's folder is '{name}'; make them equal or leave name out"
+        )
+    config.name = name
+    if config.HasField("ensemble_scheduling"):  # reported by _check_supported
+        return
+    if config.platform == "ensemble":
+        report.error("platform", "platform 'ensemble' is not supported here; an ensemble belongs to the router")
+        return
+    implied = BACKEND_BY_PLATFORM.get(config.platform, "")
+    path, asked = ("backend", config.backend) if config.backend else ("platform", implied or config.platform)
+    if not asked:
+        report.error("", f"neither backend nor platform is set{suggestion('', sorted(backends))}")
+    elif asked not in backends:
+        report.error(path, f"unknown {path} '{asked}'{suggestion(asked, sorted(backends))}")
+    elif implied and implied != asked:
+        report.error("platform", f"platform '{config.platform}' means backend '{implied}', but backend is '{asked}'")
+    config.backend = asked
+
+
+def _check_filenames(config: ModelConfig, report: Report) -> None:
+    named = [("default_model_filename", config.default_model_filename)]
+    named += [(f"output[{i}].label_filename", tensor.label_filename) for i, tensor in enumerate(config.output)]
+    for path, filename in named:
+        if filename and not is_inside(filename):
+            report.error(path, f"'{filename}' leaves the model's folder; give a relative path without '..'")
+
+
+def is_inside(filename: str) -> bool:
+    """Whether a relative path stays below the folder it is joined to."""
+    path = PurePosixPath(filename)
+    return not path.is_absolute() and ".." not in path.parts and "\0" not in filename
+
+
+def check_tensors(config: ModelConfig, report: Report) -> None:
+    """Check ``input`` and ``output``: there is at least one of each, and each can be served."""
+    is_complete = not report.diagnostics  # a faulty configuration was not shown to the backend, which may know more
+    kinds: tuple[tuple[str, Sequence[ModelInput | ModelOutput]], ...] = (
+        ("input", config.input),
+        ("output", config.output),
+    )
+    for kind, tensors in kinds:
+        if not tensors and is_complete:
+            report.error(
+                "", f"model must have at least one {kind}; backend '{config.backend}' does not name them, so declare it"
+            )
+        names: set[str] = set()
+        for i, tensor in enumerate(tensors):
+            _check_tensor(kind, f"{kind}[{i}]", tensor, report)
+            if tensor.name in names:
+                report.error(
+                    f"{kind}[{i}].name", f"{kind} '{tensor.name}' is declared twice; names of {kind}s must differ"
+                )
+            names.add(tensor.name)
+
+
+def _check_tensor(kind: str, path: str, tensor: ModelInput | ModelOutput, report: Report) -> None:
+    called = f"{kind} '{tensor.name}'"
+    if not tensor.name:
+        report.error(path, f"{kind} must specify 'name'")
+    if not tensor.data_type:
+        report.error(path, f"{called} must specify 'data_type', for example TYPE_FP32")
+    if not tensor.dims:
+        report.error(path, f"{called} must specify 'dims'; for one value per row use dims: [ 1 ]")
+    for i, dim in enumerate(tensor.dims):
+        if dim < -1 or dim == 0:
+            report.error(f"{path}.dims[{i}]", f"{called} dimension must be integer >= 1, or -1 for any size, got {dim}")
+    if tensor.HasField("reshape"):
+        report.error(f"{path}.reshape", f"{called}: reshape is not supported by this version; reshape inside the model")
+    for field in ("allow_ragged_batch", "is_shape_tensor", "is_non_linear_format_io"):
+        if getattr(tensor, field, False):
+            report.error(f"{path}.{field}", f"{called}: {field} is not supported by this version; remove it")

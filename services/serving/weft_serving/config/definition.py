@@ -1,0 +1,143 @@
+"""From a model's folder to everything that loading it needs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+
+from weft_common.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
+from weft_common.logs import get_logger
+from weft_common.pbtxt import parse
+from weft_common.signature import ModelSignature
+from weft_protos.model_config_pb2 import ModelConfig
+from weft_serving.backends.base import Backend, InstanceContext, ModelContext
+from weft_serving.config import checks, scheduling
+from weft_serving.config.placement import place_instances
+from weft_serving.config.report import Report
+from weft_serving.config.versions import select_versions
+from weft_serving.config.warmup import warmup_samples
+from weft_serving.scheduler.settings import SchedulerSettings
+from weft_serving.warmup import warmed
+
+CONFIG_FILENAME = "config.pbtxt"
+
+_log = get_logger("weft.serving.config")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefinition:
+    """A model as configured, checked, nothing loaded yet.
+
+    Attributes:
+        config: Completed configuration, as ``ModelConfig`` answers it.
+        backend: Runs the model; warm-up included.
+        settings: For the scheduler.
+        instances: Where it runs.
+        contexts: What each version to be served loads, by version, lowest first.
+    """
+
+    config: ModelConfig
+    backend: type[Backend]
+    settings: SchedulerSettings
+    instances: tuple[InstanceContext, ...]
+    contexts: Mapping[int, ModelContext]
+
+
+def define_model(
+    directory: Path,
+    versions: Sequence[int],
+    backends: Mapping[str, type[Backend]],
+    *,
+    num_gpus: int,
+    override: str | None = None,
+) -> ModelDefinition:
+    """The checked definition of the model in ``directory``. Blocks: reads files, may import a backend.
+
+    Args:
+        directory: ``<repository>/<model>``; its name is the model's.
+        versions: Version folders that are there.
+        backends: By name; a value may be imported when it is taken.
+        num_gpus: CUDA devices of this process.
+        override: A whole configuration as JSON, in place of ``config.pbtxt``.
+
+    Raises:
+        PbtxtError: Every fault of the configuration, each with file, line and column.
+        WeftError: The backend could not complete the configuration.
+    """
+    config, report = _read(directory, override)
+    checks.check_declared(config, directory.name, backends, report)
+    selected = select_versions(config, versions, report)
+    if not (config.input and config.output) and not report.diagnostics:  # user code sees sound configurations only
+        config = _complete(config, _imported(backends, config.backend), directory / str(selected[-1]))
+        checks.check_declared(config, directory.name, backends, report)
+    checks.check_tensors(config, report)
+    settings = scheduling.scheduler_settings(config, report)
+    samples = warmup_samples(config, directory, report)
+    backend = _imported(backends, config.backend) if config.backend in backends else Backend
+    instances = place_instances(config, num_gpus=num_gpus, can_use_gpu=backend.can_use_gpu, report=report)
+    report.raise_if_any()
+    if ignored := checks.ignored_fields(config):
+        _log.warning("%s: ignored, without effect in this version: %s", config.name, ", ".join(ignored))
+    as_json = _to_json(config)
+    parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
+    return ModelDefinition(
+        config=config,
+        backend=warmed(backend, samples) if samples else backend,
+        settings=settings,
+        instances=instances,
+        contexts={
+            version: ModelContext(
+                ModelSignature.from_config(config, str(version)), directory / str(version), as_json, parameters
+            )
+            for version in selected
+        },
+    )
+
+
+def _read(directory: Path, override: str | None) -> tuple[ModelConfig, Report]:
+    """The configuration as written, and a report that knows where each field is."""
+    if override is not None:
+        try:
+            return json_format.Parse(override, ModelConfig()), Report("config parameter")
+        except json_format.ParseError as error:
+            raise InvalidArgumentError(f"parameter 'config' is not a model configuration in JSON: {error}") from None
+    path = directory / CONFIG_FILENAME
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot read {path}: {error.strerror}; a model needs this file") from None
+    config, positions = parse(text, ModelConfig(), file=str(path))
+    return config, Report(str(path), positions)
+
+
+def _imported(backends: Mapping[str, type[Backend]], name: str) -> type[Backend]:
+    """The backend, imported."""
+    try:
+        return backends[name]
+    except ImportError as error:
+        raise UnavailableError(f"backend '{name}' cannot be imported: {error}; install what it needs") from error
+
+
+def _complete(config: ModelConfig, backend: type[Backend], directory: Path) -> ModelConfig:
+    """The configuration with what the backend reads from the model itself; unchanged if it reads nothing."""
+    auto_complete = backend.auto_complete
+    if auto_complete is None:
+        return config
+    try:
+        return json_format.ParseDict(auto_complete(_to_json(config), directory), ModelConfig())
+    except WeftError:
+        raise
+    except json_format.ParseError as error:
+        raise InvalidArgumentError(
+            f"auto-complete of model '{config.name}' by backend '{config.backend}' gave no valid configuration: {error}"
+        ) from None
+    except BaseException as error:  # user code may do anything, and a SystemExit would end the event loop
+        failure = InternalError(f"auto-complete of model '{config.name}' by backend '{config.backend}' failed")
+        _log.exception("auto-complete failed", extra={"model": config.name, "error_id": failure.error_id})
+        raise failure from error
+
+
+def _to_json(config: ModelConfig) -> dict[str, Any]:
+    return json_format.MessageToDict(config, preserving_proto_field_name=True)

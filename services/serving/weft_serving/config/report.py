@@ -1,0 +1,30 @@
+"""Where the checks put what they find."""
+
+from weft_common.pbtxt import Diagnostic, PbtxtError, Positions
+
+
+class Report:
+    """The faults of one configuration, each with its place; nothing is raised before all are known.
+
+    Args:
+        file: File name for messages.
+        positions: Where each field is; None where the configuration did not come from a file.
+    """
+
+    def __init__(self, file: str, positions: Positions | None = None) -> None:
+        self.diagnostics: list[Diagnostic] = []
+        self._file = file
+        self._positions = positions
+
+    def error(self, path: str, message: str) -> None:
+        """Add a fault of the field ``path``, for example ``input[0].dims[1]``; "" is the file as a whole."""
+        line, column, source_line = 0, 0, ""
+        if self._positions is not None:
+            line, column = self._positions.find(path)
+            source_line = self._positions.source_line(line)
+        self.diagnostics.append(Diagnostic(self._file, line, column, message, source_line=source_line))
+
+    def raise_if_any(self) -> None:
+        """Raise PbtxtError with every fault, in the order of the file, if there is one."""
+        if self.diagnostics:
+            raise PbtxtError(sorted(self.diagnostics, key=lambda diagnostic: (diagnostic.line, diagnostic.column)))

@@ -1,0 +1,43 @@
+"""Which versions of a model are served."""
+
+from collections.abc import Sequence
+
+from weft_protos.model_config_pb2 import ModelConfig
+from weft_serving.config.report import Report
+
+
+def select_versions(config: ModelConfig, available: Sequence[int], report: Report) -> list[int]:
+    """Versions that ``version_policy`` picks, lowest first; without a policy the highest.
+
+    Args:
+        config: ``version_policy`` gets its default.
+        available: Numbers of the version folders.
+        report: Receives the faults; without a version folder that is one.
+    """
+    policy = config.version_policy
+    choice = policy.WhichOneof("policy_choice")
+    if choice is None:
+        policy.latest.num_versions = 1
+        choice = "latest"
+    if not available:
+        report.error("", f"model '{config.name}' has no version folder; put its files into a folder named 1")
+        return []
+    if choice == "all":
+        return sorted(available)
+    if choice == "latest":
+        if policy.latest.num_versions < 1:
+            report.error("version_policy.latest", "num_versions must be at least 1, got 0")
+        return sorted(available)[-max(policy.latest.num_versions, 1) :]
+    return _specific(policy.specific.versions, available, report)
+
+
+def _specific(versions: Sequence[int], available: Sequence[int], report: Report) -> list[int]:
+    if not versions:
+        report.error("version_policy.specific", "specific names no version; list at least one")
+    for i, version in enumerate(versions):
+        if version not in available:
+            report.error(
+                f"version_policy.specific.versions[{i}]",
+                f"version {version} has no folder; there is {', '.join(map(str, sorted(available)))}",
+            )
+    return sorted(set(versions))

@@ -1,0 +1,218 @@
+"""The serving core: every model of one repository behind the V2 interface."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult, ParameterValue
+from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError
+from weft_common.logs import get_logger
+from weft_common.signature import ModelSignature
+from weft_common.statistics import ModelStatistics
+from weft_protos.model_config_pb2 import ModelConfig
+from weft_serving.backends.base import Backend
+from weft_serving.config import ModelDefinition, define_model
+from weft_serving.config.placement import count_gpus
+from weft_serving.lifecycle import ManagedModel
+from weft_serving.repository import ModelRepository
+
+MODEL_CONTROL_MODES = ("none", "explicit")
+LOAD_CONCURRENCY = 4
+DRAIN_GRACE_S = 60.0
+
+_log = get_logger("weft.serving.core")
+
+
+class ServingCore(InferenceCore):
+    """Loads the models of a repository and answers from them. Lives on one event loop; make it there.
+
+    Args:
+        repository: Folder of models.
+        backends: By name; a value may be imported when it is taken.
+        model_control: ``"none"``: every model is loaded at start and stays; ``"explicit"``: ``load_models`` are, and
+            clients load and unload.
+        load_models: Explicit mode: models to load at start; ``"*"`` is all.
+        num_gpus: CUDA devices; None means those of this machine.
+        load_concurrency: How many models load at once.
+        drain_grace_s: How long the requests of a replaced or unloaded version may still run.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        backends: Mapping[str, type[Backend]],
+        *,
+        model_control: str = "none",
+        load_models: Sequence[str] = (),
+        num_gpus: int | None = None,
+        load_concurrency: int = LOAD_CONCURRENCY,
+        drain_grace_s: float = DRAIN_GRACE_S,
+    ) -> None:
+        self._repository = ModelRepository(repository)
+        self._backends = backends
+        self._model_control = model_control
+        self._load_models = load_models
+        self._num_gpus = count_gpus() if num_gpus is None else num_gpus
+        self._slots = asyncio.Semaphore(load_concurrency)
+        self._drain_grace_s = drain_grace_s
+        self._models: dict[str, ManagedModel] = {}
+        self._loading: set[asyncio.Task[None]] = set()
+        self._is_started = False
+
+    async def start(self) -> None:
+        """Everything to be served at start is ready, or the index says why not.
+
+        Raises:
+            OSError: The repository cannot be read.
+        """
+        present = await asyncio.to_thread(self._repository.names)
+        for name in present:
+            self._manage(name)
+        is_all = self._model_control == "none" or "*" in self._load_models
+        wanted = present if is_all else list(dict.fromkeys(self._load_models))
+        await asyncio.gather(*(self._load_at_start(name) for name in wanted))
+        self._is_started = True
+
+    async def close(self, *, grace_s: float) -> None:
+        """Every model has stopped; requests in work were given ``grace_s``."""
+        for task in self._loading:
+            task.cancel()
+        await asyncio.gather(*self._loading, return_exceptions=True)
+        await asyncio.gather(*(model.close(grace_s=grace_s) for model in self._models.values()))
+
+    def is_ready(self) -> bool:
+        """Whether the start is over and every model that should serve does."""
+        return self._is_started and all(model.is_ready for model in self._models.values() if model.is_wanted)
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Whether the version ("" = any) serves. Raises NotFoundError for an unknown model or version."""
+        model = self._find(name)
+        if not version:
+            return bool(model.ready_versions())
+        try:
+            model.select(version)
+        except UnavailableError:
+            return False
+        return True
+
+    def signature(self, name: str, version: str) -> ModelSignature:
+        """Names, types and shapes. Raises NotFoundError or UnavailableError."""
+        return self._find(name).select(version).served.signature
+
+    def config(self, name: str, version: str) -> ModelConfig:
+        """The completed configuration. Raises NotFoundError or UnavailableError."""
+        return self._find(name).select(version).config
+
+    def index(self, *, ready_only: bool) -> list[IndexEntry]:
+        """Every version of every model that was seen at start or loaded since, by name."""
+        entries = [entry for _, model in sorted(self._models.items()) for entry in model.index()]
+        return [entry for entry in entries if entry.state == "READY"] if ready_only else entries
+
+    def statistics(self, name: str, version: str) -> list[ModelStatistics]:
+        """Counters of the versions that serve; may be called from any thread."""
+        if name and version:
+            return [self._find(name).select(version).served.statistics]
+        models = [self._find(name)] if name else list(self._models.values())
+        return [version.served.statistics for model in models for version in model.ready_versions()]
+
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        """Answer one request. Cancelling the awaiting task withdraws it from queue or batch."""
+        return await self._find(call.model_name).select(call.model_version).served.infer(call, context)
+
+    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncIterator[InferResult]:
+        """The one answer of a model that is not decoupled."""
+        yield await self.infer(call, context)
+
+    async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
+        """The model serves what its folder has now; a version that served before has handed over and drains.
+
+        A load that has begun is finished even if the awaiting task is cancelled.
+
+        Args:
+            name: Model name.
+            parameters: ``config``: a whole configuration as JSON, in place of ``config.pbtxt``.
+
+        Raises:
+            UnavailableError: Model control is off.
+            InvalidArgumentError: Name, parameters or configuration are wrong.
+            NotFoundError: The repository has no such model.
+            WeftError: It cannot be loaded; what served before still does.
+        """
+        self._check_control()
+        override = _override(name, parameters)
+        try:
+            await asyncio.to_thread(self._repository.directory, name)
+        except NotFoundError as error:
+            raise error.with_message(
+                f"failed to load '{name}', failed to poll from model repository: {error.message}"
+            ) from None
+        task = asyncio.create_task(self._manage(name).load(partial(self._define, name, override)))
+        self._loading.add(task)
+        task.add_done_callback(self._forget)
+        await asyncio.shield(task)
+
+    async def unload(self, name: str, *, unload_dependents: bool) -> None:
+        """No version of the model serves; its requests have been answered. Nothing here depends on another model.
+
+        Raises:
+            UnavailableError: Model control is off.
+            NotFoundError: Unknown model.
+        """
+        self._check_control()
+        await self._find(name).unload()
+
+    def _find(self, name: str) -> ManagedModel:
+        model = self._models.get(name)
+        if model is None:
+            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+        return model
+
+    def _manage(self, name: str) -> ManagedModel:
+        if name not in self._models:
+            self._models[name] = ManagedModel(name, slots=self._slots, drain_grace_s=self._drain_grace_s)
+        return self._models[name]
+
+    def _define(self, name: str, override: str | None = None) -> ModelDefinition:
+        return define_model(
+            self._repository.directory(name),
+            self._repository.versions(name),
+            self._backends,
+            num_gpus=self._num_gpus,
+            override=override,
+        )
+
+    async def _load_at_start(self, name: str) -> None:
+        try:
+            await self._manage(name).load(partial(self._define, name))
+        except WeftError as error:
+            _log.error("%s", error.message, extra={"model": name})
+
+    def _forget(self, task: "asyncio.Task[None]") -> None:
+        self._loading.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen, even if the caller has left
+
+    def _check_control(self) -> None:
+        if self._model_control != "explicit":
+            raise UnavailableError(
+                "explicit model load / unload is not allowed; start the service with --model-control-mode explicit"
+            )
+
+
+def _override(name: str, parameters: Mapping[str, ParameterValue | bytes]) -> str | None:
+    """The ``config`` parameter; refuses what a load does not take."""
+    for key in parameters:
+        if key.startswith("file:"):
+            raise UnsupportedError(
+                f"failed to load '{name}': parameter '{key}' is not supported by this version; put the file into the "
+                "repository"
+            )
+        if key != "config":
+            raise InvalidArgumentError(f"failed to load '{name}': unknown parameter '{key}'; a load takes 'config'")
+    config = parameters.get("config")
+    if config is not None and not isinstance(config, str):
+        raise InvalidArgumentError(
+            f"failed to load '{name}': parameter 'config' must be a string, a configuration in JSON"
+        )
+    return config

@@ -1,0 +1,202 @@
+"""One instance of a model: a thread that loads the backend, runs batches one after another, and closes it."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from weft_common.core import InferResult
+from weft_common.errors import InternalError, WeftError
+from weft_common.logs import get_logger
+from weft_common.telemetry import trace_id_of
+from weft_serving.backends.base import Backend, Batch, InstanceContext, ModelContext
+from weft_serving.outputs import OutputEncoder
+from weft_serving.request import InferenceRequest, InferenceResponse, Outcome
+
+_LOG = get_logger("weft.serving")
+
+
+@dataclass(slots=True)
+class Execution:
+    """A batch that was run. Times are those of ``time.monotonic_ns`` and never decrease from field to field.
+
+    Attributes:
+        requests: Members that were run, in batch order; those cancelled before are not among them.
+        answers: One for each member.
+        num_rows: Sum of the members' batch sizes.
+        start_ns: The instance began with the batch.
+        infer_start_ns: Inputs were ready.
+        infer_end_ns: The model had run.
+        end_ns: Outputs were encoded.
+    """
+
+    requests: list[InferenceRequest]
+    answers: list[InferResult | WeftError]
+    num_rows: int
+    start_ns: int
+    infer_start_ns: int
+    infer_end_ns: int
+    end_ns: int
+
+
+class Instance:
+    """Owns one backend object and the only thread that touches it.
+
+    Args:
+        model: What to load.
+        backend: The class that runs it.
+        context: Where to run it.
+        report: Called on the event loop, once for each batch given to ``execute``.
+    """
+
+    def __init__(
+        self,
+        model: ModelContext,
+        backend: type[Backend],
+        context: InstanceContext,
+        report: Callable[["Instance", Execution], None],
+    ) -> None:
+        self.name = context.name
+        self._model = model
+        self._backend_class = backend
+        self._context = context
+        self._report = report
+        self._encoder = OutputEncoder(model.signature)
+        self._inbox: SimpleQueue[Sequence[InferenceRequest] | None] = SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loaded: asyncio.Future[WeftError | None] | None = None
+        self._closed: asyncio.Future[None] | None = None
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the backend may still be in its ``load``: that has not ended, or nobody waited for its end."""
+        return self._loaded is not None and (not self._loaded.done() or self._loaded.cancelled())
+
+    async def load(self) -> None:
+        """The backend is loaded and waits for batches.
+
+        Raises:
+            WeftError: The backend's own error, or an InternalError with the cause. The thread has ended.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._loaded = self._loop.create_future()
+        self._closed = self._loop.create_future()
+        # A daemon, so that a model that never returns cannot keep the process alive after the grace of a shutdown.
+        threading.Thread(target=self._run, name=self.name, daemon=True).start()
+        error = await self._loaded
+        if error is not None:
+            raise error
+
+    def execute(self, requests: Sequence[InferenceRequest]) -> None:
+        """The requests are run as one batch after those given before; ``report`` gets the outcome."""
+        self._inbox.put(requests)
+
+    def close(self) -> "asyncio.Future[None]":
+        """The backend is closed after the batches given before; the future is done when it is, or was never loaded."""
+        if self._closed is None:
+            self._closed = asyncio.get_running_loop().create_future()
+            self._closed.set_result(None)
+        self._inbox.put(None)
+        return self._closed
+
+    def _run(self) -> None:
+        try:
+            backend = self._backend_class(self._model, self._context)
+            backend.load()
+        except WeftError as error:
+            self._on_loop(_resolve, self._loaded, error)
+        except BaseException as exception:  # even SystemExit from user code must not leave the loader waiting
+            where = f"model '{self._model.signature.name}' failed to load on instance {self.name}"
+            failure = InternalError(f"{where}: {type(exception).__name__}: {exception}")
+            self._log(failure, exception)
+            self._on_loop(_resolve, self._loaded, failure)
+        else:
+            self._on_loop(_resolve, self._loaded, None)
+            self._serve(backend)
+        self._on_loop(_resolve, self._closed, None)
+
+    def _serve(self, backend: Backend) -> None:
+        while (requests := self._inbox.get()) is not None:
+            self._on_loop(self._report, self, self._execute(backend, requests))
+            del requests  # an idle instance keeps no tensors in memory
+        try:
+            backend.close()
+        except BaseException as exception:
+            self._log(InternalError(f"model '{self._model.signature.name}' raised in close"), exception)
+
+    def _execute(self, backend: Backend, requests: Sequence[InferenceRequest]) -> Execution:
+        members = [request for request in requests if not request.is_cancelled]
+        batch = Batch(members)
+        outcomes = self._outcomes(backend, batch) if members else []
+        executed_ns = time.monotonic_ns()
+        infer_start_ns = min(max(batch.infer_start_ns, batch.start_ns), executed_ns)
+        infer_end_ns = min(max(batch.infer_end_ns or executed_ns, infer_start_ns), executed_ns)
+        answers = [self._answer(member, outcome) for member, outcome in zip(members, outcomes, strict=True)]
+        num_rows = batch.num_rows
+        return Execution(members, answers, num_rows, batch.start_ns, infer_start_ns, infer_end_ns, time.monotonic_ns())
+
+    def _outcomes(self, backend: Backend, batch: Batch) -> Sequence[Outcome]:
+        """One outcome for each member, whatever the backend does."""
+        error: WeftError
+        is_last_try = len(batch.requests) == 1 or not backend.is_repeatable
+        try:
+            outcomes: Any = backend.execute(batch)
+            if isinstance(outcomes, Sequence) and len(outcomes) == len(batch.requests):
+                return outcomes
+            got = len(outcomes) if isinstance(outcomes, Sequence) else type(outcomes).__name__
+            error = InternalError(
+                f"model '{self._model.signature.name}' answered a batch of {len(batch.requests)} requests with {got} "
+                "outcomes; it must give one for each request, in order"
+            )
+            if is_last_try:
+                self._log(error)
+        except WeftError as raised:
+            error = raised.with_message(raised.message)  # without the traceback, which holds the batch
+            if is_last_try and isinstance(raised, InternalError):
+                self._log(raised, raised)
+        except BaseException as exception:
+            error = InternalError(f"model '{self._model.signature.name}' failed to execute the request")
+            if is_last_try:
+                self._log(error, exception, trace_id=trace_id_of(batch.requests[0].context.trace_context))
+        if not is_last_try:
+            _LOG.warning("a batch of %d failed, each request runs alone: %s", len(batch.requests), error.message)
+            return [outcome for request in batch.requests for outcome in self._outcomes(backend, Batch([request]))]
+        # A copy for each member: an exception that is raised in several tasks mixes up their tracebacks.
+        return [error.with_message(error.message) for _ in batch.requests]
+
+    def _answer(self, request: InferenceRequest, outcome: Outcome) -> InferResult | WeftError:
+        if isinstance(outcome, WeftError):
+            return outcome
+        try:
+            if not isinstance(outcome, InferenceResponse):
+                raise InternalError(
+                    f"model '{self._model.signature.name}' answered a request with {type(outcome).__name__}; it must "
+                    "be an InferenceResponse or a WeftError"
+                )
+            return self._encoder.encode(request, outcome)
+        except InternalError as error:
+            self._log(error)
+            return error
+        except Exception as exception:
+            failure = InternalError(f"an output of model '{self._model.signature.name}' cannot be encoded")
+            self._log(failure, exception)
+            return failure
+
+    def _on_loop(self, function: Callable[..., None], *args: Any) -> None:
+        """Call ``function`` on the event loop, unless that is closed: then nobody is left to be told."""
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(function, *args)
+
+    def _log(self, error: InternalError, cause: BaseException | None = None, **fields: str) -> None:
+        extra = {"error_id": error.error_id, "model": self._model.signature.name, "instance": self.name, **fields}
+        _LOG.error(error.message, exc_info=cause, extra=extra)
+
+
+def _resolve(future: "asyncio.Future[Any]", result: object) -> None:
+    if not future.done():
+        future.set_result(result)

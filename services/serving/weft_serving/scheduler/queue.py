@@ -1,0 +1,203 @@
+"""The priority queue of one model: levels, queue policies, cancellation, expiry.
+
+Plain data structure, one owner, the time is passed in. Who is served next is decided in one place, ``__iter__``: a
+batcher walks it, chooses, and takes what it chose.
+"""
+
+import heapq
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from itertools import count
+from typing import NamedTuple
+
+from weft_common.errors import DeadlineExceededError, ResourceExhaustedError, WeftError
+from weft_serving.request import InferenceRequest
+from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
+
+#: Empty levels that are kept for their next request. Clients choose the level, so they must not pile up.
+_MAX_IDLE_LEVELS = 16
+
+#: Stale expiries that may pile up, beside one for each live one, before they are swept out.
+_MAX_STALE_EXPIRIES = 64
+
+
+class Expired(NamedTuple):
+    """A request that the queue gave up, and the error to answer it with."""
+
+    request: InferenceRequest
+    error: WeftError
+
+
+class _Level:
+    """Requests of one priority: those in time, then those that a DELAY policy put behind them, each FIFO."""
+
+    __slots__ = ("delayed", "policy", "waiting")
+
+    def __init__(self, policy: QueuePolicy) -> None:
+        self.policy = policy
+        # OrderedDict: removing any entry and reading the first are both O(1), which dict is not after many removals.
+        self.waiting: OrderedDict[InferenceRequest, None] = OrderedDict()
+        self.delayed: OrderedDict[InferenceRequest, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.delayed)
+
+
+class PriorityQueue:
+    """Requests that wait for an instance, iterated in the order of service: by level, first in first out within one.
+
+    Adding, removing and expiring a request cost O(log n) at most.
+
+    Attributes:
+        num_rows: Rows of all waiting requests.
+    """
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._settings = settings
+        self._levels: dict[int, _Level] = {}
+        self._order: list[int] = []  # keys of _levels, sorted
+        self._sequence = count()
+        # (expiry, sequence) of requests that can expire; an entry whose sequence is not in _expiring is stale. Only
+        # numbers, so that a stale entry does not keep a request and its tensors in memory.
+        self._expiries: list[tuple[int, int]] = []
+        self._expiring: dict[int, InferenceRequest] = {}
+        self._size = 0
+        self.num_rows = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[InferenceRequest]:
+        """Waiting requests in the order of service. The queue must not be changed while it is walked."""
+        for level in self._order:
+            requests = self._levels[level]
+            yield from requests.waiting
+            yield from requests.delayed
+
+    def add(self, request: InferenceRequest, now_ns: int) -> None:
+        """The request waits; its level, effective queue timeout, sequence and time of arrival are written into it.
+
+        Args:
+            request: ``priority`` and ``queue_timeout_us`` as the client asked for them, 0 for none.
+            now_ns: Time, ``time.monotonic_ns``.
+
+        Raises:
+            ResourceExhaustedError: The level is full. Nothing was changed.
+            DeadlineExceededError: The request's deadline has passed. Nothing was changed.
+        """
+        number = self._settings.level_of(request.priority)
+        level = self._levels.get(number)
+        policy = level.policy if level is not None else self._settings.policy_of(number)
+        if 0 < policy.max_queue_size <= (0 if level is None else len(level)):
+            where = f" at priority level {number}" if number else ""
+            raise ResourceExhaustedError(
+                f"Exceeds maximum queue size: {policy.max_queue_size} requests wait{where} already; try again later"
+            )
+        deadline_ns = request.context.deadline_ns
+        if deadline_ns is not None and deadline_ns <= now_ns:
+            raise _deadline_error(request, now_ns)
+        if level is None:
+            level = self._add_level(number, policy)
+        request.priority = number
+        request.queue_timeout_us = policy.timeout_us(request.queue_timeout_us)
+        request.enqueue_ns = now_ns
+        request.sequence = next(self._sequence)
+        request.num_queued_at_arrival = self._size
+        level.waiting[request] = None
+        self._size += 1
+        self.num_rows += request.num_rows
+        if request.queue_timeout_us:
+            timeout_ns = now_ns + request.queue_timeout_us * 1000
+            self._expire_at(request, timeout_ns if deadline_ns is None else min(timeout_ns, deadline_ns))
+        elif deadline_ns is not None:
+            self._expire_at(request, deadline_ns)
+
+    def remove(self, request: InferenceRequest) -> bool:
+        """The request does not wait any longer; returns whether it did."""
+        level = self._levels.get(request.priority)
+        if level is None:
+            return False
+        if request in level.waiting:
+            del level.waiting[request]
+        elif request in level.delayed:
+            del level.delayed[request]
+        else:
+            return False
+        self._expiring.pop(request.sequence, None)
+        self._size -= 1
+        self.num_rows -= request.num_rows
+        if len(self._order) > _MAX_IDLE_LEVELS and not len(level):
+            self._order.remove(request.priority)
+            del self._levels[request.priority]
+        return True
+
+    def take(self, requests: Iterable[InferenceRequest], now_ns: int) -> None:
+        """The requests, which must be waiting, leave the queue to be executed; ``start_ns`` is written into them."""
+        for request in requests:
+            self.remove(request)
+            request.start_ns = now_ns
+
+    def expire(self, now_ns: int) -> list[Expired]:
+        """Apply timeouts and deadlines that have passed at ``now_ns``.
+
+        Returns:
+            Requests that were removed, in the order in which they expired: their deadline has passed, or their queue
+            timeout where the policy is REJECT. With DELAY a request moves behind those of its level and stays.
+        """
+        expired: list[Expired] = []
+        while True:
+            expiry_ns = self.next_expiry_ns()
+            if expiry_ns is None or expiry_ns > now_ns:
+                return expired
+            request = self._expiring[heapq.heappop(self._expiries)[1]]
+            deadline_ns = request.context.deadline_ns
+            level = self._levels[request.priority]
+            if deadline_ns is not None and deadline_ns <= now_ns:
+                self.remove(request)
+                expired.append(Expired(request, _deadline_error(request, now_ns)))
+            elif level.policy.timeout_action == "REJECT":
+                self.remove(request)
+                expired.append(Expired(request, DeadlineExceededError("Request timeout expired")))
+            else:
+                del level.waiting[request]
+                level.delayed[request] = None
+                del self._expiring[request.sequence]
+                if deadline_ns is not None:
+                    self._expire_at(request, deadline_ns)
+
+    def next_expiry_ns(self) -> int | None:
+        """When ``expire`` has something to do next; None if never."""
+        expiries = self._expiries
+        while expiries and expiries[0][1] not in self._expiring:
+            heapq.heappop(expiries)
+        return expiries[0][0] if expiries else None
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless sizes, levels and expiries agree; for tests."""
+        waiting = list(self)
+        if not (
+            len(waiting) == len(set(waiting)) == self._size
+            and sum(request.num_rows for request in waiting) == self.num_rows
+            and self._order == sorted(self._levels)
+            and set(self._expiring.values()) <= set(waiting)
+            and set(self._expiring) <= {sequence for _, sequence in self._expiries}
+        ):
+            raise AssertionError(f"{self._size=} {self.num_rows=} {self._order=} {waiting=} {self._expiries=}")
+
+    def _add_level(self, number: int, policy: QueuePolicy) -> _Level:
+        level = self._levels[number] = _Level(policy)
+        insort(self._order, number)
+        return level
+
+    def _expire_at(self, request: InferenceRequest, expiry_ns: int) -> None:
+        if len(self._expiries) > 2 * len(self._expiring) + _MAX_STALE_EXPIRIES:
+            self._expiries = [entry for entry in self._expiries if entry[1] in self._expiring]
+            heapq.heapify(self._expiries)
+        self._expiring[request.sequence] = request
+        heapq.heappush(self._expiries, (expiry_ns, request.sequence))
+
+
+def _deadline_error(request: InferenceRequest, now_ns: int) -> DeadlineExceededError:
+    waited_ms = (now_ns - request.enqueue_ns) / 1e6 if request.enqueue_ns else 0.0
+    return DeadlineExceededError(f"deadline passed before execution, after {waited_ms:.1f} ms in the queue")

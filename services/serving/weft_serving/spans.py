@@ -1,0 +1,70 @@
+"""Spans of queue, batch and compute, written when all their times are known; call only when telemetry is enabled."""
+
+import time
+
+from opentelemetry.trace import get_current_span
+
+from weft_common.errors import WeftError
+from weft_common.telemetry import INTERNAL, end_span, start_span
+from weft_serving.instance import Execution
+from weft_serving.request import InferenceRequest
+
+
+def record_queue(model: str, request: InferenceRequest, end_ns: int, error: WeftError | None = None) -> None:
+    """A ``queue`` span from arrival to ``end_ns`` (``time.monotonic_ns``); status ERROR if it left with an error."""
+    offset_ns = _unix_offset_ns()
+    span = start_span(
+        "queue",
+        parent=request.context.trace_context,
+        kind=INTERNAL,
+        attributes={
+            "weft.model": model,
+            "weft.priority": request.priority,
+            "weft.queue_depth": request.num_queued_at_arrival,
+        },
+        start_unix_ns=request.enqueue_ns + offset_ns,
+    )
+    end_span(span, error, end_unix_ns=end_ns + offset_ns)
+
+
+def record_execution(model: str, instance: str, execution: Execution) -> None:
+    """A ``batch`` span that links the members' SERVER spans, and a ``queue`` and a ``compute`` span for each member."""
+    requests = execution.requests
+    offset_ns = _unix_offset_ns()
+    start_ns, end_ns = execution.start_ns + offset_ns, execution.end_ns + offset_ns
+    batch = start_span(
+        "batch",
+        parent=requests[0].context.trace_context,
+        kind=INTERNAL,
+        attributes={
+            "weft.model": model,
+            "weft.batch_size": execution.num_rows,
+            "weft.num_requests": len(requests),
+            "weft.instance": instance,
+        },
+        links=[get_current_span(request.context.trace_context) for request in requests],
+        start_unix_ns=start_ns,
+    )
+    for request, answer in zip(requests, execution.answers, strict=True):
+        record_queue(model, request, execution.start_ns)
+        compute = start_span(
+            "compute",
+            parent=request.context.trace_context,
+            kind=INTERNAL,
+            attributes={
+                "weft.model": model,
+                "weft.batch_size": execution.num_rows,
+                "weft.num_rows": request.num_rows,
+            },
+            links=[batch],
+            start_unix_ns=start_ns,
+        )
+        end_span(compute, answer if isinstance(answer, WeftError) else None, end_unix_ns=end_ns)
+    first = execution.answers[0]
+    has_failed = all(isinstance(answer, WeftError) for answer in execution.answers)
+    end_span(batch, first if has_failed and isinstance(first, WeftError) else None, end_unix_ns=end_ns)
+
+
+def _unix_offset_ns() -> int:
+    """What to add to ``time.monotonic_ns`` to get Unix time now."""
+    return time.time_ns() - time.monotonic_ns()

@@ -1,0 +1,132 @@
+"""Spans of a served model, collected in memory."""
+
+import asyncio
+import time
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from weft_common import telemetry
+from weft_common.core import CallContext
+from weft_common.errors import WeftError
+from weft_serving.scheduler.settings import QueuePolicy
+
+
+@pytest.fixture
+def exporter(monkeypatch):
+    """Spans that ended; telemetry is on."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry._state, "tracer", provider.get_tracer("test"))
+    return exporter
+
+
+def _server():
+    """A started server span and the context of a call within it."""
+    span = telemetry.start_span("server", parent=None, kind=telemetry.SERVER)
+    return span, CallContext(trace_context=telemetry.context_of(span))
+
+
+def _by_name(exporter):
+    spans = {}
+    for span in exporter.get_finished_spans():
+        spans.setdefault(span.name, []).append(span)
+    return spans
+
+
+async def test_spans_of_a_batch(serve, gate, make_call, exporter):
+    """Each member has a queue and a compute span of its own trace; the batch links them all."""
+    before_ns = time.time_ns()
+    model = await serve(gate.backend, is_batching=True)
+    servers, contexts = zip(*(_server() for _ in range(3)), strict=True)
+    first = asyncio.create_task(model.infer(make_call(0), contexts[0]))
+    await gate.entered()
+    rest = [asyncio.create_task(model.infer(make_call(value, rows=2), contexts[value])) for value in (1, 2)]
+    await asyncio.sleep(0)
+    gate.open()
+    await asyncio.gather(first, *rest)
+    spans = _by_name(exporter)
+    assert {"queue": 3, "compute": 3, "batch": 2} == {name: len(found) for name, found in spans.items()}
+
+    batch = spans["batch"][1]
+    assert servers[1].get_span_context().span_id == batch.parent.span_id
+    assert [server.get_span_context() for server in servers[1:]] == [link.context for link in batch.links]
+    assert {"weft.model": "echo", "weft.batch_size": 4, "weft.num_requests": 2, "weft.instance": "echo_0"} == dict(
+        batch.attributes
+    )
+    for server, queue, compute in zip(servers[1:], spans["queue"][1:], spans["compute"][1:], strict=True):
+        parent = server.get_span_context()
+        assert parent.span_id == queue.parent.span_id == compute.parent.span_id
+        assert parent.trace_id == queue.context.trace_id
+        assert [batch.context] == [link.context for link in compute.links]
+        assert {"weft.model": "echo", "weft.batch_size": 4, "weft.num_rows": 2} == dict(compute.attributes)
+        assert before_ns <= queue.start_time <= queue.end_time <= compute.end_time <= time.time_ns()
+        assert abs(queue.end_time - compute.start_time) < 1_000_000
+    assert [0, 0, 1] == [queue.attributes["weft.queue_depth"] for queue in spans["queue"]]
+
+
+async def test_left_in_the_queue(serve, gate, make_call, exporter):
+    """Expired and cancelled requests have a queue span with status ERROR and no compute span."""
+    model = await serve(
+        gate.backend,
+        is_batching=True,
+        default_policy=QueuePolicy(default_timeout_us=60_000_000, allow_timeout_override=True),
+    )
+    first = asyncio.create_task(model.infer(make_call(), CallContext()))
+    await gate.entered()
+    cancelled = asyncio.create_task(model.infer(make_call(), _server()[1]))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    with pytest.raises(WeftError):
+        await model.infer(make_call(timeout=2000), _server()[1])
+    gate.open()
+    await first
+    spans = _by_name(exporter)
+    assert [StatusCode.ERROR, StatusCode.ERROR, StatusCode.UNSET] == [
+        span.status.status_code for span in spans["queue"]
+    ]
+    assert ["CANCELLED", "DEADLINE_EXCEEDED"] == [span.attributes["rpc.grpc.status"] for span in spans["queue"][:2]]
+    assert 1 == len(spans["compute"])
+
+
+async def test_cancelled_while_it_runs(serve, gate, make_call, exporter):
+    """A request that is cancelled while it runs has waited in the queue once, and its wait was no error."""
+    model = await serve(gate.backend)
+    task = asyncio.create_task(model.infer(make_call(), _server()[1]))
+    await gate.entered()
+    task.cancel()
+    await asyncio.wait([task])
+    gate.open()
+    await model.stop(grace_s=5)
+    spans = _by_name(exporter)
+    assert [StatusCode.UNSET] == [span.status.status_code for span in spans["queue"]]
+
+
+async def test_failed_batch(serve, backends, make_call, exporter):
+    """A failure is on compute and batch, with the error id that the client gets."""
+    model = await serve(backends.Raises)
+    with pytest.raises(WeftError) as raised:
+        await model.infer(make_call(), _server()[1])
+    spans = _by_name(exporter)
+    assert [raised.value.error_id] * 2 == [spans[name][0].attributes["weft.error_id"] for name in ("compute", "batch")]
+
+
+async def test_exemplars(serve, backends, make_call, exporter):
+    """A latency bucket points to the trace that fell into it last."""
+    model = await serve(backends.Echo)
+    server, context = _server()
+    await model.infer(make_call(), context)
+    (exemplar,) = filter(None, model.statistics.request_latency[0].exemplars)
+    assert f"{server.get_span_context().trace_id:032x}" == exemplar[0]
+    assert abs(exemplar[2] - time.time()) < 60
+
+
+async def test_nothing_when_off(serve, backends, make_call):
+    """Without telemetry no exemplar is kept."""
+    model = await serve(backends.Echo)
+    await model.infer(make_call(), CallContext())
+    assert [] == [exemplar for exemplar in model.statistics.request_latency[0].exemplars if exemplar]

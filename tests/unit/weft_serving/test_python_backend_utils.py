@@ -1,0 +1,106 @@
+"""The module ``triton_python_backend_utils``."""
+
+import json
+import logging
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from weft_serving.backends.python import pb_utils
+
+
+def test_types_and_numbers_are_those_of_triton():
+    """Type names, numbers and numpy types convert into one another."""
+    assert (np.float32, np.object_, bool) == tuple(
+        map(pb_utils.triton_string_to_numpy, ("TYPE_FP32", "TYPE_STRING", "TYPE_BOOL"))
+    )
+    assert (1, 9, 11, 13, 13) == tuple(
+        map(pb_utils.numpy_to_triton_type, (np.bool_, np.int64, np.float32, np.object_, np.bytes_))
+    )
+    for number in range(1, 15):
+        assert number == pb_utils.numpy_to_triton_type(pb_utils.triton_to_numpy_type(number))
+
+
+def test_tensor_tells_name_type_and_shape():
+    """A tensor hands back its own array, and says what it is."""
+    array = np.zeros((2, 3), ml_dtypes.bfloat16)
+    tensor = pb_utils.Tensor("X", array)
+    assert ("X", 14, [2, 3], True) == (tensor.name(), tensor.triton_dtype(), tensor.shape(), tensor.is_cpu())
+    assert array is tensor.as_numpy()
+
+
+@pytest.mark.parametrize("value", [[1.0], None, np.zeros(2, np.complex64)])
+def test_tensor_needs_a_known_array(value):
+    """Lists and unknown dtypes are refused with the name."""
+    with pytest.raises(pb_utils.TritonModelException, match="tensor 'X'") as error:
+        pb_utils.Tensor("X", value)
+    assert error.value.message() == str(error.value)
+
+
+def test_tensors_share_memory_with_torch():
+    """DLPack goes both ways without a copy: as an object and as a bare capsule."""
+    source = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+    tensor = pb_utils.Tensor.from_dlpack("X", source)
+    source[0, 0] = 42
+    assert 42 == tensor.as_numpy()[0, 0]
+    torch.from_dlpack(tensor)[0, 1] = 43
+    assert 43 == source[0, 1]
+    capsule = pb_utils.Tensor.from_dlpack("Y", torch.utils.dlpack.to_dlpack(source))
+    assert source.tolist() == capsule.as_numpy().tolist()
+    assert source.tolist() == torch.from_dlpack(capsule.to_dlpack()).tolist()
+
+
+def test_tensors_are_found_by_name():
+    """A tensor that is not there is None."""
+    response = pb_utils.InferenceResponse([pb_utils.Tensor("A", np.zeros(1)), pb_utils.Tensor("B", np.ones(1))])
+    found = pb_utils.get_output_tensor_by_name(response, "B")
+    assert found is response.output_tensors()[1]
+    assert pb_utils.get_output_tensor_by_name(response, "C") is None
+
+
+@pytest.mark.parametrize("parameters", [{"a": [1]}, {"a": None}, {"a": 2**64}, {1: "a"}])
+def test_response_parameters_are_checked_where_they_are_made(parameters):
+    """What the protocol cannot carry is an error of the model, not one that the client gets for a good request."""
+    with pytest.raises(pb_utils.TritonModelException, match="response parameters must be bool, 64-bit int, float or"):
+        pb_utils.InferenceResponse([], parameters=parameters)
+    good = {"a": True, "b": 2**64 - 1, "c": 0.5, "d": "text"}
+    assert good == json.loads(pb_utils.InferenceResponse([], parameters=good).parameters())
+
+
+def test_strings_are_serialised_as_on_the_wire():
+    """Serialising and deserialising gives the same strings; broken bytes are an error of the model."""
+    strings = np.array([b"abc", b"", "größe"], np.object_)
+    data = pb_utils.serialize_byte_tensor(strings)
+    assert b"\x03\x00\x00\x00abc\x00\x00\x00\x00\x07\x00\x00\x00gr\xc3\xb6\xc3\x9fe" == data
+    assert [b"abc", b"", "größe".encode()] == pb_utils.deserialize_bytes_tensor(data).tolist()
+    with pytest.raises(pb_utils.TritonModelException, match="incomplete string data"):
+        pb_utils.deserialize_bytes_tensor(b"\x05\x00\x00\x00ab")
+
+
+def test_calls_of_other_models_are_refused():
+    """BLS is refused where a model makes the request, with the cure."""
+    with pytest.raises(pb_utils.TritonModelException, match=r"\(BLS\) is not supported by this version; put both"):
+        pb_utils.InferenceRequest(model_name="other", inputs=[], requested_output_names=["Y"])
+
+
+def test_missing_names_say_so():
+    """What the module does not offer is named in the error."""
+    with pytest.raises(
+        AttributeError, match=r"triton_python_backend_utils.MetricFamily is not supported by this version"
+    ):
+        _ = pb_utils.MetricFamily
+
+
+def test_logger_writes_to_the_log(caplog):
+    """Each method of Logger writes at its own level."""
+    with caplog.at_level(logging.DEBUG):
+        pb_utils.Logger.log_info("a")
+        pb_utils.Logger.log_warn("b")
+        pb_utils.Logger.log_error("100%")
+        pb_utils.Logger.log_verbose("d")
+        pb_utils.Logger.log("e", pb_utils.Logger.WARNING)
+        pb_utils.Logger.log("f")
+    levels = [("a", "INFO"), ("b", "WARNING"), ("100%", "ERROR"), ("d", "DEBUG"), ("e", "WARNING"), ("f", "INFO")]
+    assert levels == [(record.message, record.levelname) for record in caplog.records]

@@ -1,0 +1,194 @@
+"""The priority queue, with the time in the test's hands."""
+
+import pytest
+
+from weft_common.errors import DeadlineExceededError, ResourceExhaustedError
+from weft_serving.scheduler.queue import PriorityQueue
+from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
+
+US = 1000
+
+
+def _queue(**settings):
+    return PriorityQueue(SchedulerSettings(**{"max_batch_size": 8, "is_batching": True, **settings}))
+
+
+def _policy(**fields):
+    return _queue(default_policy=QueuePolicy(**fields))
+
+
+def _add(queue, *requests, now_ns=0):
+    for request in requests:
+        queue.add(request, now_ns)
+    return requests
+
+
+def test_first_in_first_out(make_request):
+    """Without levels, requests are served in the order of arrival, whatever their priority."""
+    queue = _queue()
+    requests = _add(queue, make_request(), make_request(priority=3), make_request(priority=1))
+    assert list(requests) == list(queue)
+    assert [0, 0, 0] == [request.priority for request in queue]
+
+
+def test_levels_are_strict_and_fifo(make_request):
+    """Level 1 is served before level 2, and within a level the first in is the first out."""
+    queue = _queue(priority_levels=3, default_priority_level=2)
+    a, b, c, d = _add(queue, *(make_request(priority=level) for level in (3, 1, 2, 1)))
+    assert [b, d, c, a] == list(queue)
+
+
+@pytest.mark.parametrize("priority", [0, 4, 2**64 - 1])
+def test_unknown_priority_is_the_default_level(make_request, priority):
+    """A request without priority, or with one beyond the levels, waits in the default level."""
+    queue = _queue(priority_levels=3, default_priority_level=2)
+    (request,) = _add(queue, make_request(priority=priority))
+    assert 2 == request.priority
+
+
+def test_levels_are_made_when_used(make_request):
+    """2**64 - 1 levels cost nothing, and levels that clients no longer use do not pile up."""
+    queue = _queue(priority_levels=2**64 - 1, default_priority_level=1)
+    last, first = _add(queue, make_request(priority=2**64 - 1), make_request(priority=5))
+    assert [first, last] == list(queue)
+    for level in range(1000, 2000):
+        queue.remove(*_add(queue, make_request(priority=level)))
+    assert [first, last] == list(queue)
+    assert len(queue._levels) < 50
+    queue.check_integrity()
+
+
+def test_remove_is_exact(make_request):
+    """A removed request is gone, the rest keeps its order, and removing it again changes nothing."""
+    queue = _queue()
+    a, b, c = _add(queue, make_request(2), make_request(3), make_request(4))
+    assert queue.remove(b)
+    assert not queue.remove(b)
+    assert ([a, c], 2, 6) == (list(queue), len(queue), queue.num_rows)
+
+
+def test_take_stamps_the_start(make_request):
+    """Taken requests leave the queue and know when."""
+    queue = _queue()
+    a, b = _add(queue, make_request(), make_request())
+    queue.take([a], 70)
+    assert ([b], 70, 0) == (list(queue), a.start_ns, b.start_ns)
+
+
+def test_arrival_is_recorded(make_request):
+    """A request knows when it came and how many were queued then."""
+    queue = _queue()
+    a, b = _add(queue, make_request(), make_request(), now_ns=42)
+    assert [(42, 0, 0), (42, 1, 1)] == [(r.enqueue_ns, r.num_queued_at_arrival, r.sequence) for r in (a, b)]
+
+
+def test_timeout_rejects(make_request):
+    """With REJECT a request leaves at its timeout, not before, with the text that clients look for."""
+    queue = _policy(default_timeout_us=10)
+    (request,) = _add(queue, make_request(), now_ns=5)
+    assert 5 + 10 * US == queue.next_expiry_ns()
+    assert [] == queue.expire(5 + 10 * US - 1)
+    ((expired, error),) = queue.expire(5 + 10 * US)
+    assert expired is request
+    assert isinstance(error, DeadlineExceededError)
+    assert "Request timeout expired" == error.message
+    assert (0, None) == (len(queue), queue.next_expiry_ns())
+
+
+def test_timeout_delays(make_request):
+    """With DELAY a request moves behind those of its level that are in time, before the next level, and stays."""
+    queue = _queue(
+        priority_levels=2, default_priority_level=1, policies={1: QueuePolicy("DELAY", default_timeout_us=10)}
+    )
+    low = make_request(priority=2)
+    early, late = make_request(), make_request()
+    _add(queue, low, early)
+    _add(queue, late, now_ns=5 * US)
+    assert [early, late, low] == list(queue)
+    assert [] == queue.expire(10 * US)
+    assert [late, early, low] == list(queue)
+    assert [] == queue.expire(20 * US)
+    assert [early, late, low] == list(queue)
+    assert None is queue.next_expiry_ns()
+    assert queue.remove(early)
+    queue.check_integrity()
+
+
+def test_delayed_request_still_has_a_deadline(make_request):
+    """A request that DELAY keeps is given up at its deadline."""
+    queue = _policy(timeout_action="DELAY", default_timeout_us=10)
+    (request,) = _add(queue, make_request(deadline_ns=30 * US))
+    assert [] == queue.expire(10 * US)
+    assert 30 * US == queue.next_expiry_ns()
+    assert [request] == [expired.request for expired in queue.expire(30 * US)]
+    assert 0 == len(queue)
+
+
+@pytest.mark.parametrize(
+    ("default_us", "may_override", "asked_us", "expected_us"),
+    [
+        (100, True, 40, 40),
+        (100, True, 0, 100),
+        (100, True, 100, 100),
+        (100, True, 200, 100),
+        (100, False, 40, 100),
+        (0, True, 40, 0),
+        (0, False, 40, 0),
+    ],
+)
+def test_timeout_override(make_request, default_us, may_override, asked_us, expected_us):
+    """A request may shorten the default timeout where that is allowed, never lengthen it or make one up."""
+    queue = _policy(default_timeout_us=default_us, allow_timeout_override=may_override)
+    (request,) = _add(queue, make_request(timeout_us=asked_us))
+    assert expected_us == request.queue_timeout_us
+    assert (expected_us * US or None) == queue.next_expiry_ns()
+
+
+def test_deadline_expires_in_the_queue(make_request):
+    """A request's own deadline takes it out, also before its queue timeout, and the others stay."""
+    queue = _policy(default_timeout_us=1000)
+    a, b = _add(queue, make_request(), make_request(deadline_ns=50), now_ns=1)
+    ((expired, error),) = queue.expire(50)
+    assert expired is b
+    assert isinstance(error, DeadlineExceededError)
+    assert [a] == list(queue)
+
+
+def test_passed_deadline_is_refused(make_request):
+    """A request whose deadline has passed does not enter the queue."""
+    queue = _queue()
+    with pytest.raises(DeadlineExceededError):
+        queue.add(make_request(deadline_ns=9), 9)
+    assert 0 == len(queue)
+
+
+def test_expired_come_in_order_of_expiry(make_request):
+    """What expires together is returned in the order of expiry."""
+    queue = _queue()
+    requests = _add(queue, *(make_request(deadline_ns=time) for time in (30, 10, 20, 99)))
+    assert [requests[1], requests[2], requests[0]] == [expired.request for expired in queue.expire(50)]
+
+
+def test_max_queue_size_counts_one_level(make_request):
+    """A full level refuses with the limit in the text; other levels, and the same one after a removal, accept."""
+    queue = _queue(
+        priority_levels=2, default_priority_level=2, policies={1: QueuePolicy("DELAY", 10, max_queue_size=2)}
+    )
+    first, _ = _add(queue, make_request(priority=1), make_request(5, priority=1))
+    queue.expire(10 * US)  # delayed requests count too
+    with pytest.raises(ResourceExhaustedError, match="Exceeds maximum queue size: 2 requests wait at priority level 1"):
+        queue.add(make_request(priority=1), 0)
+    assert (2, 6) == (len(queue), queue.num_rows)
+    _add(queue, make_request(priority=2))
+    queue.remove(first)
+    _add(queue, make_request(priority=1))
+    assert 3 == len(queue)
+
+
+def test_stale_expiries_are_swept(make_request):
+    """Requests that were served long before their deadline leave nothing behind."""
+    queue = _queue()
+    for _ in range(1000):
+        queue.remove(*_add(queue, make_request(deadline_ns=10**12)))
+    assert len(queue._expiries) < 100
+    assert None is queue.next_expiry_ns()
