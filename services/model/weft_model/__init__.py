@@ -1,0 +1,1 @@
+"""The model service: batched execution on CPU and GPU."""

@@ -1,0 +1,14 @@
+"""What runs models. onnxruntime and torch are imported by the first model that needs them, not here."""
+
+from collections.abc import Mapping
+
+from weft_model.backends.onnxruntime import OnnxRuntimeBackend
+from weft_model.backends.pytorch import PyTorchBackend
+from weft_serving.backends.base import Backend
+from weft_serving.backends.python import PythonBackend
+
+BACKENDS: Mapping[str, type[Backend]] = {
+    "onnxruntime": OnnxRuntimeBackend,
+    "python": PythonBackend,
+    "pytorch": PyTorchBackend,
+}

@@ -1,0 +1,1 @@
+"""The postprocess service: transforms after a model."""

@@ -1,0 +1,1 @@
+"""The preprocess service: transforms before a model."""
