@@ -1,0 +1,1 @@
+"""Walks a request through a graph of model services."""

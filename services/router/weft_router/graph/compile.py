@@ -1,0 +1,104 @@
+"""From a graph file to a plan that can run, or to everything that is wrong with it."""
+
+from weft_common.pbtxt import Diagnostic
+from weft_common.signature import ModelSignature, TensorSpec
+from weft_router.graph.build_nodes import NodeBuilder
+from weft_router.graph.names import NameTable
+from weft_router.graph.parse import GraphFile, NodeDefinition
+from weft_router.graph.plan import GraphPlan
+from weft_router.graph.report import Report
+from weft_router.graph.resolve import Resolver
+from weft_router.graph.scope import BuiltNode, Call, declared_types, spec_of
+from weft_router.graph.source import Catalog, GraphError, GraphLookup, GraphSource
+
+
+def compile_graph(source: GraphSource, catalog: Catalog, graphs: GraphLookup | None = None) -> GraphPlan:
+    """The graph, every check passed, ready to run.
+
+    Args:
+        source: The file.
+        catalog: Models that exist.
+        graphs: Other graphs, which steps may name; None where there are none.
+
+    Raises:
+        GraphError: With every error and warning, not the first.
+    """
+    report = Report(source.file)
+    plan = _compile(source, catalog, graphs, report)
+    if plan is None or report.has_errors:
+        raise GraphError(report.diagnostics())
+    return plan
+
+
+def check_graph(
+    source: GraphSource, catalog: Catalog | None = None, graphs: GraphLookup | None = None
+) -> list[Diagnostic]:
+    """Every error and warning, sorted by position; empty where the graph is good.
+
+    Args:
+        source: The file.
+        catalog: Models that exist; None leaves out what depends on them: unknown targets, names and types of their
+            tensors.
+        graphs: Other graphs; None leaves out what depends on them.
+    """
+    report = Report(source.file)
+    _compile(source, catalog, graphs, report)
+    return report.diagnostics()
+
+
+def _compile(
+    source: GraphSource, catalog: Catalog | None, graphs: GraphLookup | None, report: Report
+) -> GraphPlan | None:
+    resolver = Resolver(catalog, graphs, report)
+    file = resolver.load(source)
+    root = file.nodes.get(file.root) if file else None
+    if file is None or root is None:
+        return None
+    names = NameTable(resolver, report)
+    builder = NodeBuilder(names, report)
+    wanted = frozenset(names.of(file, root).outputs)
+    given = declared_types(file, root, file.message.input)
+    call = Call(given, {}, wanted, root.name, ((file.label, root.name),))
+    built = builder.build_node(file, root, call)
+    _check_inputs(file, root, names, report)
+    if report.has_errors or built.plan is None:
+        return None
+    message = file.message
+    return GraphPlan(
+        signature=_signature(file, built),
+        root=built.plan,
+        is_ensemble=file.is_ensemble,
+        timeout_ms=message.policy.timeout_ms,
+        max_inflight=message.policy.max_inflight,
+        dependencies=frozenset(builder.dependencies),
+        specs=built.specs,
+    )
+
+
+def _check_inputs(file: GraphFile, root: NodeDefinition, names: NameTable, report: Report) -> None:
+    """Inputs of the graph that nothing reads: an error in an ensemble, else a warning."""
+    known = names.of(file, root)
+    if any(step.is_open for step in known.steps) or root.kind is None or (report.has_errors and not file.is_ensemble):
+        return
+    read = {wire.tensor for step in known.steps for wire in step.wires}
+    read.update(ref.name for expression in known.conditions.values() for ref in expression.references)
+    for i, spec in enumerate(file.message.input):
+        if spec.name not in read:
+            add = report.error if file.is_ensemble else report.warning
+            what = f"ensemble input '{spec.name}' for ensemble" if file.is_ensemble else f"input '{spec.name}' of graph"
+            add("G026", file, f"input[{i}].name", f"{what} '{file.name}' is not used")
+
+
+def _signature(file: GraphFile, built: BuiltNode) -> ModelSignature:
+    message = file.message
+    outputs = [spec_of(tensor) for tensor in message.output] or [
+        TensorSpec(name, known.datatype, known.dims) for name, known in built.outputs.items()
+    ]
+    return ModelSignature(
+        name=file.name,
+        version=file.source.version,
+        platform="ensemble" if file.is_ensemble else "graph",
+        max_batch_size=message.max_batch_size,
+        inputs=tuple(spec_of(tensor) for tensor in message.input),
+        outputs=tuple(outputs),
+    )

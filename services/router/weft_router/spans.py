@@ -1,0 +1,50 @@
+"""The span of a step."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from opentelemetry.trace import Span, SpanKind
+
+from weft_common import telemetry
+from weft_common.errors import RequestCancelledError
+from weft_router.targets import Target
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+Attributes = dict[str, str | int]
+
+
+def step_attributes(name: str, path: str) -> Attributes:
+    """What the span of every step says."""
+    return {"weft.step": name, "weft.path": path}
+
+
+def call_attributes(model: str, version: str, target: Target) -> Attributes:
+    """What the span of a call says beside."""
+    return {
+        "weft.model": model,
+        "weft.model_version": version,
+        "weft.target": target.name,
+        "server.address": target.address,
+        "weft.attempt": 1,
+    }
+
+
+@contextmanager
+def step_span(
+    path: str, kind: SpanKind, attributes: Mapping[str, str | int], parent: "Context | None"
+) -> Iterator[tuple[Span, "Context"]]:
+    """A span around the block, and the context for spans within; it ends with the error that leaves the block."""
+    span = telemetry.start_span(f"step {path}", parent=parent, kind=kind, attributes=attributes)
+    try:
+        yield span, telemetry.context_of(span, parent)
+    except asyncio.CancelledError:
+        telemetry.end_span(span, RequestCancelledError("the step was cancelled"))
+        raise
+    except Exception as error:
+        telemetry.end_span(span, error)
+        raise
+    telemetry.end_span(span)

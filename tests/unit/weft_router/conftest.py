@@ -1,0 +1,347 @@
+"""Plans built by hand, and a target that answers as a test says."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
+from weft_common.signature import ModelSignature, TensorSpec
+from weft_common.tensors import WireTensor, bytes_tensor, encode
+from weft_router.core import RouterCore
+from weft_router.executor import GraphExecutor
+from weft_router.graph.plan import (
+    Binding,
+    CallPlan,
+    CombineMethod,
+    CombinePlan,
+    Frame,
+    GraphPlan,
+    NodeKind,
+    NodePlan,
+    RequestScope,
+    StepPlan,
+)
+from weft_router.graph_config import config_of_signature
+from weft_router.targets import TargetModel
+
+Answer = Callable[[InferCall, CallContext], Awaitable[Mapping[str, WireTensor]]]
+
+
+class FakeTarget:
+    """Answers each model as scripted; a model without a script echoes its first input as every requested output.
+
+    `calls` and `contexts` have what came in; `cancelled` the models whose call was cancelled.
+    """
+
+    def __init__(self, name: str = "model", **answers: Answer) -> None:
+        self.name = name
+        self.address = "fake:1"
+        self.answers: dict[str, Answer] = dict(answers)
+        self.calls: list[InferCall] = []
+        self.contexts: list[CallContext] = []
+        self.cancelled: list[str] = []
+        self.models: list[TargetModel] | Exception = []
+        self.num_discoveries = 0
+        self.discovered = asyncio.Event()
+        self.is_closed = False
+
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        self.calls.append(call)
+        self.contexts.append(context)
+        try:
+            if call.model_name in self.answers:
+                answer = await self.answers[call.model_name](call, context)
+                if isinstance(answer, InferResult):
+                    return answer
+            else:
+                answer = {output.name: next(iter(call.inputs.values())) for output in call.outputs}
+        except asyncio.CancelledError:
+            self.cancelled.append(call.model_name)
+            raise
+        return InferResult(call.model_name, call.model_version or "1", call.request_id, {}, dict(answer))
+
+    async def discover(self, *, timeout_s: float) -> list[TargetModel]:
+        self.num_discoveries += 1
+        self.discovered.set()
+        if isinstance(self.models, Exception):
+            raise self.models
+        return list(self.models)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+    def called(self) -> list[str]:
+        """Model names in the order of their calls."""
+        return [call.model_name for call in self.calls]
+
+
+@dataclass
+class FakeCondition:
+    """A condition that is a Python function of the request and the frame; counts its evaluations."""
+
+    function: Callable[[RequestScope, Frame], object]
+    source: str = "condition"
+    tensors: tuple[Binding, ...] = ()
+    num_evaluations: int = 0
+
+    def evaluate(self, frame: Frame, request: RequestScope) -> object:
+        self.num_evaluations += 1
+        return self.function(request, frame)
+
+
+@dataclass
+class StepSpec:
+    """A step by tensor names; `node` turns them into slots."""
+
+    name: str
+    action: "str | CallPlan | NodePlan"
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def spec(name: str, datatype: str = "FP32", dims: Sequence[int] = (-1,), *, is_optional: bool = False) -> TensorSpec:
+    return TensorSpec(name, datatype, tuple(dims), is_optional)
+
+
+def signature(
+    name: str,
+    inputs: Sequence[TensorSpec | str] = ("IN",),
+    outputs: Sequence[TensorSpec | str] = ("OUT",),
+    *,
+    max_batch_size: int = 0,
+    version: str = "1",
+    platform: str = "",
+) -> ModelSignature:
+    def specs(given: Sequence[TensorSpec | str]) -> tuple[TensorSpec, ...]:
+        return tuple(spec(one) if isinstance(one, str) else one for one in given)
+
+    return ModelSignature(name, version, platform, max_batch_size, specs(inputs), specs(outputs))
+
+
+def call_plan(
+    model: str, inputs: Sequence[str], outputs: Sequence[str], *, max_batch_size: int = 0, target: str = "model"
+) -> CallPlan:
+    return CallPlan(target, model, "", signature(model, inputs, outputs, max_batch_size=max_batch_size))
+
+
+def step(name: str, action: Any, inputs: dict[str, str], outputs: dict[str, str], **options: Any) -> StepSpec:
+    """A step; `inputs` is target input <- tensor, `outputs` target output -> tensor, as the plan's bindings."""
+    return StepSpec(name, action, inputs, outputs, options)
+
+
+def node(
+    name: str,
+    kind: NodeKind,
+    steps: Sequence[StepSpec],
+    *,
+    inputs: Sequence[str],
+    outputs: Sequence[str] | Mapping[str, str],
+    combines: Sequence[tuple[str, CombineMethod, Mapping[str, str], dict[str, Any]]] = (),
+    max_batch_size: int = 0,
+    **options: Any,
+) -> NodePlan:
+    """A node by tensor names; `combines` are (tensor, method, step -> its tensor, options)."""
+    named_outputs = dict(outputs) if isinstance(outputs, Mapping) else {output: output for output in outputs}
+    slots: dict[str, int] = {}
+    for tensor in (
+        *inputs,
+        *(tensor for one in steps for tensor in one.outputs.values()),
+        *(combine[0] for combine in combines),
+    ):
+        slots.setdefault(tensor, len(slots))
+    producer = {tensor: index for index, one in enumerate(steps) for tensor in one.outputs.values()}
+    is_sequence = kind is NodeKind.SEQUENCE
+    needs = [{producer[t] for t in one.inputs.values() if is_sequence and t in producer} for one in steps]
+    plans = []
+    for index, one in enumerate(steps):
+        action = one.action
+        if isinstance(action, str):
+            action = call_plan(action, list(one.inputs), list(one.outputs), max_batch_size=max_batch_size)
+        plans.append(
+            StepPlan(
+                one.name,
+                f"{name}/{one.name}",
+                action,
+                tuple(Binding(n, slots[tensor]) for n, tensor in one.inputs.items()),
+                tuple(Binding(n, slots[tensor]) for n, tensor in one.outputs.items()),
+                consumers=tuple(other for other in range(len(steps)) if index in needs[other]),
+                num_dependencies=len(needs[index]),
+                **one.options,
+            )
+        )
+    names = [one.name for one in steps]
+    return NodePlan(
+        name,
+        name,
+        kind,
+        len(slots),
+        tuple(Binding(tensor, slots[tensor]) for tensor in inputs),
+        tuple(Binding(output, slots[tensor]) for output, tensor in named_outputs.items()),
+        tuple(plans),
+        combines=tuple(
+            CombinePlan(slots[t], method, tuple((names.index(s), slots[x]) for s, x in sources.items()), **more)
+            for t, method, sources, more in combines
+        ),
+        **options,
+    )
+
+
+def graph(root: NodePlan, *, name: str = "g", max_batch_size: int = 0, **options: Any) -> GraphPlan:
+    inputs, outputs = ([binding.name for binding in bindings] for bindings in (root.inputs, root.outputs))
+    return GraphPlan(signature(name, inputs, outputs, max_batch_size=max_batch_size), root, **options)
+
+
+def tensor(*values: float, shape: tuple[int, ...] | None = None) -> WireTensor:
+    """An FP32 tensor."""
+    return encode(np.asarray(values, np.float32).reshape(shape or (len(values),)))
+
+
+def text(*values: str, shape: tuple[int, ...] | None = None) -> WireTensor:
+    """A BYTES tensor."""
+    return bytes_tensor(values, shape or (len(values),))
+
+
+async def run(
+    plan: GraphPlan | GraphExecutor,
+    target: FakeTarget | None = None,
+    inputs: Mapping[str, WireTensor] | None = None,
+    *,
+    outputs: Sequence[str] = (),
+    parameters: Mapping[str, Any] | None = None,
+    context: CallContext | None = None,
+    request_id: str = "",
+    **options: Any,
+) -> InferResult:
+    """Execute a graph; every input not given is a tensor of one element."""
+    executor = plan if isinstance(plan, GraphExecutor) else GraphExecutor(plan, {"model": target}, **options)
+    given = inputs if inputs is not None else {b.name: tensor(1.0) for b in executor.plan.root.inputs}
+    call = InferCall(
+        executor.plan.signature.name,
+        "",
+        request_id,
+        parameters or {},
+        dict(given),
+        tuple(RequestedOutput(name, {}) for name in outputs),
+    )
+    return await executor.execute(call, context if context is not None else CallContext())
+
+
+def num_other_tasks() -> int:
+    """Tasks of the loop beside the one that asks."""
+    return len(asyncio.all_tasks()) - 1
+
+
+def claims_of(core: RouterCore) -> Callable[[Callable[[], bool]], Awaitable[None]]:
+    """A function that waits until a claim about the router holds; it looks whenever the router has seen a change."""
+    rechecked = asyncio.Event()
+    recheck = core._graphs.recheck
+
+    async def recheck_and_tell() -> None:
+        await recheck()
+        rechecked.set()
+
+    async def until(claim: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not claim():
+                rechecked.clear()
+                await rechecked.wait()
+
+    core._graphs.recheck = recheck_and_tell
+    return until
+
+
+PIPE = """
+name: "pipe" platform: "graph" max_batch_size: 4
+input  [ { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "Z" data_type: TYPE_FP32 dims: [ 2 ] } ]
+node { name: "root" sequence {
+  step { name: "one" model_name: "double" output_map { key: "Y" value: "M" } }
+  step { name: "two" model_name: "double" input_map { key: "X" value: "M" } output_map { key: "Y" value: "Z" } } } }
+"""
+ENSEMBLE = """
+name: "old" platform: "ensemble" max_batch_size: 4
+input  [ { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "Z" data_type: TYPE_FP32 dims: [ 2 ] } ]
+ensemble_scheduling { step [
+  { model_name: "double" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "m" } },
+  { model_name: "double" model_version: 1 input_map { key: "X" value: "m" } output_map { key: "Y" value: "Z" } } ] }
+"""
+
+
+def write(root: Path, text: str, name: str = "pipe", version: str = "1") -> None:
+    """A graph file, or a Triton ensemble's configuration with its version folder."""
+    folder = root / name / version
+    folder.mkdir(parents=True, exist_ok=True)
+    path = root / name / "config.pbtxt" if "ensemble_scheduling" in text else folder / "graph.pbtxt"
+    path.write_text(text)
+
+
+def serve(target: FakeTarget, *names: str, dims: int = 2, is_ready: bool = True) -> None:
+    """Let the target list models that take X and give Y."""
+    x, y = spec("X", dims=(dims,)), spec("Y", dims=(dims,))
+    signatures = [signature(name, [x], [y], max_batch_size=4) for name in names]
+    target.models = [TargetModel(signature, is_ready, config_of_signature(signature)) for signature in signatures]
+
+
+@asynccontextmanager
+async def started(root: Path, *targets: FakeTarget, **options: Any) -> AsyncIterator[SimpleNamespace]:
+    """A running router; `refresh` asks the targets again and waits until a claim holds."""
+    core = RouterCore(root, targets, poll_s=3_600.0, **options)
+    until = claims_of(core)
+    await core.start()
+
+    async def refresh(claim: Callable[[], bool]) -> None:
+        for one in targets:
+            core._catalog.wake(one.name)
+        await until(claim)
+
+    try:
+        yield SimpleNamespace(core=core, refresh=refresh)
+    finally:
+        await core.close(grace_s=0)
+
+
+def request(name: str = "pipe", version: str = "", **options: object) -> InferCall:
+    return InferCall(name, version, "r1", inputs={"X": tensor(1, 2, shape=(1, 2))}, **options)
+
+
+@pytest.fixture
+def target() -> FakeTarget:
+    """A target that serves `double`."""
+    target = FakeTarget()
+    serve(target, "double")
+    return target
+
+
+@pytest.fixture
+def make() -> SimpleNamespace:
+    """Builders of plans, tensors and fakes."""
+    return SimpleNamespace(
+        FakeCondition=FakeCondition,
+        FakeTarget=FakeTarget,
+        ENSEMBLE=ENSEMBLE,
+        PIPE=PIPE,
+        call_plan=call_plan,
+        claims_of=claims_of,
+        graph=graph,
+        node=node,
+        num_other_tasks=num_other_tasks,
+        request=request,
+        run=run,
+        serve=serve,
+        signature=signature,
+        spec=spec,
+        started=started,
+        step=step,
+        tensor=tensor,
+        text=text,
+        write=write,
+    )

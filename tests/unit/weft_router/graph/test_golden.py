@@ -1,0 +1,85 @@
+"""Graph files and what is said about them; WEFT_UPDATE_GOLDEN=1 writes the ``.expected`` files anew."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from weft_common.pbtxt import render
+from weft_router.graph import GraphError, GraphSource, check_graph, compile_graph
+
+FOLDER = Path(__file__).parent
+BAD = sorted((FOLDER / "bad").glob("*.pbtxt"))
+GOOD = sorted((FOLDER / "good").glob("*.pbtxt"))
+LATER = sorted((FOLDER / "later").glob("*.pbtxt"))
+CODES = {f"G{number:03}" for number in (*range(1, 16), 17, 18, 24, 25, 26)}
+
+
+def _source(file: Path) -> GraphSource:
+    return GraphSource(file.read_bytes(), file.name)
+
+
+@pytest.mark.parametrize("file", BAD, ids=lambda file: file.stem)
+def test_diagnostics_of_a_bad_file(file, catalog, graphs):
+    """Every diagnostic of a bad file, its place and its caret are as written down beside it."""
+    found = check_graph(_source(file), catalog, graphs)
+    expected = file.with_suffix(".expected")
+    if os.environ.get("WEFT_UPDATE_GOLDEN"):
+        expected.write_text(render(found) + "\n")
+    assert expected.read_text() == render(found) + "\n"
+
+
+@pytest.mark.parametrize("file", BAD, ids=lambda file: file.stem)
+def test_a_bad_file_has_the_code_of_its_name(file, catalog, graphs):
+    """A file g007_... has a finding G007."""
+    codes = {found.code for found in check_graph(_source(file), catalog, graphs)}
+    assert file.stem[:4].upper() in codes
+
+
+def test_every_code_has_a_bad_file():
+    """No check is without an example of what it says."""
+    text = "".join(file.with_suffix(".expected").read_text() for file in BAD)
+    assert CODES == set(re.findall(r"  \[(G\d+)\]$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("file", BAD, ids=lambda file: file.stem)
+def test_a_bad_file_compiles_only_with_warnings_alone(file, catalog, graphs):
+    """compile_graph raises exactly where check_graph finds an error, with the same diagnostics."""
+    found = check_graph(_source(file), catalog, graphs)
+    if any(one.severity == "error" for one in found):
+        with pytest.raises(GraphError) as caught:
+            compile_graph(_source(file), catalog, graphs)
+        assert found == caught.value.diagnostics
+        assert "warning" not in caught.value.message.partition("\n")[0]
+    else:
+        assert compile_graph(_source(file), catalog, graphs).signature.name == "g"
+
+
+@pytest.mark.parametrize("file", GOOD, ids=lambda file: file.stem)
+def test_a_good_file_compiles(file, catalog, graphs):
+    """A good file has no diagnostics, and its plan has the file's name."""
+    assert [] == check_graph(_source(file), catalog, graphs)
+    assert file.stem == compile_graph(_source(file), catalog, graphs).signature.name
+
+
+@pytest.mark.parametrize("file", LATER, ids=lambda file: file.stem)
+def test_what_comes_later_is_refused_at_its_place(file, catalog, graphs):
+    """A file that uses what this version lacks gets errors that say so, and no others."""
+    found = check_graph(_source(file), catalog, graphs)
+    assert {("G024", "error")} == {(one.code, one.severity) for one in found}
+    assert all("is not supported by this version of Weft" in one.message for one in found)
+
+
+@pytest.mark.parametrize("file", [*GOOD, *LATER], ids=lambda file: file.stem)
+def test_without_a_catalog_nothing_is_said_about_models(file):
+    """Without a catalog, files that name unknown models and graphs have no errors but unsupported features."""
+    assert {"G024"} >= {one.code for one in check_graph(_source(file))}
+
+
+@pytest.mark.parametrize("file", BAD, ids=lambda file: file.stem)
+def test_without_a_catalog_nothing_new_is_wrong(file, catalog, graphs):
+    """Every error that is found without a catalog is found with one too."""
+    known = {(one.line, one.column, one.code) for one in check_graph(_source(file), catalog, graphs)}
+    blind = check_graph(_source(file))
+    assert known >= {(one.line, one.column, one.code) for one in blind if one.severity == "error"}

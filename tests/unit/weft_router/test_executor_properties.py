@@ -1,0 +1,171 @@
+"""Random graphs under random delays, failures and cancels against a naive interpreter that runs one step at a time."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from weft_common.core import CallContext, InferCall
+from weft_common.errors import RemoteError
+from weft_common.tensors import WireTensor
+from weft_router.executor import GraphExecutor
+from weft_router.graph.plan import GraphPlan, NodeKind
+
+
+@dataclass(frozen=True)
+class Node:
+    """A step of a random graph: the earlier steps that it reads (none: the graph's input), how it behaves."""
+
+    reads: tuple[int, ...]
+    num_turns: int
+    fails: bool
+
+
+@st.composite
+def dags(draw: st.DrawFn) -> list[Node]:
+    """Up to nine steps in declared order; each reads any of the steps before it."""
+    size = draw(st.integers(1, 9))
+    return [
+        Node(
+            tuple(draw(st.sets(st.integers(0, index - 1), max_size=3))) if index else (),
+            draw(st.integers(0, 4)),
+            draw(st.integers(0, 9)) == 0,
+        )
+        for index in range(size)
+    ]
+
+
+def value_of(index: int, inputs: list[bytes]) -> bytes:
+    """What step `index` makes of its inputs; the order of the inputs matters."""
+    return blake2b(b"|".join([str(index).encode(), *inputs]), digest_size=8).digest()
+
+
+def interpret(dag: list[Node], x: bytes) -> tuple[list[bytes | None], set[int]]:
+    """Values of all steps one after another, and the steps that fail though everything before them succeeded."""
+    values: list[bytes | None] = []
+    failing = set()
+    for index, node in enumerate(dag):
+        inputs = [values[i] for i in node.reads] if node.reads else [x]
+        if any(value is None for value in inputs):
+            values.append(None)
+        elif node.fails:
+            failing.add(index)
+            values.append(None)
+        else:
+            values.append(value_of(index, [value for value in inputs if value is not None]))
+    return values, failing
+
+
+class Models:
+    """Answers the steps; knows which were called, and how many calls are open."""
+
+    name, address = "model", "fake"
+
+    def __init__(self, dag: list[Node]) -> None:
+        self.dag = dag
+        self.num_open = 0
+        self.called: list[int] = []
+
+    async def infer(self, call: InferCall, context: CallContext) -> object:
+        index = int(call.model_name)
+        self.num_open += 1
+        self.called.append(index)
+        try:
+            for _ in range(self.dag[index].num_turns):
+                await asyncio.sleep(0)  # one turn of the loop, no time
+            if self.dag[index].fails:
+                raise RemoteError("UNAVAILABLE", f"step {index} fails")
+        finally:
+            self.num_open -= 1
+        data = value_of(index, [tensor.data for tensor in call.inputs.values()])
+        return SimpleNamespace(outputs={"OUT": WireTensor("FP32", (2,), data)}, parameters={}, model_version="1")
+
+
+def plan_of(make: SimpleNamespace, dag: list[Node]) -> GraphPlan:
+    steps = [
+        make.step(f"s{index}", str(index), {f"I{i}": f"t{i}" for i in node.reads} or {"I": "X"}, {"OUT": f"t{index}"})
+        for index, node in enumerate(dag)
+    ]
+    outputs = [f"t{index}" for index in range(len(dag))]
+    return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=outputs))
+
+
+fixture_is_stateless = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+@fixture_is_stateless
+@given(dag=dags())
+def test_concurrent_execution_equals_one_step_at_a_time(dag: list[Node], make: SimpleNamespace) -> None:
+    """Same values where all succeed; otherwise an error of a step that could run, nothing left behind."""
+
+    async def check() -> None:
+        values, failing = interpret(dag, b"x")
+        models = Models(dag)
+        executor = GraphExecutor(plan_of(make, dag), {"model": models})
+        inputs: Mapping[str, WireTensor] = {"X": WireTensor("UINT8", (1,), b"x")}
+        if failing:
+            with pytest.raises(RemoteError) as caught:
+                await make.run(executor, inputs=inputs)
+            assert caught.value.message in {f"g/1: root/s{i} -> {i}@1: step {i} fails" for i in failing}
+        else:
+            result = await make.run(executor, inputs=inputs)
+            assert values == [tensor.data for tensor in result.outputs.values()]
+        assert (0, 0) == (models.num_open, make.num_other_tasks())
+
+    asyncio.run(check())
+
+
+@fixture_is_stateless
+@given(dag=dags(), choice=st.sets(st.integers(0, 8), min_size=1))
+def test_requested_outputs_have_the_values_of_a_whole_run(
+    dag: list[Node], choice: set[int], make: SimpleNamespace
+) -> None:
+    """Steps behind them run, each once, and no others."""
+    wanted = sorted(index for index in choice if index < len(dag)) or [0]
+    needed: set[int] = set()
+    unread = list(wanted)
+    while unread:
+        index = unread.pop()
+        needed.add(index)
+        unread += dag[index].reads
+    sound = [Node(node.reads, node.num_turns, fails=index not in needed) for index, node in enumerate(dag)]
+
+    async def check() -> None:
+        models = Models(sound)
+        executor = GraphExecutor(plan_of(make, sound), {"model": models})
+        inputs: Mapping[str, WireTensor] = {"X": WireTensor("UINT8", (1,), b"x")}
+        result = await make.run(executor, inputs=inputs, outputs=[f"t{index}" for index in wanted])
+        values, _ = interpret([Node(node.reads, 0, fails=False) for node in dag], b"x")
+        assert [values[index] for index in wanted] == [tensor.data for tensor in result.outputs.values()]
+        assert sorted(needed) == sorted(models.called)
+
+    asyncio.run(check())
+
+
+@fixture_is_stateless
+@given(dag=dags(), num_turns=st.integers(0, 25), num_cancels=st.integers(1, 3))
+def test_a_cancel_at_any_moment_leaves_nothing(
+    dag: list[Node], num_turns: int, num_cancels: int, make: SimpleNamespace
+) -> None:
+    """Whenever it comes, and however often, no call and no task is left, and no other error appears."""
+
+    async def check() -> None:
+        models = Models(dag)
+        executor = GraphExecutor(plan_of(make, dag), {"model": models})
+        request = asyncio.create_task(make.run(executor, inputs={"X": WireTensor("UINT8", (1,), b"x")}))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        for _ in range(num_cancels):
+            request.cancel()
+            await asyncio.sleep(0)
+        outcome = (await asyncio.gather(request, return_exceptions=True))[0]
+        if isinstance(outcome, BaseException):
+            assert isinstance(outcome, (asyncio.CancelledError, RemoteError))
+        assert (0, 0) == (models.num_open, make.num_other_tasks())
+
+    asyncio.run(check())

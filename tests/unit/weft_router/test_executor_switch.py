@@ -1,0 +1,123 @@
+"""Switches: which branch answers, and what is said when none does."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from weft_common.core import CallContext
+from weft_common.errors import InvalidArgumentError
+from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.nodes import case_text
+
+
+def switch(make: SimpleNamespace, branches: list[tuple[str, dict[str, object]]], **options: object) -> GraphPlan:
+    """A switch whose branches call the models named like them."""
+    steps = [make.step(name, name, {"IN": "X"}, {"OUT": "Y"}, **how) for name, how in branches]
+    return make.graph(make.node("root", NodeKind.SWITCH, steps, inputs=["X"], outputs=["Y"], **options))
+
+
+def language(make: SimpleNamespace) -> object:
+    return make.FakeCondition(lambda request, frame: request.parameters.get("lang"), source="parameters.lang")
+
+
+async def test_the_case_that_equals_on_answers(make: SimpleNamespace) -> None:
+    """`on` is evaluated once, however many branches there are; the branch shows in the path."""
+    on = language(make)
+    plan = switch(
+        make, [("de", {"cases": ("de", "nl")}), ("en", {"cases": ("en",)}), ("rest", {"is_otherwise": True})], on=on
+    )
+    target = make.FakeTarget()
+    context = CallContext()
+    for lang in ("nl", "en", "fr"):
+        await make.run(plan, target, parameters={"lang": lang}, context=context)
+    assert ["de", "en", "rest"] == target.called()
+    assert 3 == on.num_evaluations
+    assert ["root[de]", "root[en]", "root[rest]"] == [path for _, path in context.trailing_metadata]
+
+
+async def test_the_first_when_that_holds_answers(make: SimpleNamespace) -> None:
+    """Tests are tried in declared order; those behind the first that holds are not evaluated."""
+    never, yes, late = (make.FakeCondition(lambda r, f, v=value: v) for value in (False, True, True))
+    plan = switch(make, [("a", {"when": never}), ("b", {"when": yes}), ("c", {"when": late})])
+    target = make.FakeTarget()
+    await make.run(plan, target)
+    assert ["b"] == target.called()
+    assert [1, 1, 0] == [never.num_evaluations, yes.num_evaluations, late.num_evaluations]
+
+
+async def test_otherwise_answers_only_when_nothing_else_does(make: SimpleNamespace) -> None:
+    """`otherwise` may stand first and still is the last choice."""
+    plan = switch(make, [("rest", {"is_otherwise": True}), ("de", {"cases": ("de",)})], on=language(make))
+    target = make.FakeTarget()
+    await make.run(plan, target, parameters={"lang": "de"})
+    await make.run(plan, target, parameters={})
+    assert ["de", "rest"] == target.called()
+
+
+async def test_no_match_is_an_invalid_argument_that_names_graph_node_and_value(make: SimpleNamespace) -> None:
+    """Nothing is called; the message has what was compared and what there was."""
+    plan = switch(make, [("de", {"cases": ("de",)})], on=language(make))
+    target = make.FakeTarget()
+    with pytest.raises(InvalidArgumentError) as caught:
+        await make.run(plan, target, parameters={"lang": "fr"})
+    assert (
+        "g/1: root: no branch of switch 'root' matches: value 'fr' of 'parameters.lang' is no case; branches are 'de', "
+        "and there is no 'otherwise'"
+    ) == caught.value.message
+    assert [] == target.called()
+
+
+async def test_a_value_of_megabytes_is_not_repeated_in_the_message(make: SimpleNamespace) -> None:
+    """Its beginning says enough."""
+    plan = switch(make, [("de", {"cases": ("de",)})], on=language(make))
+    with pytest.raises(InvalidArgumentError, match=f"value '{'x' * 100}\\.\\.\\.' of") as caught:
+        await make.run(plan, make.FakeTarget(), parameters={"lang": "x" * 3_000_000})
+    assert len(caught.value.message) < 400
+
+
+async def test_no_match_has_the_same_code_at_any_depth(make: SimpleNamespace) -> None:
+    """A switch inside a sequence fails as a switch at the root does."""
+    inner = switch(make, [("de", {"cases": ("de",)})], on=language(make)).root
+    steps = [make.step("pre", "pre", {"IN": "X"}, {"OUT": "A"}), make.step("clf", inner, {"X": "A"}, {"Y": "Y"})]
+    plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+    context = CallContext()
+    with pytest.raises(InvalidArgumentError, match="no branch of switch"):
+        await make.run(plan, make.FakeTarget(), parameters={"lang": "fr"}, context=context)
+    assert [("x-graph-path", "root.pre;clf=root!")] == context.trailing_metadata
+
+
+async def test_a_condition_that_fails_fails_the_request(make: SimpleNamespace) -> None:
+    """There is no silent false; the place is added to the condition's own message."""
+
+    def fail(request: object, frame: object) -> object:
+        raise InvalidArgumentError("no such key: 'lang'")
+
+    plan = switch(make, [("a", {"when": make.FakeCondition(fail)}), ("rest", {"is_otherwise": True})])
+    with pytest.raises(InvalidArgumentError, match=r"^g/1: root: no such key: 'lang'$"):
+        await make.run(plan, make.FakeTarget())
+
+
+async def test_a_when_that_is_no_boolean_fails_the_request(make: SimpleNamespace) -> None:
+    """A number is neither true nor false."""
+    plan = switch(make, [("a", {"when": make.FakeCondition(lambda r, f: 1, source="size(x)")})])
+    with pytest.raises(
+        InvalidArgumentError, match=r"'when' of branch 'a' must be true or false, got 1 from 'size\(x\)'"
+    ):
+        await make.run(plan, make.FakeTarget())
+
+
+async def test_a_condition_reads_the_nodes_own_frame(make: SimpleNamespace) -> None:
+    """The frame holds the node's input where the binding says."""
+    seen = []
+    when = make.FakeCondition(lambda request, frame: seen.append(frame[0]) or True)
+    await make.run(switch(make, [("a", {"when": when})]), make.FakeTarget(), {"X": make.tensor(3.0)})
+    assert [make.tensor(3.0)] == seen
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(True, "true"), (False, "false"), (3, "3"), (3.0, "3"), (2.5, "2.5"), ("x", "x"), (b"x", "x"), (None, "")],
+)
+def test_values_compare_as_their_text(value: object, expected: str) -> None:
+    """A case is text; numbers and booleans have one spelling."""
+    assert expected == case_text(value)
