@@ -1,0 +1,85 @@
+"""Build the sample models of this repository: ``python model_repository/build.py``.
+
+Nothing is downloaded: weights and data come from installed packages. A sample whose sources and packages have not
+changed since its last build is left alone.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from recipes.catalog import RECIPES
+from recipes.recipe import (
+    SOURCE,
+    Figures,
+    MissingPackageError,
+    build,
+    built_figures,
+    fingerprint,
+    in_order,
+    only_builder,
+)
+from tqdm import tqdm
+
+_FOLDERS = ("graphs", "preprocess", "model", "postprocess", "data")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Build what is asked for; 0 when all of it is there, 1 when a package is missing."""
+    arguments = _parse(argv)
+    repository = arguments.output.resolve()
+    if repository != SOURCE:
+        _copy_committed_files(repository)
+    chosen = in_order(RECIPES, arguments.only)
+    with only_builder(repository), tqdm(chosen, unit="sample", disable=None, leave=False) as progress:
+        for recipe in progress:
+            progress.set_description(recipe.name)
+            stamp = fingerprint(recipe, RECIPES)
+            figures = None if arguments.force else built_figures(repository, recipe, stamp)
+            if figures is not None:
+                tqdm.write(_line(recipe.name, "up to date", figures))
+                continue
+            start = time.perf_counter()
+            try:
+                figures = build(repository, recipe, stamp)
+            except MissingPackageError as error:
+                tqdm.write(f"{recipe.name}: {error}", file=sys.stderr)
+                return 1
+            tqdm.write(_line(recipe.name, f"built in {time.perf_counter() - start:.1f} s", figures))
+    return 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Build the sample models.")
+    parser.add_argument(
+        "--only", action="append", default=[], choices=RECIPES, metavar="NAME", help="this sample and what it needs"
+    )
+    parser.add_argument("--force", action="store_true", help="build even what is up to date")
+    parser.add_argument(
+        "--output", type=Path, default=SOURCE, metavar="DIR", help="build into a copy of the repository"
+    )
+    return parser.parse_args(argv)
+
+
+def _copy_committed_files(repository: Path) -> None:
+    """``repository`` holds every file of this one that is not built; equal files are not touched."""
+    built = {SOURCE / output for recipe in RECIPES.values() for output in recipe.outputs}
+    for path in (path for folder in _FOLDERS for path in sorted((SOURCE / folder).rglob("*"))):
+        copy = repository / path.relative_to(SOURCE)
+        if path in built or not path.is_file() or "__pycache__" in path.parts:
+            continue
+        content = path.read_bytes()
+        if not copy.is_file() or copy.read_bytes() != content:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(content)
+
+
+def _line(name: str, state: str, figures: Figures) -> str:
+    measured = ", ".join(f"{what} {value:.3g}" for what, value in figures.items())
+    return f"{name:<10} {state:<16} {measured}".rstrip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
