@@ -1,0 +1,1 @@
+"""Load generator and benchmarks of a whole mesh on one machine."""

@@ -1,0 +1,1 @@
+"""The ``weft`` command: bring a mesh up, ask a graph, check files."""

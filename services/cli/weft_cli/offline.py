@@ -1,0 +1,140 @@
+"""A model repository as its files declare it: nothing is loaded, no service runs."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from weft_common.errors import WeftError
+from weft_common.pbtxt import Diagnostic, PbtxtError
+from weft_common.signature import ModelSignature
+from weft_model import backends as model
+from weft_postprocess import transforms as postprocess
+from weft_preprocess import transforms as preprocess
+from weft_router.graph import GraphSource
+from weft_serving.backends.base import Backend, Batch
+from weft_serving.config import CONFIG_FILENAME, ModelDefinition, define_model
+from weft_serving.repository import ModelRepository
+from weft_serving.request import Outcome
+
+GRAPH_FILENAME = "graph.pbtxt"
+GRAPH_FOLDER = "graphs"
+#: Folder in the repository -> backends that its service offers.
+BACKENDS: Mapping[str, Mapping[str, type[Backend]]] = {
+    "preprocess": preprocess.BACKENDS,
+    "model": model.BACKENDS,
+    "postprocess": postprocess.BACKENDS,
+}
+#: Configurations may name any device; whether it is there shows where they are loaded.
+_NUM_GPUS = 64
+_UNDECLARED = "(undeclared)"
+_IS_ENSEMBLE = re.compile(r"^\s*ensemble_scheduling\b|\bplatform\s*:\s*[\"'](ensemble|graph)[\"']", re.MULTILINE)
+
+
+def _with_placeholders(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+    tensor = {"name": _UNDECLARED, "data_type": "TYPE_FP32", "dims": [-1]}
+    return {**config, "input": config.get("input") or [tensor], "output": config.get("output") or [tensor]}
+
+
+class _OfflineBackend(Backend):
+    """Stands for a backend where nothing is loaded."""
+
+    def load(self) -> None:
+        """Nothing is loaded."""
+
+    def execute(self, batch: Batch) -> list[Outcome]:
+        """Nothing is executed."""
+        raise AssertionError("an offline definition is never executed")
+
+
+def _offline(backend: type[Backend]) -> type[Backend]:
+    """What stands for ``backend``: what that would read from the model itself stays undeclared."""
+    complete = None if backend.auto_complete is None else staticmethod(_with_placeholders)
+    return type(backend.__name__, (_OfflineBackend,), {"auto_complete": complete, "can_use_gpu": backend.can_use_gpu})
+
+
+def backends_of(service: str) -> dict[str, type[Backend]]:
+    """Backends that ``service`` offers; those of every service where the name is none. None of them loads anything."""
+    offered = [BACKENDS[service]] if service in BACKENDS else BACKENDS.values()
+    return {name: _offline(backend) for backends in offered for name, backend in backends.items()}
+
+
+def is_graph(path: Path) -> bool:
+    """Whether the file is a graph: any but ``config.pbtxt``, and a ``config.pbtxt`` that declares an ensemble."""
+    return path.name != CONFIG_FILENAME or bool(_IS_ENSEMBLE.search(path.read_text(errors="replace")))
+
+
+def graph_source(path: Path) -> GraphSource:
+    """The graph in a file; name and version are those of the folders where they follow the repository's layout."""
+    text = path.read_bytes()
+    if path.name == CONFIG_FILENAME:
+        return GraphSource(text, str(path), name=path.resolve().parent.name)
+    version = path.resolve().parent
+    if path.name == GRAPH_FILENAME and version.name.isdigit():
+        return GraphSource(text, str(path), name=version.parent.name, version=version.name)
+    return GraphSource(text, str(path))
+
+
+def define_offline(config: Path) -> ModelDefinition:
+    """The model that a ``config.pbtxt`` declares, checked as the server does.
+
+    A model whose version folders are not built yet counts as having version 1.
+
+    Raises:
+        WeftError: The configuration is wrong.
+    """
+    directory = config.resolve().parent
+    versions = ModelRepository(directory.parent).versions(directory.name) or [1]
+    return define_model(directory, versions, backends_of(directory.parent.name), num_gpus=_NUM_GPUS)
+
+
+def diagnostics_of(error: WeftError | OSError, file: Path) -> list[Diagnostic]:
+    """What an error says about a file, which is called as it was given."""
+    if isinstance(error, OSError):
+        return [Diagnostic(str(file), 0, 0, f"cannot read '{error.filename or file}': {error.strerror}")]
+    if not isinstance(error, PbtxtError):
+        return [Diagnostic(str(file), 0, 0, error.message)]
+    resolved = str(file.resolve())
+    return [replace(d, file=str(file)) if d.file == resolved else d for d in error.diagnostics]
+
+
+class OfflineCatalog:
+    """The models of a repository, by the signatures in their configurations.
+
+    Args:
+        repository: Folder with the services' folders.
+
+    Attributes:
+        diagnostics: What is wrong with configurations, by file; those models are not in the catalog.
+        undeclared: Models asked for whose configuration leaves inputs or outputs to the backend.
+    """
+
+    def __init__(self, repository: Path) -> None:
+        self.diagnostics: dict[Path, list[Diagnostic]] = {}
+        self.undeclared: set[str] = set()
+        self._models: dict[str, dict[int, tuple[str, ModelSignature]]] = {}
+        for service in BACKENDS:
+            for config in sorted((repository / service).glob(f"*/{CONFIG_FILENAME}")):
+                self._add(service, config)
+
+    def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
+        """Service and signature of a model; version "" means the highest."""
+        versions = self._models.get(model_name, {})
+        found = versions.get(int(version) if version.isdigit() else max(versions, default=0))
+        if found is not None and any(t.name == _UNDECLARED for t in (*found[1].inputs, *found[1].outputs)):
+            self.undeclared.add(model_name)
+        return found
+
+    def names(self) -> list[str]:
+        """Every model name."""
+        return list(self._models)
+
+    def _add(self, service: str, config: Path) -> None:
+        try:
+            definition = define_offline(config)
+        except (WeftError, OSError) as error:
+            self.diagnostics[config.resolve()] = diagnostics_of(error, config)
+            return
+        versions = {version: (service, context.signature) for version, context in definition.contexts.items()}
+        self._models.setdefault(config.parent.name, versions)

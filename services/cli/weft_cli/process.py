@@ -1,0 +1,142 @@
+"""One service as a child process: start it, learn its addresses, forward its log, end it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple
+
+_LINE_LIMIT_BYTES = 1 << 20
+_NUM_LAST_LINES = 10
+
+
+class Endpoint(NamedTuple):
+    """Where a service listens (``host:port``), and its process id."""
+
+    grpc: str
+    metrics: str
+    pid: int
+
+
+class ServiceProcess:
+    """A child in a process group of its own, so that a Ctrl-C in the terminal reaches the parent alone.
+
+    Its standard input is a pipe that this process holds open: when this process dies, in whatever way, the child reads
+    the end of the pipe and stops.
+
+    Args:
+        name: Service name, for messages.
+        command: Program and arguments.
+        log: Receives (service name, line) for each line that the child logs.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], log: Callable[[str, str], None]) -> None:
+        self.name = name
+        self._command = command
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+        self._endpoint: asyncio.Future[Endpoint] = asyncio.get_running_loop().create_future()
+        self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
+        self._exit: asyncio.Task[int] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process was started and has not ended."""
+        return self._process is not None and self._process.returncode is None
+
+    @property
+    def exit_status(self) -> int | None:
+        """Status of the ended process, the negative signal number if a signal ended it; None before."""
+        return None if self._process is None else self._process.returncode
+
+    async def start(self) -> None:
+        """The process runs; it need not listen yet."""
+        self._process = process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_LINE_LIMIT_BYTES,
+            process_group=0,
+        )
+        self._exit = asyncio.create_task(self._follow(process))
+
+    async def endpoint(self) -> Endpoint:
+        """The addresses that the service announced; waits for ever if it ends first."""
+        return await asyncio.shield(self._endpoint)
+
+    async def wait(self) -> int:
+        """Wait for the end; ``exit_status``."""
+        return await asyncio.shield(self._watch())
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """The signal is sent, if the process still runs."""
+        if self._process is not None and self.is_running:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """The process and what it started are killed."""
+        if self._process is not None and self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def describe_exit(self) -> str:
+        """How the process ended and the last lines that it logged."""
+        status = self.exit_status
+        if status is None:
+            how = "is still running"
+        elif status < 0:
+            how = f"was ended by {signal.Signals(-status).name}"
+        else:
+            how = f"ended with exit status {status}"
+        lines = "".join(f"\n  {line}" for line in self._last_lines)
+        return f"{self.name} {how}" + (f"; its last lines:{lines}" if lines else "")
+
+    def _watch(self) -> "asyncio.Task[int]":
+        if self._exit is None:
+            raise RuntimeError(f"{self.name} was never started")
+        return self._exit
+
+    async def _follow(self, process: asyncio.subprocess.Process) -> int:
+        pumps = [
+            asyncio.create_task(self._read_announcement(process)),
+            asyncio.create_task(self._forward_log(process)),
+        ]
+        status = await process.wait()
+        # What the process wrote last is still in the pipes; a grandchild that keeps them open must not hold us.
+        await asyncio.wait(pumps, timeout=1.0)
+        for pump in pumps:
+            pump.cancel()
+        return status
+
+    async def _read_announcement(self, process: asyncio.subprocess.Process) -> None:
+        async for line in _lines(process.stdout):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                fields = json.loads(line)
+                if not self._endpoint.done():
+                    self._endpoint.set_result(Endpoint(fields["grpc"], fields["metrics"], process.pid))
+                continue
+            self._keep(line)  # a user model that prints
+
+    async def _forward_log(self, process: asyncio.subprocess.Process) -> None:
+        async for line in _lines(process.stderr):
+            self._keep(line)
+
+    def _keep(self, line: str) -> None:
+        self._last_lines.append(line)
+        self._log(self.name, line)
+
+
+async def _lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:
+    while stream is not None:
+        try:
+            line = await stream.readline()
+        except ValueError:
+            yield f"(a line of more than {_LINE_LIMIT_BYTES} bytes was left out)"
+            continue
+        if not line:
+            return
+        yield line.decode(errors="replace").rstrip("\n")

@@ -1,0 +1,162 @@
+"""`weft up` when something goes wrong."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from weft_common.tensors import decode
+
+Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
+
+
+def test_a_killed_service_is_reported_and_the_others_go_on(up: Start) -> None:
+    """Requests that need the dead model get UNAVAILABLE with its name, the others are answered; the status is 1."""
+    mesh = up()
+    os.kill(int(mesh.endpoints["model"]["pid"]), signal.SIGKILL)
+    mesh.wait_for_end("model")
+    with pytest.raises(grpc.RpcError) as failure:
+        mesh.call("chain")
+    assert failure.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert "work" in failure.value.details()
+    assert decode(mesh.call("prepare").outputs["A"]).tolist() == [[2.0]]
+    assert decode(mesh.call("finish", "B", service="postprocess").outputs["Y"]).tolist() == [[2.0]]
+    assert mesh.stop() == 1
+    assert "weft: model was ended by SIGKILL" in mesh.log()
+    assert "weft: still serving: preprocess, postprocess, router" in mesh.log()
+    assert mesh.running() == set()
+
+
+def test_a_stop_under_load_is_clean(up: Start) -> None:
+    """SIGTERM under load: every request is answered or refused as unavailable, status 0, no process is left."""
+    mesh = up("--grace-s", "20")
+    outcomes: Counter[str] = Counter()
+    is_busy = threading.Barrier(9)
+
+    def client() -> None:
+        for number in range(100_000):
+            if number == 3:
+                is_busy.wait(30)
+            outcome = mesh.outcome("chain")
+            outcomes[outcome] += 1
+            if outcome != "OK":
+                return
+
+    clients = [threading.Thread(target=client) for _ in range(8)]
+    for thread in clients:
+        thread.start()
+    is_busy.wait(30)
+    assert mesh.stop() == 0, mesh.log()
+    for thread in clients:
+        thread.join(30)
+    assert mesh.running() == set()
+    assert outcomes["OK"] >= 24
+    assert set(outcomes) == {"OK", "UNAVAILABLE"}
+
+
+def test_no_service_outlives_a_killed_parent(up: Start) -> None:
+    """`kill -9` of `weft up` ends every service: each reads the end of its standard input."""
+    mesh = up()
+    assert mesh.running() == set(mesh.endpoints)
+    mesh.process.kill()
+    mesh.process.wait()
+    assert mesh.running(20.0) == set()
+
+
+def test_a_second_signal_kills_at_once(up: Start, repository: Path, tmp_path: Path) -> None:
+    """Who does not want to wait for a model that hangs signals again; the status is 1, and nothing is left."""
+    broken = shutil.copytree(repository, tmp_path / "repository")
+    hang = broken / "model/work/1/hang"
+    os.mkfifo(hang)
+    mesh = up("--grace-s", "600", repository=broken)
+    caller = threading.Thread(target=mesh.outcome, args=("chain",))
+    caller.start()
+    hang.open().close()  # the model is in work now
+    mesh.process.send_signal(signal.SIGINT)
+    assert mesh.stop(signal.SIGTERM) == 1
+    assert mesh.running() == set()
+    caller.join(30)
+
+
+def test_a_service_that_does_not_end_in_time_is_killed(up: Start) -> None:
+    """A service that no longer runs its loop holds the stop up for the grace and no longer; the status is 1."""
+    mesh = up("--grace-s", "2")
+    os.kill(int(mesh.endpoints["postprocess"]["pid"]), signal.SIGSTOP)
+    assert mesh.stop() == 1
+    assert "weft: postprocess did not end in time and is killed" in mesh.log()
+    assert "model did not end" not in mesh.log()
+    assert mesh.running() == set()
+
+
+def test_a_router_that_hangs_leaves_the_others_time_to_end(up: Start) -> None:
+    """It holds the stop up for half of the grace; the others are not killed with it."""
+    mesh = up("--grace-s", "6")
+    os.kill(int(mesh.endpoints["router"]["pid"]), signal.SIGSTOP)
+    assert mesh.stop() == 1
+    assert mesh.log().count("did not end in time and is killed") == 1
+    assert "weft: router did not end in time and is killed" in mesh.log()
+    assert mesh.running() == set()
+
+
+def test_a_parent_that_nobody_reads_stops_what_it_started(repository: Path) -> None:
+    """Standard output is a closed pipe: the reason is told without a traceback, nothing is left."""
+    command = [sys.executable, "-m", "weft_cli", "up", "--json", "--router-port", "0", "--repository", str(repository)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, log = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "weft: the endpoints cannot be written to standard output: Broken pipe" in log
+    assert "Traceback" not in log
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(up: Start) -> None:
+    """Status 1, nothing on standard output, the port and the cure on standard error."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        mesh = up(router_port=port, must_serve=False)
+        assert mesh.process.wait(20) == 1
+    assert mesh.log().startswith(f"weft: port {port} on 127.0.0.1 is in use")
+    assert mesh.log().count("\n") == 1
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_start(up: Start, repository: Path, tmp_path: Path) -> None:
+    """The service, the model and the reason are named, with the cure; nothing is left."""
+    broken = shutil.copytree(repository, tmp_path / "repository")
+    (broken / "model/work/1/model.py").rename(broken / "model/work/1/other.py")
+    mesh = up(repository=broken, must_serve=False)
+    assert mesh.process.wait(30) == 1
+    assert "weft: model at " in mesh.log()
+    assert "work/1 is UNAVAILABLE: " in mesh.log()
+    assert "`make models`" in mesh.log()
+
+
+def test_a_graph_that_cannot_be_loaded_ends_the_start(up: Start, repository: Path, tmp_path: Path) -> None:
+    """The router's reason is shown with its place in the file."""
+    broken = shutil.copytree(repository, tmp_path / "repository")
+    graph = broken / "graphs/chain/1/graph.pbtxt"
+    graph.write_text(graph.read_text().replace('"work"', '"wrk"'))
+    mesh = up(repository=broken, must_serve=False)
+    assert mesh.process.wait(30) == 1
+    assert "weft: router at " in mesh.log()
+    assert "graph.pbtxt:9:" in mesh.log()
+    assert "did you mean 'work'?" in mesh.log()
+
+
+def test_a_service_that_dies_at_its_start_is_told(up: Start, repository: Path, tmp_path: Path) -> None:
+    """A process that ends before it serves is named with its last words, and the others are ended."""
+    broken = shutil.copytree(repository, tmp_path / "repository")
+    model = broken / "model/work/1/model.py"
+    model.write_text(model.read_text().replace("config = ", "import os; os.abort(); config = "))
+    mesh = up(repository=broken, must_serve=False)
+    assert mesh.process.wait(30) == 1
+    assert "weft: model was ended by SIGABRT" in mesh.log()

@@ -1,0 +1,161 @@
+"""compose.yaml, the Dockerfiles and what they name fit together."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
+OURS = ("router", "preprocess", "model", "postprocess")
+#: Packages that an image may hold: its own and the layers below it.
+BASE = {"protos/weft_protos", "services/common/weft_common"}
+SERVING = BASE | {"services/serving/weft_serving"}
+PACKAGES = {
+    "router": BASE | {"services/router/weft_router"},
+    "preprocess": SERVING | {"services/preprocess/weft_preprocess"},
+    "model": SERVING | {"services/model/weft_model"},
+    "postprocess": SERVING | {"services/postprocess/weft_postprocess"},
+}
+PACKAGES["cli"] = set().union(*PACKAGES.values()) | {"services/cli/weft_cli"}
+
+
+def dockerfile(service: str) -> str:
+    """Content of a service's Dockerfile."""
+    return (ROOT / "services" / service / "Dockerfile").read_text()
+
+
+def copies(service: str) -> list[tuple[str, str]]:
+    """(source, destination) of each COPY."""
+    found = []
+    for line in re.findall(r"^COPY (.+)$", dockerfile(service), re.MULTILINE):
+        *sources, destination = line.split()
+        found += [(source, destination) for source in sources]
+    return found
+
+
+def host_ports(service: dict[str, Any]) -> list[str]:
+    """Ports that a service takes on this machine."""
+    return [mapping.rpartition(":")[0] for mapping in service.get("ports", [])]
+
+
+def test_the_mesh_and_its_observers_are_there() -> None:
+    """The four services run beside Jaeger and Prometheus."""
+    assert set(COMPOSE["services"]) == {*OURS, "jaeger", "prometheus"}
+
+
+def test_the_file_fits_the_schema_of_the_compose_specification() -> None:
+    """Every key is known and every value has its type, by the schema that check-jsonschema ships."""
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    checked = subprocess.run([*command, str(ROOT / "compose.yaml")], capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stdout.strip()) == (0, "ok -- validation done"), checked.stdout
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_an_image_is_built_here_or_pinned(name: str) -> None:
+    """An image is built from an existing Dockerfile or pinned to a version."""
+    service = COMPOSE["services"][name]
+    if name in OURS:
+        assert (ROOT / service["build"]["dockerfile"]).is_file()
+    else:
+        assert re.fullmatch(r"[\w./-]+:v?\d[\w.]+", service["image"])
+
+
+def test_dependencies_exist_and_can_be_healthy() -> None:
+    """A service waits only for services that are there, and whose image has a health check."""
+    for service in COMPOSE["services"].values():
+        for name, condition in service.get("depends_on", {}).items():
+            assert name in COMPOSE["services"]
+            assert condition == {"condition": "service_healthy"}
+            assert "HEALTHCHECK" in dockerfile(name)
+
+
+def test_host_ports_are_unique_and_local() -> None:
+    """No two services want one port of the machine, and none is open to other machines."""
+    ports = [port for service in COMPOSE["services"].values() for port in host_ports(service)]
+    assert len(ports) == len(set(ports))
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_models_are_read_only_and_traces_go_to_jaeger(name: str) -> None:
+    """Every service of the mesh sees the repository read-only and exports to the Jaeger beside it."""
+    service = COMPOSE["services"][name]
+    assert service["volumes"] == ["./model_repository:/models:ro"]
+    assert service["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://jaeger:4317"
+
+
+def test_the_router_targets_the_ports_that_the_images_open() -> None:
+    """Each target is a service of this file, on its gRPC port."""
+    targets = dict(re.findall(r"--target=(\w+)=dns:///(\w+:\d+)", " ".join(COMPOSE["services"]["router"]["command"])))
+    assert set(targets) == set(OURS) - {"router"}
+    for name, address in targets.items():
+        port = re.search(r"^EXPOSE (\d+)", dockerfile(name), re.MULTILINE)
+        assert port is not None
+        assert address == f"{name}:{port[1]}"
+
+
+def test_prometheus_scrapes_the_metrics_port_of_every_service() -> None:
+    """The scrape targets are the second port of each image."""
+    (volume,) = COMPOSE["services"]["prometheus"]["volumes"]
+    source, destination, mode = volume.split(":")
+    assert (destination, mode) == ("/etc/prometheus/prometheus.yml", "ro")
+    (job,) = yaml.safe_load((ROOT / source).read_text())["scrape_configs"]
+    expected = {f"{name}:{re.search(r'EXPOSE [0-9]+ ([0-9]+)', dockerfile(name))[1]}" for name in OURS}  # type: ignore[index]
+    assert set(job["static_configs"][0]["targets"]) == expected
+
+
+@pytest.mark.parametrize("service", PACKAGES)
+def test_an_image_holds_the_packages_that_its_layer_may_import(service: str) -> None:
+    """COPY names exactly the service's package and the layers below it, each from where it is to the same place."""
+    packages = {(source, destination) for source, destination in copies(service) if "/" in source}
+    assert packages == {(package, package) for package in PACKAGES[service]}
+    assert all((ROOT / source).exists() for source, _ in copies(service))
+
+
+@pytest.mark.parametrize("service", PACKAGES)
+def test_an_image_is_small_and_does_not_run_as_root(service: str) -> None:
+    """Only the model image installs torch; versions are those of constraints.txt; the user is nobody."""
+    text = dockerfile(service)
+    (install,) = re.findall(r"^RUN pip install .*$", text, re.MULTILINE)
+    assert "--constraint constraints.txt" in install
+    assert ("model" in install) == (service == "model")
+    assert re.search(r"^USER 65534$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_an_image_checks_its_own_port(service: str) -> None:
+    """The health check asks the first port that the image opens."""
+    text = dockerfile(service)
+    port = re.search(r"^EXPOSE (\d+) (\d+)$", text, re.MULTILINE)
+    assert port is not None
+    assert int(port[2]) == int(port[1]) + 1
+    assert f'"weft_common.healthcheck", "127.0.0.1:{port[1]}"]' in text
+    assert importlib.util.find_spec("weft_common.healthcheck") is not None
+
+
+@pytest.mark.parametrize("service", PACKAGES)
+def test_a_service_starts_with_the_packages_of_its_image(service: str, tmp_path: Path) -> None:
+    """The service's entry point imports where no other package of Weft is."""
+    for source, _ in copies(service):
+        if "/" in source:
+            shutil.copytree(ROOT / source, tmp_path / source, ignore=shutil.ignore_patterns("__pycache__"))
+    image = [str((tmp_path / source).parent) for source in PACKAGES[service]]
+    tree = (str(ROOT / "services"), str(ROOT / "protos"))
+    code = (
+        "import runpy, sys\n"
+        f"sys.path[:] = {image} + [path for path in sys.path if not path.startswith({tree})]\n"
+        f"sys.argv = ['weft_{service}', '--help']\n"
+        f"runpy.run_module('weft_{service}', run_name='__main__')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "usage: weft" in result.stdout

@@ -1,0 +1,33 @@
+"""The health check of the container images."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from weft_common import healthcheck
+from weft_common.core import InferenceCore
+from weft_common.server import add_services, set_serving
+
+
+class _Core(InferenceCore):
+    """Only its health is asked."""
+
+
+@pytest.mark.parametrize(("is_serving", "status"), [(True, 0), (False, 1)])
+async def test_the_status_says_whether_the_service_serves(is_serving: bool, status: int) -> None:
+    """0 for SERVING, 1 for NOT_SERVING, 1 when nobody answers any more."""
+    server = grpc.aio.server()
+    health = add_services(server, _Core(), "fake")
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await set_serving(health, is_serving)
+    await server.start()
+    assert await asyncio.to_thread(healthcheck.main, [address]) == status
+    await server.stop(None)
+    assert await asyncio.to_thread(healthcheck.main, [address]) == 1
+
+
+def test_without_an_address_the_usage_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 2 and one line that says how."""
+    assert healthcheck.main([]) == 2
+    assert "HOST:PORT" in capsys.readouterr().err

@@ -1,0 +1,63 @@
+"""Answers for people."""
+
+import ml_dtypes
+import numpy as np
+
+from weft_cli.answer import render_result, render_tensor, render_trace
+from weft_common.core import InferResult
+from weft_common.tensors import bytes_tensor, encode
+
+
+def test_every_output_has_a_line() -> None:
+    """Name, datatype, shape and values of each output, aligned."""
+    result = InferResult(
+        "m", "1", outputs={"LABEL": bytes_tensor(["ja"], (1, 1)), "P": encode(np.array([0.25, 0.75], np.float32))}
+    )
+    assert render_result(result) == 'LABEL  BYTES[1, 1]  [["ja"]]\nP      FP32[2]  [0.25, 0.75]'
+
+
+def test_a_long_tensor_is_abridged() -> None:
+    """An embedding takes one line."""
+    text = render_tensor(encode(np.zeros((1, 384), np.float32)))
+    assert text.startswith("FP32[1, 384]  [[0., 0., 0., ...")
+    assert "\n" not in text
+    assert len(text) < 100
+
+
+def test_bytes_that_are_no_text_are_counted() -> None:
+    """An image in an answer does not fill the terminal, and control characters are escaped."""
+    assert render_tensor(bytes_tensor([b"\xff\x00\xfe"], (1,))) == "BYTES[1]  [<3 bytes>]"
+    assert render_tensor(bytes_tensor(["a\x1b[2Jb"], (1,))) == 'BYTES[1]  ["a\\u001b[2Jb"]'
+    assert len(render_tensor(bytes_tensor(["x" * 5000], (1,)))) < 250
+
+
+def test_bfloat16_is_shown_as_numbers() -> None:
+    """BF16, which numpy does not know, is shown like FP32."""
+    assert render_tensor(encode(np.array([1.5], ml_dtypes.bfloat16))) == "BF16[1]  [1.5]"
+
+
+def test_a_trace_is_a_tree_with_times() -> None:
+    """Each step stands below the node around it; a step that is no call has no model, a failure shows its status."""
+    steps = [
+        {"path": "root/lid", "target": "model", "model": "lang_id", "version": "2", "ms": 1.25, "status": "OK"},
+        {"path": "root/clf", "target": "", "model": "", "version": "", "ms": 20.5, "status": "OK"},
+        {
+            "path": "root/clf/de",
+            "target": "model",
+            "model": "bert",
+            "version": "1",
+            "ms": 20.1,
+            "status": "UNAVAILABLE",
+        },
+    ]
+    assert render_trace(steps) == (
+        "root\n"
+        "├─ lid         1.25 ms  lang_id@2 on model\n"
+        "└─ clf        20.50 ms\n"
+        "   └─ de      20.10 ms  bert@1 on model  UNAVAILABLE"
+    )
+
+
+def test_an_empty_trace_is_empty() -> None:
+    """No steps, no lines."""
+    assert render_trace([]) == ""
