@@ -6,7 +6,9 @@ The graph language: what a `graph.pbtxt` file may say.
 A graph is served as a V2 model of its name. Field names and numbers up to 99 are those of `ModelConfig`, so that an
 ensemble `config.pbtxt` written for Triton Inference Server is a graph as it stands; Weft's own fields start at 100.
 
-"Not supported" below: this version refuses a file that gives the field (code G024), and says where it stands.
+A field that would have no effect where it stands is refused (code G018), and so is "Not supported" (G024).
+Conditions are CEL. All see `inputs.X`, `has(inputs.X)`, `parameters`, `headers` and `request.id`, `.remaining_ms`,
+`.priority`; those of a sequence or cascade see `steps.<name>.ok` of earlier steps.
 """
 
 from collections import abc as _abc
@@ -106,11 +108,11 @@ class Graph(_message.Message):
 
     @_builtins.property
     def model_transaction_policy(self) -> _model_config_pb2.ModelTransactionPolicy:
-        """`decoupled: true`: not supported."""
+        """A graph is decoupled if, and only if, a step of its root sequence calls a decoupled model."""
 
     @_builtins.property
     def response_cache(self) -> _model_config_pb2.ModelResponseCache:
-        """`enable: true`: not supported."""
+        """`enable: true`: whole answers are kept, as `policy { cache { } }` does."""
 
     @_builtins.property
     def instance_group(self) -> _containers.RepeatedCompositeFieldContainer[_model_config_pb2.ModelInstanceGroup]:
@@ -163,7 +165,7 @@ class Ensembling(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     MAX_INFLIGHT_REQUESTS_FIELD_NUMBER: _builtins.int
     max_inflight_requests: _builtins.int
-    """Not supported."""
+    """Of a decoupled ensemble: responses of a decoupled step in work at once; as `Sequence.max_inflight_responses`."""
     @_builtins.property
     def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]: ...
     def __init__(
@@ -241,9 +243,7 @@ class Node(_message.Message):
     @_builtins.property
     def ensemble(self) -> Global___Ensemble: ...
     @_builtins.property
-    def cascade(self) -> Global___Cascade:
-        """Not supported."""
-
+    def cascade(self) -> Global___Cascade: ...
     def __init__(
         self,
         *,
@@ -278,24 +278,28 @@ class Sequence(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     ORDERED_FIELD_NUMBER: _builtins.int
     LOOP_FIELD_NUMBER: _builtins.int
+    MAX_INFLIGHT_RESPONSES_FIELD_NUMBER: _builtins.int
     ordered: _builtins.bool
-    """Strictly one after another, as declared. Not supported."""
+    """Each step waits for the one before it, as declared."""
+    max_inflight_responses: _builtins.int
+    """Root of a decoupled graph only: responses of a decoupled step that are in work at once. Its stream is read further
+    when one of them is done. 0: one.
+    """
     @_builtins.property
     def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]: ...
     @_builtins.property
-    def loop(self) -> Global___Loop:
-        """Not supported."""
-
+    def loop(self) -> Global___Loop: ...
     def __init__(
         self,
         *,
         step: _abc.Iterable[Global___Step] | None = ...,
         ordered: _builtins.bool = ...,
         loop: Global___Loop | None = ...,
+        max_inflight_responses: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["loop", b"loop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loop", b"loop", "ordered", b"ordered", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loop", b"loop", "max_inflight_responses", b"max_inflight_responses", "ordered", b"ordered", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -303,7 +307,7 @@ Global___Sequence: _TypeAlias = Sequence  # noqa: Y015
 
 @_typing.final
 class Loop(_message.Message):
-    """Run the sequence again and again. Not supported."""
+    """The sequence runs, then again while a condition holds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -331,10 +335,10 @@ class Loop(_message.Message):
     MAX_ITERATIONS_FIELD_NUMBER: _builtins.int
     CARRY_FIELD_NUMBER: _builtins.int
     max_iterations: _builtins.int
-    """Required."""
+    """Required; 1 or more. The answer of the last round is the node's, whatever `while` says."""
     @_builtins.property
     def carry(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Output of one round -> input of the next."""
+        """Output of a round -> input of the next, in place of what the node was given."""
 
     def __init__(
         self,
@@ -362,9 +366,11 @@ class Switch(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     PER_ROW_FIELD_NUMBER: _builtins.int
     on: _builtins.str
-    """CEL, string, int or bool; evaluated once and compared with every `case`."""
+    """String, int or bool; evaluated once and compared with every `case`."""
     per_row: _builtins.bool
-    """Choose for each row of a batch. Not supported."""
+    """Every row of a batch takes its own branch; `on` and `when` are evaluated for each. All tensors have a batch
+    dimension.
+    """
     @_builtins.property
     def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]: ...
     def __init__(
@@ -393,7 +399,7 @@ class Splitter(_message.Message):
     SALT_FIELD_NUMBER: _builtins.int
     BANDIT_FIELD_NUMBER: _builtins.int
     sticky_by: _builtins.str
-    """CEL, string or int: equal values draw the same step, and a change of weights moves as few of them as it can. Left
+    """String or int: equal values draw the same step, and a change of weights moves as few of them as it can. Left
     out, or an empty string: drawn at random.
     """
     salt: _builtins.str
@@ -402,7 +408,7 @@ class Splitter(_message.Message):
     def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]: ...
     @_builtins.property
     def bandit(self) -> Global___Bandit:
-        """Not supported."""
+        """The weights are where it begins. Not together with `sticky_by`."""
 
     def __init__(
         self,
@@ -422,8 +428,8 @@ Global___Splitter: _TypeAlias = Splitter  # noqa: Y015
 
 @_typing.final
 class Ensemble(_message.Message):
-    """All steps run at once; `combine` makes the node's outputs of theirs. The first failure fails the node; where every
-    `combine` is FIRST, one success is enough.
+    """All steps run at once; `combine` makes the node's outputs of the answers. A HARD step that fails fails the node, a
+    SOFT one is left out. Where every `combine` is FIRST, one answer is enough and the others are cancelled.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -433,9 +439,11 @@ class Ensemble(_message.Message):
     QUORUM_FIELD_NUMBER: _builtins.int
     STRAGGLER_MS_FIELD_NUMBER: _builtins.int
     quorum: _builtins.int
-    """Answers that are enough. Not supported."""
+    """Answers that are needed, the HARD steps' among them. 0: those of all HARD steps, and at least one."""
     straggler_ms: _builtins.int
-    """How long to wait for more than `quorum`. Not supported."""
+    """How long SOFT steps are waited for once there are `quorum` answers and those of all HARD steps; then they are
+    cancelled. 0: until they end.
+    """
     @_builtins.property
     def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]: ...
     @_builtins.property
@@ -460,14 +468,16 @@ Global___Ensemble: _TypeAlias = Ensemble  # noqa: Y015
 
 @_typing.final
 class Cascade(_message.Message):
-    """Alternatives: steps run in order until the `accept` of one holds. Not supported."""
+    """Alternatives: steps run in order until the `accept` of one holds. When they run out, the latest answer is the node's.
+    A SOFT step that fails is passed over, a HARD one fails the node.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
     PER_ROW_FIELD_NUMBER: _builtins.int
     per_row: _builtins.bool
-    """Only rows that were not accepted go on."""
+    """Each row of a batch goes its own way: only rows that were not accepted go on. All tensors have a batch dimension."""
     @_builtins.property
     def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]: ...
     def __init__(
@@ -486,7 +496,7 @@ Global___Cascade: _TypeAlias = Cascade  # noqa: Y015
 
 @_typing.final
 class Bandit(_message.Message):
-    """Moves a splitter's weights towards the step that is rewarded most. Not supported."""
+    """Moves a splitter's shares towards the step that is rewarded most; rewards come by the RPC `GraphFeedback`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -497,26 +507,34 @@ class Bandit(_message.Message):
     class _AlgorithmEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Bandit._Algorithm.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
         EPSILON_GREEDY: Bandit._Algorithm.ValueType  # 0
+        """The best one so far, except for a share `epsilon` that is drawn by weight."""
         THOMPSON: Bandit._Algorithm.ValueType  # 1
+        """A step is drawn as often as it is likely to be the best."""
         UCB1: Bandit._Algorithm.ValueType  # 2
+        """The highest upper confidence bound."""
         EXP3: Bandit._Algorithm.ValueType  # 3
+        """Exponential weights; for rewards that change with time."""
 
     class Algorithm(_Algorithm, metaclass=_AlgorithmEnumTypeWrapper):
         """How the next step is chosen."""
 
     EPSILON_GREEDY: Bandit.Algorithm.ValueType  # 0
+    """The best one so far, except for a share `epsilon` that is drawn by weight."""
     THOMPSON: Bandit.Algorithm.ValueType  # 1
+    """A step is drawn as often as it is likely to be the best."""
     UCB1: Bandit.Algorithm.ValueType  # 2
+    """The highest upper confidence bound."""
     EXP3: Bandit.Algorithm.ValueType  # 3
+    """Exponential weights; for rewards that change with time."""
 
     ALGORITHM_FIELD_NUMBER: _builtins.int
     EPSILON_FIELD_NUMBER: _builtins.int
     MIN_PULLS_FIELD_NUMBER: _builtins.int
     algorithm: Global___Bandit.Algorithm.ValueType
     epsilon: _builtins.float
-    """Share of requests that explore."""
+    """EPSILON_GREEDY and EXP3: share of requests that explore, above 0 and at most 1; default 0.1."""
     min_pulls: _builtins.int
-    """Requests that each step gets first."""
+    """Requests that each step gets, by weight, before rewards count."""
     def __init__(
         self,
         *,
@@ -553,24 +571,26 @@ class Combine(_message.Message):
         AVERAGE: Combine._Method.ValueType  # 2
         """Mean of each element. Numbers."""
         MEDIAN: Combine._Method.ValueType  # 3
-        """Not supported."""
+        """Median of each element, the mean of the two middle ones of an even number. Numbers."""
         SUM: Combine._Method.ValueType  # 4
-        """Not supported."""
+        """Sum of each element; integers end at the limits of the datatype. Numbers."""
         MIN: Combine._Method.ValueType  # 5
-        """Not supported."""
+        """Least of each element. Numbers."""
         MAX: Combine._Method.ValueType  # 6
-        """Not supported."""
+        """Greatest of each element. Numbers."""
         CONCAT: Combine._Method.ValueType  # 7
-        """One after another along `axis`, as declared."""
+        """One after another along `axis`."""
         STACK: Combine._Method.ValueType  # 8
-        """Not supported."""
+        """Side by side along a new axis, `axis`."""
         FIRST: Combine._Method.ValueType  # 9
         """That of the step that answers first. If every `combine` is FIRST, the others are then cancelled."""
         CUSTOM: Combine._Method.ValueType  # 10
-        """Not supported."""
+        """What the model in `custom` makes of them."""
 
     class Method(_Method, metaclass=_MethodEnumTypeWrapper):
-        """How one tensor is made of the steps' tensors; these agree in datatype and shape, except for KEYED, CONCAT's axis."""
+        """How one tensor is made of the tensors of the steps that answered, in declared order; these agree in datatype and
+        shape, except for KEYED, and for CONCAT along its axis.
+        """
 
     KEYED: Combine.Method.ValueType  # 0
     """Not combined: every step's tensor is an output, named `step.tensor`."""
@@ -581,21 +601,21 @@ class Combine(_message.Message):
     AVERAGE: Combine.Method.ValueType  # 2
     """Mean of each element. Numbers."""
     MEDIAN: Combine.Method.ValueType  # 3
-    """Not supported."""
+    """Median of each element, the mean of the two middle ones of an even number. Numbers."""
     SUM: Combine.Method.ValueType  # 4
-    """Not supported."""
+    """Sum of each element; integers end at the limits of the datatype. Numbers."""
     MIN: Combine.Method.ValueType  # 5
-    """Not supported."""
+    """Least of each element. Numbers."""
     MAX: Combine.Method.ValueType  # 6
-    """Not supported."""
+    """Greatest of each element. Numbers."""
     CONCAT: Combine.Method.ValueType  # 7
-    """One after another along `axis`, as declared."""
+    """One after another along `axis`."""
     STACK: Combine.Method.ValueType  # 8
-    """Not supported."""
+    """Side by side along a new axis, `axis`."""
     FIRST: Combine.Method.ValueType  # 9
     """That of the step that answers first. If every `combine` is FIRST, the others are then cancelled."""
     CUSTOM: Combine.Method.ValueType  # 10
-    """Not supported."""
+    """What the model in `custom` makes of them."""
 
     OUTPUT_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
@@ -607,12 +627,16 @@ class Combine(_message.Message):
     """Name of the node's output; KEYED has none."""
     method: Global___Combine.Method.ValueType
     axis: _builtins.int
-    """CONCAT: batch dimension not counted; below 0 from the end."""
+    """CONCAT and STACK: batch dimension not counted; below 0 from the end."""
     weighted: _builtins.bool
-    """VOTE and AVERAGE: the steps' weights count."""
+    """VOTE, AVERAGE and SUM: the steps' weights count."""
     @_builtins.property
     def custom(self) -> Global___Step:
-        """The model that combines. Not supported."""
+        """CUSTOM: the call of the model. Its input with the name of the combined tensor gets all of them, [rows, steps,
+        dims...], zeros or empty strings for steps that did not answer. Its input MASK, if it has one, BOOL [rows, steps],
+        says which did. Its other inputs are inputs of the node. `input_map` names the combined tensor, "MASK" or an input
+        of the node for an input of the model. Without max_batch_size there is no [rows].
+        """
 
     def __init__(
         self,
@@ -646,7 +670,7 @@ class Step(_message.Message):
         HARD: Step._Dependency.ValueType  # 0
         """The node fails."""
         SOFT: Step._Dependency.ValueType  # 1
-        """The step's outputs are absent or their `default`. Not supported."""
+        """The step's outputs are absent, or their `default`, and the request goes on."""
 
     class Dependency(_Dependency, metaclass=_DependencyEnumTypeWrapper):
         """What a failure of the step means."""
@@ -654,7 +678,7 @@ class Step(_message.Message):
     HARD: Step.Dependency.ValueType  # 0
     """The node fails."""
     SOFT: Step.Dependency.ValueType  # 1
-    """The step's outputs are absent or their `default`. Not supported."""
+    """The step's outputs are absent, or their `default`, and the request goes on."""
 
     @_typing.final
     class InputMapEntry(_message.Message):
@@ -727,15 +751,17 @@ class Step(_message.Message):
     graph: _builtins.str
     """A graph of the repository, or the name of an `import`."""
     when: _builtins.str
-    """Tests of a switch, one of three. CEL, bool; sees `inputs`, `parameters`, `headers` and `request`. Not supported on
-    a step of another kind.
+    """Bool. Switch: test of the branch, one of three. Elsewhere: if it is false the step is skipped, and its outputs are
+    absent, or their `default`. `has(inputs.X)` as a term of `&&` makes X, which may be absent, certain for the step.
     """
     otherwise: _builtins.bool
     """Taken when no other step is; wherever it stands."""
     accept: _builtins.str
-    """Cascade only: CEL, bool, over the outputs of the step."""
+    """Cascade only. Bool; sees also the step's own `outputs`. The answer counts if it holds. Left out: it always does;
+    then no step can follow.
+    """
     weight: _builtins.float
-    """Share in a splitter; weight of a vote or an average. Above 0, default 1."""
+    """Share in a splitter; weight in a combine that is `weighted`. Above 0, default 1."""
     dependency: Global___Step.Dependency.ValueType
     @_builtins.property
     def input_map(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -753,16 +779,14 @@ class Step(_message.Message):
 
     @_builtins.property
     def default(self) -> _containers.RepeatedCompositeFieldContainer[Global___Default]:
-        """Not supported."""
+        """One for each output that has a value though the step was skipped or failed softly."""
 
     @_builtins.property
     def fallback(self) -> Global___Step:
-        """Runs when this step has failed. Not supported."""
+        """Runs when this step has failed, all attempts included; gives the same outputs. May have a fallback of its own."""
 
     @_builtins.property
-    def shadow(self) -> Global___Shadow:
-        """Not supported."""
-
+    def shadow(self) -> Global___Shadow: ...
     @_builtins.property
     def policy(self) -> Global___Policy: ...
     def __init__(
@@ -797,7 +821,7 @@ Global___Step: _TypeAlias = Step  # noqa: Y015
 
 @_typing.final
 class Default(_message.Message):
-    """Value of an output of a step that was skipped or failed softly. Not supported."""
+    """Value of an output of a step that was skipped or failed softly."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -808,9 +832,10 @@ class Default(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     DIMS_FIELD_NUMBER: _builtins.int
     output: _builtins.str
+    """Name of the tensor in the node, after `output_map`."""
     @_builtins.property
     def number(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The elements, in the one of these lists that fits the datatype."""
+        """The elements, in the one of these lists that fits the datatype: floating point, integers, BOOL, strings."""
 
     @_builtins.property
     def integer(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -820,7 +845,9 @@ class Default(_message.Message):
     def text(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def dims(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Shape, without the batch dimension."""
+        """Shape, without the batch dimension: the value is that of every row. May be left out where the output's own dims
+        have no -1, or where one element leaves no doubt.
+        """
 
     def __init__(
         self,
@@ -842,16 +869,16 @@ Global___Default: _TypeAlias = Default  # noqa: Y015
 
 @_typing.final
 class Shadow(_message.Message):
-    """The step gets copies of requests and never answers. Not supported."""
+    """The step gets copies of requests; its answer is dropped, and nobody waits for it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PERCENT_FIELD_NUMBER: _builtins.int
     MAX_INFLIGHT_FIELD_NUMBER: _builtins.int
     percent: _builtins.float
-    """Share of requests that are copied, 0 to 100."""
+    """Share of requests that are copied; above 0, at most 100."""
     max_inflight: _builtins.int
-    """Copies in work at once; those beyond it are dropped."""
+    """Copies in work at once; those beyond it are dropped. 0: no limit."""
     def __init__(
         self,
         *,
@@ -868,7 +895,9 @@ Global___Shadow: _TypeAlias = Shadow  # noqa: Y015
 
 @_typing.final
 class Policy(_message.Message):
-    """Limits of a graph, a node or a step."""
+    """Limits of a graph, a node or a step. `timeout_ms` and `max_inflight` limit what they stand on. `retry`, `hedge` and
+    `min_remaining_ms` of a graph or a node are defaults of the steps in it that call a model; the inner one wins.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -879,22 +908,18 @@ class Policy(_message.Message):
     MAX_INFLIGHT_FIELD_NUMBER: _builtins.int
     MIN_REMAINING_MS_FIELD_NUMBER: _builtins.int
     timeout_ms: _builtins.int
-    """0: none. The earliest counts: of step, node, graph and client."""
+    """0: none. The earliest counts: of step, node, graph and client. All attempts of a step share one."""
     max_inflight: _builtins.int
-    """Requests in work at once; the next gets RESOURCE_EXHAUSTED. 0: no limit. Not supported on a node or a step."""
+    """Runs at once; the next gets RESOURCE_EXHAUSTED. 0: no limit."""
     min_remaining_ms: _builtins.int
-    """The step is skipped when less time is left. Not supported."""
+    """With less time left a cascade passes the step over; elsewhere it fails with DEADLINE_EXCEEDED, without a call."""
     @_builtins.property
-    def retry(self) -> Global___Retry:
-        """Not supported."""
-
+    def retry(self) -> Global___Retry: ...
     @_builtins.property
-    def hedge(self) -> Global___Hedge:
-        """Not supported."""
-
+    def hedge(self) -> Global___Hedge: ...
     @_builtins.property
     def cache(self) -> Global___Cache:
-        """Not supported."""
+        """Of a step, or of the graph: whole answers. Not of a node."""
 
     def __init__(
         self,
@@ -916,7 +941,7 @@ Global___Policy: _TypeAlias = Policy  # noqa: Y015
 
 @_typing.final
 class Retry(_message.Message):
-    """Call again after a failure. Not supported."""
+    """Call again after a failure."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -925,14 +950,16 @@ class Retry(_message.Message):
     ON_FIELD_NUMBER: _builtins.int
     BUDGET_PERCENT_FIELD_NUMBER: _builtins.int
     attempts: _builtins.int
-    """The first call included."""
+    """The first call included; 2 or more. 1 switches off what node or graph say."""
     backoff_ms: _builtins.int
-    """Pause before the second attempt."""
+    """Pause before the second attempt; doubles with each further one, half of it at random. 0: none."""
     budget_percent: _builtins.float
-    """Attempts beyond the first, in relation to all requests."""
+    """Retries and hedges in work at once, in relation to all requests of the router in work; 3 are always allowed.
+    Default 20.
+    """
     @_builtins.property
     def on(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """gRPC status codes that are worth another attempt."""
+        """Names of gRPC status codes that are worth another attempt; default UNAVAILABLE."""
 
     def __init__(
         self,
@@ -952,15 +979,16 @@ Global___Retry: _TypeAlias = Retry  # noqa: Y015
 
 @_typing.final
 class Hedge(_message.Message):
-    """Call a second time when the first answer is late; the first to come counts. Not supported."""
+    """Call once more while no answer has come; the first to come counts, the other call is cancelled."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AFTER_MS_FIELD_NUMBER: _builtins.int
     MAX_EXTRA_FIELD_NUMBER: _builtins.int
     after_ms: _builtins.int
+    """Required."""
     max_extra: _builtins.int
-    """Calls beyond the first."""
+    """Calls beyond the first, each `after_ms` after the one before; default 1."""
     def __init__(
         self,
         *,
@@ -977,7 +1005,7 @@ Global___Hedge: _TypeAlias = Hedge  # noqa: Y015
 
 @_typing.final
 class Cache(_message.Message):
-    """Answer a repeated request without a call. Not supported."""
+    """Answer a repeated request without a call. Equal requests at the same time share one call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -985,11 +1013,11 @@ class Cache(_message.Message):
     MAX_MIB_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     ttl_ms: _builtins.int
-    """How long an answer is kept."""
+    """How long an answer is kept; 0: until the least recently used make room."""
     max_mib: _builtins.int
-    """Memory for answers, in MiB."""
+    """Memory for keys and answers, in MiB; default 64."""
     key: _builtins.str
-    """CEL: what tells requests apart beside target, version and inputs."""
+    """String, int or bool: what tells requests apart beside target, version, inputs and requested outputs."""
     def __init__(
         self,
         *,
