@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -51,7 +51,13 @@ class InferCall:
 
 @dataclass(slots=True)
 class InferResult:
-    """One inference response: outputs by name, in the order answered."""
+    """One inference response: outputs by name, in the order answered.
+
+    Attributes:
+        is_final: No response to the request follows.
+        is_null: A decoupled model has sent all its responses; this is none, it only says so. Clients see it if they
+            asked for it with the parameter ``triton_enable_empty_final_response``.
+    """
 
     model_name: str
     model_version: str
@@ -59,6 +65,7 @@ class InferResult:
     parameters: Parameters = field(default_factory=dict)
     outputs: dict[str, WireTensor] = field(default_factory=dict)
     is_final: bool = True
+    is_null: bool = False
 
 
 @dataclass(slots=True)
@@ -113,8 +120,11 @@ class InferenceCore(Protocol):
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """Answer one request. Cancelling the awaiting task withdraws the request wherever it is."""
 
-    def stream_infer(self, call: InferCall, context: CallContext) -> AsyncIterator[InferResult]:
-        """Answers of one request, the last with ``is_final``. A model that is not decoupled gives exactly one."""
+    def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        """Answers of one request, the last with ``is_final``. A model that is not decoupled gives exactly one.
+
+        The next answer is made when it is asked for. Closing the iterator withdraws the request.
+        """
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """Load or reload a model, if model control is on; returns when it serves or raises why it cannot."""

@@ -74,16 +74,21 @@ class Edge:
         reference cycle with the frames it passed: sixty refused requests of 20 MB held 1 GB.
         """
         failure = self.as_weft_error(error, model_name, call_context)
-        trailing = trailing_pairs(failure)
-        if call_context is not None:
-            trailing += call_context.trailing_metadata
-            trace_id = telemetry.trace_id_of(call_context.trace_context)
-            if trace_id:
-                trailing.append(("x-trace-id", trace_id))
         telemetry.end_span(span, failure)
         context.set_code(to_status(failure))
         context.set_details(cut_message(failure.message))
-        context.set_trailing_metadata(sendable(trailing))
+        context.set_trailing_metadata(trailing_of(failure, call_context))
+
+
+def trailing_of(failure: WeftError, call_context: CallContext | None) -> tuple[tuple[str, str], ...]:
+    """What is sent after an error: its own metadata, those of the call, and the id of the trace."""
+    trailing = trailing_pairs(failure)
+    if call_context is not None:
+        trailing += call_context.trailing_metadata
+        trace_id = telemetry.trace_id_of(call_context.trace_context)
+        if trace_id:
+            trailing.append(("x-trace-id", trace_id))
+    return sendable(trailing)
 
 
 def headers_of(context: Context) -> dict[str, str]:

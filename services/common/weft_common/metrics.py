@@ -66,11 +66,13 @@ class StatisticsCollector(Collector):
             family = HistogramMetricFamily(name, text, labels=("model", "version", "priority"))
             for entry in entries:
                 for priority, histogram in list(histograms(entry).items()):
-                    family.add_metric((entry.name, entry.version, str(priority)), _buckets(histogram), histogram.sum_s)
+                    family.add_metric(
+                        (entry.name, entry.version, str(priority)), cumulative_buckets(histogram), histogram.sum_s
+                    )
             yield family
 
 
-def _buckets(histogram: LatencyHistogram) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+def cumulative_buckets(histogram: LatencyHistogram) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
     """Cumulative buckets with their exemplars."""
     bounds = [*(str(bound) for bound in LATENCY_BUCKETS_S), "+Inf"]
     total = 0.0
@@ -85,14 +87,24 @@ def _buckets(histogram: LatencyHistogram) -> list[tuple[str, float] | tuple[str,
     return buckets
 
 
-def start_metrics_server(statistics: Callable[[], Iterable[ModelStatistics]], host: str, port: int) -> int:
+def start_metrics_server(
+    statistics: Callable[[], Iterable[ModelStatistics]], host: str, port: int, collectors: Iterable[Collector] = ()
+) -> int:
     """Serve ``/metrics`` on a thread of its own and return the port (chosen by the system when ``port`` is 0).
+
+    Args:
+        statistics: Gives the counters of all models; called on that thread.
+        host: Address to listen on.
+        port: To listen on.
+        collectors: Of further metrics; called on that thread.
 
     Raises:
         OSError: The port is taken.
     """
     registry = CollectorRegistry()
     registry.register(StatisticsCollector(statistics))
+    for collector in collectors:
+        registry.register(collector)
     ProcessCollector(registry=registry)
     server, _ = start_http_server(port, addr=host, registry=registry)
     return int(server.server_port)

@@ -1,40 +1,61 @@
 """Protobuf text format with positions: what was written where, and errors that point at the character.
 
-``google.protobuf.text_format`` decides what is legal. A second, tolerant pass over the same text notes where each field
-stands and finds every unknown name at once, with the name that was probably meant.
+``google.protobuf.text_format`` decides what is legal. A second, tolerant pass over the same text (``pbtxt_scan``) notes
+where each field stands and finds every unknown name at once, with the name that was probably meant.
 """
 
 import re
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import NamedTuple, TypeVar, cast
+from typing import TypeVar, cast
 
-from google.protobuf import text_encoding, text_format
-from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf import text_format
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from weft_common.errors import InvalidArgumentError
+from weft_common.pbtxt_scan import Place, Scan, is_map
+from weft_common.suggestion import suggestion
+
+__all__ = [
+    "MAX_FILE_BYTES",
+    "Diagnostic",
+    "PbtxtError",
+    "Positions",
+    "is_map",
+    "parse",
+    "render",
+    "suggestion",
+]
 
 M = TypeVar("M", bound=Message)
 
 MAX_FILE_BYTES = 4 << 20
-_MAX_DEPTH = 64
 _MAX_SHOWN_COLUMNS = 200
-_NUM_LISTED_NAMES = 16
 
-_TOKEN = re.compile(
-    r"(?P<skip>\s+|\#[^\n]*)"
-    r"|(?P<name>[A-Za-z_][0-9A-Za-z_+-]*)"
-    r"|(?P<number>[0-9.+-][0-9A-Za-z_.+-]*)"
-    r"|(?P<string>\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*')"
-    r"|(?P<symbol>.)"
-)
 _CHARACTER = re.compile(r"\\(?:[xX][0-9a-fA-F]{1,2}|[0-7]{1,3}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)|.", re.DOTALL)
+_YAML = re.compile(r"^(?:---|apiVersion:)", re.MULTILINE)
 _ERROR_PREFIX = re.compile(r"^\d+(:\d+)? : ('.*': )?", re.DOTALL)
-_CLOSING = {"{": "}", "<": ">"}
+#: What ``text_format`` says, and the same for people.
+_PLAIN_CAUSES = [
+    (re.compile(r"Expected identifier or number, got \}"), "this '}' closes nothing; leave it out"),
+    (re.compile(r"Expected identifier or number, got /"), "no field begins with '/'; a comment begins with '#'"),
+    (
+        re.compile(r"Expected identifier or number, got ([{\[])"),
+        r"a field begins with its name, not with '\1'; this is protobuf text format, not JSON",
+    ),
+    (re.compile(r"Expected identifier or number, got (.*)"), r"a field's name is expected here, got \1"),
+    (re.compile(r"Couldn't parse (?:integer|float|double): (.*)"), r"a number is expected here, got \1"),
+    (re.compile(r"'unicodeescape' codec .*"), r"not an escape such as '\\n' or '\\x41'; write '\\\\' for a backslash"),
+    (re.compile(r"Couldn't parse string: 'utf-8' codec .*"), "the text is not UTF-8 once its escapes are read"),
+    (re.compile(r"String missing ending quote: (.*)"), r"the closing quote of \1 is missing"),
+    (re.compile(r"Message type \".*\" should not have multiple \"(.*)\" fields"), r"'\1' is given already; keep one"),
+    (
+        re.compile(r"Field \"(.*)\" is specified along with field \"(.*)\", another member of oneof .*"),
+        r"'\1' cannot stand beside '\2'; keep one of them",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +88,6 @@ class PbtxtError(InvalidArgumentError):
         super().__init__(render(diagnostics))
 
 
-class _Token(NamedTuple):
-    kind: str
-    text: str
-    offset: int
-
-
-class _Place(NamedTuple):
-    """Offsets of a field's name and value; ``literals`` are the pieces of a string value."""
-
-    name: int
-    value: int
-    literals: tuple[_Token, ...] = ()
-
-
 class Positions:
     """Where each field of a parsed file stands.
 
@@ -88,14 +95,16 @@ class Positions:
     ``input_map[KEY].key``. A path that is not in the file falls back to the nearest enclosing one.
 
     Attributes:
+        text: Of the file.
         duplicate_keys: Paths of map entries whose key stands there more than once; protobuf keeps the last.
     """
 
-    def __init__(self, text: str, places: dict[str, _Place], duplicate_keys: tuple[str, ...] = ()) -> None:
-        self._text = text
+    def __init__(self, text: str, places: dict[str, Place], duplicate_keys: tuple[str, ...] = ()) -> None:
+        self.text = text
         self._places = places
         self._starts = [0, *(match.end() for match in re.finditer("\n", text))]
         self.duplicate_keys = duplicate_keys
+        self._characters: dict[str, list[int]] = {}  # by path, the offset of each character of a string
 
     def __contains__(self, path: str) -> bool:
         """Whether the file has the field."""
@@ -116,12 +125,15 @@ class Positions:
         place = self._places.get(path)
         if place is None or not place.literals:
             return self.find(path)
-        for literal in place.literals:
-            for match in _CHARACTER.finditer(literal.text, 1, len(literal.text) - 1):
-                if index == 0:
-                    return self.at(literal.offset + match.start())
-                index -= 1
-        return self.at(literal.offset + len(literal.text) - 1)
+        offsets = self._characters.get(path)
+        if offsets is None:
+            offsets = self._characters[path] = [
+                literal.offset + match.start()
+                for literal in place.literals
+                for match in _CHARACTER.finditer(literal.text, 1, len(literal.text) - 1)
+            ]
+        last = place.literals[-1]
+        return self.at(offsets[index] if index < len(offsets) else last.offset + len(last.text) - 1)
 
     def at(self, offset: int) -> tuple[int, int]:
         """Line and column of an offset into the text."""
@@ -133,10 +145,10 @@ class Positions:
         if not 1 <= line <= len(self._starts):
             return ""
         start = self._starts[line - 1]
-        end = self._text.find("\n", start)
-        return self._text[start : end if end >= 0 else None].rstrip("\r")
+        end = self.text.find("\n", start)
+        return self.text[start : end if end >= 0 else None].rstrip("\r")
 
-    def _nearest(self, path: str) -> _Place | None:
+    def _nearest(self, path: str) -> Place | None:
         while path and path not in self._places:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return self._places.get(path)
@@ -155,32 +167,14 @@ def parse(text: str | bytes, message: M, *, file: str) -> tuple[M, Positions]:
             unknown names are reported at once, each with the name that was probably meant.
     """
     text = _checked_text(text, file)
-    scan = _Scan(text)
+    scan = Scan(text)
     scan.run(cast(Descriptor, message.DESCRIPTOR))
     positions = Positions(text, scan.places, tuple(scan.duplicate_keys))
     try:
         text_format.Parse(text, message)
-    except text_format.ParseError as error:
-        findings = dict(scan.findings)
-        where = (error.GetLine() or 0, error.GetColumn() or 0)
-        if not findings or where < positions.at(min(findings)):
-            cause = _ERROR_PREFIX.sub("", str(error)).rstrip(".")
-            raise PbtxtError([_diagnostic(file, positions, where, cause)]) from None
-        found = [_diagnostic(file, positions, positions.at(at), findings[at]) for at in sorted(findings)]
-        raise PbtxtError(found) from None
-    except (RecursionError, ValueError, TypeError) as error:
-        cause = "nested too deeply" if isinstance(error, RecursionError) else f"not a valid text-format file: {error}"
-        raise PbtxtError([Diagnostic(file, 0, 0, cause)]) from None
+    except (text_format.ParseError, RecursionError, ValueError, TypeError) as error:
+        raise PbtxtError(_diagnostics(error, file, dict(reversed(scan.findings)), positions)) from None
     return message, positions
-
-
-def suggestion(name: str, names: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the nearest of ``names``, else what is allowed, else ""."""
-    known = [known for known in dict.fromkeys(names) if known]
-    close = get_close_matches(name, known, n=1, cutoff=0.6) or [k for k in known if k.lower() == name.lower()]
-    if close:
-        return f"; did you mean '{close[0]}'?"
-    return f"; use one of: {', '.join(known)}" if 0 < len(known) <= _NUM_LISTED_NAMES else ""
 
 
 def render(diagnostics: Iterable[Diagnostic]) -> str:
@@ -188,7 +182,8 @@ def render(diagnostics: Iterable[Diagnostic]) -> str:
     lines: list[str] = []
     for found in diagnostics:
         where = f"{found.file}:{found.line}:{found.column}" if found.line else found.file
-        lines.append(f"{where}: {found.severity}: {found.message}" + (f"  [{found.code}]" if found.code else ""))
+        message = _printable(found.message)
+        lines.append(f"{where}: {found.severity}: {message}" + (f"  [{found.code}]" if found.code else ""))
         if found.source_line and found.column:
             start = max(0, found.column - 1 - _MAX_SHOWN_COLUMNS // 2) if found.column > _MAX_SHOWN_COLUMNS else 0
             shown = found.source_line[start : start + _MAX_SHOWN_COLUMNS]
@@ -197,12 +192,42 @@ def render(diagnostics: Iterable[Diagnostic]) -> str:
     return "\n".join(lines)
 
 
+def _diagnostics(error: Exception, file: str, findings: dict[int, str], positions: Positions) -> list[Diagnostic]:
+    """What the tolerant pass found, by offset, unless ``text_format`` stopped at something before it."""
+    if yaml := _YAML.search(positions.text):
+        cause = "this is YAML, not protobuf text format; of a KServe or Seldon Core graph, weft convert makes one"
+        return [_diagnostic(file, positions, positions.at(yaml.start()), cause)]
+    if isinstance(error, text_format.ParseError):
+        where = (error.GetLine() or 0, error.GetColumn() or 0)
+        cause = _plain_cause(_ERROR_PREFIX.sub("", str(error)).rstrip("."))
+    else:
+        where = (0, 0)
+        cause = "nested too deeply" if isinstance(error, RecursionError) else f"not a valid text-format file: {error}"
+    if not findings or (0, 0) < where < positions.at(min(findings)):
+        return [_diagnostic(file, positions, where, cause)]
+    return [_diagnostic(file, positions, positions.at(at), findings[at]) for at in sorted(findings)]
+
+
+def _printable(text: str) -> str:
+    """On one line: names in a file may hold any character."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _plain_cause(cause: str) -> str:
+    for pattern, text in _PLAIN_CAUSES:
+        if pattern.fullmatch(cause):
+            return pattern.sub(text, cause)
+    return cause
+
+
 def _checked_text(content: str | bytes, file: str) -> str:
     if len(content) > MAX_FILE_BYTES:
         cause = f"the file has {len(content)} bytes, the limit is {MAX_FILE_BYTES}; it should hold text, not data"
         raise PbtxtError([Diagnostic(file, 0, 0, cause)])
     try:
-        text = content.decode() if isinstance(content, bytes) else content
+        text = (content.decode() if isinstance(content, bytes) else content).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         cause = f"not UTF-8 text: byte 0x{error.object[error.start]:02x}; save the file as UTF-8"
         raise PbtxtError([Diagnostic(file, *_end_of(error.object[: error.start].decode()), cause)]) from None
@@ -219,129 +244,3 @@ def _end_of(text: str) -> tuple[int, int]:
 
 def _diagnostic(file: str, positions: Positions, where: tuple[int, int], message: str) -> Diagnostic:
     return Diagnostic(file, *where, message, source_line=positions.source_line(where[0]))
-
-
-class _StopScanError(Exception):
-    """The text is not what this pass understands; ``text_format`` will say why."""
-
-
-class _Scan:
-    """The tolerant pass: places of fields, unknown names."""
-
-    def __init__(self, text: str) -> None:
-        self._tokens = [
-            _Token(match.lastgroup or "", match.group(), match.start())
-            for match in _TOKEN.finditer(text)
-            if match.lastgroup != "skip"
-        ]
-        self._next = 0
-        self.places: dict[str, _Place] = {}
-        self.findings: list[tuple[int, str]] = []
-        self.duplicate_keys: list[str] = []
-
-    def run(self, descriptor: Descriptor) -> None:
-        """Fill ``places``, ``findings`` and ``duplicate_keys`` as far as the text makes sense."""
-        try:
-            self._fields(descriptor, "", "", 0)
-        except _StopScanError:
-            return
-
-    def _peek(self) -> _Token:
-        if self._next == len(self._tokens):
-            return _Token("end", "", -1)
-        return self._tokens[self._next]
-
-    def _take(self) -> _Token:
-        token = self._peek()
-        self._next += 1
-        return token
-
-    def _fields(self, descriptor: Descriptor | None, prefix: str, closing: str, depth: int) -> None:
-        if depth > _MAX_DEPTH:
-            raise _StopScanError
-        num_seen: Counter[str] = Counter()
-        while True:
-            token = self._take()
-            if token.text == closing:
-                return
-            if token.text in (",", ";"):
-                continue
-            if token.kind != "name":
-                raise _StopScanError
-            field = descriptor.fields_by_name.get(token.text) if descriptor else None
-            if descriptor and not field:
-                known = suggestion(token.text, descriptor.fields_by_name)
-                self.findings.append((token.offset, f"unknown field '{token.text}' in {descriptor.name}{known}"))
-            if self._peek().text == ":":
-                self._take()
-            self._values(field, token, prefix + token.text, num_seen, depth)
-
-    def _values(self, field: FieldDescriptor | None, name: _Token, path: str, seen: Counter[str], depth: int) -> None:
-        is_list = self._peek().text == "["
-        if is_list:
-            self._take()
-        while not (is_list and self._peek().text == "]"):
-            where = path
-            if field and field.is_repeated and not is_map(field):
-                where = f"{path}[{seen[name.text]}]"
-                seen[name.text] += 1
-            self._value(field, name, where, depth, is_listed=is_list)
-            if field:
-                self.places.setdefault(path, self.places.get(where, _Place(name.offset, name.offset)))
-            if not is_list:
-                return
-            if self._peek().text == ",":
-                self._take()
-        self._take()
-
-    def _value(self, field: FieldDescriptor | None, name: _Token, path: str, depth: int, *, is_listed: bool) -> None:
-        token = self._take()
-        if token.text in _CLOSING:
-            at = token.offset if is_listed else name.offset
-            if field and is_map(field):
-                self._map_entry(field, path, at, _CLOSING[token.text], depth)
-                return
-            if field:
-                self.places[path] = _Place(at, at)
-            self._fields(field.message_type if field else None, path + ".", _CLOSING[token.text], depth + 1)
-            return
-        literals: list[_Token] = []
-        if token.kind == "string":
-            literals.append(token)
-            while self._peek().kind == "string":
-                literals.append(self._take())
-        elif token.kind not in ("name", "number"):
-            raise _StopScanError
-        enum: EnumDescriptor | None = field.enum_type if field else None
-        if enum and token.kind == "name" and token.text not in enum.values_by_name:
-            known = suggestion(token.text, enum.values_by_name)
-            self.findings.append((token.offset, f"unknown value '{token.text}' of {enum.name}{known}"))
-        if field:
-            self.places[path] = _Place(name.offset, token.offset, tuple(literals))
-
-    def _map_entry(self, field: FieldDescriptor, path: str, at: int, closing: str, depth: int) -> None:
-        outer, self.places = self.places, {}
-        self._fields(field.message_type, "", closing, depth + 1)
-        inner, self.places = self.places, outer
-        key_place = inner.get("key", _Place(at, at))
-        key = "".join(_plain(literal) for literal in key_place.literals)
-        entry = f"{path}[{key}]"
-        if entry in outer:
-            self.duplicate_keys.append(entry)
-        outer[entry] = _Place(at, at)
-        outer[entry + ".key"] = key_place
-        for name, place in inner.items():
-            if name == "value" or name.startswith("value."):
-                outer[entry + name.removeprefix("value")] = place
-
-
-def is_map(field: FieldDescriptor) -> bool:
-    """Whether a field is a protobuf map."""
-    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
-
-
-def _plain(literal: _Token) -> str:
-    try:
-        return text_encoding.CUnescape(literal.text[1:-1]).decode()
-    except (ValueError, UnicodeError):
-        return literal.text[1:-1]

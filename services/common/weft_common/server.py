@@ -13,13 +13,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 import grpc
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client.registry import Collector
 
 from weft_common import logs, telemetry
 from weft_common.channels import MAX_MESSAGE_BYTES, server_options
@@ -56,6 +57,23 @@ class ClosableCore(InferenceCore, Protocol):
         """Finish what is in work within ``grace_s`` and release everything."""
 
 
+class Extension(NamedTuple):
+    """What a service offers beside the V2 protocol.
+
+    Attributes:
+        add_servicers: Adds them to a server and returns the full names of their gRPC services.
+        collectors: Metrics beside those of the models; collected on the metrics server's thread.
+    """
+
+    add_servicers: Callable[[grpc.aio.Server], Sequence[str]] = lambda server: ()
+    collectors: Sequence[Collector] = ()
+
+
+Core = TypeVar("Core", bound=ClosableCore)
+
+_NO_EXTENSION = Extension()
+
+
 def add_arguments(parser: argparse.ArgumentParser, *, grpc_port: int, metrics_port: int) -> None:
     """Add the arguments that every service has; the ports given are the defaults."""
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
@@ -77,13 +95,20 @@ def add_arguments(parser: argparse.ArgumentParser, *, grpc_port: int, metrics_po
     )
 
 
-def run(service: str, make_core: Callable[[], ClosableCore], options: argparse.Namespace) -> int:
+def run(
+    service: str,
+    make_core: Callable[[], Core],
+    options: argparse.Namespace,
+    *,
+    extend: Callable[[Core], Extension] = lambda core: _NO_EXTENSION,
+) -> int:
     """Serve until told to stop and return the exit status.
 
     Args:
         service: ``router``, ``preprocess``, ``model`` or ``postprocess``.
         make_core: Called on the running event loop.
         options: Parsed arguments of ``add_arguments``.
+        extend: What the core offers beside the V2 protocol.
     """
     logs.configure(options.log_level)
     try:
@@ -93,7 +118,7 @@ def run(service: str, make_core: Callable[[], ClosableCore], options: argparse.N
         return 1
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(service, make_core, options))
+            return runner.run(_serve(service, make_core, options, extend))
     finally:
         telemetry.shutdown()
 
@@ -105,17 +130,20 @@ class Services(NamedTuple):
     health: HealthServicer
 
 
-async def _serve(service: str, make_core: Callable[[], ClosableCore], options: argparse.Namespace) -> int:
+async def _serve(
+    service: str, make_core: Callable[[], Core], options: argparse.Namespace, extend: Callable[[Core], Extension]
+) -> int:
     stop = _stop_event(watch_stdin=options.stop_with_stdin)
     core = make_core()
     server = grpc.aio.server(options=server_options(options.max_message_bytes))
-    services = add_services(server, core, f"weft.{service}")
+    extension = extend(core)
+    services = add_services(server, core, f"weft.{service}", extension)
     _warn_if_exposed(options.host)
     try:
         port_option, port = "--grpc-port", options.grpc_port
         grpc_port = server.add_insecure_port(_address(options.host, port))
         port_option, port = "--metrics-port", options.metrics_port
-        metrics_port = start_metrics_server(_reader_of(core), options.host, port)
+        metrics_port = start_metrics_server(_reader_of(core), options.host, port, extension.collectors)
     except (RuntimeError, OSError) as error:
         reason = str(error).partition(";")[0]  # gRPC goes on with advice on its own logs
         _log.error("cannot listen on %s: %s; choose another %s", _address(options.host, port), reason, port_option)
@@ -155,8 +183,10 @@ async def _serve(service: str, make_core: Callable[[], ClosableCore], options: a
     return exit_status
 
 
-def add_services(server: grpc.aio.Server, core: InferenceCore, service: str) -> Services:
-    """Add the V2 service, health (NOT_SERVING until said otherwise) and reflection to a server.
+def add_services(
+    server: grpc.aio.Server, core: InferenceCore, service: str, extension: Extension = _NO_EXTENSION
+) -> Services:
+    """Add the V2 service, health (NOT_SERVING until said otherwise), an extension and reflection to a server.
 
     Returns:
         The servicers; call ``await set_serving(...)`` with them.
@@ -164,7 +194,9 @@ def add_services(server: grpc.aio.Server, core: InferenceCore, service: str) -> 
     services = Services(V2Servicer(core, service), HealthServicer((SERVICE_NAME,)))
     grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(services.inference, server)
     health_pb2_grpc.add_HealthServicer_to_server(services.health, server)
-    reflection.enable_server_reflection((SERVICE_NAME, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME), server)
+    more_names = extension.add_servicers(server)
+    names = (SERVICE_NAME, *more_names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
     return services
 
 

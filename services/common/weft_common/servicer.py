@@ -11,13 +11,14 @@ from importlib import metadata
 from typing import TypeVar, cast
 
 import grpc
-from opentelemetry.trace import Span
 
 from weft_common import telemetry
-from weft_common.core import CallContext, InferenceCore, InferResult
-from weft_common.edge import Context, Edge, deadline_ns_of, headers_of, sendable, withdrawal
+from weft_common.core import InferenceCore, InferResult
+from weft_common.edge import Context, Edge, deadline_ns_of, headers_of, sendable, trailing_of, withdrawal
 from weft_common.errors import UnavailableError, UnsupportedError, WeftError
 from weft_common.logs import get_logger
+from weft_common.status import cut_message
+from weft_common.stream_answers import Outgoing, StreamCall
 from weft_common.wire import (
     call_from_request,
     metadata_from_signature,
@@ -42,6 +43,9 @@ EXTENSIONS = (
 MAX_STREAM_INFLIGHT = 256
 
 _SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests"
+_EMPTY_FINAL = "triton_enable_empty_final_response"
+#: Parameter of the response that comes with an error's text in a stream: the name of its gRPC status.
+_STATUS = "grpc_status"
 _SHARED_MEMORY_DISABLED = "Client shared memory is disabled"
 
 Request = TypeVar("Request")
@@ -155,75 +159,93 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
     async def ModelStreamInfer(
         self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
-        """Many requests at once; answers come in the order of the requests.
+        """Many requests at once; answers come in the order of the requests, those of decoupled models as they are made.
 
-        An error is text in ``error_message`` and the stream goes on, unless the client sent the metadata
-        ``triton_grpc_error: true``: then the first error ends the stream with its status. Cancelling the stream cancels
-        what is in work.
+        An error is text in ``error_message``, behind the name of its status, and the stream goes on; unless the client
+        sent the metadata ``triton_grpc_error: true``: then the first error ends the stream with its status. Cancelling
+        the stream cancels what is in work. No more answers are made than the client reads, but for a few that wait.
         """
         if self._is_draining:
             self._edge.fail(context, UnavailableError(_SHUTTING_DOWN))
             return
         headers, deadline_ns = headers_of(context), deadline_ns_of(context)
         ends_on_error = headers.get("triton_grpc_error") == "true"
-        in_order: asyncio.Queue[_StreamCall | WeftError | None] = asyncio.Queue()
+        outgoing = Outgoing()
         free = asyncio.Semaphore(MAX_STREAM_INFLIGHT)
         running: set[asyncio.Task[None]] = set()
 
         async def read() -> None:
+            turn = asyncio.get_running_loop().create_future()
+            turn.set_result(None)
             with contextlib.suppress(grpc.RpcError):  # the client broke the stream off
                 async for request in request_iterator:
                     await free.acquire()
-                    stream_call = _StreamCall(request, *self._edge.begin(request.model_name, headers, deadline_ns))
-                    task = asyncio.create_task(self._answer(stream_call))
+                    stream_call = StreamCall(request, *self._edge.begin(request.model_name, headers, deadline_ns), turn)
+                    turn = stream_call.is_passed
+                    task = asyncio.create_task(self._answer(stream_call, outgoing))
                     running.add(task)
-                    task.add_done_callback(running.discard)
-                    in_order.put_nowait(stream_call)
+                    task.add_done_callback(end_of_request)
+
+        def end_of_request(task: asyncio.Task[None]) -> None:
+            running.discard(task)
+            free.release()
+            end_when_answered()
 
         def end_of_requests(reader: asyncio.Task[None]) -> None:
             self._stream_readers.discard(reader)
+            end_when_answered()
+
+        def end_when_answered() -> None:
+            if running or not reader.done():
+                return
             if reader.cancelled():
-                in_order.put_nowait(UnavailableError(_SHUTTING_DOWN))
+                outgoing.end(UnavailableError(_SHUTTING_DOWN))
             else:
                 error = reader.exception()
-                in_order.put_nowait(self._edge.as_weft_error(error) if isinstance(error, Exception) else None)
+                outgoing.end(self._edge.as_weft_error(error) if isinstance(error, Exception) else None)
 
         reader = asyncio.create_task(read())
         self._stream_readers.add(reader)
         reader.add_done_callback(end_of_requests)
         try:
-            while isinstance(stream_call := await in_order.get(), _StreamCall):
-                while (answer := await stream_call.answers.get()) is not None:
-                    if isinstance(answer, WeftError):
-                        if ends_on_error:
-                            self._edge.fail(context, answer, call_context=stream_call.context)
-                            return
-                        answer = _stream_error(answer, stream_call.request.id)
+            while (item := await outgoing.get()) is not None:
+                stream_call, answer = item
+                if isinstance(answer, WeftError):
+                    if ends_on_error:
+                        self._edge.fail(context, answer, call_context=stream_call.context)
+                        return
+                    yield _stream_error(answer, stream_call)
+                else:
                     yield answer
-                free.release()
-            if stream_call is not None:
-                self._edge.fail(context, stream_call)
+            if outgoing.failure is not None:
+                self._edge.fail(context, outgoing.failure)
         finally:
             reader.cancel()
             for task in running:
                 task.cancel()
 
-    async def _answer(self, stream_call: "_StreamCall") -> None:
-        """Put every response of one request of a stream, or its error, into its queue; then None."""
-        request, answers = stream_call.request, stream_call.answers
+    async def _answer(self, stream_call: StreamCall, outgoing: Outgoing) -> None:
+        """Send every response of one request of a stream, or its error."""
+        request = stream_call.request
+        wants_null = request.parameters[_EMPTY_FINAL].bool_param if _EMPTY_FINAL in request.parameters else False
         failure: WeftError | None = None
         try:
-            async for result in self._core.stream_infer(call_from_request(request), stream_call.context):
-                answers.put_nowait(_stream_response(result))
+            results = self._core.stream_infer(call_from_request(request), stream_call.context)
+            async with contextlib.aclosing(results):
+                async for result in results:
+                    if result.is_null or not result.is_final:
+                        stream_call.leave_line()
+                    if wants_null or not result.is_null:
+                        await outgoing.put(stream_call, _stream_response(result))
         except asyncio.CancelledError:
             failure = withdrawal(stream_call.context)
             raise
         except Exception as error:
             failure = self._edge.as_weft_error(error, request.model_name, stream_call.context)
-            answers.put_nowait(failure)
+            await outgoing.put(stream_call, failure)
         finally:
+            stream_call.leave_line()
             telemetry.end_span(stream_call.span, failure)
-            answers.put_nowait(None)
             del failure  # it holds this frame, and with it the tensors
 
     # Repository control.
@@ -332,25 +354,19 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
         )
 
 
-class _StreamCall:
-    """One request of a stream and its answers; None ends them."""
-
-    __slots__ = ("answers", "context", "request", "span")
-
-    def __init__(self, request: pb.ModelInferRequest, context: CallContext, span: Span) -> None:
-        self.request = request
-        self.context = context
-        self.span = span
-        self.answers: asyncio.Queue[pb.ModelStreamInferResponse | WeftError | None] = asyncio.Queue()
-
-
 def _stream_response(result: InferResult) -> pb.ModelStreamInferResponse:
     response = response_from_result(result)
     response.parameters["triton_final_response"].bool_param = result.is_final
     return pb.ModelStreamInferResponse(infer_response=response)
 
 
-def _stream_error(error: WeftError, request_id: str) -> pb.ModelStreamInferResponse:
-    response = pb.ModelInferResponse(id=request_id)
+def _stream_error(error: WeftError, stream_call: StreamCall) -> pb.ModelStreamInferResponse:
+    """The error as text, all that some clients show; its status and metadata are parameters of the response too."""
+    response = pb.ModelInferResponse(id=stream_call.request.id)
     response.parameters["triton_final_response"].bool_param = True
-    return pb.ModelStreamInferResponse(error_message=error.message, infer_response=response)
+    response.parameters[_STATUS].string_param = error.code
+    for key, value in trailing_of(error, stream_call.context):
+        response.parameters[key].string_param = value
+    return pb.ModelStreamInferResponse(
+        error_message=cut_message(f"{error.code}: {error.message}"), infer_response=response
+    )

@@ -1,7 +1,7 @@
 """The serving core: every model of one repository behind the V2 interface."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -120,7 +120,7 @@ class ServingCore(InferenceCore):
         """Answer one request. Cancelling the awaiting task withdraws it from queue or batch."""
         return await self._find(call.model_name).select(call.model_version).served.infer(call, context)
 
-    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncIterator[InferResult]:
+    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """The one answer of a model that is not decoupled."""
         yield await self.infer(call, context)
 

@@ -1,6 +1,7 @@
 """An ``InferenceCore`` that does what a test tells it, by the name of the model that is called.
 
-``echo`` answers its inputs, ``tokens`` answers three times, ``fail`` raises ``error``, ``hang`` waits for ``release``.
+``echo`` answers its inputs, ``tokens`` answers three times, ``fail`` raises ``error``, ``hang`` waits for ``release``,
+``count`` is decoupled and answers ``num`` times (a request parameter), the last time before gate ``last``.
 The request parameter ``wait_for`` names a gate that must be opened before any of them answers.
 """
 
@@ -13,7 +14,7 @@ from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.statistics import BatchStatistics, DurationCount, ModelStatistics
 from weft_protos.model_config_pb2 import ModelConfig
 
-MODELS = ("echo", "fail", "hang", "tokens")
+MODELS = ("echo", "fail", "hang", "tokens", "count")
 
 
 class ScriptedCore:
@@ -30,6 +31,8 @@ class ScriptedCore:
         self.release = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.num_cancelled = 0
+        self.num_counted = 0
+        self.is_closed = False
         self.gates = defaultdict(asyncio.Event)
         self.loads = []
         self.counters = [_counters(name) for name in MODELS]
@@ -89,6 +92,10 @@ class ScriptedCore:
         return InferResult(call.model_name, call.model_version or "3", call.request_id, call.parameters, call.inputs)
 
     async def stream_infer(self, call, context):
+        if call.model_name == "count":
+            async for result in self._count(call, context):
+                yield result
+            return
         result = await self.infer(call, context)
         if call.model_name == "tokens":
             for _ in range(2):
@@ -96,6 +103,20 @@ class ScriptedCore:
                 yield result
             result.is_final = True
         yield result
+
+    async def _count(self, call, context):
+        result = await self.infer(call, context)
+        result.is_final = False
+        try:
+            for _ in range(call.parameters["num"]):
+                self.num_counted += 1
+                yield result
+            await self.gates["last"].wait()
+        except GeneratorExit:
+            self.is_closed = True
+            self._changed.set()
+            raise
+        yield InferResult("count", "3", call.request_id, is_null=True)
 
     async def load(self, name, parameters):
         self._find(name, "")

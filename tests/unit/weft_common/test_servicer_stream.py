@@ -54,6 +54,51 @@ async def test_answer_says_that_it_is_the_last(stub, make_request):
     stream.cancel()
 
 
+async def test_answers_of_a_decoupled_model_do_not_hold_up_the_next_request(stub, core, make_request):
+    """They come as they are made, in their own order, and so does what was sent after."""
+    stream = stub.ModelStreamInfer()
+    await stream.write(make_request("count", "a", num=2))
+    await stream.write(make_request("echo", "b"))
+    await stream.write(make_request("echo", "c"))
+    ids = [answer.infer_response.id for answer in await answers(stream, 4)]
+    assert (["a", "a"], ["b", "c"]) == ([i for i in ids if i == "a"], [i for i in ids if i != "a"])
+    core.gates["last"].set()
+    await stream.done_writing()
+    assert grpc.aio.EOF is await stream.read()
+
+
+async def test_the_end_of_a_decoupled_model_is_told_to_who_asks(stub, core, make_request):
+    """Without ``triton_enable_empty_final_response`` zero responses are none; with it there is an empty final one."""
+    core.gates["last"].set()
+    stream = stub.ModelStreamInfer()
+    asking = make_request("count", "asking", num=0)
+    asking.parameters["triton_enable_empty_final_response"].bool_param = True
+    await stream.write(make_request("count", "silent", num=0))
+    await stream.write(asking)
+    (answer,) = await answers(stream, 1)
+    assert ("", "asking", "count", "3") == (
+        answer.error_message,
+        answer.infer_response.id,
+        answer.infer_response.model_name,
+        answer.infer_response.model_version,
+    )
+    assert answer.infer_response.parameters["triton_final_response"].bool_param
+    assert [] == list(answer.infer_response.outputs)
+    await stream.done_writing()
+    assert grpc.aio.EOF is await stream.read()
+
+
+async def test_a_decoupled_model_makes_no_more_answers_than_the_client_reads(stub, core, make_request):
+    """What waits is bounded by a few answers and gRPC's windows; when the client leaves, the model is told."""
+    stream = stub.ModelStreamInfer()
+    await stream.write(make_request("count", num=10_000, data=bytes(4 << 20)))
+    await answers(stream, 1)
+    assert "echo" == (await stub.ModelInfer(make_request())).model_name  # the server had time to make more
+    assert core.num_counted < 100
+    stream.cancel()
+    await core.until(lambda: core.is_closed or core.num_cancelled)
+
+
 async def test_error_is_text_and_the_stream_goes_on(stub, core, make_request):
     """A failed request is answered in its place with text, id and the final mark; the next one is served."""
     core.error = ResourceExhaustedError("full")
@@ -62,14 +107,27 @@ async def test_error_is_text_and_the_stream_goes_on(stub, core, make_request):
         await stream.write(make_request(model_name, request_id))
     got = await answers(stream, 4)
     assert [
-        ("a", "full"),
+        ("a", "RESOURCE_EXHAUSTED: full"),
         ("b", ""),
-        ("c", "Request for unknown model: 'nope' is not found"),
+        ("c", "NOT_FOUND: Request for unknown model: 'nope' is not found"),
         ("d", ""),
     ] == [(answer.infer_response.id, answer.error_message) for answer in got]
     assert all(answer.infer_response.parameters["triton_final_response"].bool_param for answer in got)
     await stream.done_writing()
     assert "OK" == (await stream.code()).name
+
+
+async def test_status_and_metadata_come_with_the_text_of_an_error(stub, core, make_request):
+    """As parameters of the response beside it, so that a client need not give up the stream to know them."""
+    core.error = ResourceExhaustedError("full", retry_after_ms=250)
+    core.trailing = [("x-path", "a>b")]
+    stream = stub.ModelStreamInfer()
+    await stream.write(make_request("fail"))
+    parameters = (await stream.read()).infer_response.parameters
+    assert {"grpc_status": "RESOURCE_EXHAUSTED", "retry-after-ms": "250", "x-path": "a>b"} == {
+        key: value.string_param for key, value in parameters.items() if key != "triton_final_response"
+    }
+    stream.cancel()
 
 
 async def test_unexpected_exception_shows_only_its_id(stub, core, make_request, caplog):
@@ -79,7 +137,7 @@ async def test_unexpected_exception_shows_only_its_id(stub, core, make_request, 
     await stream.write(make_request("fail"))
     text = (await stream.read()).error_message
     (record,) = caplog.records
-    assert f"weft.test failed on model 'fail' (error id {record.error_id})" == text
+    assert f"INTERNAL: weft.test failed on model 'fail' (error id {record.error_id})" == text
     assert "secret" in str(record.exc_info[1])
     stream.cancel()
 
@@ -232,7 +290,7 @@ async def test_blocking_client_streams(address):
     first, second, third = await asyncio.to_thread(use_stream)
     assert ([[4]], None) == (first[0].as_numpy("x").tolist(), first[1])
     assert isinstance(second[1], InferenceServerException)
-    assert "nothing here" == second[1].message()
+    assert "NOT_FOUND: nothing here" == second[1].message()
     assert ("echo", None) == (third[0].get_response().id, third[1])
 
 
@@ -258,6 +316,6 @@ async def test_asyncio_client_streams(address):
 
     async with tritonclient.grpc.aio.InferenceServerClient(address) as client:
         got = [pair async for pair in client.stream_infer(requests())]
-    assert ["echo", "nothing here", "tokens", "tokens", "tokens"] == [
+    assert ["echo", "NOT_FOUND: nothing here", "tokens", "tokens", "tokens"] == [
         error.message() if error else result.get_response().id for result, error in got
     ]

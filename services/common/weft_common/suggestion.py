@@ -1,0 +1,25 @@
+"""The name that was probably meant."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+_NUM_LISTED_NAMES = 16
+_MIN_PREFIX = 3
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"`` for the nearest of ``names``, else what is allowed, else ""."""
+    known = [known for known in dict.fromkeys(names) if known]
+    meant = _nearest(name, known)
+    if meant:
+        return f"; did you mean '{meant}'?"
+    return f"; use one of: {', '.join(known)}" if 0 < len(known) <= _NUM_LISTED_NAMES else ""
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    lower = name.lower()
+    alike = [one for one in known if one.lower() == lower]
+    if not alike and len(name) >= _MIN_PREFIX:
+        alike = sorted((one for one in known if one.lower().startswith(lower)), key=len)
+    alike = alike or get_close_matches(name, known, n=1, cutoff=0.6)
+    return alike[0] if alike else ""
