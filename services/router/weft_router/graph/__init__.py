@@ -6,6 +6,18 @@ Entry points::
     check_graph(source, catalog=None, graphs=None) -> list[Diagnostic]   errors and warnings, never raises
     model_config(source, plan) -> ModelConfig                  the graph as ``ModelConfig`` shows it
 
+The way of a file through this package::
+
+    source, parse               the text, the message, where everything stands
+    check_features, _fields, _limits, _structure, _branches     what is wrong with the file alone
+    resolve, names, name_table  targets of steps; which tensor goes where, by name
+    scope, types, build_*       types and slots: nodes of every kind, their steps, where tensors are used
+    expression, compile_condition, conditions, readings         conditions, from text to what runs
+    policies, defaults, streams what holds for a step; its values without an answer; decoupled models
+    check_latency, check_amplification                          what the finished plan may cost
+    plan                        the result
+    report                      collects what is wrong on the way
+
 ``weft_common.pbtxt.render`` turns diagnostics into text. Without a catalog nothing is said about models: names, tensors
 and types that depend on them are not checked.
 """

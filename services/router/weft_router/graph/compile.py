@@ -3,7 +3,9 @@
 from weft_common.pbtxt import Diagnostic
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_router.graph.build_nodes import NodeBuilder
-from weft_router.graph.names import NameTable
+from weft_router.graph.check_amplification import check_amplification
+from weft_router.graph.check_latency import check_latency
+from weft_router.graph.name_table import NameTable
 from weft_router.graph.parse import GraphFile, NodeDefinition
 from weft_router.graph.plan import GraphPlan
 from weft_router.graph.report import Report
@@ -23,11 +25,18 @@ def compile_graph(source: GraphSource, catalog: Catalog, graphs: GraphLookup | N
     Raises:
         GraphError: With every error and warning, not the first.
     """
+    return compile_with_warnings(source, catalog, graphs)[0]
+
+
+def compile_with_warnings(
+    source: GraphSource, catalog: Catalog, graphs: GraphLookup | None = None
+) -> tuple[GraphPlan, list[Diagnostic]]:
+    """The graph as of ``compile_graph``, and its warnings, sorted by position. Raises GraphError."""
     report = Report(source.file)
     plan = _compile(source, catalog, graphs, report)
     if plan is None or report.has_errors:
         raise GraphError(report.diagnostics())
-    return plan
+    return plan, report.diagnostics()
 
 
 def check_graph(
@@ -55,6 +64,8 @@ def _compile(
     if file is None or root is None:
         return None
     names = NameTable(resolver, report)
+    for node in file.all_nodes:
+        names.of(file, node)  # reports unknown names also in nodes that no step runs
     builder = NodeBuilder(names, report)
     wanted = frozenset(names.of(file, root).outputs)
     given = declared_types(file, root, file.message.input)
@@ -64,15 +75,20 @@ def _compile(
     if report.has_errors or built.plan is None:
         return None
     message = file.message
-    return GraphPlan(
-        signature=_signature(file, built),
+    scheduling = message.ensemble_scheduling
+    plan = GraphPlan(
+        signature=_signature(file, built, is_decoupled=builder.is_decoupled),
         root=built.plan,
         is_ensemble=file.is_ensemble,
         timeout_ms=message.policy.timeout_ms,
         max_inflight=message.policy.max_inflight,
+        max_inflight_responses=scheduling.max_inflight_requests or root.message.sequence.max_inflight_responses,
+        cache=builder.cache,
         dependencies=frozenset(builder.dependencies),
-        specs=built.specs,
     )
+    check_latency(file, plan, report)
+    check_amplification(file, plan, report)
+    return plan
 
 
 def _check_inputs(file: GraphFile, root: NodeDefinition, names: NameTable, report: Report) -> None:
@@ -80,16 +96,14 @@ def _check_inputs(file: GraphFile, root: NodeDefinition, names: NameTable, repor
     known = names.of(file, root)
     if any(step.is_open for step in known.steps) or root.kind is None or (report.has_errors and not file.is_ensemble):
         return
-    read = {wire.tensor for step in known.steps for wire in step.wires}
-    read.update(ref.name for expression in known.conditions.values() for ref in expression.references)
     for i, spec in enumerate(file.message.input):
-        if spec.name not in read:
+        if spec.name not in known.read:
             add = report.error if file.is_ensemble else report.warning
             what = f"ensemble input '{spec.name}' for ensemble" if file.is_ensemble else f"input '{spec.name}' of graph"
             add("G026", file, f"input[{i}].name", f"{what} '{file.name}' is not used")
 
 
-def _signature(file: GraphFile, built: BuiltNode) -> ModelSignature:
+def _signature(file: GraphFile, built: BuiltNode, *, is_decoupled: bool) -> ModelSignature:
     message = file.message
     outputs = [spec_of(tensor) for tensor in message.output] or [
         TensorSpec(name, known.datatype, known.dims) for name, known in built.outputs.items()
@@ -101,4 +115,5 @@ def _signature(file: GraphFile, built: BuiltNode) -> ModelSignature:
         max_batch_size=message.max_batch_size,
         inputs=tuple(spec_of(tensor) for tensor in message.input),
         outputs=tuple(outputs),
+        is_decoupled=is_decoupled,
     )

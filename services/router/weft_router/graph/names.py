@@ -1,27 +1,19 @@
-"""Which tensor goes where, by name: what each node takes and gives, before any type is known.
+"""Names of a node: which tensors it, its steps and its conditions read and give, before any type is known."""
 
-The rule of a graph: input X of a target is ``input_map[X]``; else the nearest earlier output named X; else the node's
-input X. The rule of an ensemble of Triton Inference Server: ``input_map[X]`` and nothing else.
-"""
-
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import NamedTuple
 
-from weft_common.pbtxt import suggestion
 from weft_protos import graph_pb2 as pb
 from weft_router.graph.expression import Expression, read_expression
-from weft_router.graph.parse import GraphFile, NodeDefinition, StepDefinition
+from weft_router.graph.parse import GraphFile, NodeDefinition, StepDefinition, combines_of
 from weft_router.graph.plan import NodeKind
-from weft_router.graph.report import Report
-from weft_router.graph.resolve import ModelTarget, NodeTarget, Resolver, Target
+from weft_router.graph.resolve import ModelTarget, NodeTarget, Target
 
+#: Tensor that tells the model of a CUSTOM which steps answered.
+MASK = "MASK"
 #: Nodes inside one another; what is deeper counts as unknown here, and is refused when it is compiled.
 MAX_DEPTH = 32
-#: Outputs of one node; a KEYED ensemble of ensembles multiplies them.
-MAX_OUTPUTS = 1000
 
 
 class Wire(NamedTuple):
@@ -53,12 +45,38 @@ class TargetNames:
 
 @dataclass(slots=True)
 class StepNames:
-    """One step: its target, where its inputs come from, target output -> tensor of the node."""
+    """One step.
+
+    Attributes:
+        target: What it calls.
+        outputs: Target output -> tensor of the node; empty for a shadow.
+        is_open: It may give more than ``outputs``.
+        wires: Where the target's inputs come from.
+        reads: Tensors of the node that the step, its conditions and its fallback read -> the step that gives each; None
+            for an input of the node.
+        asks: Steps whose ``ok`` its conditions read.
+        fallback: Names of the fallback.
+    """
 
     target: Target
-    wires: list[Wire]
     outputs: dict[str, str]
     is_open: bool
+    wires: list[Wire] = field(default_factory=list)
+    reads: dict[str, int | None] = field(default_factory=dict)
+    asks: set[int] = field(default_factory=set)
+    fallback: "StepNames | None" = None
+
+    @property
+    def waits_for(self) -> set[int]:
+        """Steps that must have ended before this one starts."""
+        return self.asks.union(producer for producer in self.reads.values() if producer is not None)
+
+
+class Condition(NamedTuple):
+    """A condition of a node; it sees the outputs of the first ``num_seen`` steps, and the node's inputs."""
+
+    expression: Expression
+    num_seen: int
 
 
 @dataclass(slots=True)
@@ -66,141 +84,33 @@ class NodeNames(TargetNames):
     """One node.
 
     Attributes:
-        steps: In declared order.
-        conditions: Path -> expression, for every condition of the node.
+        steps: As ``NodeDefinition.steps``.
+        shadows: As ``NodeDefinition.shadows``.
+        customs: As ``NodeDefinition.customs``; their wires are those of the node's inputs.
+        indexes: Name of a step -> its index.
+        producers: Of a sequence: tensor -> the step that gives it.
+        conditions: By path, every condition of the node, its steps and their fallbacks.
+        read: Tensors that something in the node reads.
         lacking: Of alternatives: tensor that some offer -> names of the steps that do not.
     """
 
     steps: list[StepNames] = field(default_factory=list)
-    conditions: dict[str, Expression] = field(default_factory=dict)
+    shadows: list[StepNames] = field(default_factory=list)
+    customs: dict[int, StepNames] = field(default_factory=dict)
+    indexes: dict[str, int] = field(default_factory=dict)
+    producers: dict[str, int] = field(default_factory=dict)
+    conditions: dict[str, Condition] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set)
     lacking: dict[str, list[str]] = field(default_factory=dict)
 
+    def is_used(self, tensor: str) -> bool:
+        """Whether something in the node reads the tensor, or it is an output of the node."""
+        return tensor in self.read or tensor in self.outputs
 
-class NameTable:
-    """Names of every node, each worked out once.
-
-    Args:
-        resolver: Finds targets.
-        report: Receives unknown names in maps (G006) and tensors with two producers (G005).
-    """
-
-    def __init__(self, resolver: Resolver, report: Report) -> None:
-        self._resolver = resolver
-        self._report = report
-        self._known: dict[tuple[str, str], NodeNames] = {}
-        self._depth = 0
-
-    def of(self, file: GraphFile, node: NodeDefinition) -> NodeNames:
-        """Names of a node; open while they are being worked out, which happens in cycles only."""
-        key = (file.label, node.name)
-        if key not in self._known:
-            self._known[key] = NodeNames(is_open=True)
-            if self._depth < MAX_DEPTH:
-                self._depth += 1
-                self._known[key] = self._node(file, node)
-                self._depth -= 1
-        return self._known[key]
-
-    def of_target(self, target: Target) -> TargetNames:
-        """Names of what a step calls."""
-        if isinstance(target, ModelTarget):
-            signature = target.signature
-            inputs = {spec.name: not spec.is_optional for spec in signature.inputs}
-            return TargetNames(inputs, tuple(spec.name for spec in signature.outputs))
-        if isinstance(target, NodeTarget):
-            return self.of(target.file, target.node)
-        return TargetNames(is_open=True)
-
-    def _node(self, file: GraphFile, node: NodeDefinition) -> NodeNames:
-        is_root = node.name == file.root
-        owner: pb.Graph | pb.Node = file.message if is_root else node.message
-        names = NodeNames(steps=[self._outputs(file, step) for step in node.steps], is_open=node.kind is None)
-        is_pipeline = node.kind is NodeKind.SEQUENCE
-        producers = self._producers(file, node, names.steps) if is_pipeline else {}
-        names.conditions = {path: read_expression(text) for path, text in _conditions(node)}
-        for i, step in enumerate(node.steps):
-            names.steps[i].wires = list(self._wires(file, step, names.steps[i], producers, i))
-        if is_root or owner.input:
-            names.inputs = {spec.name: not spec.optional for spec in owner.input}
-        else:
-            names.inputs = _needs(node, names)
-        for tensor, index in producers.items():
-            if tensor in names.inputs:
-                step = node.steps[index]
-                text = f"tensor '{tensor}' is an input of the node and an output of step '{step.name}'; {_RENAME}"
-                self._report.error("G005", file, _output_path(file, step, tensor), text)
-        if any(step.is_open for step in names.steps) and not owner.output:
-            names.is_open = True
-        names.outputs = tuple(spec.name for spec in owner.output) or tuple(
-            islice(_offers(node, names), MAX_OUTPUTS + 1)
-        )
-        if len(names.outputs) > MAX_OUTPUTS:
-            names.outputs = names.outputs[:MAX_OUTPUTS]
-            text = f"node '{node.name}' has more than {MAX_OUTPUTS} outputs; declare those that are read with 'output'"
-            self._report.error("G024", file, node.kind_path, text)
-        return names
-
-    def _outputs(self, file: GraphFile, step: StepDefinition) -> StepNames:
-        target = self._resolver.resolve(file, step)
-        given, mapped = self.of_target(target), step.message.output_map
-        outputs = {name: mapped.get(name, name) for name in given.outputs if name in mapped or not file.is_ensemble}
-        for name in sorted(mapped):
-            if name not in given.outputs:
-                outputs[name] = mapped[name]
-                if not given.is_open:
-                    text = f"{describe(target)} has no output '{name}'{suggestion(name, given.outputs)}"
-                    self._report.error("G006", file, f"{step.path}.output_map[{name}].key", text)
-        for tensor, count in Counter(outputs.values()).items():
-            if count > 1:
-                text = f"two outputs of step '{step.name}' are named '{tensor}'; {_RENAME}"
-                self._report.error("G005", file, _output_path(file, step, tensor), text)
-        return StepNames(target, [], outputs, given.is_open and not file.is_ensemble)
-
-    def _producers(self, file: GraphFile, node: NodeDefinition, steps: list[StepNames]) -> dict[str, int]:
-        """Index of the step that gives each tensor; a second one is reported."""
-        producers: dict[str, int] = {}
-        for i, names in enumerate(steps):
-            for tensor in names.outputs.values():
-                if producers.get(tensor, i) != i:
-                    first, second = node.steps[producers[tensor]], node.steps[i]
-                    if file.is_ensemble:
-                        text = f"ensemble tensor '{tensor}' can appear in an output map only once"
-                    else:
-                        text = (
-                            f"tensor '{tensor}' is an output of step '{first.name}' and of '{second.name}'; {_RENAME}"
-                        )
-                    self._report.error("G005", file, _output_path(file, second, tensor), text)
-                producers.setdefault(tensor, i)
-        return producers
-
-    def _wires(
-        self, file: GraphFile, step: StepDefinition, names: StepNames, producers: dict[str, int], index: int
-    ) -> Iterator[Wire]:
-        target, mapped = self.of_target(names.target), step.message.input_map
-        for name, is_required in target.inputs.items():
-            if name in mapped:
-                tensor = mapped[name]
-                yield Wire(name, tensor, is_required=True, is_mapped=True, producer=producers.get(tensor))
-            elif not file.is_ensemble:
-                earlier = producers.get(name, index)
-                yield Wire(name, name, is_required, is_mapped=False, producer=earlier if earlier < index else None)
-            elif is_required:
-                text = (
-                    f"in ensemble {file.name}, input {name} in model {step.message.model_name} is not mapped to any "
-                    "ensemble tensors"
-                )
-                self._report.error("G006", file, f"{step.path}.input_map", text)
-        for name in sorted(mapped):
-            if name not in target.inputs:
-                if target.is_open:
-                    tensor = mapped[name]
-                    yield Wire(name, tensor, is_required=True, is_mapped=True, producer=producers.get(tensor))
-                else:
-                    text = f"{describe(names.target)} has no input '{name}'{suggestion(name, target.inputs)}"
-                    self._report.error("G006", file, f"{step.path}.input_map[{name}].key", text)
-
-
-_RENAME = "rename one with 'output_map'"
+    def seen(self, tensor: str, index: int) -> int | None:
+        """The step that gives ``tensor``, for a reader that sees the outputs of the steps before ``index``."""
+        producer = self.producers.get(tensor, index)
+        return producer if producer < index else None
 
 
 def describe(target: Target) -> str:
@@ -220,21 +130,34 @@ def keyed_outputs(node: NodeDefinition, names: NodeNames, only: str) -> Iterator
                 yield f"{node.steps[i].name}.{tensor}", i, tensor
 
 
-def combines_of(node: NodeDefinition) -> Iterable[pb.Combine]:
-    """Combines of an ensemble, KEYED where there is none; what lacks its 'output' is left out."""
-    given = node.message.ensemble.combine
-    if not given:
-        return [pb.Combine(method=pb.Combine.KEYED)]
-    return [combine for combine in given if combine.output or combine.method == pb.Combine.KEYED]
+def conditions_of(file: GraphFile, node: NodeDefinition) -> Iterator[tuple[str, str, int]]:
+    """(path, text, index of the step whose view it has) of every condition; an ensemble file has none."""
+    if file.is_ensemble:
+        return
+    path = node.kind_path
+    of_node = [
+        (f"{path}.on", node.message.switch.on),
+        (f"{path}.sticky_by", node.message.splitter.sticky_by),
+        (f"{path}.loop.while", getattr(node.message.sequence.loop, "while")),
+        ("policy.cache.key", file.message.policy.cache.key if node.name == file.root else ""),
+    ]
+    yield from ((where, text, 0) for where, text in of_node if text)
+    for i, step in [*enumerate(node.steps), *((0, shadow) for shadow in node.shadows)]:
+        one: StepDefinition | None = step
+        while one is not None:
+            texts = (one.message.when, one.message.accept, one.message.policy.cache.key)
+            yield from ((p, text, i) for p, text in zip(condition_paths(one), texts, strict=True) if text)
+            one = one.fallback
 
 
-def _conditions(node: NodeDefinition) -> Iterator[tuple[str, str]]:
-    if node.message.switch.on:
-        yield f"{node.kind_path}.on", node.message.switch.on
-    if node.message.splitter.sticky_by:
-        yield f"{node.kind_path}.sticky_by", node.message.splitter.sticky_by
-    if node.kind is NodeKind.SWITCH:
-        yield from ((f"{step.path}.when", step.message.when) for step in node.steps if step.message.when)
+def condition_paths(step: StepDefinition) -> tuple[str, str, str]:
+    """Paths of the conditions that a step or a fallback may have."""
+    return f"{step.path}.when", f"{step.path}.accept", f"{step.path}.policy.cache.key"
+
+
+def combined_tensor(combine: pb.Combine) -> str:
+    """Tensor of the steps that a combine makes one of; "" where it is every one."""
+    return getattr(combine, "from") or combine.output
 
 
 def narrowed(step: StepDefinition) -> set[str]:
@@ -242,25 +165,45 @@ def narrowed(step: StepDefinition) -> set[str]:
     return read_expression(step.message.when).narrowed if step.message.when else set()
 
 
-def _needs(node: NodeDefinition, names: NodeNames) -> dict[str, bool]:
+def tensors_read(node: NodeDefinition, names: NodeNames) -> set[str]:
+    """Tensors that steps, conditions, a loop or a combine read."""
+    read = {tensor for step in (*names.steps, *names.shadows, *names.customs.values()) for tensor in step.reads}
+    spaces = ("inputs", "outputs") if node.kind is NodeKind.SEQUENCE else ("inputs",)
+    for expression, _ in names.conditions.values():
+        read.update(ref.name for ref in expression.references if ref.space in spaces)
+    for combine in combines_of(node) if node.kind is NodeKind.ENSEMBLE else ():
+        tensor = combined_tensor(combine)
+        read |= {tensor} if tensor else {one for step in names.steps for one in step.outputs.values()}
+    return read.union(node.message.sequence.loop.carry)
+
+
+def inputs_needed(node: NodeDefinition, names: NodeNames) -> dict[str, bool]:
     """Inputs of a node that declares none: what its conditions name, and what its steps take from outside."""
     needs: dict[str, bool] = {}
-    for expression in names.conditions.values():
+
+    def need(tensor: str, *, is_required: bool) -> None:
+        needs[tensor] = needs.get(tensor, False) or is_required
+
+    for expression, _ in names.conditions.values():
         for reference in expression.references:
-            needs[reference.name] = needs.get(reference.name, False) or reference.name not in expression.tested
-    for definition, step in zip(node.steps, names.steps, strict=True):
+            if reference.space == "inputs" and reference.name not in names.producers:
+                need(reference.name, is_required=reference in expression.unproved)
+    definitions = (*node.steps, *node.shadows, *node.customs.values())
+    for definition, step in zip(definitions, (*names.steps, *names.shadows, *names.customs.values()), strict=True):
         sure = narrowed(definition)
-        for wire in step.wires:
-            if wire.producer is None:
-                is_required = wire.is_required and wire.tensor not in sure
-                needs[wire.tensor] = needs.get(wire.tensor, False) or is_required
+        one: StepNames | None = step
+        while one is not None:
+            for wire in one.wires:
+                if wire.producer is None:
+                    need(wire.tensor, is_required=wire.is_required and wire.tensor not in sure)
+            one = one.fallback
     return needs
 
 
-def _offers(node: NodeDefinition, names: NodeNames) -> Iterator[str]:
+def outputs_offered(node: NodeDefinition, names: NodeNames) -> Iterator[str]:
     """Outputs of a node that declares none."""
     if node.kind is NodeKind.SEQUENCE:
-        read = {wire.tensor for step in names.steps for wire in step.wires if wire.producer is not None}
+        read = {tensor for step in names.steps for tensor, producer in step.reads.items() if producer is not None}
         yield from (tensor for step in names.steps for tensor in step.outputs.values() if tensor not in read)
     elif node.kind is NodeKind.ENSEMBLE:
         for combine in combines_of(node):
@@ -280,7 +223,7 @@ def _offers(node: NodeDefinition, names: NodeNames) -> Iterator[str]:
                 yield tensor
 
 
-def _output_path(file: GraphFile, step: StepDefinition, tensor: str) -> str:
+def output_path(file: GraphFile, step: StepDefinition, tensor: str) -> str:
     """Where a step says that it gives ``tensor``."""
     for name, mapped in sorted(step.message.output_map.items()):
         if mapped == tensor:
@@ -292,3 +235,8 @@ def target_path(step: StepDefinition) -> str:
     """Where a step names its target."""
     field = next((name for name in ("model_name", "node", "graph") if getattr(step.message, name)), "model_name")
     return f"{step.path}.{field}"
+
+
+def wire_path(step: StepDefinition, wire: Wire) -> str:
+    """Where a step says what an input of its target is."""
+    return f"{step.path}.input_map[{wire.target_input}]" if wire.is_mapped else target_path(step)

@@ -6,7 +6,7 @@ the two apart.
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft_common.pbtxt import Diagnostic, PbtxtError, Positions, parse
@@ -28,11 +28,15 @@ class StepDefinition:
         name: Given, or made from its case or target; unique within the node unless the file repeats it.
         path: Of the message, for positions.
         message: What the file says.
+        fallback: Its name need not be unique.
+        is_shadow: Whether the step only gets copies; a fallback never does.
     """
 
     name: str
     path: str
     message: pb.Step
+    fallback: "StepDefinition | None" = None
+    is_shadow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +47,11 @@ class NodeDefinition:
         name: As in the file.
         path: Of the message, for positions.
         message: What the file says.
-        kind: None where the file gives none, or one that this version does not run.
+        kind: None where the file gives none.
         kind_path: Of the kind's message.
-        steps: In declared order.
+        steps: In declared order; shadows are among them in a sequence only.
+        shadows: Shadow steps of every other kind.
+        customs: Models of CUSTOM, by the index of their combine.
     """
 
     name: str
@@ -54,6 +60,16 @@ class NodeDefinition:
     kind: NodeKind | None
     kind_path: str
     steps: tuple[StepDefinition, ...]
+    shadows: tuple[StepDefinition, ...] = ()
+    customs: Mapping[int, StepDefinition] = field(default_factory=dict)
+
+    def every_step(self) -> Iterator[StepDefinition]:
+        """Steps, shadows and the fallbacks of all of them."""
+        for step in (*self.steps, *self.shadows):
+            one: StepDefinition | None = step
+            while one is not None:
+                yield one
+                one = one.fallback
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +109,11 @@ class GraphFile:
     def place(self, path: str) -> str:
         """``file:line:column`` of a field, for messages."""
         line, column = self.positions.find(path)
+        return f"{self.source.file}:{line}:{column}"
+
+    def place_in(self, path: str, index: int) -> str:
+        """``file:line:column`` of a character of a string value, for messages."""
+        line, column = self.positions.locate(path, index)
         return f"{self.source.file}:{line}:{column}"
 
 
@@ -143,11 +164,32 @@ def model_config(source: GraphSource, plan: GraphPlan) -> ModelConfig:
     return config
 
 
+def combines_of(node: NodeDefinition) -> Iterable[pb.Combine]:
+    """Combines of an ensemble, KEYED where there is none; what lacks its 'output' is left out."""
+    given = node.message.ensemble.combine
+    if not given:
+        return [pb.Combine(method=pb.Combine.KEYED)]
+    return [combine for combine in given if combine.output or combine.method == pb.Combine.KEYED]
+
+
+def lacks_output(node: NodeDefinition) -> bool:
+    """Whether a combine lacks its 'output', so that nobody knows which output it makes."""
+    return any(not one.output and one.method != pb.Combine.KEYED for one in node.message.ensemble.combine)
+
+
 def _node(node: pb.Node, path: str) -> NodeDefinition:
     kind = node.WhichOneof("kind") or ""
     steps = getattr(node, kind).step if kind else ()
     kind_path = f"{path}.{kind}" if kind else path
-    return NodeDefinition(node.name, path, node, _KINDS.get(kind), kind_path, _steps(steps, kind_path))
+    every = _steps(steps, kind_path)
+    shadows = tuple(step for step in every if step.is_shadow and kind != "sequence")
+    answering = tuple(step for step in every if not step.is_shadow or kind == "sequence")
+    customs = {
+        i: StepDefinition(one.custom.name or _target(one.custom), f"{kind_path}.combine[{i}].custom", one.custom)
+        for i, one in enumerate(node.ensemble.combine)
+        if one.method == pb.Combine.CUSTOM and _targets(one.custom) == ["model_name"]
+    }
+    return NodeDefinition(node.name, path, node, _KINDS.get(kind), kind_path, answering, shadows, customs)
 
 
 def _scheduling(message: pb.Graph, root: str) -> NodeDefinition:
@@ -165,10 +207,28 @@ def _steps(steps: Sequence[pb.Step], path: str) -> tuple[StepDefinition, ...]:
         name = step.name
         if not name:
             given = step.case[0] if step.case and NAME.fullmatch(step.case[0]) else ""
-            base = name = given or step.model_name or step.node or step.graph or f"step{i}"
+            base = name = given or _target(step) or f"step{i}"
             while taken[name]:
                 taken[base] += 1
                 name = f"{base}-{taken[base]}"
             taken[name] += 1
-        definitions.append(StepDefinition(name, f"{path}.step[{i}]", step))
+        step_path = f"{path}.step[{i}]"
+        definitions.append(
+            StepDefinition(name, step_path, step, _fallback(step, step_path), is_shadow=step.HasField("shadow"))
+        )
     return tuple(definitions)
+
+
+def _fallback(step: pb.Step, path: str) -> StepDefinition | None:
+    if not step.HasField("fallback"):
+        return None
+    message, path = step.fallback, f"{path}.fallback"
+    return StepDefinition(message.name or _target(message) or "fallback", path, message, _fallback(message, path))
+
+
+def _targets(step: pb.Step) -> list[str]:
+    return [name for name in ("model_name", "node", "graph") if getattr(step, name)]
+
+
+def _target(step: pb.Step) -> str:
+    return step.model_name or step.node or step.graph

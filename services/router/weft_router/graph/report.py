@@ -28,6 +28,10 @@ class Report:
         """A warning at the value of the field ``path``."""
         self._add(code, file, file.positions.find(path), message, "warning")
 
+    def warning_at(self, code: str, file: GraphFile, path: str, index: int, message: str) -> None:
+        """A warning at character ``index`` of a string value."""
+        self._add(code, file, file.positions.locate(path, index), message, "warning")
+
     def extend(self, diagnostics: list[Diagnostic]) -> None:
         """Diagnostics made elsewhere."""
         self._found.update(dict.fromkeys(diagnostics))

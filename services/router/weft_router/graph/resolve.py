@@ -1,6 +1,7 @@
 """What a step's target is: a model of a target, a node of the file, or another graph."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from weft_common.pbtxt import PbtxtError, suggestion
 from weft_common.signature import ModelSignature
@@ -59,6 +60,14 @@ class Resolver:
         self._report = report
         self._files: dict[tuple[str, str], GraphFile | None] = {}
 
+    @cached_property
+    def _models(self) -> list[str]:
+        return self._catalog.names() if self._catalog else []
+
+    @cached_property
+    def _graph_names(self) -> list[str]:
+        return self._graphs.names() if self._graphs else []
+
     def load(self, source: GraphSource) -> GraphFile | None:
         """The file, checked on its own; None, and a report, where there is nothing to compile."""
         try:
@@ -90,16 +99,20 @@ class Resolver:
         name, path = step.message.model_name, f"{step.path}.model_name"
         if self._catalog is not None and (found := self._catalog.find(name, version)):
             return ModelTarget(found[0], found[1], version)
-        if target := self._graph(name, version):
+        target = self._graph(name, version)
+        is_itself = isinstance(target, NodeTarget) and target.file.label == file.label
+        if target and not is_itself:
             return target
         if self._catalog is None:
             return UnknownTarget()
-        known = self._catalog.names()
+        known = self._models
         if name in known:
             text = f"model '{name}' has no version {version} on any target"
+            if other := self._catalog.find(name, ""):
+                text += f"; without 'model_version' the step calls version {other[1].version}"
         else:
-            graphs = self._graphs.names() if self._graphs else []
-            text = f"unknown model '{name}'{suggestion(name, [*known, *graphs])}"
+            hint = "; the graph cannot call itself" if is_itself else suggestion(name, [*known, *self._graph_names])
+            text = f"unknown model '{name}'{hint}"
         self._report.error("G002", file, path, text)
         return UnknownTarget()
 
@@ -107,18 +120,23 @@ class Resolver:
         name, path = step.message.graph, f"{step.path}.graph"
         imports = getattr(file.message, "import")  # a Python keyword
         names = {getattr(entry, "as") or entry.graph: entry for entry in imports}
+        wrong_name = wrong_version = path
         if name in names:
             entry = names[name]
+            at = f"import[{list(imports).index(entry)}]"
+            wrong_name, wrong_version = f"{at}.graph", f"{at}.version" if entry.version > 0 else path
             name, version = entry.graph, str(entry.version) if entry.version > 0 else version
         target = self._graph(name, version)
         if target or self._graphs is None:
             return target or UnknownTarget()
-        known = self._graphs.names()
+        known = self._graph_names
         if name in known:
-            text = f"graph '{name}' has no version {version}"
+            latest = self._graphs.find(name, "")
+            hint = f"; the latest is {latest.version}" if latest else ""
+            self._report.error("G002", file, wrong_version, f"graph '{name}' has no version {version}{hint}")
         else:
             text = f"unknown graph '{name}'{suggestion(name, [*known, *names])}"
-        self._report.error("G002", file, path, text)
+            self._report.error("G002", file, wrong_name, text)
         return UnknownTarget()
 
     def _graph(self, name: str, version: str) -> NodeTarget | UnknownTarget | None:

@@ -19,6 +19,7 @@ class TensorType:
         is_batched: Whether a batch dimension precedes ``dims``.
         is_optional: May be absent.
         origin: For messages, for example ``output 'OUT' of step 'pre' (graph.pbtxt:6:3)``.
+        absence: For messages: why it may be absent, and the cure; "" where the client may leave it out.
     """
 
     datatype: str
@@ -26,6 +27,7 @@ class TensorType:
     is_batched: bool
     is_optional: bool
     origin: str
+    absence: str = ""
 
     @classmethod
     def of(cls, spec: TensorSpec, *, is_batched: bool, origin: str) -> "TensorType":
@@ -47,9 +49,17 @@ class TensorType:
         """Dims with the batch dimension as a leading -1."""
         return (-1, *self.dims) if self.is_batched else self.dims
 
+    def forgotten(self) -> "TensorType":
+        """The same, of which nothing is known but its origin."""
+        return self.unknown(self.origin)
+
     def present(self) -> "TensorType":
         """The same, known to be there."""
-        return replace(self, is_optional=False)
+        return replace(self, is_optional=False, absence="")
+
+    def absent_like(self, other: "TensorType") -> "TensorType":
+        """The same, which may be absent if ``other`` may, for the same reason."""
+        return replace(self, is_optional=other.is_optional, absence=other.absence)
 
     def __str__(self) -> str:
         return f"{self.datatype} {shape_text(self.full_dims)}"
@@ -90,4 +100,5 @@ def merged(types: list[TensorType], origin: str) -> TensorType:
     first = known[0]
     alike = [one.dims for one in known if len(one.dims) == len(first.dims)]
     dims = tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*alike, strict=True))
-    return TensorType(first.datatype, dims, first.is_batched, any(one.is_optional for one in known), origin)
+    result = TensorType(first.datatype, dims, first.is_batched, is_optional=False, origin=origin)
+    return result.absent_like(next((one for one in known if one.is_optional), result))

@@ -1,11 +1,13 @@
 """A catalog of models, and other graphs, that the graph files beside this one may name."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from weft_common.pbtxt import Diagnostic
 from weft_common.signature import ModelSignature, TensorSpec
-from weft_router.graph import GraphSource
+from weft_router.graph import GraphPlan, GraphSource, check_graph, compile_graph
 
 FOLDER = Path(__file__).parent
 
@@ -21,6 +23,12 @@ MODELS = {
     "small": (4, "TEXT:BYTES:1", "PROBS:FP32:3"),
     "single": (0, "TEXT:BYTES:1", "PROBS:FP32:3"),
     "stream": (64, "TEXT:BYTES:1", "PROBS:FP32:3"),
+    "stream_words": (64, "TEXT:BYTES:1", "WORDS:FP32:3"),
+    "bytes": (64, "TEXT:BYTES:1", "BYTE:UINT8:1"),
+    "boxes": (64, "TEXT:BYTES:1", "BOXES:FP32:-1,4"),
+    "add": (64, "A:FP32:3 B:FP32:3", "SUM:FP32:3"),
+    "merge": (64, "LEFT:FP32:-1,3 RIGHT:FP32:-1,3", "OUT:FP32:3"),
+    "judge": (64, "PROBS:FP32:-1,3 MASK:BOOL:-1 TEXT:BYTES:1", "VERDICT:FP32:3"),
     "context": (64, "TEXT:BYTES:1 HINT?:FP32:4", "PROBS:FP32:3"),
     "hinted": (64, "TEXT:BYTES:1 HINT:FP32:4", "PROBS:FP32:3"),
     "format_label": (64, "P:FP32:3", "LABEL:BYTES:1"),
@@ -32,6 +40,9 @@ MODELS = {
     "mlp": (64, "FEATURES:FP32:40", "LABEL:INT64:1 SCORE:FP32:1"),
     "gnn": (64, "FEATURES:FP32:40 GRAPH_EMB:FP32:128", "LABEL:INT64:1 PROB:FP32:1"),
     "named": (64, "FEATURES:FP32:40", "LABEL:BYTES:1 SCORE:FP32:2"),
+    "verbose": (64, "TEXT:BYTES:1", "PROBS:FP32:3 LOGITS:FP32:3 SURE:BOOL:1"),
+    "sure": (64, "TEXT:BYTES:1", "PROBS:FP32:3 SURE:BOOL:1"),
+    "improve": (64, "DRAFT:FP32:3", "BETTER:FP32:3 DONE:BOOL:1"),
     "distil": (64, "TEXT:BYTES:1", "PROBS:FP32:4"),
     "bert": (64, "TEXT:BYTES:1", "PROBS:FP32:4"),
     "llama_guard": (64, "TEXT:BYTES:1", "PROBS:FP32:4"),
@@ -54,7 +65,7 @@ class FakeCatalog:
         if model_name not in MODELS or version not in ("", "1", "3"):
             return None
         max_batch_size, inputs, outputs = MODELS[model_name]
-        is_decoupled = model_name == "stream"
+        is_decoupled = model_name.startswith("stream")
         signature = ModelSignature(
             model_name, version or "3", "fake", max_batch_size, _specs(inputs), _specs(outputs), is_decoupled
         )
@@ -90,3 +101,36 @@ def catalog() -> FakeCatalog:
 def graphs() -> FolderGraphs:
     """The other graphs."""
     return FolderGraphs()
+
+
+#: Head of a batching graph from TEXT to PROBS.
+HEAD = """name: "g" max_batch_size: 8
+input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "PROBS" data_type: TYPE_FP32 dims: [ 3 ] } ]
+"""
+
+
+@pytest.fixture
+def compiled(catalog: FakeCatalog, graphs: FolderGraphs) -> Callable[[str], GraphPlan]:
+    """Compiles a text, a good file by name, or nodes without the head of their graph."""
+
+    def make(text: str) -> GraphPlan:
+        if text.isidentifier():
+            text = (FOLDER / "good" / f"{text}.pbtxt").read_text()
+        return compile_graph(GraphSource(_with_head(text), "g.pbtxt"), catalog, graphs)
+
+    return make
+
+
+@pytest.fixture
+def found(catalog: FakeCatalog, graphs: FolderGraphs) -> Callable[[str], list[Diagnostic]]:
+    """What is said about a text, or about nodes without the head of their graph."""
+
+    def check(text: str) -> list[Diagnostic]:
+        return check_graph(GraphSource(_with_head(text), "g.pbtxt"), catalog, graphs)
+
+    return check
+
+
+def _with_head(text: str) -> str:
+    return HEAD + text if text.startswith("node") else text

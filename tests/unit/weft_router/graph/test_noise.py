@@ -12,7 +12,7 @@ from weft_router.graph import GraphError, GraphSource, check_graph, compile_grap
 from weft_router.graph.parse import parse_graph
 
 FOLDER = Path(__file__).parent
-FILES = sorted(file for folder in ("good", "bad", "later") for file in (FOLDER / folder).glob("*.pbtxt"))
+FILES = sorted(file for folder in ("good", "bad", "others") for file in (FOLDER / folder).glob("*.pbtxt"))
 TEXTS = [file.read_text() for file in FILES]
 #: Pieces of every file: words, strings, brackets, whitespace.
 PIECES = sorted({piece for text in TEXTS for piece in re.findall(r"'[^']*'|\"[^\"]*\"|\w+|\s|.", text)})

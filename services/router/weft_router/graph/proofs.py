@@ -1,0 +1,157 @@
+"""What the tests in a condition prove: that a tensor is there, that a step answered.
+
+``has(inputs.X) && max(inputs.X) > 1`` never reads a tensor that is absent: CEL passes over an error on one side of
+``&&`` where the other side is false, of ``||`` where it is true, and evaluates one branch of ``? :`` only. The sides of
+``&&`` and ``||`` may therefore stand in any order.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+#: What is deeper in brackets proves nothing.
+_MAX_DEPTH = 32
+_OPENING = {"(": ")", "[": "]", "{": "}"}
+_CLOSING = frozenset(_OPENING.values())
+_ENDS = _CLOSING | {",", ":", ""}
+
+
+class Fact(NamedTuple):
+    """A tensor of ``space`` is there; of the space ``steps``: a step has answered."""
+
+    space: str
+    name: str
+
+
+class Term(NamedTuple):
+    """Tokens from ``start`` to before ``end`` that together say that a fact holds (a test), or need it (a use)."""
+
+    fact: Fact
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Proof:
+    """What a part of a condition proves.
+
+    Attributes:
+        if_true: Facts that hold where it is true.
+        if_false: Facts that hold where it is false.
+        open: Uses in it, by the token that each starts at, whose fact nothing proves.
+    """
+
+    if_true: set[Fact] = field(default_factory=set)
+    if_false: set[Fact] = field(default_factory=set)
+    open: dict[int, Fact] = field(default_factory=dict)
+
+
+def prove(tokens: Sequence[str], tests: Collection[Term], uses: Collection[Term]) -> Proof:
+    """What a condition proves as a whole; text that is no expression proves little."""
+    prover = _Prover(tokens, {term.start: term for term in tests}, {term.start: term for term in uses})
+    whole = prover.choice(0)
+    while prover.index < len(tokens):  # behind a bracket that closes nothing
+        prover.index += 1
+        whole = _joined([whole, prover.choice(0)])
+    return whole
+
+
+class _Prover:
+    def __init__(self, tokens: Sequence[str], tests: Mapping[int, Term], uses: Mapping[int, Term]) -> None:
+        self._tokens = tokens
+        self._tests = tests
+        self._uses = uses
+        self.index = 0
+
+    def choice(self, depth: int) -> Proof:
+        """``a ? b : c``, or less; ends before a comma or a closing bracket."""
+        test = self._either(depth)
+        branches: list[Proof] = []
+        known: set[Fact] = set()  # what the tests so far prove by being false
+        while self._take("?"):
+            chosen = self.choice(depth + 1) if depth < _MAX_DEPTH else self._either(depth)
+            branches += [_closed(test, known), _closed(chosen, known | test.if_true)]
+            if not self._take(":"):
+                return _joined(branches)
+            known = known | test.if_false
+            test = self._either(depth)
+        return _joined([*branches, _closed(test, known)]) if branches else test
+
+    def _either(self, depth: int) -> Proof:
+        """``a || b``, or less."""
+        parts = [self._both(depth)]
+        while self._take("||"):
+            parts.append(self._both(depth))
+        if len(parts) == 1:
+            return parts[0]
+        known = set().union(*(part.if_false for part in parts))
+        return _closed(Proof(set.intersection(*(part.if_true for part in parts)), known, _joined(parts).open), known)
+
+    def _both(self, depth: int) -> Proof:
+        """``a && b``, or less."""
+        parts = [self._term(depth)]
+        while self._take("&&"):
+            parts.append(self._term(depth))
+        if len(parts) == 1:
+            return parts[0]
+        known = set().union(*(part.if_true for part in parts))
+        return _closed(Proof(known, set.intersection(*(part.if_false for part in parts)), _joined(parts).open), known)
+
+    def _term(self, depth: int) -> Proof:
+        """What stands between the operators above; it proves something if it is a test, or one in ``!`` and ``( )``."""
+        is_negated = False
+        while self._take("!"):
+            is_negated = not is_negated
+        parts: list[Proof] = []
+        while (text := self._text()) not in _ENDS and text not in ("?", "||", "&&"):
+            parts.append(self._piece(text, depth))
+        if len(parts) != 1:
+            return _joined(parts)
+        (only,) = parts
+        return Proof(only.if_false, only.if_true, only.open) if is_negated else only
+
+    def _piece(self, text: str, depth: int) -> Proof:
+        """A test, a use, what is in brackets, or any other token."""
+        start = self.index
+        if test := self._tests.get(start):
+            self.index = test.end
+            return Proof(if_true={test.fact})
+        if use := self._uses.get(start):
+            self.index = use.end
+            return Proof(open={start: use.fact})
+        self.index += 1
+        if text not in _OPENING:
+            return Proof()
+        parts = []
+        while True:
+            parts.append(self.choice(depth + 1) if depth < _MAX_DEPTH else self._skipped())
+            if not (self._take(",") or self._take(":")):
+                break
+        self._take(_OPENING[text])
+        return parts[0] if text == "(" and len(parts) == 1 else _joined(parts)
+
+    def _skipped(self) -> Proof:
+        """What stands in brackets that are too deep."""
+        start, depth = self.index, 0
+        while (text := self._text()) and (depth or text not in _CLOSING):
+            depth += (text in _OPENING) - (text in _CLOSING)
+            self.index += 1
+        return Proof(open={at: use.fact for at, use in self._uses.items() if start <= at < self.index})
+
+    def _text(self) -> str:
+        return self._tokens[self.index] if self.index < len(self._tokens) else ""
+
+    def _take(self, text: str) -> bool:
+        is_next = self._text() == text
+        self.index += is_next
+        return is_next
+
+
+def _joined(parts: Sequence[Proof]) -> Proof:
+    """Parts that together prove nothing."""
+    return Proof(open={at: fact for part in parts for at, fact in part.open.items()})
+
+
+def _closed(proof: Proof, facts: set[Fact]) -> Proof:
+    """The proof without the uses that ``facts`` prove."""
+    return replace(proof, open={at: fact for at, fact in proof.open.items() if fact not in facts})

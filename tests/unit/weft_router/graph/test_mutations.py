@@ -1,0 +1,111 @@
+"""Graphs that are nearly right: fields of other graphs in the places of their own."""
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from google.protobuf import text_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from weft_common.pbtxt import is_map
+from weft_protos.graph_pb2 import Graph
+from weft_router.executor import GraphExecutor
+from weft_router.graph import GraphError, GraphSource, check_graph, compile_graph
+from weft_router.runtime import Runtime
+
+NUM_GRAPHS = 400
+FOLDER = Path(__file__).parent
+TEXTS = [file.read_text() for folder in ("good", "bad") for file in sorted((FOLDER / folder).glob("*.pbtxt"))]
+NAMES = ["", "TEXT", "PROBS", "root", "xlmr", "stream", "inner", "a b", "é", "A" * 99, "x.PROBS", "\0", "a\nb"]
+NUMBERS = [0, 1, -1, 2**31 - 1]
+TARGET = SimpleNamespace(name="model", address="127.0.0.1:1")
+
+
+def _parsed() -> Iterator[Graph]:
+    for text in TEXTS:
+        try:
+            yield text_format.Parse(text, Graph())
+        except text_format.ParseError:
+            continue
+
+
+def _inside(message: Message) -> Iterator[Message]:
+    """The message and all in it."""
+    yield message
+    for field, value in message.ListFields():
+        if field.message_type and not is_map(field):
+            for inner in value if field.is_repeated else [value]:
+                yield from _inside(inner)
+
+
+GRAPHS = list(_parsed())
+#: Full name of a field -> what graphs have there.
+FOUND: dict[str, list[object]] = defaultdict(list)
+for _graph in GRAPHS:
+    for _message in _inside(_graph):
+        for _field, _value in _message.ListFields():
+            FOUND[_field.full_name] += _value.items() if is_map(_field) else _value if _field.is_repeated else [_value]
+
+
+def _mutate(message: Message, field: FieldDescriptor, rng: random.Random) -> None:
+    """Empty a field, shorten or shuffle it, or give it something that another graph has there."""
+    values, what = FOUND[field.full_name], rng.random()
+    if what < 0.2 or not values:
+        message.ClearField(field.name)
+    elif is_map(field):
+        key, value = rng.choice(values)
+        if isinstance(value, str):
+            getattr(message, field.name)[rng.choice([key, *NAMES])] = rng.choice([value, *NAMES])
+    elif field.is_repeated:
+        items = list(getattr(message, field.name))
+        rng.shuffle(items)
+        kept = [*items[: rng.randint(0, len(items))], rng.choice(values)]
+        copy = type(message)()
+        getattr(copy, field.name).extend(kept)
+        message.ClearField(field.name)
+        message.MergeFrom(copy)
+    elif field.message_type:
+        getattr(message, field.name).CopyFrom(rng.choice(values))
+    elif field.type == FieldDescriptor.TYPE_STRING:
+        setattr(message, field.name, rng.choice([*values, *NAMES]))
+    elif field.type in (FieldDescriptor.TYPE_BOOL, FieldDescriptor.TYPE_ENUM):
+        setattr(message, field.name, rng.choice(values))
+    else:
+        low = 0 if field.type in (FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_UINT64) else -1
+        setattr(message, field.name, rng.choice([*values, *(number for number in NUMBERS if number >= low)]))
+
+
+def _mutated(rng: random.Random) -> str:
+    graph = Graph()
+    graph.CopyFrom(rng.choice(GRAPHS))
+    for _ in range(rng.randint(1, 5)):
+        message = rng.choice(list(_inside(graph)))
+        given = [field for field, _ in message.ListFields()]
+        fields = given if given and rng.random() < 0.5 else message.DESCRIPTOR.fields
+        _mutate(message, rng.choice(fields), rng)
+    return text_format.MessageToString(graph, as_utf8=True)
+
+
+def test_a_mutated_graph_is_refused_with_places_or_can_be_assembled(catalog, graphs):
+    """Nothing but findings comes of it, each inside the file; what has no error compiles, and can be run."""
+    num_good = 0
+    for seed in range(NUM_GRAPHS):
+        text = _mutated(random.Random(seed))
+        lines = text.split("\n")
+        source = GraphSource(text, "mutated.pbtxt")
+        found = check_graph(source, catalog, graphs)
+        own = [(one.line, one.column) for one in found if one.file == source.file and one.line]
+        assert sorted(own) == own
+        assert all(line <= len(lines) and column <= len(lines[line - 1]) + 1 for line, column in own), seed
+        if any(one.severity == "error" for one in found):
+            with pytest.raises(GraphError) as caught:
+                compile_graph(source, catalog, graphs)
+            assert found == caught.value.diagnostics
+        else:
+            num_good += 1
+            GraphExecutor(compile_graph(source, catalog, graphs), Runtime({"model": TARGET}))
+    assert num_good > NUM_GRAPHS // 100
