@@ -3,27 +3,34 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from weft_common.core import CallContext, IndexEntry, InferCall, InferResult, ParameterValue
-from weft_common.errors import NotFoundError, UnavailableError, UnsupportedError, WeftError
+from weft_common.errors import NotFoundError, UnsupportedError
+from weft_common.server import Extension
 from weft_common.signature import ModelSignature
-from weft_common.statistics import ModelStatistics, failure_reason
-from weft_common.validation import scheduling_parameters, validate, version_number
+from weft_common.statistics import ModelStatistics
+from weft_common.validation import version_number
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.admission import Admission
-from weft_router.catalog import Catalog, Entry
-from weft_router.counters import count_success
-from weft_router.graph_config import config_of_signature
-from weft_router.graphs import GraphRepository
-from weft_router.lifecycle import GraphTable, GraphVersion, ServingGraph
-from weft_router.passthrough import pass_through
-from weft_router.steps import earlier
-from weft_router.targets import Target
-
-MODEL_CONTROL_MODES = ("none", "explicit")
-DEFAULT_MAX_INFLIGHT = 2048
+from weft_router.bandits.file import BanditFile
+from weft_router.feedback import GraphServicer
+from weft_router.reporting.graph_metrics import RouterCollector
+from weft_router.reporting.step_metrics import StepCollector
+from weft_router.repository.config import config_of_signature
+from weft_router.repository.control import ModelControl
+from weft_router.repository.files import GraphRepository
+from weft_router.repository.lifecycle import GraphLifecycle
+from weft_router.repository.table import GraphTable
+from weft_router.repository.versions import GraphVersion
+from weft_router.repository.watch import FileWatcher
+from weft_router.requests import handling
+from weft_router.requests.handling import serving_of
+from weft_router.runtime import Runtime
+from weft_router.targets.catalog import Catalog, Entry
+from weft_router.targets.passthrough import pass_through, stream_through
+from weft_router.targets.target import Target
 
 
 class RouterCore:
@@ -37,11 +44,15 @@ class RouterCore:
     Args:
         repository: Folder with the graphs.
         targets: In order; the first that serves a model is used for it.
-        model_control: ``"none"``: every graph is loaded at the start, and that is all. ``"explicit"``: ``load_graphs``
-            are, and clients load, reload and unload.
+        model_control: ``"none"``: every graph is loaded at the start, and that is all. ``"poll"``: so it is, and what
+            changes in the repository is taken over. ``"explicit"``: ``load_graphs`` are, and clients load, reload and
+            unload.
         load_graphs: Explicit mode: graphs to load at the start; ``"*"`` is all.
         max_inflight: Requests in the router at once; 0 means no limit.
         poll_s: How often each target is asked what it serves, in seconds.
+        repository_poll_s: Poll mode: how often the repository is looked at, in seconds.
+        state_dir: Folder where bandits keep what they have learned; None: nowhere.
+        allow_route_header: Whether clients may choose the steps of splitters with the header ``x-graph-route``.
     """
 
     def __init__(
@@ -51,33 +62,66 @@ class RouterCore:
         *,
         model_control: str = "none",
         load_graphs: Sequence[str] = (),
-        max_inflight: int = DEFAULT_MAX_INFLIGHT,
+        max_inflight: int = 0,
         poll_s: float = 2.0,
+        repository_poll_s: float = 15.0,
+        state_dir: Path | None = None,
+        allow_route_header: bool = False,
     ) -> None:
         self._changed = asyncio.Event()
-        self._catalog = Catalog(targets, poll_s=poll_s, on_change=self._changed.set)
-        self._graphs = GraphTable(GraphRepository(repository), self._catalog)
-        self._model_control = model_control
-        self._load_graphs = ("*",) if model_control == "none" else tuple(load_graphs)
+        self._catalog = Catalog(targets, poll_s=poll_s, on_change=self._on_catalog_change)
+        self._runtime = Runtime(
+            self._catalog.targets,
+            is_busy=lambda: self._admission.is_busy,
+            is_pinning_allowed=allow_route_header,
+        )
+        self._bandit_file = None if state_dir is None else BanditFile(self._runtime.bandits, state_dir)
+        self._repository = GraphRepository(repository)
+        self._graphs = GraphTable(self._catalog)
+        self._lifecycle = GraphLifecycle(self._graphs, self._repository, self._catalog, self._runtime)
+        self._watcher = FileWatcher(self._repository, self._lifecycle)
+        self._repository_poll_s = repository_poll_s
+        self._control = ModelControl(self._lifecycle, model_control)
+        self._is_polling = model_control == "poll"
+        self._load_graphs = tuple(load_graphs) if model_control == "explicit" else ("*",)
         self._admission = Admission("the router", max_inflight, "--max-inflight")
         self._is_started = False
-        self._follower: asyncio.Task[None] | None = None
+        self._followers: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Every target was asked once and every graph was tried; what failed is tried again when a target changes."""
+        """Every target was asked once and every graph was tried; what failed is tried again when a target changes.
+
+        Raises:
+            UnavailableError: What bandits have learned, or the repository, cannot be read.
+            NotFoundError: The repository has no graph of one of the names in ``load_graphs``.
+        """
+        if self._bandit_file is not None:
+            await self._bandit_file.start()
         await self._catalog.start()
         self._changed.clear()
-        await self._graphs.load_at_start(self._load_graphs)
+        await self._lifecycle.load_at_start(self._load_graphs)
         self._is_started = True
-        self._follower = asyncio.create_task(self._follow_catalog())
+        self._followers.append(asyncio.create_task(self._follow_catalog()))
+        if self._is_polling:
+            self._followers.append(asyncio.create_task(self._watcher.run(self._repository_poll_s)))
 
     async def close(self, *, grace_s: float) -> None:
         """Nothing runs any more and every target is closed. Requests in flight are the server's to wait for."""
-        if self._follower is not None:
-            self._follower.cancel()
+        for follower in self._followers:
+            follower.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._follower
+                await follower
+        await self._control.close()
+        await self._runtime.close()
         await self._catalog.close()
+        if self._bandit_file is not None:
+            await self._bandit_file.close()
+
+    def extension(self) -> Extension:
+        """What a router offers beside the V2 protocol: ``weft.graph.GraphService`` and its own metrics."""
+        servicer = GraphServicer(self._graphs, self._runtime.bandits, self._catalog)
+        collectors = (RouterCollector(self._graphs), StepCollector(self._graphs.step_counters))
+        return Extension(servicer.add_to, collectors)
 
     def is_ready(self) -> bool:
         """Whether every graph that is not unloaded is ready."""
@@ -96,30 +140,37 @@ class RouterCore:
         """Signature of a graph or of a target's model. Raises NotFoundError or UnavailableError."""
         graph = self._graphs.find(name, version)
         if graph is not None:
-            return _serving(graph).plan.signature
+            return serving_of(graph).plan.signature
         return self._model(name, version).model.signature
 
     def config(self, name: str, version: str) -> ModelConfig:
         """Configuration of a graph or of a target's model. Raises NotFoundError or UnavailableError."""
         graph = self._graphs.find(name, version)
         if graph is not None:
-            return _serving(graph).config
+            return serving_of(graph).config
         model = self._model(name, version).model
         return model.config if model.config is not None else config_of_signature(model.signature)
 
     def index(self, *, ready_only: bool) -> list[IndexEntry]:
-        """Graphs first, then the models of the targets; a graph hides a model of its name."""
-        entries = [self._graph_entry(graph) for graph in self._graphs]
-        names = {entry.name for entry in entries}
+        """Graphs first, then the models of the targets; a graph hides a model of its name.
+
+        A folder of the repository that is left out, or a part of it, is there without a version.
+        """
+        names = {graph.file.name for graph in self._graphs}
+        entries = [self._graphs.index_entry(graph) for graph in self._graphs]
+        entries += (IndexEntry(name, "", "UNAVAILABLE", fault) for name, fault in self._repository.faults.items())
         entries += [_model_entry(entry) for entry in self._catalog.entries() if entry.model.signature.name not in names]
         return [entry for entry in entries if not ready_only or entry.state == "READY"]
 
     def statistics(self, name: str, version: str) -> list[ModelStatistics]:
-        """Counters of graphs, and of the targets' models as seen from here. Raises NotFoundError."""
+        """Counters of graphs, and of the targets' models as seen from here. Raises NotFoundError.
+
+        Without a name those of graphs that are unloaded are left out.
+        """
         counters: Iterable[ModelStatistics]
         if not name:
-            counters = [graph.statistics for graph in list(self._graphs)] + list(self._catalog.statistics.values())
-            return list(counters)
+            wanted = [graph.statistics for graph in self._graphs if graph.is_wanted]
+            return wanted + list(self._catalog.statistics.values())
         graph = self._graphs.find(name, version)
         if graph is not None:
             found = graph.file.version
@@ -135,109 +186,77 @@ class RouterCore:
         Raises:
             ResourceExhaustedError: Too many requests are in flight.
             NotFoundError: There is no such graph or model.
+            UnsupportedError: It is decoupled.
             UnavailableError: The graph cannot run; says why.
             WeftError: As validation or a step raised it.
         """
-        self._admission.enter()
-        try:
-            graph = self._graphs.find(call.model_name, call.model_version)
-            if graph is None:
-                entry = self._model(call.model_name, call.model_version)
-                version = entry.model.signature.version
-                if call.model_version:
-                    call.model_version = version  # "01" is 1
-                return await pass_through(self._catalog.targets[entry.target], version, call, context)
-            return await self._infer_counted(graph, call, context)
-        finally:
-            self._admission.leave(time.monotonic_ns() - context.arrival_ns)
+        with self._admitted(context):
+            served = self._served(call)
+            if _is_decoupled(served):
+                raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
+            return await self._answer(served, call, context)
 
-    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncIterator[InferResult]:
-        """One answer, as ``infer`` gives it."""
-        yield await self.infer(call, context)
+    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        """Every response of a decoupled graph or model; of any other one answer, as ``infer`` gives it.
+
+        Raises:
+            WeftError: As ``infer``, also after some responses.
+        """
+        with self._admitted(context):
+            served = self._served(call)
+            if not _is_decoupled(served):
+                yield await self._answer(served, call, context)
+                return
+            if isinstance(served, GraphVersion):
+                results = handling.stream_infer(served, call, context)
+            else:
+                results = stream_through(self._catalog.targets[served.target], served.model, call, context)
+            async with contextlib.aclosing(results):
+                async for result in results:
+                    yield result
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """Load or reload a graph; a version that does not compile does not replace one that serves.
-
-        Raises:
-            UnavailableError: Model control is off.
-            UnsupportedError: Parameters are given.
-            WeftError: As ``GraphTable.load``.
-        """
-        self._check_control()
-        if parameters:
-            raise UnsupportedError(
-                f"load parameters {sorted(parameters)} are not supported for graphs; change the file and load it again"
-            )
-        await self._graphs.load(name)
+        """As ``ModelControl.load``."""
+        await self._control.load(name, parameters)
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """Unload a graph; requests in flight finish.
+        """As ``ModelControl.unload``."""
+        await self._control.unload(name, unload_dependents=unload_dependents)
 
-        Raises:
-            UnavailableError: Model control is off.
-            UnsupportedError: ``unload_dependents``: the models belong to other services.
-            NotFoundError: No graph has that name.
-        """
-        self._check_control()
-        if unload_dependents:
-            raise UnsupportedError(
-                f"unload_dependents is not supported for graphs: the models of '{name}' are unloaded at the services "
-                "that serve them"
-            )
-        await self._graphs.unload(name)
+    def _on_catalog_change(self) -> None:
+        self._graphs.choose_defaults()
+        self._changed.set()
 
     async def _follow_catalog(self) -> None:
         """Keep graphs in step with what the targets serve."""
         while True:
             await self._changed.wait()
             self._changed.clear()
-            await self._graphs.recheck()
+            await self._lifecycle.recheck()
 
-    async def _infer_counted(self, graph: GraphVersion, call: InferCall, context: CallContext) -> InferResult:
-        counters = graph.statistics
+    @contextlib.contextmanager
+    def _admitted(self, context: CallContext) -> Iterator[None]:
+        """A request is in the router. Raises ResourceExhaustedError when it is full."""
+        self._admission.enter()
         try:
-            serving = _serving(graph)
-            serving.admission.enter()
-            try:
-                num_rows = self._checked(serving, call, context)
-                start_ns = time.monotonic_ns()
-                result = await serving.executor.execute(call, context)
-                end_ns = time.monotonic_ns()
-            finally:
-                serving.admission.leave(time.monotonic_ns() - context.arrival_ns)
-        except WeftError as error:
-            counters.record_failure(failure_reason(error.code), time.monotonic_ns() - context.arrival_ns)
-            raise
-        except asyncio.CancelledError:
-            counters.record_failure("CANCELED", time.monotonic_ns() - context.arrival_ns)
-            raise
-        except Exception:
-            counters.record_failure("BACKEND", time.monotonic_ns() - context.arrival_ns)
-            raise
-        count_success(
-            counters,
-            call,
-            context,
-            num_rows=num_rows,
-            arrival_ns=context.arrival_ns,
-            start_ns=start_ns,
-            end_ns=end_ns,
-        )
-        return result
+            yield
+        finally:
+            self._admission.leave(time.monotonic_ns() - context.arrival_ns)
 
-    def _checked(self, serving: ServingGraph, call: InferCall, context: CallContext) -> int:
-        """Number of rows of a call that fits the graph; its ``timeout`` (microseconds) becomes part of the deadline."""
-        num_rows = validate(call, serving.plan.signature)
-        _, timeout_us = scheduling_parameters(call.parameters)
-        if timeout_us:
-            context.deadline_ns = earlier(context.deadline_ns, context.arrival_ns + timeout_us * 1_000)
-        for output in call.outputs:
-            if output.parameters:
-                raise UnsupportedError(
-                    f"parameters {sorted(output.parameters)} of output '{output.name}' are not supported for graphs by "
-                    "this version; ask the model of the step for them"
-                )
-        return num_rows
+    def _served(self, call: InferCall) -> GraphVersion | Entry:
+        """The graph, or else the target's model, that a call is for. Raises NotFoundError or InvalidArgumentError."""
+        graph = self._graphs.find(call.model_name, call.model_version)
+        if graph is not None:
+            return graph
+        entry = self._model(call.model_name, call.model_version)
+        if call.model_version:
+            call.model_version = entry.model.signature.version  # "01" is 1
+        return entry
+
+    async def _answer(self, served: GraphVersion | Entry, call: InferCall, context: CallContext) -> InferResult:
+        if isinstance(served, GraphVersion):
+            return await handling.infer(served, call, context)
+        return await pass_through(self._catalog.targets[served.target], served.model, call, context)
 
     def _model(self, name: str, version: str) -> Entry:
         """A target's model, ready or not. Raises NotFoundError, or InvalidArgumentError for a version that is none."""
@@ -252,26 +271,11 @@ class RouterCore:
             raise NotFoundError(f"Request for unknown model: {shown} is not found{hint}")
         return entry
 
-    def _graph_entry(self, graph: GraphVersion) -> IndexEntry:
-        name, version = graph.file.name, graph.file.version
-        if not graph.is_wanted and not graph.reason:
-            return IndexEntry(name, version, "", "")  # never loaded
-        reason = self._graphs.why_not_ready(graph)
-        return IndexEntry(name, version, graph.state or ("UNAVAILABLE" if reason else "READY"), reason)
 
-    def _check_control(self) -> None:
-        if self._model_control != "explicit":
-            raise UnavailableError(
-                "explicit model load / unload is not allowed; start the router with --model-control-mode explicit"
-            )
-
-
-def _serving(graph: GraphVersion) -> ServingGraph:
-    """What answers for a graph. Raises UnavailableError when it is not loaded."""
-    if graph.serving is None:
-        shown = f"graph '{graph.file.name}' version {graph.file.version}"
-        raise UnavailableError(f"{shown} is not at ready state: {graph.reason or 'not loaded'}")
-    return graph.serving
+def _is_decoupled(served: GraphVersion | Entry) -> bool:
+    if isinstance(served, GraphVersion):
+        return served.serving is not None and served.serving.plan.signature.is_decoupled
+    return served.model.signature.is_decoupled
 
 
 def _model_entry(entry: Entry) -> IndexEntry:

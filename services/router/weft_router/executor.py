@@ -1,142 +1,185 @@
 """Runs a compiled graph: everything that can be known before a request is worked out once, when the graph is loaded."""
 
-import random
-import time
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
+from typing import NamedTuple
 
 from weft_common import telemetry
-from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
+from weft_common.core import CallContext, InferCall, InferResult, Parameters, ParameterValue
+from weft_common.errors import UnsupportedError, WeftError
 from weft_common.tensors import WireTensor
 from weft_common.validation import scheduling_parameters
-from weft_router.adaption import fitted_output, full_rank
-from weft_router.graph.plan import CallPlan, Frame, GraphPlan, NodeKind, NodePlan, RequestScope, StepPlan
-from weft_router.headers import forwarded_headers
-from weft_router.nodes import EnsembleNode, SequenceNode, SplitterNode, SwitchNode
-from weft_router.report import PATH_HEADER, TRACE_PARAMETER, NodeRun, path_text, trace_text
-from weft_router.steps import CallStep, GraphRequest, Node, NodeStep, Origin, Step, earlier
-from weft_router.targets import Target
+from weft_router.admission import Admission
+from weft_router.assembly import Assembly
+from weft_router.bandits.memory import settle
+from weft_router.graph.plan import Frame, GraphPlan, RequestScope
+from weft_router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRun, path_text, trace_text
+from weft_router.requests.cached_answers import GraphAnswers
+from weft_router.requests.headers import forwarded_headers
+from weft_router.requests.routes import ROUTE_HEADER, Routes
+from weft_router.requests.selection import Selection, Selections
+from weft_router.runtime import Runtime
+from weft_router.steps import GraphRequest, earlier
+from weft_router.streams.decoupled import GraphResponse
 
-#: Sets of requested outputs for which a graph keeps a root without the steps that they do not need.
-MAX_PRUNED_ROOTS = 64
+
+class _Execution(NamedTuple):
+    """One request.
+
+    Attributes:
+        start_ns: On the runtime's clock.
+        deadline_ns: The graph's own worked in.
+        selection: What it asks for.
+        start: The root's frame with the inputs, and the request.
+        run: Receives what it does.
+    """
+
+    start_ns: int
+    deadline_ns: int | None
+    selection: Selection
+    start: GraphResponse
+    run: NodeRun
 
 
 class GraphExecutor:
     """A graph ready to run, shared by all requests.
 
-    Where the root is a sequence, steps that only feed outputs which a request leaves out are not run for it.
-
     Args:
         plan: The compiled graph.
-        targets: By the names that the plan uses.
-        generator: Draws of splitters without a key; seeded by the system when absent.
+        runtime: Shared with the other graphs of the router.
 
     Raises:
-        KeyError: The plan names a target that is not in ``targets``.
+        KeyError: The plan names a target that the runtime does not have.
+
+    Attributes:
+        plan: As given.
+        intermediates: What can be asked for beside the outputs.
     """
 
-    def __init__(
-        self, plan: GraphPlan, targets: Mapping[str, Target], *, generator: random.Random | None = None
-    ) -> None:
+    def __init__(self, plan: GraphPlan, runtime: Runtime) -> None:
         self.plan = plan
-        name, version = plan.signature.name, plan.signature.version
-        self._targets = targets
-        self._generator = generator or random.Random()  # noqa: S311  # shares of traffic, not secrets
-        self._origin = Origin(
-            prefix=f"in ensemble '{name}', " if plan.is_ensemble else f"{name}/{version}: ",
-            is_batching=plan.signature.max_batch_size > 0,
-        )
-        self._root = self._make_node(plan.root)
-        ranks = {s.name: full_rank(s, is_batching=self._origin.is_batching) for s in plan.signature.outputs}
-        self._outputs = {name: (slot, ranks.get(name)) for name, slot in plan.root.outputs}
-        self._pruned_roots: dict[frozenset[str], Node] = {}
+        self._runtime = runtime
+        assembly = Assembly(plan, runtime)
+        self._selections = Selections(plan, assembly.node(plan.root))
+        self.intermediates = self._selections.intermediates
+        self._origin = assembly.origin
+        self._routes = Routes(plan.root)
+        self._answers = None if plan.cache is None else GraphAnswers(plan, plan.cache, assembly.origin, runtime)
         limits_ms = [limit for limit in (plan.timeout_ms, plan.root.timeout_ms) if limit]
         self._timeout_ns = min(limits_ms, default=0) * 1_000_000
+        self._admission: Admission | None = None
+        if plan.root.max_inflight:
+            subject = f"node '{plan.root.name}'"
+            self._admission = Admission(subject, plan.root.max_inflight, "'max_inflight' of its policy")
 
     async def execute(self, call: InferCall, context: CallContext) -> InferResult:
         """The graph's answer to a valid call.
 
         The path is added to ``context.trailing_metadata``, also when the request fails or is cancelled. An output that
-        has no value, because it repeats an optional input that is absent, is left out.
+        has no value is left out: it repeats an optional input that is absent, or belongs to a step that did not run.
 
         Raises:
             WeftError: As a step, a condition or a combine raised it; the message says where in the graph.
 
         Cancelling the awaiting task cancels every call in flight; no task is left.
         """
-        start_ns = time.monotonic_ns()
-        plan = self.plan
-        root = plan.root
+        result, _ = await self.answer(call, context)
+        return result
+
+    async def answer(self, call: InferCall, context: CallContext) -> tuple[InferResult, bool]:
+        """As ``execute``; and whether the answer was in the graph's cache, or on its way to somebody else."""
+        execution = self._begun(call, context)
+        start, selection, is_cached = execution.start, execution.selection, False
+        with self._reported(execution, context):
+            if self._answers is None:
+                await self._run(start, execution, context)
+                outputs = selection.outputs(start)
+            else:
+                outputs, is_cached = await self._answers.outputs(
+                    start, selection, execution.deadline_ns, lambda own: self._run(own, execution, context)
+                )
+        parameters = start.request.response_parameters | self._trace(call, execution)
+        return self._result(call, parameters, outputs), is_cached
+
+    async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        """The responses of a decoupled graph to a valid call, as they are made; the last is null.
+
+        Path and trace are there with the last. With a trace it is not null, as the client asked for what it carries.
+
+        Raises:
+            WeftError: As ``execute``, after the responses that were made before.
+
+        Closing the generator, or cancelling the task that awaits it, cancels every call in flight; no task is left.
+        """
+        execution = self._begun(call, context)
+        stages = execution.selection.stages
+        if stages is None:
+            raise UnsupportedError(f"graph '{self.plan.signature.name}' is not decoupled")
+        with self._reported(execution, context):
+            responses = stages.responses(*execution.start, execution.deadline_ns, context.trace_context, execution.run)
+            async with contextlib.aclosing(responses):
+                async for response in responses:
+                    outputs = execution.selection.outputs(response)
+                    result = self._result(call, response.request.response_parameters, outputs)
+                    result.is_final = False
+                    yield result
+        last = self._result(call, self._trace(call, execution), {})
+        last.is_null = not last.parameters
+        yield last
+
+    def _begun(self, call: InferCall, context: CallContext) -> _Execution:
+        """A request with all that is known before the first step. Raises InvalidArgumentError."""
+        start_ns = self._runtime.clock_ns()
+        root = self.plan.root
+        selection = self._selections.of(call.outputs)
         deadline_ns = context.deadline_ns
         if self._timeout_ns:
             deadline_ns = earlier(deadline_ns, start_ns + self._timeout_ns)
         is_traced = telemetry.is_enabled()
         priority, _ = scheduling_parameters(call.parameters)
         scope = RequestScope(call.parameters, context.headers, call.request_id, priority, deadline_ns)
-        request = GraphRequest(scope, forwarded_headers(context.headers, is_traced=is_traced), is_traced)
+        headers = forwarded_headers(context.headers, is_traced=is_traced)
+        request = GraphRequest(scope, headers, is_traced, captures=selection.captures)
+        if self._runtime.is_pinning_allowed and ROUTE_HEADER in headers:
+            request.pins = self._routes.parse(headers.pop(ROUTE_HEADER))
         frame: Frame = [None] * root.num_slots
         inputs = call.inputs
         for name, slot in root.inputs:
             frame[slot] = inputs.get(name)
-        run = NodeRun(root.name, root.kind)
+        return _Execution(
+            start_ns, deadline_ns, selection, GraphResponse(frame, request), NodeRun(root.name, root.kind)
+        )
+
+    @contextlib.contextmanager
+    def _reported(self, execution: _Execution, context: CallContext) -> Iterator[None]:
+        """The request is in work; in the end its path is in the trailing metadata."""
+        runtime, admission = self._runtime, self._admission
+        if admission is not None:
+            try:
+                admission.enter()
+            except WeftError as error:
+                raise self._origin.place(error, self.plan.root.path) from error
+        runtime.retry_budget.enter()
         try:
-            await self._root_for(call.outputs).run(frame, request, deadline_ns, context.trace_context, run)
+            yield
         finally:
-            context.trailing_metadata.append((PATH_HEADER, path_text(run)))
-        parameters = request.response_parameters
-        if call.parameters and call.parameters.get(TRACE_PARAMETER) is True:
-            parameters[TRACE_PARAMETER] = trace_text(run, start_ns)
-        outputs: dict[str, WireTensor] = {}
-        for name in [output.name for output in call.outputs] or self._outputs:
-            slot, rank = self._outputs[name]
-            tensor = frame[slot]
-            if tensor is not None:
-                outputs[name] = tensor if rank is None or len(tensor.shape) == rank else fitted_output(tensor, rank)
-        return InferResult(plan.signature.name, plan.signature.version, call.request_id, parameters, outputs)
+            runtime.retry_budget.leave()
+            if admission is not None:
+                admission.leave(runtime.clock_ns() - execution.start_ns)
+            context.trailing_metadata.append((PATH_HEADER, path_text(execution.run)))
+            if pulls := execution.start.request.scope.pulls:
+                settle(pulls, execution.run)
 
-    def _root_for(self, requested: Sequence[RequestedOutput]) -> Node:
-        """The root with the steps that the requested outputs need; none requested means all."""
-        root = self._root
-        if not requested or not isinstance(root, SequenceNode):
-            return root
-        wanted = frozenset(output.name for output in requested)
-        found = self._pruned_roots.get(wanted)
-        if found is None:
-            if len(self._pruned_roots) >= MAX_PRUNED_ROOTS:
-                return root
-            found = self._pruned_roots[wanted] = root.for_outputs(wanted)
-        return found
+    async def _run(self, start: GraphResponse, execution: _Execution, context: CallContext) -> None:
+        """The outputs are in the frame."""
+        await execution.selection.node.run(*start, execution.deadline_ns, context.trace_context, execution.run)
 
-    def _make_node(self, plan: NodePlan) -> Node:
-        steps = [self._make_step(step) for step in plan.steps]
-        match plan.kind:
-            case NodeKind.SEQUENCE:
-                return SequenceNode(plan, steps)
-            case NodeKind.SWITCH:
-                return SwitchNode(plan, steps, self._origin)
-            case NodeKind.SPLITTER:
-                return SplitterNode(plan, steps, self._origin, self._generator)
-            case NodeKind.ENSEMBLE:
-                return EnsembleNode(plan, steps, self._origin)
+    def _trace(self, call: InferCall, execution: _Execution) -> dict[str, ParameterValue]:
+        """The parameter with the trace, if the client asked for it."""
+        if not call.parameters or call.parameters.get(TRACE_PARAMETER) is not True:
+            return {}
+        return {TRACE_PARAMETER: trace_text(execution.run, execution.start_ns)}
 
-    def _make_step(self, plan: StepPlan) -> Step:
-        if isinstance(plan.action, CallPlan):
-            return CallStep(plan, plan.action, self._targets[plan.action.target], self._origin)
-        return NodeStep(plan, self._make_node(plan.action), self._origin)
-
-
-def calls_of(node: NodePlan) -> Iterator[CallPlan]:
-    """Every call that a node can make, nested nodes included, in declared order."""
-    for step in node.steps:
-        if isinstance(step.action, CallPlan):
-            yield step.action
-        else:
-            yield from calls_of(step.action)
-
-
-def nested_graphs_of(node: NodePlan) -> Iterator[str]:
-    """Names of the graphs that were inlined into a node."""
-    for step in node.steps:
-        if isinstance(step.action, NodePlan):
-            if step.action.graph:
-                yield step.action.graph.rpartition("/")[0]
-            yield from nested_graphs_of(step.action)
+    def _result(self, call: InferCall, parameters: Parameters, outputs: dict[str, WireTensor]) -> InferResult:
+        signature = self.plan.signature
+        return InferResult(signature.name, signature.version, call.request_id, parameters, outputs)

@@ -3,24 +3,29 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.weft_router.scripts import Answer, answering, failing, in_turn
+from tests.unit.weft_router.virtual_clock import VirtualClock, virtual_clock_of_loop
 
 from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
+from weft_common.errors import RemoteError
 from weft_common.signature import ModelSignature, TensorSpec
-from weft_common.tensors import WireTensor, bytes_tensor, encode
+from weft_common.tensors import WireTensor, bytes_tensor, decode, encode
 from weft_router.core import RouterCore
 from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import (
+    OK,
     Binding,
     CallPlan,
     CombineMethod,
     CombinePlan,
+    DefaultPlan,
     Frame,
     GraphPlan,
     NodeKind,
@@ -28,16 +33,16 @@ from weft_router.graph.plan import (
     RequestScope,
     StepPlan,
 )
-from weft_router.graph_config import config_of_signature
-from weft_router.targets import TargetModel
-
-Answer = Callable[[InferCall, CallContext], Awaitable[Mapping[str, WireTensor]]]
+from weft_router.repository.config import config_of_signature
+from weft_router.runtime import Runtime
+from weft_router.targets.target import TargetModel
 
 
 class FakeTarget:
     """Answers each model as scripted; a model without a script echoes its first input as every requested output.
 
-    `calls` and `contexts` have what came in; `cancelled` the models whose call was cancelled.
+    `calls` and `contexts` have what came in; `cancelled` the models whose call was cancelled; `num_open` is the number
+    of calls in work. Deadlines are kept on a virtual clock only.
     """
 
     def __init__(self, name: str = "model", **answers: Answer) -> None:
@@ -47,6 +52,7 @@ class FakeTarget:
         self.calls: list[InferCall] = []
         self.contexts: list[CallContext] = []
         self.cancelled: list[str] = []
+        self.num_open = 0
         self.models: list[TargetModel] | Exception = []
         self.num_discoveries = 0
         self.discovered = asyncio.Event()
@@ -55,9 +61,10 @@ class FakeTarget:
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         self.calls.append(call)
         self.contexts.append(context)
+        self.num_open += 1
         try:
             if call.model_name in self.answers:
-                answer = await self.answers[call.model_name](call, context)
+                answer = await self._by_deadline(self.answers[call.model_name](call, context), call, context)
                 if isinstance(answer, InferResult):
                     return answer
             else:
@@ -65,7 +72,20 @@ class FakeTarget:
         except asyncio.CancelledError:
             self.cancelled.append(call.model_name)
             raise
+        finally:
+            self.num_open -= 1
         return InferResult(call.model_name, call.model_version or "1", call.request_id, {}, dict(answer))
+
+    async def _by_deadline(self, answer: Awaitable[Any], call: InferCall, context: CallContext) -> Any:
+        clock_ns = virtual_clock_of_loop()
+        if clock_ns is None or context.deadline_ns is None:
+            return await answer
+        left_ms = max((context.deadline_ns - clock_ns()) / 1e6, 0)
+        try:
+            async with asyncio.timeout(left_ms / 1e3):
+                return await answer
+        except TimeoutError:
+            raise RemoteError("DEADLINE_EXCEEDED", f"no answer of '{call.model_name}' in {left_ms:.0f} ms") from None
 
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
         self.num_discoveries += 1
@@ -84,16 +104,32 @@ class FakeTarget:
 
 @dataclass
 class FakeCondition:
-    """A condition that is a Python function of the request and the frame; counts its evaluations."""
+    """A condition that is a Python function of the request and the frame; counts its evaluations.
 
-    function: Callable[[RequestScope, Frame], object]
+    With `names`, which `node` turns into `tensors`, the function gets a mapping from these to arrays (None: absent)
+    in place of the frame; a name `steps.<name>.ok` is that of a step.
+    """
+
+    function: Callable[[RequestScope, Any], object]
     source: str = "condition"
     tensors: tuple[Binding, ...] = ()
     num_evaluations: int = 0
+    names: tuple[str, ...] = ()
 
     def evaluate(self, frame: Frame, request: RequestScope) -> object:
         self.num_evaluations += 1
-        return self.function(request, frame)
+        if not self.names:
+            return self.function(request, frame)
+        tensors = {name: frame[slot] for name, slot in self.tensors}
+        return self.function(request, {n: None if t is None else decode(t) for n, t in tensors.items()})
+
+    def evaluate_rows(
+        self, frame: Frame, request: RequestScope, num_rows: int, numbers: Sequence[int] | None = None
+    ) -> list[object]:
+        def row_of(one: WireTensor | None, row: int) -> WireTensor | None:
+            return one if one is None or one is OK else encode(decode(one)[row : row + 1])
+
+        return [self.evaluate([row_of(one, row) for one in frame], request) for row in range(num_rows)]
 
 
 @dataclass
@@ -133,7 +169,11 @@ def call_plan(
 
 
 def step(name: str, action: Any, inputs: dict[str, str], outputs: dict[str, str], **options: Any) -> StepSpec:
-    """A step; `inputs` is target input <- tensor, `outputs` target output -> tensor, as the plan's bindings."""
+    """A step; `inputs` is target input <- tensor, `outputs` target output -> tensor, as the plan's bindings.
+
+    Options are those of the plan; `defaults` maps tensors to values (those of `batched_defaults` are of one row), and
+    `fallback` is a step as this one.
+    """
     return StepSpec(name, action, inputs, outputs, options)
 
 
@@ -155,29 +195,38 @@ def node(
         *inputs,
         *(tensor for one in steps for tensor in one.outputs.values()),
         *(combine[0] for combine in combines),
+        *(tensor for one in steps for tensor in _read(one) if tensor.startswith("steps.")),
     ):
         slots.setdefault(tensor, len(slots))
-    producer = {tensor: index for index, one in enumerate(steps) for tensor in one.outputs.values()}
-    is_sequence = kind is NodeKind.SEQUENCE
-    needs = [{producer[t] for t in one.inputs.values() if is_sequence and t in producer} for one in steps]
-    plans = []
-    for index, one in enumerate(steps):
-        action = one.action
-        if isinstance(action, str):
-            action = call_plan(action, list(one.inputs), list(one.outputs), max_batch_size=max_batch_size)
-        plans.append(
-            StepPlan(
-                one.name,
-                f"{name}/{one.name}",
-                action,
-                tuple(Binding(n, slots[tensor]) for n, tensor in one.inputs.items()),
-                tuple(Binding(n, slots[tensor]) for n, tensor in one.outputs.items()),
-                consumers=tuple(other for other in range(len(steps)) if index in needs[other]),
-                num_dependencies=len(needs[index]),
-                **one.options,
-            )
-        )
     names = [one.name for one in steps]
+    producer = {tensor: index for index, one in enumerate(steps) for tensor in one.outputs.values()}
+    producer |= {f"steps.{one.name}.ok": index for index, one in enumerate(steps)}
+    is_sequence = kind is NodeKind.SEQUENCE
+    needs = [{producer[t] for t in _read(one) if is_sequence and t in producer} - {i} for i, one in enumerate(steps)]
+    plans = [
+        _step_plan(
+            one,
+            name,
+            slots,
+            max_batch_size,
+            consumers=tuple(other for other in range(len(steps)) if index in needs[other]),
+            num_dependencies=len(needs[index]),
+        )
+        for index, one in enumerate(steps)
+    ]
+    for condition in (options.get("on"), options.get("sticky_by"), getattr(options.get("loop"), "again", None)):
+        _bind(condition, slots)
+    if "loop" in options:
+        carry = tuple((slots[output], slots[tensor]) for output, tensor in options["loop"].carry)
+        options["loop"] = replace(options["loop"], carry=carry)
+    combine_plans = []
+    for tensor, method, sources, given in combines:
+        more = dict(given)
+        if "custom" in more:
+            more |= {added: slots.setdefault(more[added], len(slots)) for added in ("stack", "mask")}
+            more["custom"] = _step_plan(more["custom"], name, slots, max_batch_size)
+        offered = tuple((names.index(one), slots[offer]) for one, offer in sources.items())
+        combine_plans.append(CombinePlan(slots[tensor], method, offered, **more))
     return NodePlan(
         name,
         name,
@@ -186,10 +235,48 @@ def node(
         tuple(Binding(tensor, slots[tensor]) for tensor in inputs),
         tuple(Binding(output, slots[tensor]) for output, tensor in named_outputs.items()),
         tuple(plans),
-        combines=tuple(
-            CombinePlan(slots[t], method, tuple((names.index(s), slots[x]) for s, x in sources.items()), **more)
-            for t, method, sources, more in combines
-        ),
+        combines=tuple(combine_plans),
+        **options,
+    )
+
+
+def _read(one: StepSpec) -> list[str]:
+    """Tensors that a step reads, its conditions and fallback included."""
+    read = list(one.inputs.values())
+    for field_name in ("when", "accept"):
+        read += getattr(one.options.get(field_name), "names", ())
+    return read + (_read(one.options["fallback"]) if isinstance(one.options.get("fallback"), StepSpec) else [])
+
+
+def _bind(condition: Any, slots: Mapping[str, int]) -> None:
+    if getattr(condition, "names", ()):
+        condition.tensors = tuple(Binding(tensor, slots[tensor]) for tensor in condition.names)
+
+
+def _step_plan(one: StepSpec, node: str, slots: Mapping[str, int], max_batch_size: int, **edges: Any) -> StepPlan:
+    options = dict(one.options)
+    action = one.action
+    if isinstance(action, str):
+        action = call_plan(action, list(one.inputs), list(one.outputs), max_batch_size=max_batch_size)
+    for field_name in ("when", "accept"):
+        _bind(options.get(field_name), slots)
+    if isinstance(options.get("fallback"), StepSpec):
+        options["fallback"] = _step_plan(options["fallback"], node, slots, max_batch_size)
+    if isinstance(options.get("defaults"), Mapping) or "batched_defaults" in options:
+        whole, of_a_row = options.pop("defaults", {}), options.pop("batched_defaults", {})
+        options["defaults"] = (
+            *(DefaultPlan(slots[tensor], value, False) for tensor, value in whole.items()),
+            *(DefaultPlan(slots[tensor], value, True) for tensor, value in of_a_row.items()),
+        )
+    if f"steps.{one.name}.ok" in slots:
+        options.setdefault("ok_slot", slots[f"steps.{one.name}.ok"])
+    return StepPlan(
+        one.name,
+        f"{node}/{one.name}",
+        action,
+        tuple(Binding(n, slots[tensor]) for n, tensor in one.inputs.items()),
+        tuple(Binding(n, slots[tensor]) for n, tensor in one.outputs.items()),
+        **edges,
         **options,
     )
 
@@ -221,7 +308,11 @@ async def run(
     **options: Any,
 ) -> InferResult:
     """Execute a graph; every input not given is a tensor of one element."""
-    executor = plan if isinstance(plan, GraphExecutor) else GraphExecutor(plan, {"model": target}, **options)
+    if not isinstance(plan, GraphExecutor):
+        if clock_ns := virtual_clock_of_loop():
+            options.setdefault("clock_ns", clock_ns)
+        plan = GraphExecutor(plan, Runtime({"model": target}, **options))
+    executor = plan
     given = inputs if inputs is not None else {b.name: tensor(1.0) for b in executor.plan.root.inputs}
     call = InferCall(
         executor.plan.signature.name,
@@ -234,6 +325,15 @@ async def run(
     return await executor.execute(call, context if context is not None else CallContext())
 
 
+def context(*, timeout_ms: float | None = None, **options: Any) -> CallContext:
+    """What surrounds a call; a timeout counts from now on the loop's virtual clock."""
+    clock_ns = virtual_clock_of_loop()
+    assert timeout_ms is None or clock_ns is not None, "a deadline wants the fixture 'virtual_clock'"
+    if timeout_ms is not None:
+        options["deadline_ns"] = clock_ns() + round(timeout_ms * 1e6)
+    return CallContext(**options)
+
+
 def num_other_tasks() -> int:
     """Tasks of the loop beside the one that asks."""
     return len(asyncio.all_tasks()) - 1
@@ -242,7 +342,7 @@ def num_other_tasks() -> int:
 def claims_of(core: RouterCore) -> Callable[[Callable[[], bool]], Awaitable[None]]:
     """A function that waits until a claim about the router holds; it looks whenever the router has seen a change."""
     rechecked = asyncio.Event()
-    recheck = core._graphs.recheck
+    recheck = core._lifecycle.recheck
 
     async def recheck_and_tell() -> None:
         await recheck()
@@ -254,7 +354,7 @@ def claims_of(core: RouterCore) -> Callable[[Callable[[], bool]], Awaitable[None
                 rechecked.clear()
                 await rechecked.wait()
 
-    core._graphs.recheck = recheck_and_tell
+    core._lifecycle.recheck = recheck_and_tell
     return until
 
 
@@ -322,6 +422,12 @@ def target() -> FakeTarget:
 
 
 @pytest.fixture
+async def virtual_clock() -> VirtualClock:
+    """The clock of the test's loop, which jumps; see `virtual_clock.py`."""
+    return VirtualClock()
+
+
+@pytest.fixture
 def make() -> SimpleNamespace:
     """Builders of plans, tensors and fakes."""
     return SimpleNamespace(
@@ -329,9 +435,14 @@ def make() -> SimpleNamespace:
         FakeTarget=FakeTarget,
         ENSEMBLE=ENSEMBLE,
         PIPE=PIPE,
+        VirtualClock=VirtualClock,
+        answering=answering,
         call_plan=call_plan,
         claims_of=claims_of,
+        context=context,
+        failing=failing,
         graph=graph,
+        in_turn=in_turn,
         node=node,
         num_other_tasks=num_other_tasks,
         request=request,

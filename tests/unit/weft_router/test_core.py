@@ -360,9 +360,12 @@ async def test_nothing_is_compiled_for_a_request(
         def forbidden(*arguments: object, **options: object) -> None:
             raise AssertionError("compiled while serving")
 
-        for place in ("compile_graph", "check_graph", "GraphExecutor"):
-            monkeypatch.setattr(f"weft_router.lifecycle.{place}", forbidden)
-        monkeypatch.setattr("weft_router.executor.GraphExecutor._make_node", forbidden)
+        for place in (
+            "repository.serving.compile_with_warnings",
+            "repository.serving.GraphExecutor",
+            "executor.Assembly",
+        ):
+            monkeypatch.setattr(f"weft_router.{place}", forbidden)
         for _ in range(3):
             await s.core.infer(make.request(), CallContext())
 

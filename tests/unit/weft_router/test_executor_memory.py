@@ -12,7 +12,9 @@ import pytest
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError, WeftError
 from weft_common.tensors import WireTensor
-from weft_router.graph.plan import CombineMethod, GraphPlan, NodeKind
+from weft_router.executor import GraphExecutor
+from weft_router.graph.plan import CachePlan, CombineMethod, GraphPlan, HedgePlan, NodeKind, RetryPlan
+from weft_router.runtime import Runtime
 
 
 class Data(bytearray):
@@ -108,5 +110,54 @@ async def test_tensors_are_freed_when_the_request_is_cancelled(
     await asyncio.wait((request,))
     del request
     target.calls.clear()
+    await asyncio.sleep(0)
+    assert watched() is None
+
+
+POLICIES: dict[str, dict[str, object]] = {
+    "soft": {"is_soft": True},
+    "retry": {"retry": RetryPlan(3, 0, frozenset({"INTERNAL"}), 20.0)},
+    "hedge": {"hedge": HedgePlan(0, 2)},
+    "hedge that is not needed": {"hedge": HedgePlan(60_000, 1)},
+    "cache": {"cache": CachePlan(0, 1)},
+    "fallback": {"fallback": ("bad2",)},
+    "all": {
+        "is_soft": True,
+        "retry": RetryPlan(3, 0, frozenset({"INTERNAL"}), 20.0),
+        "hedge": HedgePlan(0, 2),
+        "cache": CachePlan(0, 1),
+        "fallback": ("bad2",),
+        "max_inflight": 1,
+        "timeout_ms": 1000,
+    },
+}
+
+
+@pytest.mark.parametrize("ending", ["answered", "failed", "cancelled"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.usefixtures("no_collector")
+async def test_policies_hold_no_tensors(make: SimpleNamespace, policy: str, ending: str) -> None:
+    """What was tried in vain is freed with the rest; an answer larger than the cache is not kept."""
+    options = dict(POLICIES[policy])
+    if "fallback" in options:
+        options["fallback"] = make.step("f", "bad2", {"IN": "X"}, {"OUT": "Y"})
+    steps = [make.step("a", "bad", {"IN": "X"}, {"OUT": "Y"}, **options)]
+    plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+    scripts = {"answered": {}, "failed": {"bad": fail, "bad2": fail}, "cancelled": {"bad": hold}}[ending]
+    target = make.FakeTarget(**scripts)
+    executor = GraphExecutor(plan, Runtime({"model": target}))
+    data = Data(4)
+    watched = weakref.ref(data)
+    request = asyncio.create_task(make.run(executor, inputs={"X": WireTensor("FP32", (1,), data)}))
+    del data
+    await asyncio.wait((request,), timeout=0.01 if ending == "cancelled" else None)
+    request.cancel()
+    await asyncio.wait((request,))
+    assert (ending == "cancelled") == request.cancelled()
+    if not request.cancelled():
+        request.exception()
+    del request
+    target.calls.clear()
+    await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert watched() is None

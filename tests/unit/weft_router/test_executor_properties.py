@@ -5,16 +5,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
+from tests.unit.weft_router.naive_interpreter import Interpreter
+from tests.unit.weft_router.naive_values import NEVER, AmbiguousError, FailsError
+from tests.unit.weft_router.random_graphs import WIDTH, graphs, scripts_of
+from tests.unit.weft_router.random_graphs import Node as GraphNode
+from tests.unit.weft_router.random_graphs import plan_of as random_plan
 
 from weft_common.core import CallContext, InferCall
-from weft_common.errors import RemoteError
+from weft_common.errors import RemoteError, WeftError
 from weft_common.tensors import WireTensor
 from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.policies.retry_budget import RetryBudget
+from weft_router.runtime import Runtime
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,22 @@ def interpret(dag: list[Node], x: bytes) -> tuple[list[bytes | None], set[int]]:
         else:
             values.append(value_of(index, [value for value in inputs if value is not None]))
     return values, failing
+
+
+class BoundlessBudget(RetryBudget):
+    """Allows any number of retries."""
+
+    def take(self, percent: float) -> bool:
+        self.num_retries += 1
+        return True
+
+
+def policies() -> dict[str, Any]:
+    """A runtime whose retries depend on nothing but the graph."""
+    return {
+        "retry_budget": BoundlessBudget(),
+        "generator": SimpleNamespace(random=lambda: 0.5, uniform=lambda low, high: high),
+    }
 
 
 class Models:
@@ -106,7 +130,7 @@ def test_concurrent_execution_equals_one_step_at_a_time(dag: list[Node], make: S
     async def check() -> None:
         values, failing = interpret(dag, b"x")
         models = Models(dag)
-        executor = GraphExecutor(plan_of(make, dag), {"model": models})
+        executor = GraphExecutor(plan_of(make, dag), Runtime({"model": models}))
         inputs: Mapping[str, WireTensor] = {"X": WireTensor("UINT8", (1,), b"x")}
         if failing:
             with pytest.raises(RemoteError) as caught:
@@ -137,7 +161,7 @@ def test_requested_outputs_have_the_values_of_a_whole_run(
 
     async def check() -> None:
         models = Models(sound)
-        executor = GraphExecutor(plan_of(make, sound), {"model": models})
+        executor = GraphExecutor(plan_of(make, sound), Runtime({"model": models}))
         inputs: Mapping[str, WireTensor] = {"X": WireTensor("UINT8", (1,), b"x")}
         result = await make.run(executor, inputs=inputs, outputs=[f"t{index}" for index in wanted])
         values, _ = interpret([Node(node.reads, 0, fails=False) for node in dag], b"x")
@@ -156,7 +180,7 @@ def test_a_cancel_at_any_moment_leaves_nothing(
 
     async def check() -> None:
         models = Models(dag)
-        executor = GraphExecutor(plan_of(make, dag), {"model": models})
+        executor = GraphExecutor(plan_of(make, dag), Runtime({"model": models}))
         request = asyncio.create_task(make.run(executor, inputs={"X": WireTensor("UINT8", (1,), b"x")}))
         for _ in range(num_turns):
             await asyncio.sleep(0)
@@ -167,5 +191,87 @@ def test_a_cancel_at_any_moment_leaves_nothing(
         if isinstance(outcome, BaseException):
             assert isinstance(outcome, (asyncio.CancelledError, RemoteError))
         assert (0, 0) == (models.num_open, make.num_other_tasks())
+
+    asyncio.run(check())
+
+
+def inputs_of(seed: int, num_rows: int, *, has_extra: bool) -> dict[str, list[bytes]]:
+    """Rows of the graph's inputs."""
+    names = ("X", "E") if has_extra else ("X",)
+    return {
+        name: [blake2b(f"{name}{seed}{row}".encode(), digest_size=WIDTH).digest() for row in range(num_rows)]
+        for name in names
+    }
+
+
+def wired(inputs: Mapping[str, list[bytes]]) -> dict[str, WireTensor]:
+    return {name: WireTensor("UINT8", (len(rows), WIDTH), b"".join(rows)) for name, rows in inputs.items()}
+
+
+@settings(fixture_is_stateless, max_examples=500)
+@given(
+    root=graphs(),
+    seed=st.integers(0, 5),
+    num_rows=st.integers(1, 4),
+    has_extra=st.booleans(),
+    timeout_ms=st.sampled_from([0, 0, 30, 80, 150]),
+)
+def test_a_graph_answers_as_one_step_at_a_time(
+    root: GraphNode, seed: int, num_rows: int, has_extra: bool, timeout_ms: int, make: SimpleNamespace
+) -> None:
+    """The same output or the same status at the same moment, nothing left behind, whatever fails, is late or absent."""
+    inputs = inputs_of(seed, num_rows, has_extra=has_extra)
+
+    async def check() -> None:
+        clock = make.VirtualClock()
+        start_ns = clock()
+        deadline_ns = start_ns + timeout_ms * 1_000_000 if timeout_ms else NEVER
+        expected: bytes | str | None
+        try:
+            values = {"X": inputs["X"], "E": inputs.get("E")}
+            ends = Interpreter(deadline_ns).node(root, values, start_ns, deadline_ns)
+            expected, end_ns = None if ends.output is None else b"".join(ends.output), ends.at
+        except FailsError as failure:
+            expected, end_ns = failure.code, failure.at
+        target, options = make.FakeTarget(**scripts_of(root)), policies()
+        found: bytes | str | None
+        try:
+            context = make.context(timeout_ms=timeout_ms or None)
+            result = await make.run(random_plan(make, root), target, wired(inputs), context=context, **options)
+            output = result.outputs.get("Y")
+            found = None if output is None else output.data
+        except WeftError as error:
+            found = error.code
+        assert (expected, end_ns) == (found, clock())
+        assert (0, 0, 0) == (target.num_open, make.num_other_tasks(), options["retry_budget"].num_retries)
+
+    try:
+        asyncio.run(check())
+    except AmbiguousError:
+        reject()
+
+
+@settings(fixture_is_stateless, max_examples=150)
+@given(root=graphs(), seed=st.integers(0, 5), at_ms=st.integers(0, 250), num_cancels=st.integers(1, 3))
+def test_a_cancel_at_any_moment_leaves_nothing_of_a_graph(
+    root: GraphNode, seed: int, at_ms: int, num_cancels: int, make: SimpleNamespace
+) -> None:
+    """It ends at once, as cancelled if it was not over, and no call and no task is left."""
+
+    async def check() -> None:
+        clock = make.VirtualClock()
+        target, options = make.FakeTarget(**scripts_of(root)), policies()
+        inputs = wired(inputs_of(seed, 3, has_extra=True))
+        request = asyncio.create_task(make.run(random_plan(make, root), target, inputs, **options))
+        await asyncio.sleep(at_ms / 1e3)
+        was_over = request.done()
+        for _ in range(num_cancels):
+            request.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([request])
+        assert was_over != request.cancelled()
+        assert was_over or float(at_ms) == clock.elapsed_ms()
+        assert isinstance(None if request.cancelled() else request.exception(), WeftError | None)
+        assert (0, 0, 0) == (target.num_open, make.num_other_tasks(), options["retry_budget"].num_retries)
 
     asyncio.run(check())

@@ -12,6 +12,7 @@ from weft_common.errors import InternalError, InvalidArgumentError, RemoteError,
 from weft_common.tensors import WireTensor
 from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.runtime import Runtime
 
 SEQUENCE = NodeKind.SEQUENCE
 
@@ -342,6 +343,6 @@ async def test_a_nested_node_runs_in_its_own_frame(make: SimpleNamespace) -> Non
 
 async def test_an_executor_serves_many_requests_at_once(make: SimpleNamespace) -> None:
     """Requests share the compiled graph and nothing else."""
-    executor = GraphExecutor(diamond(make), {"model": make.FakeTarget()})
+    executor = GraphExecutor(diamond(make), Runtime({"model": make.FakeTarget()}))
     results = await asyncio.gather(*(make.run(executor, inputs={"X": make.tensor(float(i))}) for i in range(50)))
     assert [make.tensor(float(i)) for i in range(50)] == [result.outputs["Y"] for result in results]

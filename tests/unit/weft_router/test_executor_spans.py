@@ -12,8 +12,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 from weft_common import telemetry
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
-from weft_router.graph.plan import GraphPlan, NodeKind
-from weft_router.passthrough import pass_through
+from weft_router.executor import GraphExecutor
+from weft_router.graph.plan import CachePlan, GraphPlan, HedgePlan, NodeKind, RetryPlan
+from weft_router.runtime import Runtime
+from weft_router.targets.passthrough import pass_through
+from weft_router.targets.target import TargetModel
 
 
 @pytest.fixture
@@ -118,7 +121,7 @@ async def test_a_model_that_is_called_itself_has_a_span_like_a_step(
     server = telemetry.start_span("weft.router/lid", parent=None, kind=telemetry.SERVER)
     context = CallContext(trace_context=telemetry.context_of(server), headers={"traceparent": "00-old"})
     with pytest.raises(RemoteError):
-        await pass_through(target, "3", InferCall("lid"), context)
+        await pass_through(target, TargetModel(make.signature("lid", version="3"), True), InferCall("lid"), context)
     span = by_name(exporter)["step lid"]
     assert (SpanKind.CLIENT, server.get_span_context().span_id) == (span.kind, span.parent.span_id)
     assert ("lid", "3", "model") == tuple(
@@ -134,3 +137,119 @@ async def test_without_telemetry_a_call_has_no_trace_context(make: SimpleNamespa
     target = make.FakeTarget()
     await make.run(switched(make), target)
     assert [None, None] == [context.trace_context for context in target.contexts]
+
+
+def one(make: SimpleNamespace, **options: object) -> GraphPlan:
+    """X -> a (model m) -> Y."""
+    steps = [make.step("a", "m", {"IN": "X"}, {"OUT": "Y"}, **options)]
+    return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+
+
+async def traced_run(
+    make: SimpleNamespace, exporter: InMemorySpanExporter, plan: GraphPlan | GraphExecutor, target: object
+) -> dict[str, list[ReadableSpan]]:
+    """Spans of one request by name, those that ended first first."""
+    exporter.clear()
+    server = telemetry.start_span("weft.router/g", parent=None, kind=telemetry.SERVER)
+    try:
+        await make.run(plan, target, context=CallContext(trace_context=telemetry.context_of(server)))
+    finally:
+        telemetry.end_span(server)
+    found: dict[str, list[ReadableSpan]] = {}
+    for span in exporter.get_finished_spans():
+        found.setdefault(span.name, []).append(span)
+    return found
+
+
+async def test_a_soft_failure_is_an_error_of_its_span_alone(
+    make: SimpleNamespace, exporter: InMemorySpanExporter
+) -> None:
+    """The step's span has status and message; those above it have not."""
+    inner = make.node(
+        "inner",
+        NodeKind.SEQUENCE,
+        [make.step("i", "i", {"IN": "X"}, {"OUT": "T"}, is_soft=True)],
+        inputs=["X"],
+        outputs=["T"],
+    )
+    steps = [make.step("a", inner, {"X": "X"}, {"T": "Y"})]
+    plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+    spans = await traced_run(make, exporter, plan, make.FakeTarget(i=make.failing()))
+    (failed,) = spans["step inner/i"]
+    assert (StatusCode.ERROR, "g/1: inner/i -> i@1: gone") == (failed.status.status_code, failed.status.description)
+    assert "UNAVAILABLE" == failed.attributes["rpc.grpc.status"]
+    for name in ("step root/a", "weft.router/g"):
+        assert StatusCode.UNSET is spans[name][0].status.status_code
+
+
+async def test_every_attempt_has_a_span_of_its_own(make: SimpleNamespace, exporter: InMemorySpanExporter) -> None:
+    """Numbered, the failed one an error, under the span of the step, which is none; the call carries its attempt's."""
+    target = make.FakeTarget(m=make.in_turn(make.failing(), make.answering()))
+    plan = one(make, retry=RetryPlan(2, 0, frozenset({"UNAVAILABLE"}), 20.0))
+    spans = await traced_run(make, exporter, plan, target)
+    (step,), attempts = spans["step root/a"], spans["step root/a attempt"]
+    assert (2, StatusCode.UNSET, SpanKind.INTERNAL) == (
+        step.attributes["weft.attempt"],
+        step.status.status_code,
+        step.kind,
+    )
+    assert [1, 2] == [span.attributes["weft.attempt"] for span in attempts]
+    assert [StatusCode.ERROR, StatusCode.UNSET] == [span.status.status_code for span in attempts]
+    assert [(SpanKind.CLIENT, step.context.span_id)] * 2 == [(span.kind, span.parent.span_id) for span in attempts]
+    for span, context in zip(attempts, target.contexts, strict=True):
+        assert f"{span.context.span_id:016x}" in telemetry.inject(context.trace_context)["traceparent"]
+
+
+@pytest.mark.usefixtures("virtual_clock")
+async def test_hedges_are_attempts_too(make: SimpleNamespace, exporter: InMemorySpanExporter) -> None:
+    """The one that is cancelled says so."""
+    target = make.FakeTarget(m=make.in_turn(make.answering(after_ms=100), make.answering(after_ms=10)))
+    spans = await traced_run(make, exporter, one(make, hedge=HedgePlan(40, 1)), target)
+    attempts = sorted(spans["step root/a attempt"], key=lambda span: span.attributes["weft.attempt"])
+    assert [1, 2] == [span.attributes["weft.attempt"] for span in attempts]
+    assert [StatusCode.ERROR, StatusCode.UNSET] == [span.status.status_code for span in attempts]
+    assert 2 == spans["step root/a"][0].attributes["weft.attempt"]
+
+
+async def test_a_kept_answer_has_no_attempt(make: SimpleNamespace, exporter: InMemorySpanExporter) -> None:
+    """The step's span says that it was a hit."""
+    executor = GraphExecutor(one(make, cache=CachePlan(0, 1 << 20)), Runtime({"model": make.FakeTarget()}))
+    first = await traced_run(make, exporter, executor, None)
+    second = await traced_run(make, exporter, executor, None)
+    assert [False, True] == [spans["step root/a"][0].attributes["weft.cache_hit"] for spans in (first, second)]
+    assert [True, False] == ["step root/a attempt" in spans for spans in (first, second)]
+
+
+async def test_a_fallback_is_a_child_of_the_step_that_failed(
+    make: SimpleNamespace, exporter: InMemorySpanExporter
+) -> None:
+    """The step is no error if it answered; the attempt is."""
+    plan = one(make, fallback=make.step("f", "f", {"IN": "X"}, {"OUT": "Y"}))
+    spans = await traced_run(make, exporter, plan, make.FakeTarget(m=make.failing()))
+    (step,), (attempt,), (fallback,) = (spans[f"step root/{name}"] for name in ("a", "a attempt", "f"))
+    assert ("f", StatusCode.UNSET) == (step.attributes["weft.fallback"], step.status.status_code)
+    assert [step.context.span_id] * 2 == [attempt.parent.span_id, fallback.parent.span_id]
+    assert [StatusCode.ERROR, StatusCode.UNSET] == [span.status.status_code for span in (attempt, fallback)]
+
+
+async def test_a_cascades_span_names_the_step_whose_answer_was_taken(
+    make: SimpleNamespace, exporter: InMemorySpanExporter
+) -> None:
+    """The last that answered."""
+    unsure = make.FakeCondition(lambda request, frame: False)
+    members = [
+        make.step("tiny", "tiny", {"IN": "X"}, {"OUT": "Y"}, accept=unsure),
+        make.step("base", "base", {"IN": "X"}, {"OUT": "Y"}, accept=unsure),
+        make.step("large", "large", {"IN": "X"}, {"OUT": "Y"}, is_soft=True),
+    ]
+    cascade = make.node("c", NodeKind.CASCADE, members, inputs=["X"], outputs=["Y"])
+    steps = [make.step("a", cascade, {"X": "X"}, {"Y": "Y"})]
+    plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+    spans = await traced_run(make, exporter, plan, make.FakeTarget(large=make.failing()))
+    assert "base" == spans["step root/a"][0].attributes["weft.branch"]
+
+
+async def test_a_skipped_step_has_no_span(make: SimpleNamespace, exporter: InMemorySpanExporter) -> None:
+    """It did nothing."""
+    plan = one(make, when=make.FakeCondition(lambda request, frame: False))
+    assert {"weft.router/g"} == set(await traced_run(make, exporter, plan, make.FakeTarget()))

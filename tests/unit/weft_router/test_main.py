@@ -62,6 +62,14 @@ def test_the_router_imports_no_model_framework() -> None:
         (["--target", "a=h:1", "--target", "a=h:2"], "--target: each name may be given once, got a, a"),
         (["--target", "a=h:1", "--load-model", "g"], "--load-model needs --model-control-mode explicit"),
         (["--target", "a=h:1", "--max-inflight", "-1"], "--max-inflight must be at least 0, got -1"),
+        *(
+            (
+                ["--target", "a=h:1", "--repository-poll-secs", value],
+                f"--repository-poll-secs must be above 0 and at most 86400, got {value}",
+            )
+            for value in ("0", "-1", "nan", "inf", "86401")
+        ),
+        (["--target", "a=h:1", "--state-dir", __file__], f"--state-dir {__file__} is no folder"),
     ],
 )
 def test_wrong_usage_is_told_and_ends_with_2(

@@ -1,0 +1,197 @@
+"""From a plan to nodes and steps that can run; done once, when the graph is loaded."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from weft_router.admission import Admission
+from weft_router.graph.plan import CallPlan, GraphPlan, NodeKind, NodePlan, StepPlan
+from weft_router.nodes import (
+    CascadeNode,
+    EnsembleNode,
+    LoopNode,
+    RowCascadeNode,
+    RowSwitchNode,
+    SequenceNode,
+    SplitterNode,
+    SwitchNode,
+)
+from weft_router.policies.attempt import Attempt
+from weft_router.policies.cache import Cached
+from weft_router.policies.hedge import Hedged
+from weft_router.policies.retry import Retried
+from weft_router.policies.retry_budget import DEFAULT_PERCENT
+from weft_router.reporting.step_counters import StepCounters
+from weft_router.runtime import Runtime
+from weft_router.steps import (
+    Action,
+    CallAction,
+    GuardedStep,
+    Node,
+    NodeAction,
+    Origin,
+    ShadowedNode,
+    ShadowStep,
+    Step,
+    StreamAction,
+)
+from weft_router.steps.defaults import Defaults
+
+#: Kinds whose nodes look at ``when`` themselves, because it chooses among the steps.
+_CHOOSES_BY_WHEN = (NodeKind.SWITCH, NodeKind.CASCADE)
+
+
+class Assembly:
+    """Makes nodes and steps of one graph.
+
+    Args:
+        plan: The graph.
+        runtime: What they share with other graphs.
+    """
+
+    def __init__(self, plan: GraphPlan, runtime: Runtime) -> None:
+        name, version = plan.signature.name, plan.signature.version
+        self._runtime = runtime
+        self.origin = Origin(
+            prefix=f"in ensemble '{name}', " if plan.is_ensemble else f"{name}/{version}: ",
+            is_batching=plan.signature.max_batch_size > 0,
+            graph=name,
+            version=version,
+        )
+        #: By nested graph and node: every use of a node counts against the same ``max_inflight``.
+        self._admissions: dict[tuple[str, str], Admission] = {}
+
+    def node(self, plan: NodePlan, graph: str = "") -> Node:
+        """A node with all that is in it.
+
+        Args:
+            plan: The node.
+            graph: The nested graph around it; "" where there is none.
+
+        Raises:
+            KeyError: It names a target that is not there.
+        """
+        graph = plan.graph or graph
+        node = self._unshadowed(plan, graph)
+        shadows = [self.step(step, plan, graph) for step in plan.shadows]
+        return ShadowedNode(node, shadows) if shadows else node
+
+    def _unshadowed(self, plan: NodePlan, graph: str) -> Node:
+        steps = [self.step(step, plan, graph) for step in plan.steps]
+        origin, runtime = self.origin, self._runtime
+        match plan.kind:
+            case NodeKind.SEQUENCE:
+                return (LoopNode if plan.loop else SequenceNode)(plan, steps, origin)
+            case NodeKind.SWITCH:
+                return (RowSwitchNode if plan.per_row else SwitchNode)(plan, steps, origin, runtime)
+            case NodeKind.SPLITTER:
+                return SplitterNode(plan, steps, origin, runtime)
+            case NodeKind.ENSEMBLE:
+                customs = {
+                    i: self.step(combine.custom, plan, graph)
+                    for i, combine in enumerate(plan.combines)
+                    if combine.custom
+                }
+                return EnsembleNode(plan, steps, origin, runtime, customs)
+            case NodeKind.CASCADE:
+                return (RowCascadeNode if plan.per_row else CascadeNode)(plan, steps, origin, runtime)
+
+    def step(self, plan: StepPlan, node: NodePlan, graph: str = "", *, stands_in: bool = False) -> Step:
+        """A step with all that is in it; policies are put around what the plan has them for, and nowhere else.
+
+        Args:
+            plan: The step.
+            node: Around it.
+            graph: As of ``node``.
+            stands_in: It is a fallback.
+
+        Raises:
+            KeyError: As ``node``.
+        """
+        runtime = self._runtime
+        if _is_stream(plan):
+            plan = replace(plan, hedge=None, cache=None)
+        counters = runtime.step_counters.of(self.origin.graph, self.origin.version, plan.path)
+        step = self._guarded(plan, node, graph, counters, stands_in=stands_in)
+        return step if plan.shadow is None else ShadowStep(step, plan.shadow, runtime, counters)
+
+    def _guarded(self, plan: StepPlan, node: NodePlan, graph: str, counters: StepCounters, *, stands_in: bool) -> Step:
+        action = self._action(plan, graph, counters)
+        clock_ns = self._runtime.clock_ns
+        defaults = Defaults(plan, node)
+        when = None if node.kind in _CHOOSES_BY_WHEN and plan.shadow is None else plan.when
+        min_remaining_ms = 0 if node.kind is NodeKind.CASCADE and not stands_in else plan.min_remaining_ms
+        is_plain = not (plan.is_soft or plan.fallback or plan.max_inflight or plan.ok_slot >= 0)
+        if is_plain and when is None and not min_remaining_ms:
+            return Step(plan, action, self.origin, clock_ns, counters, defaults)
+        return GuardedStep(
+            plan,
+            action,
+            self.origin,
+            clock_ns,
+            counters,
+            defaults,
+            when=when,
+            min_remaining_ms=min_remaining_ms,
+            admission=None if _is_stream(plan) else _step_admission(plan),
+            fallbacks=[self.step(fallback, node, graph, stands_in=True) for fallback in _fallbacks(plan)],
+        )
+
+    def _action(self, plan: StepPlan, graph: str, counters: StepCounters) -> Action:
+        """What the step does, its policies around it."""
+        runtime = self._runtime
+        action: Action
+        if isinstance(plan.action, CallPlan):
+            action = self._call(plan, plan.action, counters)
+        else:
+            action = NodeAction(
+                plan,
+                self.node(plan.action, graph),
+                self.origin,
+                runtime.clock_ns,
+                admission=self._admission(plan.action, graph),
+                is_tentative=bool(plan.retry or plan.fallback or plan.is_soft),
+            )
+        if plan.retry or plan.hedge or plan.cache or plan.fallback:
+            action = Attempt(action, plan.name, plan.path)
+        if plan.hedge is not None:
+            percent = DEFAULT_PERCENT if plan.retry is None else plan.retry.budget_percent
+            action = Hedged(action, plan, plan.hedge, percent, runtime, counters)
+        if plan.retry is not None:
+            action = Retried(action, plan.retry, runtime, counters)
+        if plan.cache is not None:
+            action = Cached(action, plan, plan.cache, self.origin, runtime, counters)
+        return action
+
+    def _call(self, plan: StepPlan, call: CallPlan, counters: StepCounters) -> Action:
+        target = self._runtime.targets[call.target]
+        if not call.signature.is_decoupled:
+            return CallAction(plan, call, target, self.origin)
+        clock_ns = self._runtime.clock_ns
+        return StreamAction(plan, call, target, self.origin, clock_ns, counters, _step_admission(plan))
+
+    def _admission(self, node: NodePlan, graph: str) -> Admission | None:
+        if not node.max_inflight:
+            return None
+        key = (node.graph or graph, node.name)
+        if key not in self._admissions:
+            subject = f"node '{node.name}'"
+            self._admissions[key] = Admission(subject, node.max_inflight, "'max_inflight' of its policy")
+        return self._admissions[key]
+
+
+def _is_stream(plan: StepPlan) -> bool:
+    return isinstance(plan.action, CallPlan) and plan.action.signature.is_decoupled
+
+
+def _step_admission(plan: StepPlan) -> Admission | None:
+    if not plan.max_inflight:
+        return None
+    return Admission(f"step '{plan.path}'", plan.max_inflight, "'max_inflight' of its policy")
+
+
+def _fallbacks(plan: StepPlan) -> Iterator[StepPlan]:
+    """The fallbacks of a step in the order in which they are tried."""
+    fallback = plan.fallback
+    while fallback is not None:
+        yield replace(fallback, fallback=None)
+        fallback = fallback.fallback

@@ -1,0 +1,34 @@
+"""The order of a sequence's steps: each starts when the steps that it depends on have ended."""
+
+from weft_router.graph.plan import NodePlan
+
+
+class Schedule:
+    """Which steps may start when; made once, shared by all requests.
+
+    Args:
+        plan: A sequence.
+
+    Attributes:
+        first: Indexes of the steps that wait for nothing.
+    """
+
+    __slots__ = ("_consumers", "_num_dependencies", "first")
+
+    def __init__(self, plan: NodePlan) -> None:
+        self._consumers = tuple(step.consumers for step in plan.steps)
+        self._num_dependencies = [step.num_dependencies for step in plan.steps]
+        self.first = [index for index, count in enumerate(self._num_dependencies) if count == 0]
+
+    def pending(self) -> list[int]:
+        """For each step, how many others it waits for; ``released_by`` counts them down for one run."""
+        return self._num_dependencies.copy()
+
+    def released_by(self, index: int, pending: list[int]) -> list[int]:
+        """Steps that waited for nothing but step ``index``, which has ended."""
+        released = []
+        for consumer in self._consumers[index]:
+            pending[consumer] -= 1
+            if pending[consumer] == 0:
+                released.append(consumer)
+        return released

@@ -1,0 +1,111 @@
+"""Steps that see one another's outputs."""
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Self
+
+from weft_router.graph.plan import Frame, NodePlan
+from weft_router.nodes.schedule import Schedule
+from weft_router.reporting.path import NodeRun
+from weft_router.requests.pruning import pruned
+from weft_router.steps import GraphRequest, Node, Origin, Step
+from weft_router.tasks.fork import Fork
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+    from weft_router.steps.base import RunArguments
+
+
+class SequenceNode(Node):
+    """Starts each step as soon as the steps that it reads from have ended, whether they answered or not.
+
+    A lone ready step is awaited where it is; tasks are made only where several are ready at once. The first failure
+    cancels the others. Shadows start like steps and hold up nothing.
+
+    Args:
+        plan: What it is made of.
+        steps: Those of the plan, in its order.
+        origin: The graph, for messages.
+    """
+
+    def __init__(self, plan: NodePlan, steps: Sequence[Step], origin: Origin) -> None:
+        super().__init__(plan)
+        self._steps = tuple(steps)
+        self._origin = origin
+        self._schedule = Schedule(plan)
+        self._shadows = frozenset(index for index, step in enumerate(plan.steps) if step.shadow is not None)
+
+    async def run(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
+    ) -> None:
+        """As ``Node.run``."""
+        steps, schedule, shadows = self._steps, self._schedule, self._shadows
+        pending = schedule.pending()
+        ready = schedule.first
+        if shadows:
+            ready = await self._without_shadows(ready, pending, (frame, request, deadline_ns, parent, run))
+        while len(ready) == 1:
+            index = ready[0]
+            await steps[index].run(frame, request, deadline_ns, parent, run)
+            ready = schedule.released_by(index, pending)
+            if shadows:
+                ready = await self._without_shadows(ready, pending, (frame, request, deadline_ns, parent, run))
+        if not ready:
+            return
+        fork = Fork()
+        for index in ready:
+            fork.start(self._follow(index, fork, pending, (frame, request, deadline_ns, parent, run)))
+        await fork.join()
+
+    def only(self, live: Collection[int]) -> Self:
+        """The same sequence with the steps ``live``, ascending indexes, alone; itself where these are all."""
+        if len(live) == len(self._steps):
+            return self
+        return type(self)(pruned(self.plan, live), [self._steps[index] for index in live], self._origin)
+
+    async def _follow(self, index: int, fork: Fork, pending: list[int], arguments: "RunArguments") -> int:
+        """Run a step, then the first that it releases, and so on; the others that it releases get tasks."""
+        while True:
+            await self._steps[index].run(*arguments)
+            released = self._schedule.released_by(index, pending)
+            if self._shadows:
+                released = await self._without_shadows(released, pending, arguments)
+            if not released:
+                return 0
+            for other in released[1:]:
+                fork.start(self._follow(other, fork, pending, arguments))
+            index = released[0]
+
+    async def _without_shadows(self, ready: list[int], pending: list[int], arguments: "RunArguments") -> list[int]:
+        """The ready steps that are no shadows; the shadows are started."""
+        if self._shadows.isdisjoint(ready):
+            return ready
+        waiting, others = ready.copy(), []
+        for index in waiting:
+            if index in self._shadows:
+                await self._steps[index].run(*arguments)
+                waiting += self._schedule.released_by(index, pending)
+            else:
+                others.append(index)
+        return others
+
+
+class LoopNode(SequenceNode):
+    """A sequence that runs again while a condition holds; each round starts with an empty frame but for its inputs."""
+
+    async def run(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
+    ) -> None:
+        """As ``Node.run``; the outputs are those of the last round."""
+        plan = self.plan
+        loop, num_inputs = plan.loop, len(plan.inputs)
+        num_left = loop.max_iterations if loop else 1
+        while True:
+            await super().run(frame, request, deadline_ns, parent, run)
+            num_left -= 1
+            if loop is None or not num_left or not self._origin.holds(loop.again, frame, request.scope, plan.path):
+                return
+            carried = [frame[output] for output, _ in loop.carry]
+            frame[num_inputs:] = [None] * (plan.num_slots - num_inputs)
+            for (_, slot), tensor in zip(loop.carry, carried, strict=True):
+                frame[slot] = tensor

@@ -1,0 +1,50 @@
+"""One step, drawn by weight."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from weft_router.bandits.store import Chooser
+from weft_router.graph.plan import Frame, NodePlan
+from weft_router.nodes.alternatives import AlternativesNode
+from weft_router.nodes.weighted_choice import WeightedChoice
+from weft_router.reporting.path import NodeRun
+from weft_router.runtime import Runtime
+from weft_router.steps import GraphRequest, Origin, Step
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+
+class SplitterNode(AlternativesNode):
+    """Runs one step: the one that the request is pinned to, else the one drawn.
+
+    The same key always draws the same step; a bandit draws by what it has learned.
+    """
+
+    def __init__(self, plan: NodePlan, steps: Sequence[Step], origin: Origin, runtime: Runtime) -> None:
+        super().__init__(plan, steps, origin, runtime)
+        names, weights = [step.name for step in plan.steps], [step.weight for step in plan.steps]
+        self._choice = WeightedChoice(names, weights, plan.salt, runtime.generator)
+        self._index_by_name = {name: index for index, name in enumerate(names)}
+        self._bandit: Chooser | None = None
+        if plan.bandit is not None:
+            self._bandit = runtime.bandits.chooser(origin.graph, plan, plan.bandit)
+
+    async def run(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
+    ) -> None:
+        """As ``Node.run``."""
+        await self._steps[self._choose(frame, request, run)].run(frame, request, deadline_ns, parent, run)
+
+    def _choose(self, frame: Frame, request: GraphRequest, run: NodeRun) -> int:
+        if request.pins is not None:
+            index = self._index_by_name.get(request.pins.get(self.plan.name, ""))
+            if index is not None:
+                return index
+        if self._bandit is not None:
+            return self._bandit.choose(request.scope, run)
+        if self.plan.sticky_by is not None:
+            key = self._origin.text(self.plan.sticky_by, frame, request.scope, self.plan.path)
+            if key:
+                return self._choice.by_key(key)
+        return self._choice.by_chance()

@@ -1,0 +1,55 @@
+"""The first step whose case or test holds."""
+
+from typing import TYPE_CHECKING
+
+from weft_common.errors import InvalidArgumentError, WeftError
+from weft_router.graph.plan import Frame, NodePlan
+from weft_router.nodes.alternatives import AlternativesNode
+from weft_router.reporting.path import NodeRun
+from weft_router.steps import GraphRequest, Step
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+#: A client may send a value of megabytes; no more of it goes into a message.
+_MAX_SHOWN_CHARS = 100
+
+
+class SwitchNode(AlternativesNode):
+    """Runs the first step, in declared order, whose case or test holds; else the one that is ``otherwise``."""
+
+    async def run(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
+    ) -> None:
+        """As ``Node.run``."""
+        await self._choose(frame, request).run(frame, request, deadline_ns, parent, run)
+
+    def _choose(self, frame: Frame, request: GraphRequest) -> Step:
+        on = self.plan.on
+        value = None if on is None else self._origin.text(on, frame, request.scope, self.plan.path)
+        otherwise: Step | None = None
+        for step in self._steps:
+            branch = step.plan
+            if branch.is_otherwise:
+                otherwise = step
+            elif branch.when is not None:
+                if self._holds(branch.when, frame, request):
+                    return step
+            elif value is not None and value in branch.cases:
+                return step
+        if otherwise is not None:
+            return otherwise
+        raise self._no_match(value)
+
+    def _no_match(self, value: str | None, where: str = "") -> WeftError:
+        return self._placed(no_match(self.plan, value, where))
+
+
+def no_match(plan: NodePlan, value: str | None, where: str = "") -> InvalidArgumentError:
+    """The error of a switch without a branch for ``value`` of its ``on`` (None without ``on``)."""
+    shown = repr(value if value is None or len(value) <= _MAX_SHOWN_CHARS else value[:_MAX_SHOWN_CHARS] + "...")
+    tried = f"value {shown} of {plan.on.source!r} is no case" if plan.on is not None else "no 'when' holds"
+    return InvalidArgumentError(
+        f"no branch of switch '{plan.name}' matches{where}: {tried}; branches are "
+        f"{', '.join(repr(step.name) for step in plan.steps)}, and there is no 'otherwise'"
+    )

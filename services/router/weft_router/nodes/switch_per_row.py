@@ -1,0 +1,119 @@
+"""A switch that chooses for each row of a batch."""
+
+from collections.abc import Sequence
+from itertools import compress
+from typing import TYPE_CHECKING
+
+from weft_common.errors import WeftError
+from weft_router.graph.plan import Condition, Frame, NodePlan
+from weft_router.nodes.by_row import RowFrames, of_rows, tell_rows
+from weft_router.nodes.switch import SwitchNode
+from weft_router.reporting.path import NodeRun
+from weft_router.runtime import Runtime
+from weft_router.steps import GraphRequest, Origin, Step
+from weft_router.tasks.fork import Fork
+from weft_router.tensors.rows import Rows
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+    from weft_router.steps.base import RunArguments
+
+
+class RowSwitchNode(SwitchNode):
+    """Runs, for each row, the first step whose case or test holds; rows of the same step travel together.
+
+    The steps run at once; the first failure cancels the others. The answers come back in the order of the rows.
+    """
+
+    def __init__(self, plan: NodePlan, steps: Sequence[Step], origin: Origin, runtime: Runtime) -> None:
+        super().__init__(plan, steps, origin, runtime)
+        self._rows = RowFrames(plan)
+
+    async def run(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
+    ) -> None:
+        """As ``Node.run``."""
+        rows = self._rows
+        try:
+            num_rows = rows.num_rows(frame)
+        except WeftError as error:
+            raise self._placed(error) from error
+        groups = self._groups(frame, request, num_rows)
+        taken = [(index, group) for index, group in enumerate(groups) if group]
+        slots = dict.fromkeys(slot for index, _ in taken for slot in rows.step_slots[index])
+        views = rows.views(frame, slots, [group for _, group in taken])
+        if len(taken) == 1:
+            try:
+                await self._steps[taken[0][0]].run(views[0], request, deadline_ns, parent, run)
+            finally:
+                tell_rows(run.steps, num_rows)
+        elif taken:
+            await self._run_groups(taken, views, (frame, request, deadline_ns, parent, run), num_rows)
+        try:
+            parts = [(group, view) for (_, group), view in zip(taken, views, strict=True)]
+            rows.gather(frame, parts, num_rows)
+        except WeftError as error:
+            raise self._placed(error) from error
+
+    async def _run_groups(
+        self, taken: Sequence[tuple[int, Rows]], views: Sequence[Frame], arguments: "RunArguments", num_rows: int
+    ) -> None:
+        """Each group of rows has run its step; the records of the steps are in declared order."""
+        _, request, deadline_ns, parent, run = arguments
+        runs = [NodeRun(run.name, run.kind) for _ in taken]
+        fork = Fork()
+        for (index, rows), view, own in zip(taken, views, runs, strict=True):
+            fork.start(self._run_group(index, rows, num_rows, (view, request, deadline_ns, parent, own)))
+        try:
+            await fork.join()
+        finally:
+            for (_, rows), own in zip(taken, runs, strict=True):
+                tell_rows(own.steps, len(rows))
+                run.steps += own.steps
+
+    async def _run_group(self, index: int, rows: Rows, num_rows: int, arguments: "RunArguments") -> bool:
+        """Run a step for some of the rows; its error tells which."""
+        try:
+            return await self._steps[index].run(*arguments)
+        except WeftError as error:
+            raise of_rows(error, rows, num_rows) from error
+
+    def _groups(self, frame: Frame, request: GraphRequest, num_rows: int) -> list[list[int]]:
+        """The rows of each step, ascending."""
+        groups: list[list[int]] = [[] for _ in self._steps]
+        open_rows = list(range(num_rows))
+        on = self.plan.on
+        values: Sequence[bool | str] = ()
+        if on is not None and open_rows:
+            values = self._values(on, frame, request, open_rows, num_rows)
+        otherwise: list[int] | None = None
+        for step, group in zip(self._steps, groups, strict=True):
+            if not open_rows:
+                break
+            branch, when = step.plan, step.plan.when
+            if branch.is_otherwise:
+                otherwise = group
+                continue
+            if when is not None:
+                group.extend(compress(open_rows, self._values(when, frame, request, open_rows, num_rows)))
+            elif values:
+                group.extend(row for row in open_rows if values[row] in branch.cases)
+            if group:
+                chosen = set(group)
+                open_rows = [row for row in open_rows if row not in chosen]
+        if open_rows:
+            if otherwise is None:
+                row = open_rows[0]
+                raise self._no_match(str(values[row]) if values else None, f" row {row}")
+            otherwise += open_rows
+        return groups
+
+    def _values(
+        self, condition: Condition, frame: Frame, request: GraphRequest, rows: Sequence[int], num_rows: int
+    ) -> Sequence[bool | str]:
+        """The condition's value for each of ``rows``."""
+        view = frame
+        if len(rows) < num_rows:
+            view = self._rows.views(frame, [binding.slot for binding in condition.tensors], [rows])[0]
+        return self._row_values(condition, view, request, rows)

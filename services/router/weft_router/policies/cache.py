@@ -1,0 +1,113 @@
+"""A step whose answers are kept."""
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from weft_router.graph.plan import CachePlan, Frame, StepPlan
+from weft_router.policies.answer_cache import Answer, answer_key, key_base
+from weft_router.policies.shared_answers import SharedAnswers
+from weft_router.policies.single_flight import StillInWorkError
+from weft_router.reporting.path import StepRun
+from weft_router.reporting.step_counters import StepCounters
+from weft_router.runtime import Runtime
+from weft_router.steps.base import Action, GraphRequest, Origin, Policy
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+
+class Cached(Policy):
+    """Acts only for requests that differ from those whose answers are there, or on their way; errors are not kept.
+
+    Requests are equal when their inputs are, and the value of the plan's key condition. What differs beside, headers
+    and parameters, does not count.
+
+    Args:
+        action: Gives the answers.
+        step: The step that acts.
+        plan: What is kept.
+        origin: The graph, for messages.
+        runtime: The clock.
+        counters: Of the step.
+    """
+
+    def __init__(
+        self,
+        action: Action,
+        step: StepPlan,
+        plan: CachePlan,
+        origin: Origin,
+        runtime: Runtime,
+        counters: StepCounters,
+    ) -> None:
+        super().__init__(action)
+        self._path = step.path
+        self._inputs = step.inputs
+        self._output_names = [name for name, _ in step.outputs]
+        self._base = self._base_with(())
+        self._output_slots = [slot for _, slot in step.outputs]
+        self._condition = plan.key
+        self._origin = origin
+        self._answers = SharedAnswers(plan, runtime.clock_ns)
+        self._counters = counters
+
+    async def act(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
+    ) -> None:
+        """As ``Action.act``."""
+        extra = ""
+        if self._condition is not None:
+            extra = self._origin.text(self._condition, frame, request.scope, f"{self._path}: cache key")
+        captured = () if request.captures is None else self._captured_within(request.captures)
+        base = self._base_with(captured) if captured else self._base
+        key = answer_key(base, [(name, frame[slot]) for name, slot in self._inputs], extra)
+        record.cached = False
+        try:
+            answer, record.cached = await self._answers.answer(
+                key, lambda: self._make(frame, request, deadline_ns, context, record, captured), deadline_ns
+            )
+        except StillInWorkError as error:
+            raise self._origin.place(error, self.where) from error
+        if record.cached:
+            self._counters.num_cache_hits += 1
+        else:
+            self._counters.num_cache_misses += 1
+        num_outputs = len(self._output_slots)
+        for slot, tensor in zip(self._output_slots, answer.outputs[:num_outputs], strict=True):
+            frame[slot] = tensor
+        for name, tensor in zip(captured, answer.outputs[num_outputs:], strict=True):
+            if tensor is not None:
+                request.captured[name] = tensor
+        if answer.version:
+            record.version = answer.version
+        if answer.parameters:
+            request.response_parameters.update(answer.parameters)
+
+    def _base_with(self, captured: Sequence[str]) -> blake2b:
+        return key_base((self.target, self.model, self.version), (*self._output_names, *captured))
+
+    def _captured_within(self, captures: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+        """Names of all that the client asked for of this step and of the steps within."""
+        own, within = self._path, f"{self._path}/"
+        return tuple(
+            f"{path}/{name}"
+            for path, names in captures.items()
+            if path == own or path.startswith(within)
+            for name in names
+        )
+
+    async def _make(
+        self,
+        frame: Frame,
+        request: GraphRequest,
+        deadline_ns: int | None,
+        context: "Context | None",
+        record: StepRun,
+        captured: Sequence[str],
+    ) -> Answer:
+        """The answer of the action; the request that asked first may be over before it comes."""
+        own_frame, own_request = frame.copy(), request.fork()
+        await self._action.act(own_frame, own_request, deadline_ns, context, record)
+        outputs = (*(own_frame[slot] for slot in self._output_slots), *map(own_request.captured.get, captured))
+        return Answer(outputs, own_request.response_parameters, record.version)

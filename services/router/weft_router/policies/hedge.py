@@ -1,0 +1,144 @@
+"""Further calls while the first has not answered yet; the first answer counts."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weft_router.graph.plan import Frame, HedgePlan, StepPlan
+from weft_router.reporting.path import StepRun
+from weft_router.reporting.step_counters import StepCounters
+from weft_router.runtime import Runtime
+from weft_router.steps.base import Action, ConditionFailedError, GraphRequest, Policy
+from weft_router.tasks.fork import Race
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+
+class _Trial(NamedTuple):
+    """One of the calls: nothing of what it writes is seen before it has won."""
+
+    frame: Frame
+    request: GraphRequest
+    record: StepRun
+
+
+class Hedged(Policy):
+    """Starts the action again each ``after_ms`` without an answer; the first success wins, the others are cancelled.
+
+    A failure waits for the calls that still run; if all fail, the error of the first is raised.
+
+    Args:
+        action: One call.
+        step: The step that acts.
+        plan: When, and how many.
+        budget_percent: Of the retry budget, to which further calls belong.
+        runtime: Clock and retry budget.
+        counters: Of the step.
+    """
+
+    def __init__(
+        self,
+        action: Action,
+        step: StepPlan,
+        plan: HedgePlan,
+        budget_percent: float,
+        runtime: Runtime,
+        counters: StepCounters,
+    ) -> None:
+        super().__init__(action)
+        self._plan = plan
+        self._budget_percent = budget_percent
+        self._output_slots = [slot for _, slot in step.outputs]
+        self._runtime = runtime
+        self._counters = counters
+
+    async def act(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
+    ) -> None:
+        """As ``Action.act``."""
+        trials: list[_Trial] = []
+        call = partial(self._call, trials, frame, request, deadline_ns, context, record)
+        race = _HedgedRace(self._plan, call, self._may_hedge)
+        try:
+            await race.join()
+            self._adopt(trials[race.winner], frame, request, record)
+        finally:
+            if race.winner < 0:
+                record.node = trials[0].record.node
+            self._runtime.retry_budget.give_back(len(trials) - 1)
+
+    def _call(
+        self,
+        trials: list[_Trial],
+        frame: Frame,
+        request: GraphRequest,
+        deadline_ns: int | None,
+        context: "Context | None",
+        record: StepRun,
+    ) -> Coroutine[Any, Any, bool]:
+        """One more call; it is the last of ``trials``."""
+        own = StepRun(record.name, record.path, self._runtime.clock_ns(), record.target, record.model, record.version)
+        own.attempts = record.attempts
+        record.attempts += 1
+        trial = _Trial(frame.copy(), request.fork(), own)
+        trials.append(trial)
+        return self._answered(trial, deadline_ns, context)
+
+    async def _answered(self, trial: _Trial, deadline_ns: int | None, context: "Context | None") -> bool:
+        await self._action.act(trial.frame, trial.request, deadline_ns, context, trial.record)
+        return True
+
+    def _may_hedge(self) -> bool:
+        """Whether the budget has room for a further call, which is then counted."""
+        if self._runtime.retry_budget.take(self._budget_percent):
+            self._counters.num_hedges += 1
+            return True
+        self._counters.num_refused += 1
+        return False
+
+    def _adopt(self, trial: _Trial, frame: Frame, request: GraphRequest, record: StepRun) -> None:
+        for slot in self._output_slots:
+            frame[slot] = trial.frame[slot]
+        request.merge(trial.request)
+        record.node, record.version = trial.record.node, trial.record.version
+
+
+class _HedgedRace(Race):
+    """A race that a further runner joins each ``after_ms``, as long as there may be more.
+
+    Args:
+        plan: When, and how many.
+        call: Makes a runner.
+        may_hedge: Whether a further one may start.
+    """
+
+    def __init__(
+        self, plan: HedgePlan, call: Callable[[], Coroutine[Any, Any, bool]], may_hedge: Callable[[], bool]
+    ) -> None:
+        super().__init__(ConditionFailedError)
+        self._after_s = plan.after_ms / 1e3
+        self._num_left = plan.max_extra
+        self._call = call
+        self._may_hedge = may_hedge
+        self.start(call())
+        self._timer: asyncio.TimerHandle | None = self._loop.call_later(self._after_s, self._hedge)
+
+    async def join(self) -> None:
+        """As ``Fork.join``."""
+        try:
+            await super().join()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _hedge(self) -> None:
+        self._timer = None
+        if self._over is None or self._over.done() or not self._may_hedge():
+            return
+        self.start(self._call())
+        self._num_left -= 1
+        if self._num_left:
+            self._timer = self._loop.call_later(self._after_s, self._hedge)

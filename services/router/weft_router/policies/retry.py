@@ -1,0 +1,78 @@
+"""Further attempts after a failure."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from weft_common.errors import WeftError
+from weft_router.graph.plan import Frame, RetryPlan
+from weft_router.reporting.path import StepRun
+from weft_router.reporting.step_counters import StepCounters
+from weft_router.runtime import Runtime
+from weft_router.steps.base import Action, GraphRequest, Policy
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+#: No pause is longer, however many attempts there were.
+MAX_BACKOFF_MS = 60_000
+_NS_PER_MS = 1_000_000
+
+
+class Retried(Policy):
+    """Acts again after a failure that is worth it, as long as the budget and the deadline allow.
+
+    Args:
+        action: One attempt.
+        plan: When and how often.
+        runtime: Clock, chance and the retry budget.
+        counters: Of the step.
+    """
+
+    def __init__(self, action: Action, plan: RetryPlan, runtime: Runtime, counters: StepCounters) -> None:
+        super().__init__(action)
+        self._plan = plan
+        self._runtime = runtime
+        self._counters = counters
+
+    async def act(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
+    ) -> None:
+        """As ``Action.act``; the message of the last error says how many attempts there were."""
+        plan, budget = self._plan, self._runtime.retry_budget
+        number = 1
+        try:
+            while True:
+                try:
+                    await self._action.act(frame, request, deadline_ns, context, record)
+                    return
+                except WeftError as error:
+                    if error.code not in plan.codes:
+                        if number == 1:
+                            raise
+                        raise self._numbered(error, number) from error
+                    if number == plan.attempts:
+                        raise self._numbered(error, number) from error
+                    pause_ns = self._pause_ns(number)
+                    if deadline_ns is not None and self._runtime.clock_ns() + pause_ns >= deadline_ns:
+                        raise self._numbered(error, number, ", no time for another") from error
+                    if number == 1 and not budget.take(plan.budget_percent):
+                        self._counters.num_refused += 1
+                        raise self._numbered(error, number, ", retry budget exhausted") from error
+                number += 1
+                self._counters.num_retries += 1
+                if pause_ns:
+                    await asyncio.sleep(pause_ns / 1e9)
+        finally:
+            if number > 1:
+                budget.give_back()
+
+    def _pause_ns(self, number: int) -> int:
+        """How long to wait after attempt ``number``: it doubles each time, and half of it is left to chance."""
+        backoff_ms = self._plan.backoff_ms
+        if not backoff_ms:
+            return 0
+        limit_ms = min(backoff_ms * 2 ** min(number - 1, 32), MAX_BACKOFF_MS)
+        return int(limit_ms * self._runtime.generator.uniform(0.5, 1.0) * _NS_PER_MS)
+
+    def _numbered(self, error: WeftError, number: int, reason: str = "") -> WeftError:
+        return error.with_message(f"{error.message}, attempt {number} of {self._plan.attempts}{reason}")

@@ -1,0 +1,1 @@
+"""What a request did: its path, spans and counters."""

@@ -1,0 +1,194 @@
+"""What a request did in a graph: the path that it took, and how long each step took.
+
+Grammar of the path, the value of the trailing metadata ``x-graph-path``::
+
+    path  = node body
+    body  = "." steps           sequence that is the graph         root.lid;clf;post
+          | "(" steps ")"       sequence inside a step             clf=pipeline(a;b)
+          | "[" steps "]"       switch or splitter: the branch     clf=by_language[de]
+          | "{" steps "}"       ensemble                           votes={a;b;c}
+          | "<" steps ">"       cascade                            clf=moderate<tiny;base>
+    steps = step *( ";" step )  in the order in which they started; those of a loop once for each round
+    step  = name [ "#" rows ] [ "=" node body ] [ mark ] *( ">" step )
+    mark  = "!" | "~"           "!" it failed, "~" it was cancelled, or late
+    rows                        how many, where the rows of a request go different ways: <tiny#32;base#5>
+
+What follows ">" are the fallbacks that were tried: ``bert_de!>xlmr``. Steps that were skipped do not appear, nor do
+shadows. A whole example: ``root.lid;clf=by_language[de];post``. After an error the path ends where the request ended.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from weft_router.graph.plan import NodeKind
+
+if TYPE_CHECKING:
+    from weft_router.steps.stream import OpenStream
+
+#: Trailing metadata that carries the path.
+PATH_HEADER = "x-graph-path"
+#: Request parameter that asks for timings, and response parameter that carries them.
+TRACE_PARAMETER = "graph_trace"
+#: gRPC peers drop headers above 8 KiB, of which an error message may take half; a longer path is cut.
+MAX_PATH_CHARS = 2000
+
+SKIPPED = "SKIPPED"
+
+BRACKETS = {
+    NodeKind.SEQUENCE: ("(", ")"),
+    NodeKind.SWITCH: ("[", "]"),
+    NodeKind.SPLITTER: ("[", "]"),
+    NodeKind.ENSEMBLE: ("{", "}"),
+    NodeKind.CASCADE: ("<", ">"),
+}
+_MARKS = {"OK": "", "CANCELLED": "~"}
+
+
+class NodeRun:
+    """One run of a node: the steps that it started, in that order."""
+
+    __slots__ = ("kind", "name", "steps")
+
+    def __init__(self, name: str, kind: NodeKind) -> None:
+        self.name = name
+        self.kind = kind
+        self.steps: list[StepRun] = []
+
+
+class StepRun:
+    """One run of a step; whatever few steps have is a default of the class.
+
+    Attributes:
+        name, path: Of the step.
+        target, model, version: Of a call; "" where the step is a node.
+        start_ns, end_ns: On the runtime's clock.
+        status: "OK", "SKIPPED", "CANCELLED", or the gRPC status name of the error: that of the last fallback, if one
+            was tried and failed.
+        node: What ran in the step's place, if it is a node; of several attempts the one that counts.
+        attempts: Calls that were started, retries and hedges among them; 0 where the plan has neither.
+        cached: Whether the answer was there, or on its way to somebody else; None where there is no cache.
+        error: Message of a failure that did not end the request, or has not yet.
+        is_missing: It failed, fallbacks included, and is soft: the request goes on without its answer.
+        fallbacks: What was tried after the failure, the last of which may have answered.
+        rows: How many there were, where the rows of a request go different ways; else 0.
+        responses: Of a decoupled model, so far; 0 elsewhere.
+        stream: Of a decoupled model: more responses may come.
+    """
+
+    node: NodeRun | None = None
+    attempts: int = 0
+    cached: bool | None = None
+    error: str = ""
+    is_missing: bool = False
+    fallbacks: NodeRun | None = None
+    rows: int = 0
+    responses: int = 0
+    stream: "OpenStream | None" = None
+
+    def __init__(
+        self, name: str, path: str, start_ns: int, target: str = "", model: str = "", version: str = ""
+    ) -> None:
+        self.name = name
+        self.path = path
+        self.start_ns = self.end_ns = start_ns
+        self.target = target
+        self.model = model
+        self.version = version
+        self.status = "CANCELLED"
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the step, or a fallback of it, gave an answer."""
+        if self.status == "OK":
+            return True
+        return self.fallbacks is not None and self.fallbacks.steps[-1].has_answered
+
+
+def path_text(run: NodeRun) -> str:
+    """The path of a graph's run, in printable ASCII."""
+    parts: list[str] = [run.name]
+    _write_body(run, parts, is_root=True)
+    text = "".join(parts)
+    if not (text.isascii() and text.isprintable()):
+        text = "".join(character if " " <= character <= "~" else "?" for character in text)
+    return text if len(text) <= MAX_PATH_CHARS else text[: MAX_PATH_CHARS - 3] + "..."
+
+
+def trace_text(run: NodeRun, origin_ns: int) -> str:
+    """What every step did as JSON, the value of the response parameter ``graph_trace``.
+
+    Args:
+        run: A finished run.
+        origin_ns: When the graph started; ``start_ms`` counts from here.
+
+    Returns:
+        A list with an object for each step, those of nodes after the step that ran the node, fallbacks after the step
+        that failed: path, target, model, version, start_ms, ms, status; and only where they apply attempts, cached,
+        fallback_of (the path of the step that failed), rows, responses, error (its message).
+    """
+    return json.dumps([_entry(step, failed, origin_ns) for step, failed in _walk(run.steps)], separators=(",", ":"))
+
+
+def _entry(step: StepRun, failed: StepRun | None, origin_ns: int) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "path": step.path,
+        "target": step.target,
+        "model": step.model,
+        "version": step.version,
+        "start_ms": round((step.start_ns - origin_ns) / 1e6, 3),
+        "ms": round((step.end_ns - step.start_ns) / 1e6, 3),
+        "status": step.status,
+    }
+    if step.attempts:
+        entry["attempts"] = step.attempts
+    if step.cached is not None:
+        entry["cached"] = step.cached
+    if failed is not None:
+        entry["fallback_of"] = failed.path
+    if step.rows:
+        entry["rows"] = step.rows
+    if step.responses:
+        entry["responses"] = step.responses
+    if step.error:
+        entry["error"] = step.error
+    return entry
+
+
+def _walk(steps: Sequence[StepRun], failed: StepRun | None = None) -> Iterator[tuple[StepRun, StepRun | None]]:
+    """Every step, and the one that it is a fallback of."""
+    for step in steps:
+        yield step, failed
+        if step.node is not None:
+            yield from _walk(step.node.steps)
+        if step.fallbacks is not None:
+            yield from _walk(step.fallbacks.steps, step)
+
+
+def _write_body(run: NodeRun, parts: list[str], *, is_root: bool) -> None:
+    before, after = (".", "") if is_root and run.kind is NodeKind.SEQUENCE else BRACKETS[run.kind]
+    is_empty = True
+    for step in run.steps:
+        if step.status == SKIPPED:
+            continue
+        parts.append(before)
+        _write_step(step, parts)
+        before = ";"
+        is_empty = False
+    if not is_empty:
+        parts.append(after)
+
+
+def _write_step(step: StepRun, parts: list[str]) -> None:
+    parts.append(step.name)
+    if step.rows:
+        parts.append(f"#{step.rows}")
+    if step.node is not None:
+        parts.append("=")
+        parts.append(step.node.name)
+        _write_body(step.node, parts, is_root=False)
+    parts.append(_MARKS.get(step.status, "!"))
+    if step.fallbacks is not None:
+        for fallback in step.fallbacks.steps:
+            parts.append(">")
+            _write_step(fallback, parts)

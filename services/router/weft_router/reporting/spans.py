@@ -1,0 +1,81 @@
+"""The span of a step."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+
+from weft_common import telemetry
+from weft_common.errors import RequestCancelledError
+from weft_router.graph.plan import NodeKind
+from weft_router.reporting.path import NodeRun, StepRun
+from weft_router.targets.target import Target
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+Attributes = dict[str, str | int]
+
+
+def step_attributes(name: str, path: str) -> Attributes:
+    """What the span of every step says."""
+    return {"weft.step": name, "weft.path": path}
+
+
+def call_attributes(model: str, version: str, target: Target) -> Attributes:
+    """What the span of a call says beside."""
+    return {
+        "weft.model": model,
+        "weft.model_version": version,
+        "weft.target": target.name,
+        "server.address": target.address,
+        "weft.attempt": 1,
+    }
+
+
+@contextmanager
+def step_span(
+    path: str, kind: SpanKind, attributes: Mapping[str, str | int], parent: "Context | None"
+) -> Iterator[tuple[Span, "Context"]]:
+    """A span around the block, and the context for spans within; it ends with the error that leaves the block."""
+    span = telemetry.start_span(f"step {path}", parent=parent, kind=kind, attributes=attributes)
+    try:
+        yield span, telemetry.context_of(span, parent)
+    except (asyncio.CancelledError, GeneratorExit):
+        telemetry.end_span(span, RequestCancelledError("the step was cancelled"))
+        raise
+    except Exception as error:
+        telemetry.end_span(span, error)
+        raise
+    telemetry.end_span(span)
+
+
+def tell_outcome(span: Span, record: StepRun) -> None:
+    """The span of a step says which way it went.
+
+    A failure that the request survived, because the step is soft, is an error of this span and of none above it.
+    """
+    if record.attempts:
+        span.set_attribute("weft.attempt", record.attempts)
+    if record.cached is not None:
+        span.set_attribute("weft.cache_hit", record.cached)
+    if record.fallbacks is not None:
+        span.set_attribute("weft.fallback", record.fallbacks.steps[-1].name)
+    if record.node is not None and (branch := _branch(record.node)):
+        span.set_attribute("weft.branch", branch)
+    if record.error and not record.has_answered:
+        span.set_status(Status(StatusCode.ERROR, record.error))
+        span.set_attribute("rpc.grpc.status", record.status)
+
+
+def _branch(run: NodeRun) -> str:
+    """The step whose answer a node with alternatives gave; "" where there is none, or more than one."""
+    match run.kind:
+        case NodeKind.SWITCH | NodeKind.SPLITTER:
+            return run.steps[0].name if len(run.steps) == 1 else ""
+        case NodeKind.CASCADE:
+            return next((step.name for step in reversed(run.steps) if step.has_answered), "")
+        case _:
+            return ""

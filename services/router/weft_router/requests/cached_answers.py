@@ -1,0 +1,69 @@
+"""Whole answers of a graph that are kept."""
+
+from collections.abc import Awaitable, Callable
+
+from weft_common.tensors import WireTensor
+from weft_router.graph.plan import CachePlan, GraphPlan
+from weft_router.policies.answer_cache import Answer, answer_key, key_base
+from weft_router.policies.shared_answers import SharedAnswers
+from weft_router.requests.selection import Selection
+from weft_router.runtime import Runtime
+from weft_router.steps import Origin
+from weft_router.streams.decoupled import GraphResponse
+
+
+class GraphAnswers:
+    """Runs a graph only for requests that differ from those whose answers are there, or on their way.
+
+    Requests are equal when their inputs and requested outputs are, and the value of the plan's key condition. What
+    differs beside, headers and parameters, does not count. Errors are not kept.
+
+    Args:
+        plan: The graph.
+        cache: What is kept.
+        origin: The graph, for messages.
+        runtime: The clock.
+    """
+
+    def __init__(self, plan: GraphPlan, cache: CachePlan, origin: Origin, runtime: Runtime) -> None:
+        self._subject = ("", plan.signature.name, plan.signature.version)
+        self._inputs = plan.root.inputs
+        self._condition = cache.key
+        self._origin = origin
+        self._answers = SharedAnswers(cache, runtime.clock_ns)
+
+    async def outputs(
+        self,
+        start: GraphResponse,
+        selection: Selection,
+        deadline_ns: int | None,
+        run: Callable[[GraphResponse], Awaitable[None]],
+    ) -> tuple[dict[str, WireTensor], bool]:
+        """The outputs, and whether they took no run of our own; response parameters are in ``start.request``.
+
+        Args:
+            start: The root's frame with the inputs, and the request.
+            selection: What it asks for.
+            deadline_ns: Ours.
+            run: Runs the graph for a frame and a request that are its own.
+
+        Raises:
+            WeftError: As ``run`` raised it, for us or for an equal request, or our deadline passed meanwhile.
+        """
+        frame, request = start
+        extra = ""
+        if self._condition is not None:
+            extra = self._origin.text(self._condition, frame, request.scope, "cache key of the graph")
+        inputs = [(name, frame[slot]) for name, slot in self._inputs]
+
+        async def make() -> Answer:
+            own = GraphResponse(frame.copy(), request.fork())
+            await run(own)
+            outputs = selection.outputs(own)
+            return Answer(tuple(map(outputs.get, selection.names)), own.request.response_parameters)
+
+        key = answer_key(key_base(self._subject, selection.names), inputs, extra)
+        answer, is_cached = await self._answers.answer(key, make, deadline_ns)
+        request.response_parameters.update(answer.parameters)
+        outputs = zip(selection.names, answer.outputs, strict=True)
+        return {name: tensor for name, tensor in outputs if tensor is not None}, is_cached

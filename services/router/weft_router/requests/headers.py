@@ -1,0 +1,37 @@
+"""Which of a client's metadata travels on to the services behind the router."""
+
+from collections.abc import Mapping
+
+#: Added to the calls of a shadow step.
+SHADOW_HEADER = "x-graph-shadow"
+#: Metadata that belongs to one connection, or that each hop writes anew.
+_HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "content-type",
+        "host",
+        "keep-alive",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "triton_grpc_error",
+        "upgrade",
+        "user-agent",
+    }
+)
+_TRACE_CONTEXT = frozenset({"traceparent", "tracestate"})
+
+
+def forwarded_headers(headers: Mapping[str, str], *, is_traced: bool) -> dict[str, str]:
+    """The metadata that a step receives.
+
+    Args:
+        headers: The client's, lower-case keys.
+        is_traced: Spans are made here, so each call carries a trace context of its own; else the client's goes through.
+    """
+    return {
+        key: value
+        for key, value in headers.items()
+        if key not in _HOP_BY_HOP and not key.startswith(("grpc-", ":")) and not (is_traced and key in _TRACE_CONTEXT)
+    }

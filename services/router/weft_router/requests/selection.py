@@ -1,0 +1,109 @@
+"""What a request asks a graph for: which steps run for it, and where its outputs are afterwards."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from weft_common.core import RequestedOutput
+from weft_common.tensors import WireTensor
+from weft_router.graph.plan import GraphPlan
+from weft_router.nodes import SequenceNode
+from weft_router.requests.intermediates import Intermediate, Intermediates
+from weft_router.requests.pruning import live_steps
+from weft_router.steps import Node
+from weft_router.streams.decoupled import DecoupledRoot, GraphResponse
+from weft_router.tensors.adaption import fitted_output, full_rank
+
+#: Sets of requested outputs for which a graph keeps what is worked out; the oldest goes first.
+MAX_SELECTIONS = 64
+
+
+class Selection(NamedTuple):
+    """A set of requested outputs.
+
+    Attributes:
+        node: The root with the steps that they need.
+        stages: The same of a decoupled graph; None of any other.
+        names: Of the outputs, in the order in which they are answered.
+        slots: For each of the graph's own outputs its slot in the root's frame, and its rank.
+        keys: For each intermediate tensor the key that steps put it aside under.
+        captures: What steps are to put aside; None for nothing.
+    """
+
+    node: Node
+    stages: DecoupledRoot | None
+    names: tuple[str, ...]
+    slots: Mapping[str, tuple[int, int | None]]
+    keys: Mapping[str, str]
+    captures: Mapping[str, tuple[str, ...]] | None
+
+    def outputs(self, response: GraphResponse) -> dict[str, WireTensor]:
+        """The outputs that have a value."""
+        frame, request = response
+        outputs: dict[str, WireTensor] = {}
+        for name in self.names:
+            if name in self.slots:
+                slot, rank = self.slots[name]
+                tensor = frame[slot]
+                if tensor is not None and rank is not None and len(tensor.shape) != rank:
+                    tensor = fitted_output(tensor, rank)
+            else:
+                tensor = request.captured.get(self.keys[name])
+            if tensor is not None:
+                outputs[name] = tensor
+        return outputs
+
+
+class Selections:
+    """Works out what requests ask for, once for each set of outputs.
+
+    Where the root is a sequence, steps are left out that the outputs do not need. Intermediate tensors are outputs as
+    any other: a request for them alone runs what they need and no more.
+
+    Args:
+        plan: The graph.
+        root: Its root.
+    """
+
+    def __init__(self, plan: GraphPlan, root: Node) -> None:
+        self._plan = plan
+        self._root = root
+        self.intermediates = Intermediates(plan.root, [spec.name for spec in plan.signature.outputs])
+        is_batching = plan.signature.max_batch_size > 0
+        ranks = {spec.name: full_rank(spec, is_batching=is_batching) for spec in plan.signature.outputs}
+        self._slots = {name: (slot, ranks.get(name)) for name, slot in plan.root.outputs}
+        self._all = self._made(tuple(self._slots), is_whole=True)
+        self._known: dict[tuple[str, ...], Selection] = {}
+
+    def of(self, requested: Sequence[RequestedOutput]) -> Selection:
+        """What a request asks for; all outputs of the graph if it names none."""
+        if not requested:
+            return self._all
+        names = tuple(dict.fromkeys([output.name for output in requested]))
+        found = self._known.get(names)
+        if found is None:
+            if len(self._known) >= MAX_SELECTIONS:
+                del self._known[next(iter(self._known))]
+            found = self._known[names] = self._made(names, is_whole=False)
+        return found
+
+    def _made(self, names: tuple[str, ...], *, is_whole: bool) -> Selection:
+        asked = {name: found for name in names if (found := self.intermediates.get(name)) is not None}
+        keys = {name: found.key for name, found in asked.items()}
+        node, stages = self._root, None
+        if isinstance(node, SequenceNode):
+            also = {found.root_step for found in asked.values()}
+            live = live_steps(node.plan, [name for name in names if name in self._slots], also)
+            if self._plan.signature.is_decoupled:
+                steps = range(len(node.plan.steps)) if is_whole else live
+                stages = DecoupledRoot(node, steps, self._plan.max_inflight_responses)
+            elif not is_whole:
+                node = node.only(live)
+        return Selection(node, stages, names, self._slots, keys, _captures(asked.values()) if asked else None)
+
+
+def _captures(asked: Iterable[Intermediate]) -> Mapping[str, tuple[str, ...]]:
+    """Path of each step -> its outputs, in an order that does not depend on the request's."""
+    captures: dict[str, tuple[str, ...]] = {}
+    for path, output in sorted({(found.path, found.output) for found in asked}):
+        captures[path] = (*captures.get(path, ()), output)
+    return captures

@@ -1,0 +1,43 @@
+"""What all graphs of a router share while they run."""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from weft_router.bandits.store import BanditStore
+from weft_router.policies.retry_budget import RetryBudget
+from weft_router.policies.shadow_pool import ShadowPool
+from weft_router.reporting.step_counters import StepCounterTable
+from weft_router.targets.target import Target
+
+
+@dataclass(slots=True)
+class Runtime:
+    """Clock, chance, targets and budgets: everything outside the plan that a step may touch. One for a router.
+
+    Attributes:
+        targets: By the names that plans use.
+        clock_ns: What deadlines are measured on; ``time.monotonic_ns`` except in tests.
+        generator: Draws of splitters without a key, of shadows, of the jitter between attempts.
+        retry_budget: Of all requests together.
+        shadows: Copies of requests that nobody waits for.
+        is_busy: Whether the router has so much to do that no shadow is started.
+        is_pinning_allowed: Whether the header ``x-graph-route`` chooses the steps of splitters.
+        step_counters: Of every step of every graph.
+        bandits: Of every splitter that learns.
+    """
+
+    targets: Mapping[str, Target]
+    clock_ns: Callable[[], int] = time.monotonic_ns
+    generator: random.Random = field(default_factory=random.Random)
+    retry_budget: RetryBudget = field(default_factory=RetryBudget)
+    shadows: ShadowPool = field(default_factory=ShadowPool)
+    is_busy: Callable[[], bool] = lambda: False
+    is_pinning_allowed: bool = False
+    step_counters: StepCounterTable = field(default_factory=StepCounterTable)
+    bandits: BanditStore = field(default_factory=BanditStore)
+
+    async def close(self) -> None:
+        """Nothing runs any more that nobody waits for."""
+        await self.shadows.close()

@@ -1,0 +1,40 @@
+"""Steps of a running graph, and what may go wrong with one.
+
+A ``Step`` runs an ``Action``: the call of a model, or a node. Policies are actions around it, put there when the graph
+is loaded and only where the plan has them, in this order::
+
+    GuardedStep      when -> max_inflight -> min_remaining_ms -> ... -> fallback -> soft and defaults -> error
+      Cached
+        Retried
+          Hedged
+            Attempt  a number and a span for each call
+              CallAction | StreamAction | NodeAction
+
+A step without any of this is a plain ``Step`` over its action. A shadow is a ``ShadowStep``, which nobody waits for.
+"""
+
+from weft_router.steps.base import Action, ConditionFailedError, GraphRequest, Node, Origin, Policy, earlier
+from weft_router.steps.call import CallAction
+from weft_router.steps.guarded import GuardedStep
+from weft_router.steps.node import NodeAction
+from weft_router.steps.shadow import ShadowedNode, ShadowStep
+from weft_router.steps.step import Step
+from weft_router.steps.stream import OpenStream, StreamAction
+
+__all__ = [
+    "Action",
+    "CallAction",
+    "ConditionFailedError",
+    "GraphRequest",
+    "GuardedStep",
+    "Node",
+    "NodeAction",
+    "OpenStream",
+    "Origin",
+    "Policy",
+    "ShadowStep",
+    "ShadowedNode",
+    "Step",
+    "StreamAction",
+    "earlier",
+]

@@ -1,0 +1,147 @@
+"""The call of a model."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from weft_common import telemetry
+from weft_common.core import CallContext, InferCall, RequestedOutput
+from weft_common.errors import InternalError, WeftError
+from weft_common.signature import TensorSpec
+from weft_common.tensors import WireTensor
+from weft_router.graph.plan import CallPlan, Frame, StepPlan
+from weft_router.reporting.path import StepRun
+from weft_router.reporting.spans import call_attributes
+from weft_router.steps.base import Action, GraphRequest, Origin
+from weft_router.targets.target import Target
+from weft_router.tensors.adaption import fitted_input, full_rank, restored_outputs
+from weft_router.tensors.answers import broken_promise, misfit, rows_of
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+
+class CallAction(Action):
+    """Calls a model; tensors go from answer to call as they are.
+
+    Args:
+        plan: The step that calls.
+        call: The call.
+        target: Answers it.
+        origin: The graph, for messages.
+    """
+
+    kind = telemetry.CLIENT
+
+    def __init__(self, plan: StepPlan, call: CallPlan, target: Target, origin: Origin) -> None:
+        self._target_object = target
+        self._signature = signature = call.signature
+        shown_version = call.model_version or signature.version
+        super().__init__(
+            f"{plan.path} -> {call.model_name}@{shown_version}",
+            target=target.name,
+            model=call.model_name,
+            version=shown_version,
+            attributes=call_attributes(call.model_name, shown_version, target),
+        )
+        self._step_name = plan.name
+        self._path = plan.path
+        self._sent_version = call.model_version
+        self._origin = origin
+        is_batching = signature.max_batch_size > 0
+        ranks = {spec.name: full_rank(spec, is_batching=is_batching) for spec in signature.inputs}
+        self._inputs = [(name, slot, ranks.get(name)) for name, slot in plan.inputs]
+        self._declared = declared = {spec.name: spec for spec in signature.outputs}
+        self._outputs = [(name, slot, declared[name]) for name, slot in plan.outputs]
+        self._requested = tuple(RequestedOutput(binding.name, {}) for binding in plan.outputs)
+        self._is_batching = is_batching
+        self._restores = is_batching != origin.is_batching
+
+    async def act(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
+    ) -> None:
+        """As ``Action.act``."""
+        try:
+            inputs, is_fitted = self._gather(frame)
+            scope = request.scope
+            captured = self._captured(request)
+            requested = self._requested_with(captured) if captured else self._requested
+            result = await self._target_object.infer(
+                InferCall(self.model, self._sent_version, scope.request_id, scope.parameters, inputs, requested),
+                CallContext(deadline_ns, request.headers, [], context, record.start_ns),
+            )
+            num_rows = rows_of(inputs, is_batching=self._is_batching)
+            restored = self._store(result.outputs, frame, num_rows, is_fitted=is_fitted)
+            if captured:
+                self._capture(captured, result.outputs, restored, request.captured, num_rows)
+        except WeftError as error:
+            raise self._origin.place(error, self.where) from error
+        if result.model_version:
+            record.version = result.model_version
+        if result.parameters:
+            request.response_parameters.update(result.parameters)
+
+    def _gather(self, frame: Frame) -> tuple[dict[str, WireTensor], bool]:
+        """The call's inputs, and whether the batch dimension of one had to be added or taken away."""
+        inputs: dict[str, WireTensor] = {}
+        is_fitted = False
+        for name, slot, rank in self._inputs:
+            tensor = frame[slot]
+            if tensor is None:
+                continue
+            if rank is not None and len(tensor.shape) != rank:
+                tensor = fitted_input(tensor, rank, self._signature, name)
+                is_fitted = True
+            inputs[name] = tensor
+        return inputs, is_fitted
+
+    def _captured(self, request: GraphRequest) -> Sequence[str]:
+        """Outputs that the client asked for by the step's path."""
+        return () if request.captures is None else request.captures.get(self._path, ())
+
+    def _requested_with(self, captured: Sequence[str]) -> tuple[RequestedOutput, ...]:
+        """What the step needs, and what is captured beside."""
+        known = {output.name for output in self._requested}
+        return (*self._requested, *(RequestedOutput(name, {}) for name in captured if name not in known))
+
+    def _store(
+        self, outputs: dict[str, WireTensor], frame: Frame, num_rows: int, *, is_fitted: bool
+    ) -> dict[str, WireTensor]:
+        """Check the answer against what the model declares, and put it into the frame.
+
+        Returns:
+            The answer as the graph sees it.
+        """
+        restored = restored_outputs(outputs, self._signature) if is_fitted and self._restores else outputs
+        for name, slot, spec in self._outputs:
+            tensor = outputs.get(name)
+            if tensor is None or misfit(tensor, spec, has_batch=self._is_batching, num_rows=num_rows):
+                raise self._fault(spec, tensor, outputs, num_rows)
+            frame[slot] = restored[name]
+        return restored
+
+    def _capture(
+        self,
+        names: Sequence[str],
+        outputs: Mapping[str, WireTensor],
+        restored: Mapping[str, WireTensor],
+        captured: dict[str, WireTensor],
+        num_rows: int,
+    ) -> None:
+        """Put outputs aside that the client asked for by the step's path."""
+        for name in names:
+            spec, tensor = self._declared[name], outputs.get(name)
+            if tensor is None or misfit(tensor, spec, has_batch=self._is_batching, num_rows=num_rows):
+                raise self._fault(spec, tensor, outputs, num_rows)
+            captured[f"{self._path}/{name}"] = restored[name]
+
+    def _fault(
+        self, spec: TensorSpec, tensor: WireTensor | None, outputs: Mapping[str, WireTensor], num_rows: int
+    ) -> InternalError:
+        """What is wrong with an output."""
+        if tensor is None:
+            return InternalError(
+                f"output '{spec.name}' of step '{self._step_name}' is missing in the answer, which has "
+                f"{', '.join(outputs) or 'no output'}; model '{self.model}' declares it"
+            )
+        fault = misfit(tensor, spec, has_batch=self._is_batching, num_rows=num_rows)
+        return broken_promise(self.model, spec, fault)

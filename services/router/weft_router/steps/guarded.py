@@ -1,0 +1,167 @@
+"""A step that may be skipped, refused, replaced by another, or missing in the answer."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from weft_common.errors import DeadlineExceededError, WeftError
+from weft_router.admission import Admission
+from weft_router.graph.plan import OK, Condition, Frame, NodeKind, StepPlan
+from weft_router.reporting.path import SKIPPED, NodeRun, StepRun
+from weft_router.reporting.step_counters import StepCounters
+from weft_router.steps.base import Action, ConditionFailedError, GraphRequest, Origin, earlier
+from weft_router.steps.defaults import Defaults
+from weft_router.steps.step import Step
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+_NS_PER_MS = 1_000_000
+
+
+class GuardedStep(Step):
+    """A step with ``when``, limits, fallbacks, softness, or an ok slot that something reads.
+
+    Args:
+        plan, action, origin, clock_ns, counters, defaults: As of ``Step``.
+        when: Decides whether the step runs; None where the node around it looks at it, or there is none.
+        min_remaining_ms: With less time left it fails without a call; 0: no limit.
+        admission: Counts its runs; None where ``max_inflight`` is 0.
+        fallbacks: Tried in this order after it has failed; they have no fallbacks of their own.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        action: Action,
+        origin: Origin,
+        clock_ns: Callable[[], int],
+        counters: StepCounters,
+        defaults: Defaults,
+        *,
+        when: Condition | None = None,
+        min_remaining_ms: int = 0,
+        admission: Admission | None = None,
+        fallbacks: Sequence[Step] = (),
+    ) -> None:
+        super().__init__(plan, action, origin, clock_ns, counters, defaults)
+        self._when = when
+        self._min_remaining_ns = min_remaining_ms * _NS_PER_MS
+        self._admission = admission
+        self._fallbacks = tuple(fallbacks)
+        self._is_soft = plan.is_soft
+        self._ok_slot = plan.ok_slot
+
+    async def run(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
+    ) -> bool:
+        """As ``Step.run``."""
+        if self._when is not None and not self.origin.holds(self._when, frame, request.scope, self._path):
+            record = StepRun(self._name, self._path, self._clock_ns(), self._target, self._model, self._version)
+            record.status = SKIPPED
+            run.steps.append(record)
+            self._counters.count_failure(SKIPPED)
+            self.defaults.fill(frame)
+            return False
+        return await super().run(frame, request, deadline_ns, parent, run)
+
+    async def _run(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
+    ) -> bool:
+        try:
+            await self._act(frame, request, deadline_ns, context, record)
+        except ConditionFailedError as error:
+            self._failed(record, error)
+            raise
+        except WeftError as error:
+            self._failed(record, error)
+            has_answered = await self._recover(error, frame, request, deadline_ns, context, record)
+        except BaseException as error:
+            self._failed(record, error)
+            raise
+        else:
+            self._answered(record)
+            has_answered = True
+        if not has_answered:
+            self.defaults.fill(frame)
+        elif self._ok_slot >= 0:
+            frame[self._ok_slot] = OK
+        return has_answered
+
+    async def _act(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
+    ) -> None:
+        """Run the action within the step's limits."""
+        admission = self._admission
+        if admission is not None:
+            try:
+                admission.enter()
+            except WeftError as error:
+                raise self.origin.place(error, self.action.where) from error
+        try:
+            if self._min_remaining_ns and deadline_ns is not None:
+                self._check_remaining(deadline_ns - record.start_ns)
+            if self._timeout_ns:
+                deadline_ns = earlier(deadline_ns, record.start_ns + self._timeout_ns)
+            await self.action.act(frame, request, deadline_ns, context, record)
+        finally:
+            if admission is not None:
+                admission.leave(self._clock_ns() - record.start_ns)
+
+    async def _recover(
+        self,
+        failure: WeftError,
+        frame: Frame,
+        request: GraphRequest,
+        deadline_ns: int | None,
+        context: "Context | None",
+        record: StepRun,
+    ) -> bool:
+        """Whether a fallback answered; False where none did and the step is soft.
+
+        Raises:
+            WeftError: Of the last that failed; the message tells of each.
+        """
+        last = failure
+        text = failure.message
+        try:
+            for fallback in self._fallbacks:
+                if self._is_past(deadline_ns):
+                    break
+                if record.fallbacks is None:
+                    record.fallbacks = NodeRun(self._name, NodeKind.CASCADE)
+                    record.error = failure.message
+                    text += f" ({failure.code})"
+                    self._counters.num_fallbacks += 1
+                try:
+                    if await fallback.run(frame, request, deadline_ns, context, record.fallbacks):
+                        return True
+                except ConditionFailedError:
+                    raise
+                except WeftError as error:
+                    last = error
+                    text += f"; fallback {fallback.plan.name}: {error.code}: {self._unplaced(error, fallback)}"
+            record.status = last.code
+            is_out_of_time = last.code == "DEADLINE_EXCEEDED" and self._is_past(request.scope.deadline_ns)
+            if not self._is_soft or is_out_of_time:
+                raise last.with_message(text) from failure
+            record.error = text
+            record.is_missing = True
+            return False
+        finally:
+            last = failure  # an error that holds a frame that holds the error is freed late
+
+    def _check_remaining(self, remaining_ns: int) -> None:
+        if remaining_ns < self._min_remaining_ns:
+            error = DeadlineExceededError(
+                f"{max(remaining_ns, 0) / _NS_PER_MS:.0f} ms are left, and 'min_remaining_ms' of the step asks for "
+                f"{self._min_remaining_ns // _NS_PER_MS}; it was not called"
+            )
+            raise self.origin.place(error, self.action.where)
+
+    def _is_past(self, deadline_ns: int | None) -> bool:
+        return deadline_ns is not None and self._clock_ns() >= deadline_ns
+
+    def _unplaced(self, error: WeftError, fallback: Step) -> str:
+        """The message without the place, where that is the one of this step."""
+        text = error.message.removeprefix(self.origin.prefix)
+        return text.removeprefix(f"{fallback.action.where}: ")

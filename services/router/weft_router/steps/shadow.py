@@ -1,0 +1,104 @@
+"""Copies of requests for models that are tried out: nobody waits for them, and nothing depends on them."""
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from weft_common.errors import WeftError
+from weft_common.logs import get_logger
+from weft_router.graph.plan import Frame, NodeKind, ShadowPlan
+from weft_router.reporting.path import NodeRun
+from weft_router.reporting.step_counters import StepCounters
+from weft_router.requests.headers import SHADOW_HEADER
+from weft_router.requests.pruning import slots_read
+from weft_router.runtime import Runtime
+from weft_router.steps.base import GraphRequest, Node
+from weft_router.steps.step import Step
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+#: How long a copy may take whose step has no timeout.
+DEFAULT_TIMEOUT_MS = 30_000
+
+_log = get_logger("weft.router.shadows")
+
+
+class ShadowStep(Step):
+    """Sends a share of the requests to another step, and goes on at once; it never answers and never fails.
+
+    Args:
+        step: Runs with the copies.
+        shadow: How many are sent.
+        runtime: Clock, chance, and the owner of what runs on its own.
+        counters: Of the shadow.
+    """
+
+    def __init__(self, step: Step, shadow: ShadowPlan, runtime: Runtime, counters: StepCounters) -> None:
+        super().__init__(step.plan, step.action, step.origin, runtime.clock_ns, counters, step.defaults)
+        self._step = step
+        self._share = shadow.percent / 100
+        self._max_inflight = shadow.max_inflight
+        self._runtime = runtime
+        self._slots = slots_read(step.plan)
+        self._lifetime_ns = (step.plan.timeout_ms or DEFAULT_TIMEOUT_MS) * 1_000_000
+        self._num_inflight = 0
+
+    async def run(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
+    ) -> bool:
+        """False at once: there is no answer. The path does not show it; whether a copy is sent is counted."""
+        runtime = self._runtime
+        if runtime.generator.random() >= self._share:
+            return False
+        is_full = self._max_inflight and self._num_inflight >= self._max_inflight
+        if is_full or runtime.is_busy() or not runtime.shadows.has_room:
+            self._counters.num_shadows_dropped += 1
+            return False
+        copied: Frame = [None] * len(frame)
+        for slot in self._slots:
+            copied[slot] = frame[slot]
+        limit_ns = runtime.clock_ns() + self._lifetime_ns
+        scope = dataclasses.replace(request.scope, deadline_ns=limit_ns, pulls=[])
+        headers: Mapping[str, str] = {**request.headers, SHADOW_HEADER: "1"}
+        copy = dataclasses.replace(request.fork(), scope=scope, headers=headers)
+        self._num_inflight += 1
+        self._counters.num_shadows_sent += 1
+        runtime.shadows.start(self._send(copied, copy, limit_ns, parent), self._ended)
+        return False
+
+    async def _send(self, frame: Frame, request: GraphRequest, deadline_ns: int, parent: "Context | None") -> None:
+        try:
+            await self._step.run(frame, request, deadline_ns, parent, NodeRun(self._name, NodeKind.SEQUENCE))
+        except WeftError as error:
+            self._counters.num_shadows_failed += 1
+            _log.debug("shadow failed: %s: %s", error.code, error.message)
+        except Exception:
+            self._counters.num_shadows_failed += 1
+            _log.exception("shadow '%s' failed", self._path)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._num_inflight -= 1
+
+
+class ShadowedNode(Node):
+    """A node with shadows beside its alternatives: they see its inputs, and start when it does.
+
+    Args:
+        node: Answers.
+        shadows: Get copies of what it is asked.
+    """
+
+    def __init__(self, node: Node, shadows: Sequence[Step]) -> None:
+        super().__init__(node.plan)
+        self._node = node
+        self._shadows = tuple(shadows)
+
+    async def run(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
+    ) -> None:
+        """As ``Node.run``."""
+        for shadow in self._shadows:
+            await shadow.run(frame, request, deadline_ns, parent, run)
+        await self._node.run(frame, request, deadline_ns, parent, run)

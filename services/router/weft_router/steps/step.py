@@ -1,0 +1,118 @@
+"""One step of a running graph."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from weft_common.errors import WeftError
+from weft_router.graph.plan import Frame, StepPlan
+from weft_router.reporting.path import NodeRun, StepRun
+from weft_router.reporting.spans import step_attributes, step_span, tell_outcome
+from weft_router.reporting.step_counters import StepCounters
+from weft_router.steps.base import Action, GraphRequest, Origin, earlier
+from weft_router.steps.defaults import Defaults
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+
+class Step:
+    """A step that can run: here one without ``when``, fallback, limits and softness.
+
+    Args:
+        plan: What it is made of.
+        action: What it does, policies included.
+        origin: The graph, for messages.
+        clock_ns: What deadlines are measured on.
+        counters: Every run is counted there.
+        defaults: Of its outputs.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        action: Action,
+        origin: Origin,
+        clock_ns: Callable[[], int],
+        counters: StepCounters,
+        defaults: Defaults,
+    ) -> None:
+        self.plan = plan
+        self.origin = origin
+        self.action = action
+        self.defaults = defaults
+        self._name = plan.name
+        self._path = plan.path
+        self._target = action.target
+        self._model = action.model
+        self._version = action.version
+        self._timeout_ns = plan.timeout_ms * 1_000_000
+        self._clock_ns = clock_ns
+        self._counters = counters
+        self._span_attributes = step_attributes(plan.name, plan.path) | action.span_attributes
+
+    async def run(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
+    ) -> bool:
+        """The step has run, or was skipped.
+
+        Args:
+            frame: Of the node around the step.
+            request: The request that runs.
+            deadline_ns: On the runtime's clock; None without deadline.
+            parent: Trace context of the spans made here.
+            run: Receives the record of the step when it starts.
+
+        Returns:
+            True: its outputs, or those of its fallback, are in ``frame``. False: ``when`` does not hold, or the step
+            failed and is soft; its outputs are absent, or have their defaults.
+
+        Raises:
+            WeftError: It failed and is not soft; the message says where.
+
+        No task is left when it returns, raises or is cancelled.
+        """
+        record = StepRun(self._name, self._path, self._clock_ns(), self._target, self._model, self._version)
+        run.steps.append(record)
+        if request.is_traced:
+            return await self._run_traced(frame, request, deadline_ns, parent, record)
+        return await self._run(frame, request, deadline_ns, parent, record)
+
+    def fill_defaults(self, frame: Frame) -> None:
+        """The outputs are as if the step had not run: absent, or their defaults."""
+        self.defaults.fill(frame)
+
+    async def _run_traced(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", record: StepRun
+    ) -> bool:
+        with step_span(self._path, self.action.kind, self._span_attributes, parent) as (span, context):
+            try:
+                return await self._run(frame, request, deadline_ns, context, record)
+            finally:
+                tell_outcome(span, record)
+
+    async def _run(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
+    ) -> bool:
+        if self._timeout_ns:
+            deadline_ns = earlier(deadline_ns, record.start_ns + self._timeout_ns)
+        try:
+            await self.action.act(frame, request, deadline_ns, context, record)
+        except BaseException as error:
+            self._failed(record, error)
+            raise
+        self._answered(record)
+        return True
+
+    def _answered(self, record: StepRun) -> None:
+        record.end_ns = now_ns = self._clock_ns()
+        record.status = "OK"
+        self._counters.latency.observe((now_ns - record.start_ns) / 1e9)
+
+    def _failed(self, record: StepRun, error: BaseException) -> None:
+        record.end_ns = self._clock_ns()
+        if isinstance(error, WeftError):
+            record.status = error.code
+        elif not isinstance(error, asyncio.CancelledError):
+            record.status = "INTERNAL"
+        self._counters.count_failure(record.status)

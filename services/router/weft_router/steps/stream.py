@@ -1,0 +1,183 @@
+"""The call of a decoupled model: any number of responses, the first of which is the step's answer."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from weft_common.core import CallContext, InferCall, InferResult, ParameterValue
+from weft_common.errors import WeftError
+from weft_common.tensors import WireTensor
+from weft_router.admission import Admission
+from weft_router.graph.plan import CallPlan, Frame, StepPlan
+from weft_router.reporting.path import StepRun
+from weft_router.reporting.step_counters import StepCounters
+from weft_router.steps.base import GraphRequest, Origin
+from weft_router.steps.call import CallAction
+from weft_router.targets.target import Target
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+
+class StreamAction(CallAction):
+    """Opens a stream and reads its first response, which is what policies see; the rest is in ``record.stream``.
+
+    So the step is tried again only before its first response, and its latency is the time to the first response. The
+    step's timeout is that of the whole stream.
+
+    Args:
+        plan, call, target, origin: As of ``CallAction``.
+        clock_ns: What deadlines are measured on.
+        counters: Of the step.
+        admission: Counts streams that are open; None where ``max_inflight`` is 0.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        call: CallPlan,
+        target: Target,
+        origin: Origin,
+        clock_ns: Callable[[], int],
+        counters: StepCounters,
+        admission: Admission | None,
+    ) -> None:
+        super().__init__(plan, call, target, origin)
+        self._is_soft = plan.is_soft
+        self._clock_ns = clock_ns
+        self._counters = counters
+        self._admission = admission
+
+    async def act(
+        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
+    ) -> None:
+        """As ``Action.act``; ``record.stream`` is to be closed, unless this raises. It may have no response at all."""
+        try:
+            inputs, is_fitted = self._gather(frame)
+            if self._admission is not None:
+                self._admission.enter()
+        except WeftError as error:
+            raise self._origin.place(error, self.where) from error
+        scope = request.scope
+        captured = self._captured(request)
+        call = InferCall(
+            self.model, self._sent_version, scope.request_id, scope.parameters, inputs, self._requested_with(captured)
+        )
+        results = self._target_object.stream_infer(
+            call, CallContext(deadline_ns, request.headers, [], context, record.start_ns)
+        )
+        stream = OpenStream(self, results, record, captured, is_fitted=is_fitted)
+        try:
+            await stream.read(frame)
+        except BaseException:
+            await stream.close()
+            raise
+        record.stream = stream
+
+    def accept(self, stream: "OpenStream", result: InferResult, frame: Frame) -> None:
+        """A response is in ``frame``, and what it says beside in ``stream``. Raises WeftError for one that is bad.
+
+        It may have any number of rows: a decoupled model answers when it likes, not row by row.
+        """
+        restored = self._store(result.outputs, frame, -1, is_fitted=stream.is_fitted)
+        self._capture(stream.captured, result.outputs, restored, stream.outputs, -1)
+        stream.parameters = dict(result.parameters)
+
+    def placed(self, error: WeftError, record: StepRun) -> WeftError:
+        """The error as the client sees it; one after the first response is counted here, as no policy sees it."""
+        if record.responses:
+            record.status = error.code
+            self._counters.count_failure(error.code)
+        return self._origin.place(error, self.where)
+
+    def may_end_early(self, error: WeftError, request: GraphRequest) -> bool:
+        """Whether a failure after the first response ends the stream as if it were complete."""
+        deadline_ns = request.scope.deadline_ns
+        is_out_of_time = deadline_ns is not None and self._clock_ns() >= deadline_ns
+        return self._is_soft and not (error.code == "DEADLINE_EXCEEDED" and is_out_of_time)
+
+    def ended(self, record: StepRun) -> None:
+        """The stream is over."""
+        record.end_ns = self._clock_ns()
+        if self._admission is not None:
+            self._admission.leave(record.end_ns - record.start_ns)
+
+
+class OpenStream:
+    """Responses of a decoupled model that are still to come.
+
+    Attributes:
+        is_fitted: Whether the batch dimension of an input had to be added or taken away.
+        captured: Names of the outputs that the client asked for by the step's path.
+        outputs: Those of the latest response, by path and name.
+        parameters: Of the latest response.
+    """
+
+    def __init__(
+        self,
+        action: StreamAction,
+        results: AsyncGenerator[InferResult, None],
+        record: StepRun,
+        captured: Sequence[str],
+        *,
+        is_fitted: bool,
+    ) -> None:
+        self.is_fitted = is_fitted
+        self.captured = captured
+        self.outputs: dict[str, WireTensor] = {}
+        self.parameters: dict[str, ParameterValue] = {}
+        self._action: StreamAction | None = action
+        self._results = results
+        self._record = record
+
+    @property
+    def has_response(self) -> bool:
+        """Whether there was one at all."""
+        return self._record.responses > 0
+
+    async def read(self, frame: Frame) -> bool:
+        """The next response is in ``frame``, in place of the one before; False: there are no more.
+
+        Raises:
+            WeftError: The model failed, or its response is not as it declares; the message says where.
+
+        Cancelling the awaiting task cancels the call.
+        """
+        action, record = self._action, self._record
+        if action is None:
+            return False
+        try:
+            async for result in self._results:
+                if not result.is_null:
+                    action.accept(self, result, frame)
+                    record.responses += 1
+                    if result.model_version:
+                        record.version = result.model_version
+                    return True
+        except WeftError as error:
+            raise action.placed(error, record) from error
+        self._end()
+        return False
+
+    async def read_on(self, frame: Frame, request: GraphRequest) -> bool:
+        """As ``read``, for a response after the first: if the step is soft, a failure ends the stream and no more."""
+        action = self._action
+        try:
+            return await self.read(frame)
+        except WeftError as error:
+            if action is None or not action.may_end_early(error, request):
+                raise
+            self._record.error = error.message
+            return False
+
+    async def close(self) -> None:
+        """The call is over, by a cancel if it was not."""
+        if self._action is not None:
+            if self._record.status == "OK":
+                self._record.status = "CANCELLED"
+            self._end()
+            await self._results.aclose()
+
+    def _end(self) -> None:
+        if self._action is not None:
+            self._action.ended(self._record)
+            self._action = None

@@ -1,0 +1,1 @@
+"""Tasks that start and end together."""

@@ -1,0 +1,1 @@
+"""Shapes and rows of the tensors that pass through."""

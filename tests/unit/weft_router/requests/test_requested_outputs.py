@@ -1,0 +1,135 @@
+"""Requests that name outputs, from the message to the answer: names of every kind, in graphs of every shape."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from weft_common.core import CallContext
+from weft_common.errors import InvalidArgumentError, UnsupportedError
+from weft_common.wire import call_from_request
+from weft_protos import grpc_service_pb2 as pb
+from weft_router.core import RouterCore
+
+TENSOR = "data_type: TYPE_FP32 dims: [ 2 ]"
+#: X -> a -> c; b aside, with an output of its own; d, which is skipped; a shadow of X.
+MANY = f"""name: "many" platform: "graph" max_batch_size: 4
+input [ {{ name: "X" {TENSOR} }} ]
+output [ {{ name: "C" {TENSOR} }}, {{ name: "B" {TENSOR} }}, {{ name: "D" {TENSOR} }} ]
+node {{ name: "root" sequence {{
+  step {{ name: "a" model_name: "ma" output_map {{ key: "Y" value: "A" }} }}
+  step {{ name: "b" model_name: "mb" output_map {{ key: "Y" value: "B" }} }}
+  step {{ name: "c" model_name: "mc" input_map {{ key: "X" value: "A" }} output_map {{ key: "Y" value: "C" }} }}
+  step {{ name: "d" model_name: "md" output_map {{ key: "Y" value: "D" }} when: 'get(parameters, "d", false)'
+         default {{ output: "D" number: [ 7, 7 ] }} }}
+  step {{ name: "e" model_name: "me" shadow {{ percent: 100 }} }} }} }}
+"""
+#: The graph above in a step, a loop in another, a cascade that goes row by row in a third.
+NESTED = f"""name: "nested" platform: "graph" max_batch_size: 4
+input [ {{ name: "X" {TENSOR} }} ]
+output [ {{ name: "Y" {TENSOR} }} ]
+import {{ graph: "many" as: "inner" }}
+node {{ name: "root" sequence {{
+  step {{ name: "sub" graph: "inner" output_map {{ key: "C" value: "S" }} }}
+  step {{ name: "round" node: "again" input_map {{ key: "X" value: "S" }} output_map {{ key: "Y" value: "R" }} }}
+  step {{ name: "row" node: "rows" input_map {{ key: "X" value: "R" }} }} }} }}
+node {{ name: "again" sequence {{ step {{ name: "l" model_name: "ml" }}
+  loop {{ while: 'max(outputs.Y) < 100.0' max_iterations: 3 carry {{ key: "Y" value: "X" }} }} }} }}
+node {{ name: "rows" cascade {{ per_row: true
+  step {{ name: "p" model_name: "mp" accept: 'outputs.Y[0] > 10.0' }} step {{ name: "q" model_name: "mq" }} }} }}
+"""
+
+
+@pytest.fixture
+async def router(tmp_path: Path, make: SimpleNamespace) -> AsyncIterator[SimpleNamespace]:
+    """A router with both graphs; every model gives its input, which `ml` adds one to."""
+
+    async def add_one(call: Any, context: CallContext) -> dict[str, Any]:
+        x = call.inputs["X"]
+        return {"Y": make.tensor(*(value + 1 for value in memoryview(x.data).cast("f")), shape=x.shape)}
+
+    target = make.FakeTarget(ml=add_one)
+    make.serve(target, "ma", "mb", "mc", "md", "me", "ml", "mp", "mq")
+    make.write(tmp_path, MANY, "many")
+    make.write(tmp_path, NESTED, "nested")
+    async with make.started(tmp_path, target) as started:
+        assert started.core.is_ready(), started.core.index(ready_only=False)
+        yield SimpleNamespace(core=started.core, target=target)
+
+
+def request(make: SimpleNamespace, graph: str, outputs: Sequence[str]) -> pb.ModelInferRequest:
+    """A message with two rows, 20 and 1."""
+    message = pb.ModelInferRequest(
+        model_name=graph, id="r", raw_input_contents=[make.tensor(20, 20, 1, 1, shape=(2, 2)).data]
+    )
+    message.inputs.add(name="X", datatype="FP32", shape=[2, 2])
+    for name in outputs:
+        message.outputs.add(name=name)
+    return message
+
+
+async def firsts(make: SimpleNamespace, core: RouterCore, graph: str, *outputs: str) -> dict[str, list[float]]:
+    """The first element of each row of each output."""
+    result = await core.infer(call_from_request(request(make, graph, outputs)), CallContext())
+    return {name: list(memoryview(tensor.data).cast("f"))[::2] for name, tensor in result.outputs.items()}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "models", "expected"),
+    [
+        ((), "a b c", {"C": [20, 1], "B": [20, 1], "D": [7, 7]}),
+        (("B",), "b", {"B": [20, 1]}),
+        (("C", "C", "C"), "a c", {"C": [20, 1]}),
+        (("B", "a/Y", "B"), "a b", {"B": [20, 1], "a/Y": [20, 1]}),
+        (("D",), "", {"D": [7, 7]}),
+        (("d/Y",), "", {}),
+        (("d/Y", "D"), "", {"D": [7, 7]}),
+    ],
+)
+async def test_only_what_is_asked_for_runs(
+    make: SimpleNamespace, router: SimpleNamespace, outputs: tuple[str, ...], models: str, expected: dict[str, Any]
+) -> None:
+    """Beside the shadow, which reads the graph's input alone; a skipped step has its default, and no tensor."""
+    assert expected == await firsts(make, router.core, "many", *outputs)
+    while router.core._runtime.shadows.num_inflight:  # noqa: ASYNC110  # nobody else waits for a shadow
+        await asyncio.sleep(0)
+    assert sorted([f"m{name}" for name in models.split()] + ["me"]) == sorted(router.target.called())
+
+
+async def test_tensors_within_a_nested_graph_a_loop_and_rows_can_be_asked_for(
+    make: SimpleNamespace, router: SimpleNamespace
+) -> None:
+    """A loop gives those of its last round, a step of a cascade those of the rows that it was given."""
+    expected = {"sub/root/a/Y": [20, 1], "round/again/l/Y": [23, 4], "row/rows[p]/Y": [23, 4], "row/rows[q]/Y": [4]}
+    assert expected == await firsts(make, router.core, "nested", *expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/", "nobody", "a", "A", "a/", "/Y", "a/X", "e/Y", "root/a/Y", "C/", "C ", "c\0", "x/" * 9_999]
+)
+async def test_an_unknown_name_is_refused(make: SimpleNamespace, router: SimpleNamespace, name: str) -> None:
+    """Also beside a good one, and before anything runs; the message stays short."""
+    for outputs in ([name], ["C", name], ["a/Y", name]):
+        with pytest.raises(InvalidArgumentError, match=r"^\[request id: r\] unexpected inference output") as caught:
+            await firsts(make, router.core, "many", *outputs)
+        assert len(caught.value.message) < 1_000
+    assert [] == router.target.calls
+
+
+async def test_parameters_of_outputs_that_change_nothing_are_let_pass(
+    make: SimpleNamespace, router: SimpleNamespace
+) -> None:
+    """How JSON would carry a tensor does not matter here; what would change the answer is refused."""
+    for name in ("C", "a/Y"):
+        message = request(make, "many", [name])
+        message.outputs[0].parameters["binary_data"].bool_param = False
+        result = await router.core.infer(call_from_request(message), CallContext())
+        assert [name] == list(result.outputs)
+        for key in ("classification", "shared_memory_region", "odd"):
+            message.outputs[0].parameters.clear()
+            message.outputs[0].parameters[key].int64_param = 2
+            with pytest.raises(UnsupportedError):
+                await router.core.infer(call_from_request(message), CallContext())

@@ -1,0 +1,200 @@
+"""Further attempts after a failure: when, how often, how late, and at whose expense."""
+
+import asyncio
+import json
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from weft_common.core import CallContext
+from weft_common.errors import RemoteError
+from weft_router.executor import GraphExecutor
+from weft_router.graph.plan import GraphPlan, NodeKind, RetryPlan
+from weft_router.runtime import Runtime
+
+SEQUENCE = NodeKind.SEQUENCE
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
+
+def retry(attempts: int = 2, backoff_ms: int = 0, codes: tuple[str, ...] = ("UNAVAILABLE",)) -> RetryPlan:
+    return RetryPlan(attempts, backoff_ms, frozenset(codes), 20.0)
+
+
+def one(make: SimpleNamespace, plan: RetryPlan, **options: Any) -> GraphPlan:
+    steps = [make.step("a", "m", {"IN": "X"}, {"OUT": "Y"}, retry=plan, **options)]
+    return make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+
+
+class Halves(random.Random):
+    """Chance that always falls in the middle."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return (a + b) / 2
+
+
+async def test_a_failure_that_is_listed_is_tried_again(make: SimpleNamespace) -> None:
+    """The second answer counts, and the trace tells how many attempts there were."""
+    target = make.FakeTarget(m=make.in_turn(make.failing(), make.answering(5.0, p=1)))
+    context = CallContext()
+    result = await make.run(one(make, retry()), target, context=context, parameters={"graph_trace": True})
+    assert (make.tensor(5.0), 1, 2) == (result.outputs["Y"], result.parameters["p"], len(target.calls))
+    entry = json.loads(str(result.parameters["graph_trace"]))[0]
+    assert (2, "OK", "root.a") == (entry["attempts"], entry["status"], context.trailing_metadata[0][1])
+
+
+async def test_a_failure_that_is_not_listed_is_not_tried_again(make: SimpleNamespace) -> None:
+    """It stands as it is; after a listed one, the attempt is named."""
+    target = make.FakeTarget(m=make.failing("INVALID_ARGUMENT", "wrong"))
+    with pytest.raises(RemoteError, match=r"^g/1: root/a -> m@1: wrong$"):
+        await make.run(one(make, retry(5)), target)
+    assert 1 == len(target.calls)
+    target = make.FakeTarget(m=make.in_turn(make.failing(), make.failing("INVALID_ARGUMENT", "wrong")))
+    with pytest.raises(RemoteError, match=r"^g/1: root/a -> m@1: wrong, attempt 2 of 5$"):
+        await make.run(one(make, retry(5)), target)
+
+
+async def test_the_last_error_says_how_many_attempts_there_were(make: SimpleNamespace) -> None:
+    """And has the status of the last."""
+    codes = ("UNAVAILABLE", "INTERNAL")
+    target = make.FakeTarget(m=make.in_turn(make.failing(), make.failing(), make.failing("INTERNAL", "boom")))
+    with pytest.raises(RemoteError) as caught:
+        await make.run(one(make, retry(3, codes=codes)), target)
+    assert ("INTERNAL", "g/1: root/a -> m@1: boom, attempt 3 of 3") == (caught.value.code, caught.value.message)
+    assert 3 == len(target.calls)
+
+
+async def test_the_pause_doubles(make: SimpleNamespace, virtual_clock: Any) -> None:
+    """Between half and the whole of it is waited."""
+    target = make.FakeTarget(m=make.failing())
+    with pytest.raises(RemoteError):
+        await make.run(one(make, retry(4, backoff_ms=100)), target, generator=Halves())
+    assert 75.0 + 150 + 300 == virtual_clock.elapsed_ms()
+
+
+async def test_the_jitter_stays_within_half_and_whole(make: SimpleNamespace, virtual_clock: Any) -> None:
+    """And is not always the same."""
+    pauses = set()
+    for _ in range(50):
+        start_ms = virtual_clock.elapsed_ms()
+        with pytest.raises(RemoteError):
+            await make.run(one(make, retry(2, backoff_ms=100)), make.FakeTarget(m=make.failing()))
+        pauses.add(virtual_clock.elapsed_ms() - start_ms)
+    assert 50 <= min(pauses) < 60
+    assert 90 < max(pauses) <= 100
+
+
+async def test_a_pause_has_a_longest_length(make: SimpleNamespace, virtual_clock: Any) -> None:
+    """However often it doubled."""
+    with pytest.raises(RemoteError):
+        await make.run(one(make, retry(60, backoff_ms=40_000)), make.FakeTarget(m=make.failing()), generator=Halves())
+    assert 30_000 + 58 * 45_000 == virtual_clock.elapsed_ms()
+
+
+async def test_one_timeout_holds_for_all_attempts(make: SimpleNamespace, virtual_clock: Any) -> None:
+    """Each attempt has what is left of it."""
+    target = make.FakeTarget(m=make.in_turn(make.failing(after_ms=30), make.answering(after_ms=30)))
+    with pytest.raises(RemoteError, match=r"no answer of 'm' in 20 ms, attempt 2 of 2$") as caught:
+        await make.run(one(make, retry(2), timeout_ms=50), target)
+    assert ("DEADLINE_EXCEEDED", 50.0) == (caught.value.code, virtual_clock.elapsed_ms())
+
+
+async def test_no_pause_ends_after_the_deadline(make: SimpleNamespace, virtual_clock: Any) -> None:
+    """The error comes at once, not after a wait for nothing."""
+    target = make.FakeTarget(m=make.failing(after_ms=10))
+    with pytest.raises(RemoteError, match=r"gone, attempt 1 of 2, no time for another$"):
+        await make.run(one(make, retry(2, backoff_ms=1000), timeout_ms=100), target)
+    assert (10.0, 1) == (virtual_clock.elapsed_ms(), len(target.calls))
+
+
+async def test_a_pause_up_to_the_deadline_is_one_for_nothing(make: SimpleNamespace, virtual_clock: Any) -> None:
+    """40 ms and three quarters of 80 make the 100 that there are."""
+    target = make.FakeTarget(m=make.failing(after_ms=40))
+    with pytest.raises(RemoteError, match="no time for another"):
+        await make.run(one(make, retry(2, backoff_ms=80), timeout_ms=100), target, generator=Halves())
+    assert (40.0, 1) == (virtual_clock.elapsed_ms(), len(target.calls))
+
+
+async def test_an_empty_budget_leaves_the_first_error(make: SimpleNamespace, virtual_clock: Any) -> None:
+    """Retries are for few failures; when all fail they would make it worse."""
+    target = make.FakeTarget(m=make.failing(after_ms=10))
+    runtime = Runtime({"model": target}, clock_ns=virtual_clock)
+    executor = GraphExecutor(one(make, retry(3)), runtime)
+    errors = await asyncio.gather(*(make.run(executor) for _ in range(20)), return_exceptions=True)
+    refused = [error for error in errors if error.message.endswith("gone, attempt 1 of 3, retry budget exhausted")]
+    tried = [error for error in errors if error.message.endswith("gone, attempt 3 of 3")]
+    assert (16, 4) == (len(refused), len(tried))
+    assert (20 + 4 * 2, 0, 0) == (
+        len(target.calls),
+        runtime.retry_budget.num_retries,
+        runtime.retry_budget.num_requests,
+    )
+    (counters,) = runtime.step_counters
+    assert (8, 16, {"UNAVAILABLE": 20}) == (counters.num_retries, counters.num_refused, counters.failures)
+
+
+@pytest.mark.parametrize("at_ms", [5, 50])
+async def test_a_cancel_gives_its_part_of_the_budget_back(
+    make: SimpleNamespace, virtual_clock: Any, at_ms: int
+) -> None:
+    """During the call and during the pause."""
+    target = make.FakeTarget(m=make.failing(after_ms=10))
+    runtime = Runtime({"model": target}, clock_ns=virtual_clock)
+    request = asyncio.create_task(make.run(GraphExecutor(one(make, retry(3, backoff_ms=100)), runtime)))
+    await asyncio.sleep(at_ms / 1e3)
+    assert (1, int(at_ms > 10)) == (runtime.retry_budget.num_requests, runtime.retry_budget.num_retries)
+    request.cancel()
+    await asyncio.wait((request,))
+    assert (0, 0) == (runtime.retry_budget.num_requests, runtime.retry_budget.num_retries)
+    assert (True, 0, 0) == (request.cancelled(), target.num_open, make.num_other_tasks())
+
+
+async def test_a_node_is_run_again_as_a_whole(make: SimpleNamespace) -> None:
+    """In a frame of its own: nothing of the failed attempt is in the answer, and the path shows the last attempt."""
+    optional = make.FakeCondition(lambda request, frame: len(target.calls) == 1)
+    inner = make.node(
+        "inner",
+        SEQUENCE,
+        [
+            make.step("i", "i", {"IN": "X"}, {"OUT": "S"}),
+            make.step("o", "o", {"IN": "S"}, {"OUT": "O"}, when=optional),
+            make.step("j", "j", {"IN": "S", "MORE": "O"}, {"OUT": "T"}),
+        ],
+        inputs=["X"],
+        outputs=["T", "O"],
+    )
+    steps = [make.step("a", inner, {"X": "X"}, {"T": "T", "O": "O"}, retry=retry())]
+    plan = make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["T", "O"]))
+    target = make.FakeTarget(
+        i=make.in_turn(make.answering(1.0, first=1), make.answering(2.0, second=2)),
+        j=make.in_turn(make.failing(), make.answering(3.0)),
+    )
+    context = CallContext()
+    result = await make.run(plan, target, context=context)
+    assert ["i", "o", "j", "i", "j"] == target.called()
+    assert ({"T": make.tensor(3.0)}, {"second": 2}) == (result.outputs, result.parameters)
+    assert "root.a=inner(i;j)" == context.trailing_metadata[0][1]
+
+
+async def test_a_node_that_fails_every_time_says_so(make: SimpleNamespace) -> None:
+    """The message has the place inside and the attempts outside."""
+    inner = make.node("inner", SEQUENCE, [make.step("i", "i", {"IN": "X"}, {"OUT": "T"})], inputs=["X"], outputs=["T"])
+    steps = [make.step("a", inner, {"X": "X"}, {"T": "T"}, retry=retry())]
+    plan = make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["T"]))
+    context = CallContext()
+    with pytest.raises(RemoteError, match=r"^g/1: inner/i -> i@1: gone, attempt 2 of 2$"):
+        await make.run(plan, make.FakeTarget(i=make.failing()), context=context)
+    assert "root.a=inner(i!)!" == context.trailing_metadata[0][1]
+
+
+async def test_attempts_come_before_the_fallback(make: SimpleNamespace) -> None:
+    """The text tells both."""
+    target = make.FakeTarget(m=make.failing(), spare=make.failing("INTERNAL", "boom"))
+    plan = one(make, retry(2), fallback=make.step("spare", "spare", {"IN": "X"}, {"OUT": "Y"}))
+    with pytest.raises(RemoteError) as caught:
+        await make.run(plan, target)
+    assert ["m", "m", "spare"] == target.called()
+    assert (
+        "g/1: root/a -> m@1: gone, attempt 2 of 2 (UNAVAILABLE); fallback spare: INTERNAL: boom" == caught.value.message
+    )

@@ -1,0 +1,123 @@
+"""Decoupled plans built by hand, a target with scripted streams, and what comes of them."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
+from weft_common.errors import WeftError
+from weft_router.executor import GraphExecutor
+from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.runtime import Runtime
+
+Script = Callable[[InferCall, CallContext], AsyncIterator[Any]]
+
+
+def stream_target(make: SimpleNamespace) -> Any:
+    """A fake target whose `streams` have the scripts of decoupled models; a script yields tensors or whole results."""
+
+    class StreamTarget(make.FakeTarget):
+        def __init__(self) -> None:
+            super().__init__()
+            self.streams: dict[str, Script] = {}
+            self.num_made = 0
+            self.has_made = asyncio.Event()
+
+        async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+            self.calls.append(call)
+            self.contexts.append(context)
+            self.num_open += 1
+            try:
+                async with aclosing(self.streams[call.model_name](call, context)) as answers:
+                    async for answer in answers:
+                        self.num_made += 1
+                        self.has_made.set()
+                        is_whole = isinstance(answer, InferResult)
+                        name = call.model_name
+                        yield answer if is_whole else InferResult(name, "1", outputs={"OUT": answer}, is_final=False)
+            except (asyncio.CancelledError, GeneratorExit):
+                self.cancelled.append(call.model_name)
+                raise
+            finally:
+                self.num_open -= 1
+            yield InferResult(call.model_name, "1", call.request_id, is_null=True)
+
+    return StreamTarget()
+
+
+class Plans:
+    """Builders of decoupled plans; every model takes IN and gives OUT."""
+
+    def __init__(self, make: SimpleNamespace) -> None:
+        self._make = make
+
+    def stream(self, name: str, tensor: str, output: str, **options: Any) -> Any:
+        """A step that calls a decoupled model."""
+        call = self._make.call_plan(name, ["IN"], ["OUT"])
+        call = replace(call, signature=replace(call.signature, is_decoupled=True))
+        return self._make.step(name, call, {"IN": tensor}, {"OUT": output}, **options)
+
+    def step(self, name: str, tensor: str, output: str, **options: Any) -> Any:
+        """A step that calls any other model."""
+        return self._make.step(name, name, {"IN": tensor}, {"OUT": output}, **options)
+
+    def graph(self, *steps: Any, outputs: Any = ("Y",), **options: Any) -> GraphPlan:
+        """A graph of X with these steps."""
+        root = self._make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=outputs)
+        plan = self._make.graph(root, **options)
+        return replace(plan, signature=replace(plan.signature, is_decoupled=True))
+
+    def chat(self, **options: Any) -> GraphPlan:
+        """Three steps: pre -> llm (decoupled) -> post."""
+        return self.graph(
+            self.step("pre", "X", "p"), self.stream("llm", "p", "t"), self.step("post", "t", "Y"), **options
+        )
+
+
+def counting(make: SimpleNamespace, count: int, failure: WeftError | None = None) -> Script:
+    """A stream of 1, 2, ..., `count`, which then ends or fails."""
+
+    async def script(call: InferCall, context: CallContext) -> AsyncIterator[Any]:
+        for number in range(1, count + 1):
+            yield make.tensor(number)
+        if failure is not None:
+            raise failure
+
+    return script
+
+
+def stream_of(
+    make: SimpleNamespace,
+    plan: GraphPlan | GraphExecutor,
+    target: Any,
+    *,
+    outputs: tuple[str, ...] = (),
+    context: CallContext | None = None,
+    **options: Any,
+) -> AsyncGenerator[InferResult, None]:
+    """The responses of a graph whose input is 0."""
+    executor = plan if isinstance(plan, GraphExecutor) else GraphExecutor(plan, Runtime({"model": target}))
+    call = InferCall(
+        "g", "", "r", inputs={"X": make.tensor(0)}, outputs=tuple(RequestedOutput(o, {}) for o in outputs), **options
+    )
+    return executor.stream(call, context if context is not None else CallContext())
+
+
+async def collected(results: AsyncGenerator[InferResult, None]) -> tuple[list[InferResult], WeftError | None]:
+    """Everything that comes, and the error at the end."""
+    got: list[InferResult] = []
+    try:
+        async for result in results:
+            got.append(result)
+    except WeftError as error:
+        return got, error
+    return got, None
+
+
+def numbers(make: SimpleNamespace, results: list[InferResult], output: str = "Y") -> list[float | None]:
+    """Value of an output in each response but the last."""
+    tensors = [result.outputs.get(output) for result in results if not result.is_null]
+    return [next((n for n in range(-9, 99) if tensor == make.tensor(n)), None) for tensor in tensors]
