@@ -1,0 +1,1 @@
+"""Splitters that learn: what they choose, what they remember, and where they keep it."""

@@ -1,0 +1,114 @@
+"""The gRPC service of a router beside the V2 protocol: feedback for bandits, signatures of the models."""
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import TypeVar, cast
+
+import grpc
+
+from weft_common.edge import Context, Edge
+from weft_common.errors import InvalidArgumentError, NotFoundError
+from weft_protos import graph_service_pb2 as pb
+from weft_protos import graph_service_pb2_grpc as pb_grpc
+from weft_router.bandits.store import BanditStore, Choice, KnownArm
+from weft_router.bandits.taken_path import bandit_choices
+from weft_router.repository.signatures import signatures_of
+from weft_router.repository.table import GraphTable
+from weft_router.targets.catalog import Catalog
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GraphService"].full_name
+
+_MAX_SHOWN_CHARS = 80
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+def _answering(
+    rpc: Callable[["GraphServicer", Request, Context], Awaitable[Response]],
+) -> Callable[["GraphServicer", Request, Context], Awaitable[Response]]:
+    """The RPC, ended with the status of whatever it raises."""
+
+    @wraps(rpc)
+    async def answer(self: "GraphServicer", request: Request, context: Context) -> Response:
+        try:
+            return await rpc(self, request, context)
+        except Exception as error:
+            self.edge.fail(context, error)
+            return cast(Response, None)  # not sent
+
+    return answer
+
+
+class GraphServicer(pb_grpc.GraphServiceServicer):
+    """Answers ``weft.graph.GraphService``.
+
+    Args:
+        graphs: What is served.
+        bandits: What learns.
+        catalog: What the targets serve.
+    """
+
+    def __init__(self, graphs: GraphTable, bandits: BanditStore, catalog: Catalog) -> None:
+        self.edge = Edge("weft.router")
+        self._graphs = graphs
+        self._bandits = bandits
+        self._catalog = catalog
+
+    def add_to(self, server: grpc.aio.Server) -> tuple[str]:
+        """The server offers the service; gives its full name."""
+        pb_grpc.add_GraphServiceServicer_to_server(self, server)
+        return (SERVICE_NAME,)
+
+    @_answering
+    async def GraphFeedback(self, request: pb.GraphFeedbackRequest, context: Context) -> pb.GraphFeedbackResponse:
+        """Counts the reward; statuses are told in ``graph_service.proto``."""
+        if self._graphs.find(request.graph, "") is None:
+            raise NotFoundError(f"'{request.graph[:_MAX_SHOWN_CHARS]}' is no graph of this router")
+        if not request.HasField("reward"):
+            raise InvalidArgumentError("'reward' is missing; give a number from 0 (worst) to 1 (best)")
+        match request.WhichOneof("request"):
+            case "request_id":
+                arms = self._bandits.reward_request(request.graph, request.request_id, request.reward)
+            case "path":
+                arms = self._bandits.reward_choices(request.graph, self._choices(request), request.reward)
+            case _:
+                raise InvalidArgumentError(
+                    "give 'request_id' or 'path', the value of the trailing metadata x-graph-path"
+                )
+        return pb.GraphFeedbackResponse(arm=map(_arm_message, arms))
+
+    @_answering
+    async def TargetSignatures(
+        self, request: pb.TargetSignaturesRequest, context: Context
+    ) -> pb.TargetSignaturesResponse:
+        """What the targets said last."""
+        return signatures_of(self._catalog)
+
+    def _choices(self, request: pb.GraphFeedbackRequest) -> list[Choice]:
+        """What bandits chose on the path, read along the first version that has such a path."""
+        failure: InvalidArgumentError | None = None
+        for plan in self._graphs.plans(request.graph, request.version):
+            try:
+                choices = bandit_choices(request.path, plan.root)
+            except InvalidArgumentError as error:
+                failure = failure or error
+                continue
+            if choices:
+                return choices
+            failure = failure or InvalidArgumentError(
+                f"path {request.path[:200]!r} passes no bandit of graph '{request.graph}' version "
+                f"{plan.signature.version}; there is nothing to reward"
+            )
+        raise failure or NotFoundError(f"no version of graph '{request.graph}' is loaded")
+
+
+def _arm_message(known: KnownArm) -> pb.Arm:
+    arm = known.arm
+    return pb.Arm(
+        node=known.node,
+        step=known.step,
+        num_pulls=arm.num_pulls,
+        num_rewards=arm.num_rewards,
+        reward_sum=arm.reward_sum,
+    )

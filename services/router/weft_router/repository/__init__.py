@@ -1,0 +1,1 @@
+"""Graphs as files: found, compiled, checked against what runs, swapped, rolled back."""

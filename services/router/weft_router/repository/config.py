@@ -1,0 +1,70 @@
+"""A graph as a ``ModelConfig``, for clients that ask for one."""
+
+from collections.abc import Iterator
+
+from weft_common.signature import ModelSignature, TensorSpec
+from weft_protos.model_config_pb2 import DataType, ModelConfig
+from weft_router.graph.parse import model_config
+from weft_router.graph.plan import CallPlan, GraphPlan, NodeKind, NodePlan
+from weft_router.graph.source import GraphSource
+
+
+def config_of_graph(source: GraphSource, plan: GraphPlan) -> ModelConfig:
+    """Configuration of a graph.
+
+    A sequence of model calls is shown as ``platform: "ensemble"`` with its steps, whatever it was written as, so that
+    perf_analyzer finds the composing models. Any other graph is shown without steps: of a graph that chooses, no
+    request runs them all.
+
+    Args:
+        source: The file.
+        plan: What it was compiled to.
+    """
+    config = model_config(source, plan)
+    if plan.signature.is_decoupled:  # though the file need not say so
+        config.model_transaction_policy.decoupled = True
+    root = plan.root
+    is_plain = root.kind is NodeKind.SEQUENCE and all(isinstance(step.action, CallPlan) for step in root.steps)
+    if config.HasField("ensemble_scheduling") or not is_plain:
+        return config
+    config.platform = "ensemble"
+    names = dict(_tensor_names(root))
+    for step in root.steps:
+        if isinstance(step.action, CallPlan):
+            config.ensemble_scheduling.step.add(
+                model_name=step.action.model_name,
+                model_version=int(step.action.model_version or -1),
+                input_map={binding.name: names[binding.slot] for binding in step.inputs},
+                output_map={binding.name: names[binding.slot] for binding in step.outputs},
+            )
+    return config
+
+
+def config_of_signature(signature: ModelSignature) -> ModelConfig:
+    """The part of a configuration that a signature has."""
+    config = ModelConfig(name=signature.name, platform=signature.platform, max_batch_size=signature.max_batch_size)
+    for spec in signature.inputs:
+        config.input.add(
+            name=spec.name,
+            data_type=_data_type(spec),
+            dims=spec.dims,
+            optional=spec.is_optional,
+            allow_ragged_batch=spec.allow_ragged_batch,
+        )
+    for spec in signature.outputs:
+        config.output.add(name=spec.name, data_type=_data_type(spec), dims=spec.dims)
+    config.model_transaction_policy.decoupled = signature.is_decoupled
+    return config
+
+
+def _data_type(spec: TensorSpec) -> DataType.ValueType:
+    return DataType.Value("TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}")
+
+
+def _tensor_names(node: NodePlan) -> Iterator[tuple[int, str]]:
+    """Slot and name of each tensor of a node: an input's or output's own name, ``step.output`` for those in between."""
+    for step in node.steps:
+        for binding in step.outputs:
+            yield binding.slot, f"{step.name}.{binding.name}"
+    for binding in (*node.outputs, *node.inputs):
+        yield binding.slot, binding.name

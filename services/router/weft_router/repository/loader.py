@@ -1,0 +1,139 @@
+"""Makes what a graph's file says serve: reads, compiles, checks that the models are there, swaps one reference."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from weft_common.errors import InternalError, UnavailableError, WeftError
+from weft_common.logs import get_logger
+from weft_router.graph.source import GraphSource
+from weft_router.repository.files import GraphFile, GraphRepository
+from weft_router.repository.serving import GraphSources, Served, ServingGraph, compiled, why_not_ready
+from weft_router.repository.versions import GraphVersion
+from weft_router.runtime import Runtime
+from weft_router.targets.catalog import Catalog
+
+_log = get_logger("weft.router.graphs")
+
+
+class GraphLoader:
+    """Loads one version at a time; its owner sees to that.
+
+    Args:
+        repository: Where the files are.
+        catalog: What the targets serve.
+        runtime: What all graphs share.
+        served: What serves, for graphs that contain others; asked on other threads, and only while a method runs.
+        on_swap: Called with the graph's name when another graph answers for one of its versions, or none does.
+    """
+
+    def __init__(
+        self,
+        repository: GraphRepository,
+        catalog: Catalog,
+        runtime: Runtime,
+        served: Served,
+        on_swap: Callable[[str], None],
+    ) -> None:
+        self._repository = repository
+        self._catalog = catalog
+        self._runtime = runtime
+        self._served = served
+        self._on_swap = on_swap
+
+    async def load(self, entry: GraphVersion) -> WeftError | None:
+        """Put the candidate of a version, or else its file, into service; on failure what serves goes on."""
+        serving = entry.serving
+        entry.is_loading = serving is None
+        try:
+            if entry.candidate is None:
+                entry.candidate = await self._read(entry.file)
+            source, sources = entry.candidate, self._sources()
+            if serving is not None and serving.source == source and await self._is_current(serving, sources):
+                entry.put(serving)
+                return None
+            graph = await self._made(source, sources)
+            is_needed = serving is None or why_not_ready(serving.plan, self._catalog)
+            if not is_needed and (reason := why_not_ready(graph.plan, self._catalog)):
+                return UnavailableError(reason)
+            entry.put(graph)
+        except WeftError as failure:
+            return failure
+        finally:
+            entry.is_loading = False
+        self._on_swap(entry.file.name)
+        _log.info("%s is loaded", entry.label)
+        return None
+
+    async def renew(self, entry: GraphVersion) -> None:
+        """What serves is compiled anew; where that fails it goes out of service, unless it still fits its models."""
+        serving = entry.serving
+        if serving is None:
+            return
+        try:
+            graph = await self._made(serving.source, self._sources())
+        except WeftError as failure:
+            entry.candidate = entry.candidate or serving.source
+            if not serving.fits(self._catalog):
+                entry.serving = None
+            self.report(entry, failure)
+        else:
+            entry.serving = graph
+            _log.info("%s is compiled anew: a model or graph that it contains has changed", entry.label)
+        self._on_swap(entry.file.name)
+
+    async def refresh(self, entry: GraphVersion) -> None:
+        """What serves is made of what serves under the names of the graphs that it contains."""
+        if entry.serving is not None and not await asyncio.to_thread(entry.serving.is_made_of, self._sources()):
+            await self.renew(entry)
+
+    async def current(self, serving: ServingGraph, instead: Mapping[str, Mapping[str, GraphSource]]) -> ServingGraph:
+        """The graph itself, if models and nested graphs are what they were; else the same compiled anew.
+
+        Args:
+            serving: What once served.
+            instead: What counts as served in place of what is, by graph and version.
+
+        Raises:
+            WeftError: It cannot be compiled any more.
+        """
+        sources = GraphSources(lambda name: instead.get(name) or self._served(name), self._repository)
+        if await self._is_current(serving, sources):
+            return serving
+        return await self._made(serving.source, sources)
+
+    def report(self, entry: GraphVersion, failure: WeftError) -> None:
+        """Keep the reason for the index; count it and log it once."""
+        reason = failure.message
+        if unreachable := self._catalog.unreachable:
+            reason += f"\ntargets that do not answer yet: {', '.join(unreachable)}"
+        entry.reason = reason
+        if reason != entry.logged:
+            entry.logged = reason
+            entry.num_load_failures += 1
+            kept = "; what was loaded before goes on serving" if entry.serving is not None else ""
+            _log.warning("%s cannot be loaded%s:\n%s", entry.label, kept, reason)
+
+    async def _is_current(self, serving: ServingGraph, sources: GraphSources) -> bool:
+        return serving.fits(self._catalog) and await asyncio.to_thread(serving.is_made_of, sources)
+
+    async def _read(self, file: GraphFile) -> GraphSource:
+        try:
+            return await asyncio.to_thread(file.read)
+        except OSError as error:
+            raise UnavailableError(f"graph file {file.path} cannot be read: {error.strerror}") from error
+
+    async def _made(self, source: GraphSource, sources: GraphSources) -> ServingGraph:
+        """Raises WeftError."""
+        try:
+            return ServingGraph(await asyncio.to_thread(compiled, source, self._catalog, sources), self._runtime)
+        except OSError as error:
+            raise UnavailableError(f"graph file {error.filename} cannot be read: {error.strerror}") from error
+        except WeftError:
+            raise
+        except Exception as error:
+            failure = InternalError("the graph compiler failed")
+            _log.exception("%s", failure.message, extra={"error_id": failure.error_id, "file": source.file})
+            raise failure from error
+
+    def _sources(self) -> GraphSources:
+        return GraphSources(self._served, self._repository)

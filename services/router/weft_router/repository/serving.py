@@ -1,0 +1,156 @@
+"""What answers for one version of a graph: made once from a file, then never changed."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from weft_common.logs import get_logger
+from weft_common.pbtxt import render
+from weft_protos.model_config_pb2 import ModelConfig
+from weft_router.admission import Admission
+from weft_router.bandits.store import KnownArm
+from weft_router.executor import GraphExecutor
+from weft_router.graph.compile import compile_with_warnings
+from weft_router.graph.plan import CallPlan, GraphPlan
+from weft_router.graph.source import GraphSource
+from weft_router.reporting.step_counters import StepCounters
+from weft_router.repository.config import config_of_graph
+from weft_router.repository.files import GraphRepository
+from weft_router.repository.readiness import missing_call, steps_of
+from weft_router.runtime import Runtime
+from weft_router.targets.catalog import Catalog
+
+#: What serves under a graph's name: version -> source.
+Served = Callable[[str], Mapping[str, GraphSource]]
+
+_log = get_logger("weft.router.graphs")
+
+
+class GraphSources:
+    """The graphs that steps of a graph may name: what serves under a name, else what the repository has.
+
+    So a file that was changed and not loaded, or that cannot be loaded, changes no graph that contains it.
+
+    Args:
+        served: What serves.
+        repository: Has the others.
+
+    Attributes:
+        found: What was asked for, by name and version, and what there was.
+    """
+
+    def __init__(self, served: Served, repository: GraphRepository) -> None:
+        self._served = served
+        self._repository = repository
+        self.found: dict[tuple[str, str], GraphSource | None] = {}
+
+    def find(self, name: str, version: str) -> GraphSource | None:
+        """A graph for the compiler, which inlines it; version "" means the latest."""
+        versions = self._served(name)
+        source = versions.get(version or max(versions, key=int, default=""))
+        if source is None:
+            source = self._repository.find(name, version)
+        self.found[name, version] = source
+        return source
+
+    def names(self) -> list[str]:
+        """Every graph name."""
+        return self._repository.names()
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
+    """A graph that passed every check.
+
+    Attributes:
+        source: The file.
+        plan: What it was compiled to.
+        config: The graph as a model's configuration.
+        nested: The graphs that were asked for, by name and version, and what there was.
+    """
+
+    source: GraphSource
+    plan: GraphPlan
+    config: ModelConfig
+    nested: Mapping[tuple[str, str], GraphSource | None]
+
+
+def compiled(source: GraphSource, catalog: Catalog, graphs: GraphSources) -> CompiledGraph:
+    """The graph, ready to serve; its warnings are logged. May run on any thread.
+
+    Raises:
+        GraphError: With every error.
+        OSError: A file that is a part of it cannot be read.
+    """
+    plan, warnings = compile_with_warnings(source, catalog, graphs)
+    if warnings:
+        _log.warning("graph '%s' version %s:\n%s", source.name, source.version, render(warnings))
+    return CompiledGraph(source, plan, config_of_graph(source, plan), graphs.found)
+
+
+class ServingGraph:
+    """A compiled graph and what belongs to it; in-flight requests keep theirs when it is replaced.
+
+    Args:
+        graph: The graph.
+        runtime: Shared with the other graphs of the router.
+
+    Raises:
+        KeyError: The plan names a target that the runtime does not have.
+
+    Attributes:
+        calls: Every call that it can make.
+        step_counters: Of every step.
+        arms: Of every bandit.
+    """
+
+    def __init__(self, graph: CompiledGraph, runtime: Runtime) -> None:
+        self.source = graph.source
+        self.plan = plan = graph.plan
+        self.config = graph.config
+        self.executor = GraphExecutor(plan, runtime)
+        steps = list(steps_of(plan.root))
+        self.calls = tuple(step.action for _, step in steps if isinstance(step.action, CallPlan))
+        name, version = plan.signature.name, plan.signature.version
+        paths = dict.fromkeys(step.path for _, step in steps)
+        self.step_counters: tuple[StepCounters, ...] = tuple(
+            runtime.step_counters.of(name, version, path) for path in paths
+        )
+        bandits = {node.path: node for node, _ in steps if node.bandit is not None}
+        self.arms: tuple[KnownArm, ...] = tuple(
+            arm for node in bandits.values() for arm in runtime.bandits.arms(name, node)
+        )
+        self.admission = Admission(f"graph '{name}'", plan.max_inflight, "'max_inflight' of the graph's policy")
+        self._nested = dict(graph.nested)
+
+    def fits(self, catalog: Catalog) -> bool:
+        """Whether every model that is called and known has the signature that the graph was compiled with."""
+        for call in self.calls:
+            found = catalog.find(call.model_name, call.model_version)
+            if found is not None and found != (call.target, call.signature):
+                return False
+        return True
+
+    def contains(self, names: Collection[str]) -> bool:
+        """Whether one of these graphs is a part of it."""
+        return any(name in names for (name, _), source in self._nested.items() if source is not None)
+
+    def is_made_of(self, graphs: GraphSources) -> bool:
+        """Whether the graphs that are a part of it are what they were when it was compiled. Reads files."""
+        try:
+            return all(graphs.find(*key) == source for key, source in self._nested.items())
+        except OSError:
+            return False
+
+
+def why_not_ready(plan: GraphPlan, catalog: Catalog) -> str:
+    """The model for want of which a graph cannot answer every request; "" where there is none."""
+
+    def is_ready(call: CallPlan) -> bool:
+        found = catalog.entry(call.model_name, call.model_version)
+        return found is not None and found.model.is_ready
+
+    call = missing_call(plan.root, is_ready)
+    if call is None:
+        return ""
+    version = f" version {call.model_version}" if call.model_version else ""
+    return f"model '{call.model_name}'{version} on target '{call.target}' is not ready"

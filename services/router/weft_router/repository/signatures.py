@@ -1,0 +1,65 @@
+"""Signatures of models as messages: what ``weft lock`` keeps."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from weft_common.signature import ModelSignature, TensorSpec, datatype_name
+from weft_protos import graph_service_pb2 as pb
+from weft_protos.model_config_pb2 import ModelInput, ModelOutput
+from weft_router.repository.config import config_of_signature
+
+if TYPE_CHECKING:
+    from weft_router.targets.catalog import Catalog, Entry
+
+
+def signatures_of(catalog: "Catalog") -> pb.TargetSignaturesResponse:
+    """What the targets of a catalog said last."""
+    entries = sorted(catalog.entries(), key=_order)
+    return pb.TargetSignaturesResponse(
+        model=[message_of(entry.target, entry.model.signature) for entry in entries if entry.model.is_ready],
+        not_ready=[
+            f"{entry.model.signature.name}/{entry.model.signature.version} on {entry.target}"
+            for entry in entries
+            if not entry.model.is_ready
+        ],
+        unreachable_target=catalog.unreachable,
+    )
+
+
+def message_of(target: str, signature: ModelSignature) -> pb.ModelSignature:
+    """The signature of a model that ``target`` serves."""
+    config = config_of_signature(signature)
+    return pb.ModelSignature(
+        name=signature.name,
+        version=signature.version,
+        target=target,
+        max_batch_size=signature.max_batch_size,
+        input=config.input,
+        output=config.output,
+        decoupled=signature.is_decoupled,
+    )
+
+
+def signature_of(message: pb.ModelSignature) -> ModelSignature:
+    """The signature that a message tells; its platform is not known."""
+    return ModelSignature(
+        name=message.name,
+        version=message.version,
+        platform="",
+        max_batch_size=message.max_batch_size,
+        inputs=tuple(_specs(message.input)),
+        outputs=tuple(_specs(message.output)),
+        is_decoupled=message.decoupled,
+    )
+
+
+def _specs(tensors: Iterable[ModelInput | ModelOutput]) -> Iterable[TensorSpec]:
+    for tensor in tensors:
+        is_optional = isinstance(tensor, ModelInput) and tensor.optional
+        is_ragged = isinstance(tensor, ModelInput) and tensor.allow_ragged_batch
+        yield TensorSpec(tensor.name, datatype_name(tensor.data_type), tuple(tensor.dims), is_optional, is_ragged)
+
+
+def _order(entry: "Entry") -> tuple[str, int, str]:
+    version = entry.model.signature.version
+    return entry.model.signature.name, int(version) if version.isdecimal() else 0, version

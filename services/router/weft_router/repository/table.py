@@ -1,0 +1,113 @@
+"""The graphs of a router as they are now: which version answers, and what keeps the others from it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from weft_common.core import IndexEntry
+from weft_common.errors import NotFoundError
+from weft_common.validation import version_number
+from weft_router.graph.plan import GraphPlan
+from weft_router.graph.source import GraphSource
+from weft_router.reporting.step_counters import StepCounters
+from weft_router.repository.serving import why_not_ready
+from weft_router.repository.versions import Graph, GraphVersion
+from weft_router.targets.catalog import Catalog
+
+
+class GraphTable:
+    """Knows every graph; a ``GraphLifecycle`` changes it.
+
+    Args:
+        catalog: What the targets serve.
+
+    Attributes:
+        graphs: By name. One that is gone has no versions.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.graphs: dict[str, Graph] = {}
+        self._catalog = catalog
+        self._defaults: dict[str, GraphVersion] = {}
+
+    def __iter__(self) -> Iterator[GraphVersion]:
+        """Every version of every graph; copied first, because the metrics thread reads too."""
+        for graph in list(self.graphs.values()):
+            yield from list(graph.versions.values())
+
+    def find(self, name: str, version: str) -> GraphVersion | None:
+        """A graph's version; "" means the highest that is ready, else the highest. None: no graph has that name.
+
+        Raises:
+            NotFoundError: The graph has no such version.
+            InvalidArgumentError: ``version`` is no number.
+        """
+        default = self._defaults.get(name)
+        if default is None or not version:
+            return default
+        number = version_number(version)
+        versions = self.graphs[name].versions
+        found = versions.get(str(number))
+        if found is None:
+            raise NotFoundError(
+                f"Request for unknown model: '{name}' version {number} is not found; the graph has versions "
+                f"{', '.join(versions)}"
+            )
+        return found
+
+    def plans(self, name: str, version: int = 0) -> list[GraphPlan]:
+        """What serves of a graph, the default version first; of a version above 0 that alone.
+
+        Raises:
+            NotFoundError: The graph has no such version.
+            InvalidArgumentError: ``version`` is below 0.
+        """
+        entry = self.find(name, str(version) if version else "")
+        if entry is None:
+            return []
+        entries = [entry] if version else [entry, *reversed(self.graphs[name].versions.values())]
+        return list({id(e): e.serving.plan for e in entries if e.serving is not None}.values())
+
+    def served(self, name: str) -> Mapping[str, GraphSource]:
+        """The files that serve under a name, by version."""
+        graph = self.graphs.get(name)
+        return {} if graph is None else {version: serving.source for version, serving in graph.serving.items()}
+
+    def why_not_ready(self, entry: GraphVersion) -> str:
+        """Why a graph cannot answer now; "" if it can.
+
+        It does not compile, it is unloaded, or a model that it needs is not ready.
+        """
+        if entry.serving is None:
+            return entry.reason or "not loaded"
+        return why_not_ready(entry.serving.plan, self._catalog)
+
+    def index_entry(self, entry: GraphVersion) -> IndexEntry:
+        """State of a version. One that serves while its file cannot be loaded is READY, with the reason of that."""
+        name, version = entry.file.name, entry.file.version
+        if not entry.is_wanted and not entry.reason:
+            return IndexEntry(name, version, "", "")  # never loaded
+        if entry.is_loading:
+            return IndexEntry(name, version, "LOADING", "")
+        fault = self.why_not_ready(entry)
+        pending = f"reload failed: {entry.reason}" if entry.serving is not None and entry.reason else ""
+        return IndexEntry(name, version, "UNAVAILABLE" if fault else "READY", "\n".join(filter(None, (fault, pending))))
+
+    def step_counters(self) -> Iterator[StepCounters]:
+        """Those of every step that serves."""
+        for entry in self:
+            if (serving := entry.serving) is not None:  # once: the metrics thread asks
+                yield from serving.step_counters
+
+    def choose_defaults(self, names: Iterable[str] | None = None) -> None:
+        """Requests without a version go to the highest one that is ready now; call it when readiness may have changed.
+
+        Args:
+            names: Graphs; None is all.
+        """
+        for name in list(self.graphs) if names is None else names:
+            versions = self.graphs[name].versions
+            if versions:
+                self._defaults[name] = max(
+                    versions.values(), key=lambda entry: (not self.why_not_ready(entry), int(entry.file.version))
+                )
+            else:
+                self._defaults.pop(name, None)

@@ -1,0 +1,84 @@
+"""What the router knows of the versions of a graph."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from weft_common.statistics import ModelStatistics
+from weft_router.graph.source import GraphSource
+from weft_router.repository.files import GraphFile
+from weft_router.repository.serving import ServingGraph
+
+
+@dataclass(slots=True, eq=False)
+class GraphVersion:
+    """One version of a graph, loaded or not.
+
+    Attributes:
+        file: Where it is written.
+        statistics: Counters; they outlive a reload.
+        serving: What answers; None while it cannot.
+        candidate: What is to serve and does not yet, because it cannot be loaded; None where there is nothing.
+        is_wanted: Whether it is to serve at all.
+        is_gone: Whether its file is.
+        reason: Why it is not wanted, or why ``candidate`` cannot be loaded, or why it serves without a file.
+        is_loading: Whether it is being loaded for the first time.
+        logged: The reason that was told last.
+        num_load_failures: How often it could not be loaded; once for each reason in a row.
+    """
+
+    file: GraphFile
+    statistics: ModelStatistics
+    serving: ServingGraph | None = None
+    candidate: GraphSource | None = None
+    is_wanted: bool = True
+    is_gone: bool = False
+    reason: str = ""
+    is_loading: bool = False
+    logged: str = field(default="", repr=False)
+    num_load_failures: int = 0
+
+    @property
+    def label(self) -> str:
+        """For messages."""
+        return f"graph '{self.file.name}' version {self.file.version}"
+
+    def put(self, serving: ServingGraph) -> None:
+        """It answers from now on."""
+        self.serving, self.candidate, self.reason, self.logged = serving, None, "", ""
+        self.is_wanted, self.is_gone = True, False
+
+    def withdraw(self, reason: str) -> None:
+        """It takes no requests and is not wanted any more; those in flight finish."""
+        self.serving, self.candidate, self.reason, self.logged = None, None, reason, ""
+        self.is_wanted, self.is_gone = False, False
+
+
+@dataclass(slots=True)
+class Graph:
+    """A graph with its versions.
+
+    Attributes:
+        versions: By number.
+        previous: What served before the last change of its files, by version; None before the first.
+    """
+
+    versions: dict[str, GraphVersion] = field(default_factory=dict)
+    previous: Mapping[str, ServingGraph] | None = None
+
+    @property
+    def serving(self) -> dict[str, ServingGraph]:
+        """What serves now, by version."""
+        return {version: entry.serving for version, entry in self.versions.items() if entry.serving is not None}
+
+    def entry(self, file: GraphFile) -> GraphVersion:
+        """The version of a file, new if it was not known; it is wanted."""
+        entry = self.versions.get(file.version)
+        if entry is None:
+            entry = self.versions[file.version] = GraphVersion(file, ModelStatistics(file.name, file.version))
+        entry.file, entry.is_wanted, entry.is_gone = file, True, False
+        return entry
+
+
+def texts(serving: Mapping[str, ServingGraph]) -> dict[str, str | bytes]:
+    """What was written in the files, by version."""
+    return {version: graph.source.text for version, graph in serving.items()}

@@ -1,0 +1,194 @@
+"""What the targets serve: asked at the start, kept up to date, read without waiting."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from weft_common.errors import WeftError
+from weft_common.logs import get_logger
+from weft_common.signature import ModelSignature
+from weft_common.statistics import ModelStatistics
+from weft_router.targets.observed import ObservedTarget
+from weft_router.targets.target import Target, TargetModel
+
+#: How often each target is asked while it answers, in seconds.
+POLL_S = 2.0
+#: How long one answer may take.
+TIMEOUT_S = 2.0
+#: First pause after a failed attempt, which doubles up to ``POLL_S``; also the shortest pause between two questions.
+FIRST_BACKOFF_S = 0.1
+
+_log = get_logger("weft.router.catalog")
+
+
+class Entry(NamedTuple):
+    """A model version and the target that serves it."""
+
+    target: str
+    model: TargetModel
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A target and what it last said."""
+
+    target: ObservedTarget
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    models: dict[tuple[str, str], TargetModel] = field(default_factory=dict)
+    is_reachable: bool = False
+    backoff_s: float = FIRST_BACKOFF_S
+
+
+class Catalog:
+    """The models of all targets; of those where a model is ready, the one that was given first is used.
+
+    A model of a target that does not answer stays known, but is not ready. Readiness, names and versions are read
+    without waiting.
+
+    Args:
+        targets: In the order of the command line.
+        poll_s: Pause between two questions to a target, in seconds.
+        on_change: Called when a model appears, disappears, changes, or becomes ready or not.
+    """
+
+    def __init__(
+        self, targets: Sequence[Target], *, poll_s: float = POLL_S, on_change: Callable[[], None] = lambda: None
+    ) -> None:
+        self.statistics: dict[tuple[str, str], ModelStatistics] = {}
+        self._watched = {
+            target.name: _Watched(ObservedTarget(target, self.statistics, self.wake, self._signature_of))
+            for target in targets
+        }
+        #: By name; calls through them are counted in ``statistics``.
+        self.targets: Mapping[str, Target] = {name: watched.target for name, watched in self._watched.items()}
+        self._poll_s = poll_s
+        self._on_change = on_change
+        self._tasks: list[asyncio.Task[None]] = []
+        self._warned: set[str] = set()
+        #: Replaced as a whole, never changed, so that another thread may read it.
+        self._models: dict[str, dict[str, Entry]] = {}
+        self._defaults: dict[str, Entry] = {}
+
+    @property
+    def unreachable(self) -> list[str]:
+        """Targets that did not answer the last question, as ``name (address)``."""
+        return [f"{w.target.name} ({w.target.address})" for w in self._watched.values() if not w.is_reachable]
+
+    async def start(self) -> None:
+        """Every target was asked once; from now on each is asked again and again."""
+        await asyncio.gather(*(self._refresh(watched) for watched in self._watched.values()))
+        self._tasks = [asyncio.create_task(self._watch(watched)) for watched in self._watched.values()]
+
+    async def close(self) -> None:
+        """No question is in work any more, and every target is closed."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for watched in self._watched.values():
+            await watched.target.close()
+
+    def wake(self, target: str) -> None:
+        """Ask ``target`` now instead of at the next turn; one that is known to be lost is being asked anyway."""
+        watched = self._watched[target]
+        if watched.is_reachable:
+            watched.wake.set()
+
+    def entry(self, name: str, version: str) -> Entry | None:
+        """A model version; "" means the highest that is ready, or else the highest."""
+        return self._models.get(name, {}).get(version) if version else self._defaults.get(name)
+
+    def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
+        """Name of the target that serves a model, and its signature; what the compiler asks."""
+        entry = self.entry(model_name, version)
+        return None if entry is None else (entry.target, entry.model.signature)
+
+    def names(self) -> list[str]:
+        """Every model name."""
+        return list(self._models)
+
+    def entries(self) -> Iterator[Entry]:
+        """Every model version."""
+        for versions in self._models.values():
+            yield from versions.values()
+
+    def _signature_of(self, name: str, version: str) -> ModelSignature | None:
+        entry = self.entry(name, version)
+        return None if entry is None else entry.model.signature
+
+    async def _watch(self, watched: _Watched) -> None:
+        while True:
+            await asyncio.sleep(watched.backoff_s)
+            if watched.is_reachable:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._poll_s):
+                        await watched.wake.wait()
+            else:
+                watched.backoff_s = min(2 * watched.backoff_s, self._poll_s)
+            await self._refresh(watched)
+
+    async def _refresh(self, watched: _Watched) -> None:
+        """Ask one target and take over what it says."""
+        watched.wake.clear()
+        target = watched.target
+        was_reachable = watched.is_reachable
+        try:
+            found = await target.discover(timeout_s=TIMEOUT_S)
+        except Exception as error:
+            watched.is_reachable = False
+            watched.models = {key: model._replace(is_ready=False) for key, model in watched.models.items()}
+            if was_reachable or watched.backoff_s == FIRST_BACKOFF_S:
+                text = error.message if isinstance(error, WeftError) else repr(error)
+                _log.warning("target '%s' (%s) does not answer: %s", target.name, target.address, text)
+        else:
+            watched.is_reachable = True
+            watched.backoff_s = FIRST_BACKOFF_S
+            watched.models = {(model.signature.name, model.signature.version): model for model in found}
+            if not was_reachable:
+                _log.info("target '%s' (%s) answers: %d models", target.name, target.address, len(found))
+        self._publish()
+
+    def _publish(self) -> None:
+        models: dict[str, dict[str, Entry]] = {}
+        used = self._targets_in_use()
+        known = {key for watched in self._watched.values() for key in watched.models}
+        for key in self.statistics.keys() - known:
+            del self.statistics[key]
+        for name, watched in self._watched.items():
+            for (model, version), found in watched.models.items():
+                if used[model] != name:
+                    self._warn_twice_served(model, used[model], name)
+                    continue
+                models.setdefault(model, {})[version] = Entry(name, found)
+                if (model, version) not in self.statistics:  # a model that was never called has counters too
+                    self.statistics[model, version] = ModelStatistics(model, version)
+        if models != self._models:
+            self._models = models
+            self._defaults = {name: max(versions.values(), key=_preference) for name, versions in models.items()}
+            self._on_change()
+
+    def _targets_in_use(self) -> dict[str, str]:
+        """For each model the first target where a version of it is ready, or else the first that has it."""
+        ready: dict[str, str] = {}
+        known: dict[str, str] = {}
+        for name, watched in self._watched.items():
+            for (model, _), found in watched.models.items():
+                known.setdefault(model, name)
+                if found.is_ready:
+                    ready.setdefault(model, name)
+        return known | ready
+
+    def _warn_twice_served(self, model: str, used: str, other: str) -> None:
+        if model not in self._warned:
+            self._warned.add(model)
+            _log.warning(
+                "model '%s' is served by the targets '%s' and '%s'; of those where it is ready, the one that was given "
+                "first is used", model, used, other,
+            )  # fmt: skip
+
+
+def _preference(entry: Entry) -> tuple[bool, int]:
+    """Orders versions: ready ones last, then by number; what is no number comes before."""
+    version = entry.model.signature.version
+    return entry.model.is_ready, int(version) if version.isdecimal() else -1

@@ -1,0 +1,255 @@
+"""A target behind gRPC: any V2 server; one unary call a step, or one stream for a decoupled model."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from itertools import islice
+from typing import Any, NamedTuple
+
+import grpc
+
+from weft_common import telemetry
+from weft_common.channels import MAX_TIMEOUT_S, open_channel
+from weft_common.core import CallContext, InferCall, InferResult
+from weft_common.errors import DeadlineExceededError, RemoteError, UnavailableError
+from weft_common.logs import get_logger
+from weft_common.signature import ModelSignature, TensorSpec
+from weft_common.status import from_rpc_error
+from weft_common.wire import request_from_call, result_from_response
+from weft_protos import grpc_service_pb2 as pb
+from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from weft_router.targets.target import TargetModel
+
+#: Configurations are asked for when a model's state changes. Because a reloaded model may differ while the index looks
+#: the same, so many others are asked for at each discovery, in turn: 64 take about 10 ms.
+CONFIGS_PER_DISCOVERY = 64
+
+#: How long the status of a stream is waited for when all its responses are there, in seconds; then it is cancelled.
+STATUS_WAIT_S = 1.0
+
+_EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
+_FINAL = "triton_final_response"
+#: The first error ends a stream with its status, instead of a text without a code.
+_ASKS_FOR_STATUS = ("triton_grpc_error", "true")
+
+_log = get_logger("weft.router.targets")
+
+
+class _Known(NamedTuple):
+    state: str
+    model: TargetModel | None
+
+
+class GrpcTarget:
+    """A V2 server reached over one channel; make it on the event loop that uses it.
+
+    Args:
+        name: As given to the router.
+        address: ``host:port`` or any name that gRPC resolves.
+    """
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+        self._channel = open_channel(address)
+        self._stub = GRPCInferenceServiceStub(self._channel)
+        #: The one whose configuration was asked for longest ago comes first.
+        self._known: dict[tuple[str, str], _Known] = {}
+
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        """As ``Target.infer``; the time that is left becomes the gRPC deadline."""
+        timeout_s = self._timeout_s(call, context)
+        metadata = _metadata_of(context)
+        try:
+            response = await _response_of(
+                self._stub.ModelInfer(request_from_call(call), timeout=timeout_s, metadata=metadata or None)
+            )
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error, call, timeout_s, "{} did not answer") from error
+        except grpc.aio.UsageError as error:
+            raise self._closed(call) from error
+        return result_from_response(response)
+
+    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        """As ``Target.stream_infer``; each call has a stream of its own.
+
+        Where no response is marked as the last, the end of the stream says it. A server that sends the text of an error
+        without its status has failed with UNKNOWN.
+        """
+        timeout_s = self._timeout_s(call, context)
+        request = request_from_call(call)
+        rpc: Any = None
+        is_final = False
+        version = call.model_version
+        try:
+            rpc = self._stub.ModelStreamInfer(
+                iter((request,)), timeout=timeout_s, metadata=(*_metadata_of(context), _ASKS_FOR_STATUS)
+            )
+            await _begun(rpc)
+            while not is_final and (message := await rpc.read()) is not _EOF:
+                if message.error_message:
+                    raise RemoteError("UNKNOWN", message.error_message)
+                result = _streamed(message.infer_response)
+                is_final, version = result.is_final, result.model_version
+                yield result
+            if is_final:
+                await _ended(rpc)
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error, call, timeout_s, "the stream of {} did not end") from error
+        except grpc.aio.UsageError as error:
+            raise self._closed(call) from error
+        finally:
+            if rpc is not None:
+                _cancel(rpc)
+        if not is_final:
+            yield InferResult(call.model_name, version, call.request_id, is_null=True)
+
+    async def discover(self, *, timeout_s: float) -> list[TargetModel]:
+        """As ``Target.discover``."""
+        try:
+            return await self._discover(timeout_s)
+        except grpc.aio.AioRpcError as error:
+            self._known = {}
+            raise from_rpc_error(error, f"target '{self.name}' ({self.address})") from error
+
+    async def close(self) -> None:
+        """As ``Target.close``."""
+        await self._channel.close(None)
+
+    async def _discover(self, timeout_s: float) -> list[TargetModel]:
+        index: pb.RepositoryIndexResponse = await self._stub.RepositoryIndex(
+            pb.RepositoryIndexRequest(), timeout=timeout_s
+        )
+        # A model without a version is one that failed to load, or is on a server that has no versions.
+        states = {(m.name, m.version): m.state for m in index.models if m.version or m.state == "READY"}
+        due = set(islice(self._known, CONFIGS_PER_DISCOVERY))
+        asked = [key for key, state in states.items() if key in due or self._is_news(key, state)]
+        models = await asyncio.gather(*(self._model(*key, timeout_s=timeout_s) for key in asked))
+        known = {key: entry for key, entry in self._known.items() if key in states and key not in asked}
+        for key, model in zip(asked, models, strict=True):
+            earlier = self._known.get(key)
+            known[key] = _Known(states[key], model or (earlier.model if earlier else None))
+        self._known = known
+        return [
+            model._replace(is_ready=state == "READY")
+            for key, state in states.items()
+            if (model := known[key].model) is not None
+        ]
+
+    def _is_news(self, key: tuple[str, str], state: str) -> bool:
+        known = self._known.get(key)
+        return known is None or known.state != state or (known.model is None and state == "READY")
+
+    async def _model(self, name: str, version: str, *, timeout_s: float) -> TargetModel | None:
+        """The model by its configuration, or by its metadata where the server has no configurations.
+
+        None where it has neither, as for a model that failed to load.
+        """
+        try:
+            response: pb.ModelConfigResponse = await self._stub.ModelConfig(
+                pb.ModelConfigRequest(name=name, version=version), timeout=timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return await self._model_by_metadata(name, version, timeout_s=timeout_s)
+            _log.debug("no configuration of %s/%s at %s: %s", name, version, self.address, error.details())
+            return None
+        return TargetModel(ModelSignature.from_config(response.config, version), False, response.config)
+
+    async def _model_by_metadata(self, name: str, version: str, *, timeout_s: float) -> TargetModel | None:
+        """A model whose batch dimension, if it has one, is one of its own: metadata do not tell them apart."""
+        try:
+            response: pb.ModelMetadataResponse = await self._stub.ModelMetadata(
+                pb.ModelMetadataRequest(name=name, version=version), timeout=timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            _log.debug("no metadata of %s/%s at %s: %s", name, version, self.address, error.details())
+            return None
+        inputs, outputs = (
+            tuple(TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in tensors)
+            for tensors in (response.inputs, response.outputs)
+        )
+        return TargetModel(ModelSignature(name, version, response.platform, 0, inputs, outputs), False)
+
+    def _timeout_s(self, call: InferCall, context: CallContext) -> float | None:
+        """The time that is left, in seconds. Raises DeadlineExceededError when none is."""
+        if context.deadline_ns is None:
+            return None
+        timeout_s = min((context.deadline_ns - time.monotonic_ns()) / 1e9, MAX_TIMEOUT_S)
+        if timeout_s <= 0:
+            raise DeadlineExceededError(
+                f"the deadline passed {-timeout_s * 1e3:.1f} ms before {self._where(call)} was called"
+            )
+        return timeout_s
+
+    def _where(self, call: InferCall) -> str:
+        version = f" version {call.model_version}" if call.model_version else ""
+        return f"model '{call.model_name}'{version} on target '{self.name}' ({self.address})"
+
+    def _failure(self, error: grpc.aio.AioRpcError, call: InferCall, timeout_s: float | None, late: str) -> RemoteError:
+        """The error that a call ended with; ``late`` says of the model, its ``{}``, what did not happen in time."""
+        failure = from_rpc_error(error, self._where(call))
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
+            what = late.format(self._where(call))
+            return RemoteError(failure.code, f"{what} within the {timeout_s * 1e3:.0f} ms that were left")
+        return failure
+
+    def _closed(self, call: InferCall) -> UnavailableError:
+        return UnavailableError(f"{self._where(call)} is no longer used: its channel is closed")
+
+
+async def _response_of(rpc: Any) -> pb.ModelInferResponse:
+    """The response of a call that was started; cancelling the awaiting task cancels the call.
+
+    To await the call itself would do the same, but ``grpc.aio`` loses 1 kB each time that its own task is cancelled
+    (grpcio 1.85): a race that cancels 100 losers a second would lose 8 GB a day. So that task is left to end by itself,
+    which it does as soon as the call beneath it is cancelled.
+    """
+    task = getattr(rpc, "_invocation_task", None)
+    if task is not None:
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            _cancel(rpc)
+            raise
+    response: pb.ModelInferResponse = await rpc
+    return response
+
+
+async def _begun(rpc: Any) -> None:
+    """The other side has begun to answer, or the call has failed.
+
+    The first read would wait for the same task of ``grpc.aio``, and a cancel would reach it: see ``_response_of``.
+    """
+    task = getattr(rpc, "_initializer", None)
+    if task is not None:
+        await asyncio.shield(task)
+
+
+def _cancel(rpc: Any) -> None:
+    """Cancel a call, unless it is over, but none of the tasks that ``grpc.aio`` has for it: they end by themselves."""
+    if not rpc.done():
+        rpc._cython_call.cancel("the router cancelled")
+
+
+async def _ended(rpc: Any) -> None:
+    """The other side has closed the stream, or was given the time to; how it did so does not matter any more."""
+    with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError):
+        async with asyncio.timeout(STATUS_WAIT_S):
+            while await rpc.read() is not _EOF:
+                pass
+
+
+def _streamed(response: pb.ModelInferResponse) -> InferResult:
+    """A response of a stream; what marks it as the last does not stay among its parameters."""
+    result = result_from_response(response)
+    parameters = dict(result.parameters)
+    result.is_final = parameters.pop(_FINAL, False) is True
+    result.is_null = result.is_final and not result.outputs
+    result.parameters = parameters
+    return result
+
+
+def _metadata_of(context: CallContext) -> tuple[tuple[str, str], ...]:
+    return (*context.headers.items(), *telemetry.inject(context.trace_context).items())

@@ -1,0 +1,108 @@
+"""A target whose answers are counted, and whose loss is noticed with the first call that fails."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable
+
+from weft_common.core import CallContext, InferCall, InferResult
+from weft_common.errors import WeftError
+from weft_common.signature import ModelSignature
+from weft_common.statistics import ModelStatistics, failure_reason
+from weft_router.reporting.counters import count_success
+from weft_router.targets.target import Target, TargetModel
+from weft_router.tensors.answers import rows_of
+
+ModelVersion = tuple[str, str]
+
+
+class ObservedTarget:
+    """Passes everything to another target and keeps counters per model version, as seen from here.
+
+    Each call counts as one request and one execution. Its whole duration is ``compute_infer``; what the other side
+    waits in its queues shows in the other side's own statistics, so ``queue`` counts calls and no time.
+
+    Args:
+        target: Answers.
+        statistics: Receives the counters by (model, version); shared by the targets of a router.
+        on_unavailable: Called with the target's name when an answer is UNAVAILABLE.
+        signature_of: What is known of a model by name and version ("" = default); None for an unknown one.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        statistics: dict[ModelVersion, ModelStatistics],
+        on_unavailable: Callable[[str], None],
+        signature_of: Callable[[str, str], ModelSignature | None],
+    ) -> None:
+        self.name = target.name
+        self.address = target.address
+        self._target = target
+        self._statistics = statistics
+        self._on_unavailable = on_unavailable
+        self._signature_of = signature_of
+
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        """As ``Target.infer``."""
+        start_ns = time.monotonic_ns()
+        try:
+            result = await self._target.infer(call, context)
+        except (WeftError, asyncio.CancelledError) as error:
+            self._failed(call, error, start_ns)
+            raise
+        self._succeeded(call, context, result.model_version, start_ns)
+        return result
+
+    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        """As ``Target.stream_infer``; a stream is one request, which lasts until its end."""
+        start_ns = time.monotonic_ns()
+        version = ""
+        try:
+            async with contextlib.aclosing(self._target.stream_infer(call, context)) as results:
+                async for result in results:
+                    version = result.model_version
+                    yield result
+        except (WeftError, asyncio.CancelledError, GeneratorExit) as error:
+            self._failed(call, error, start_ns)
+            raise
+        self._succeeded(call, context, version, start_ns)
+
+    async def discover(self, *, timeout_s: float) -> list[TargetModel]:
+        """As ``Target.discover``."""
+        return await self._target.discover(timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        """As ``Target.close``."""
+        await self._target.close()
+
+    def _num_rows(self, call: InferCall) -> int:
+        signature = self._signature_of(call.model_name, call.model_version)
+        return max(rows_of(call.inputs, is_batching=signature is not None and signature.max_batch_size > 0), 1)
+
+    def _succeeded(self, call: InferCall, context: CallContext, version: str, start_ns: int) -> None:
+        count_success(
+            self._of(call.model_name, version or call.model_version),
+            call,
+            context,
+            num_rows=self._num_rows(call),
+            arrival_ns=start_ns,
+            start_ns=start_ns,
+            end_ns=time.monotonic_ns(),
+        )
+
+    def _failed(self, call: InferCall, error: BaseException, start_ns: int) -> None:
+        reason = "CANCELED"
+        if isinstance(error, WeftError):
+            reason = failure_reason(error.code)
+            if error.code == "UNAVAILABLE":
+                self._on_unavailable(self.name)
+        signature = self._signature_of(call.model_name, call.model_version)
+        version = call.model_version or (signature.version if signature is not None else "1")
+        self._of(call.model_name, version).record_failure(reason, time.monotonic_ns() - start_ns)
+
+    def _of(self, name: str, version: str) -> ModelStatistics:
+        counters = self._statistics.get((name, version))
+        if counters is None:
+            counters = self._statistics[name, version] = ModelStatistics(name, version)
+        return counters

@@ -1,0 +1,68 @@
+"""The one interface between the graph executor and whatever answers a step."""
+
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from weft_common.core import CallContext, InferCall, InferResult
+from weft_common.signature import ModelSignature
+
+if TYPE_CHECKING:
+    from weft_protos.model_config_pb2 import ModelConfig
+
+
+class TargetModel(NamedTuple):
+    """One model that a target serves.
+
+    Attributes:
+        signature: Names, types and shapes.
+        is_ready: False while it is loaded but cannot answer.
+        config: The full configuration; None where the target has none to give.
+    """
+
+    signature: ModelSignature
+    is_ready: bool
+    config: "ModelConfig | None" = None
+
+
+class Target(Protocol):
+    """Answers inference calls; knows a transport, which nothing above it does.
+
+    Attributes:
+        name: As given to the router, for example ``model``.
+        address: For errors and spans, for example ``127.0.0.1:8021``.
+    """
+
+    name: str
+    address: str
+
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        """One call. The deadline, the headers and the trace context of ``context`` travel with it.
+
+        Raises:
+            RemoteError: The other side answered with an error, or could not be reached (UNAVAILABLE).
+            DeadlineExceededError: The deadline had passed before the call was made.
+
+        Cancelling the awaiting task cancels the call on the other side.
+        """
+
+    def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        """The responses of a decoupled model as they come; the last, and no other, ``is_final``.
+
+        The next response is not asked for before the caller wants it, so that a slow caller slows the model down. The
+        deadline holds for the whole stream.
+
+        Raises:
+            WeftError: As ``infer``, also after some responses.
+
+        Closing the generator, or cancelling the task that awaits it, cancels the call on the other side.
+        """
+
+    async def discover(self, *, timeout_s: float) -> list[TargetModel]:
+        """Every model the other side lists, by ``RepositoryIndex``, and ``ModelConfig`` or ``ModelMetadata``.
+
+        Raises:
+            RemoteError: The other side does not answer within ``timeout_s``.
+        """
+
+    async def close(self) -> None:
+        """Close the transport; calls in flight are cancelled."""

@@ -1,0 +1,228 @@
+"""A V2 server whose decoupled model tells how far it got, and a tritonclient stream before it."""
+
+import asyncio
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient import grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from weft_common.channels import server_options
+from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
+from weft_common.errors import RemoteError
+from weft_common.server import add_services
+from weft_common.signature import ModelSignature, TensorSpec
+from weft_common.statistics import ModelStatistics
+from weft_common.tensors import bytes_tensor, split_bytes
+from weft_protos.model_config_pb2 import ModelConfig
+from weft_router.repository.config import config_of_signature
+
+MODELS = ("pre", "llm", "post")
+TIMEOUT_S = 20.0
+
+
+class TokenCore(InferenceCore):
+    """``pre`` and ``post`` put their name behind a text; ``llm`` is decoupled and gives ``text.0``, ``text.1``, ...
+
+    Request parameters tell ``llm`` what to do: ``count`` responses, each padded to ``num_bytes``; ``fail_after`` and
+    ``hang_after`` so many, and ``post`` that it waits for ``gate``.
+
+    Attributes:
+        made: By request id: responses that ``llm`` has made.
+        num_open: Calls in work, of every model.
+        most_posts: Calls of ``post`` in work at once, at most.
+        gate: What ``post`` waits for.
+    """
+
+    def __init__(self) -> None:
+        self.made: Counter[str] = Counter()
+        self.num_open = 0
+        self.most_posts = 0
+        self.gate = asyncio.Event()
+        self._num_posts = 0
+        self._changed = threading.Condition()
+
+    def until(self, claim: Any) -> None:
+        """Return when ``claim()`` holds; for the thread of the test."""
+        with self._changed:
+            assert self._changed.wait_for(claim, TIMEOUT_S), f"open {self.num_open}, made {dict(self.made)}"
+
+    def is_ready(self) -> bool:
+        return True
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        return True
+
+    def signature(self, name: str, version: str) -> ModelSignature:
+        text, answer = TensorSpec("TEXT", "BYTES", (1,)), TensorSpec("OUT", "BYTES", (1,))
+        return ModelSignature(name, "1", "tokens", 0, (text,), (answer,), is_decoupled=name == "llm")
+
+    def config(self, name: str, version: str) -> ModelConfig:
+        return config_of_signature(self.signature(name, version))
+
+    def index(self, *, ready_only: bool) -> list[IndexEntry]:
+        return [IndexEntry(name, "1", "READY", "") for name in MODELS]
+
+    def statistics(self, name: str, version: str) -> list[ModelStatistics]:
+        return []
+
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        (said,) = split_bytes(call.inputs["TEXT"].data)
+        with self._in_work():
+            if call.model_name == "post":
+                self._num_posts += 1
+                self.most_posts = max(self.most_posts, self._num_posts)
+                self._tell()
+                try:
+                    if call.parameters.get("gate"):
+                        await self.gate.wait()
+                finally:
+                    self._num_posts -= 1
+        return self._answer(call, b"%s,%s" % (said, call.model_name.encode()))
+
+    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        if call.model_name != "llm":
+            yield await self.infer(call, context)
+            return
+        (said,) = split_bytes(call.inputs["TEXT"].data)
+        parameters: defaultdict[str, Any] = defaultdict(int, call.parameters)
+        with self._in_work():
+            for number in range(parameters["count"]):
+                if number == call.parameters.get("fail_after"):
+                    raise RemoteError("RESOURCE_EXHAUSTED", "out of blocks")
+                if number == call.parameters.get("hang_after"):
+                    await asyncio.Event().wait()
+                self.made[call.request_id] += 1
+                result = self._answer(call, (b"%s.%d" % (said, number)).ljust(parameters["num_bytes"]))
+                result.is_final = False
+                yield result
+        yield InferResult("llm", "1", call.request_id, is_null=True)
+
+    @contextmanager
+    def _in_work(self) -> Iterator[None]:
+        self._tell(num_open=1)
+        try:
+            yield
+        finally:
+            self._tell(num_open=-1)
+
+    def _tell(self, *, num_open: int = 0) -> None:
+        with self._changed:
+            self.num_open += num_open
+            self._changed.notify_all()
+
+    def _answer(self, call: InferCall, text: bytes) -> InferResult:
+        return InferResult(call.model_name, "1", call.request_id, {}, {"OUT": bytes_tensor([text], (1,))})
+
+
+class TokenService:
+    """A V2 server with the token models on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+        self.core, self._server, port = self._run(self._start())
+        self.address = f"127.0.0.1:{port}"
+
+    def close_gate(self) -> None:
+        """Calls of ``post`` that are to wait do so from now on."""
+        self.loop.call_soon_threadsafe(self.core.gate.clear)
+
+    def open_gate(self) -> None:
+        """Calls of ``post`` that wait, and all later ones, go on."""
+        self.loop.call_soon_threadsafe(self.core.gate.set)
+
+    def close(self) -> None:
+        """The server and its thread have ended."""
+        self._run(self._server.stop(None))
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(TIMEOUT_S)
+        self.loop.close()
+
+    def _run(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(TIMEOUT_S)
+
+    async def _start(self) -> tuple[TokenCore, grpc.aio.Server, int]:
+        core = TokenCore()
+        server = grpc.aio.server(options=server_options())
+        add_services(server, core, "tokens")
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        return core, server, port
+
+
+class Stream:
+    """A tritonclient stream; ``take`` gives what its callback got, in order."""
+
+    def __init__(self, address: str, **options: Any) -> None:
+        self.client = triton.InferenceServerClient(address)
+        self._got: queue.SimpleQueue[tuple[Any, InferenceServerException | None]] = queue.SimpleQueue()
+        #: The callback, and so the client, waits for it.
+        self.is_reading = threading.Event()
+        self.is_reading.set()
+        self.client.start_stream(callback=self._called, **options)
+
+    def send(self, model: str, text: str, request_id: str, *, asks_for_final: bool = False, **parameters: Any) -> None:
+        """A request; parameters are those of the token models."""
+        self.client.async_stream_infer(
+            model,
+            [text_input(text)],
+            request_id=request_id,
+            enable_empty_final_response=asks_for_final,
+            parameters=parameters,
+        )
+
+    def take(self) -> tuple[str, str, bool]:
+        """The next response: request id, text ("" for none) and final mark; or "error", its message and True."""
+        result, error = self._got.get(timeout=TIMEOUT_S)
+        if error is not None:
+            return "error", str(error), True
+        response = result.get_response()
+        is_final = response.parameters["triton_final_response"].bool_param
+        if not response.outputs:
+            return response.id, "", is_final
+        return response.id, result.as_numpy(response.outputs[0].name)[0].decode().replace(" ", ""), is_final
+
+    def close(self, *, cancels: bool = False) -> None:
+        """The stream has ended; with ``cancels`` its requests are cancelled."""
+        self.is_reading.set()
+        self.client.stop_stream(cancel_requests=cancels)
+        self.client.close()
+
+    def _called(self, result: Any, error: InferenceServerException | None) -> None:
+        self._got.put((result, error))
+        self.is_reading.wait()
+
+
+def text_input(text: str) -> triton.InferInput:
+    """The input of every token model and graph."""
+    tensor = triton.InferInput("TEXT", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([text.encode()], dtype=np.object_))
+    return tensor
+
+
+@contextmanager
+def mortal_service() -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """Address and process of a service with the token models that may be killed."""
+    with subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip(), process
+        finally:
+            process.kill()
+
+
+if __name__ == "__main__":
+    mortal = TokenService()
+    print(mortal.address, flush=True)
+    signal.pause()

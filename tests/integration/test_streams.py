@@ -1,0 +1,259 @@
+"""Decoupled graphs from end to end: tritonclient, a router process, and a model that tells how far ahead it got."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.routing import Router, running_router, write
+from tests.integration.streaming import Stream, TokenCore, TokenService, mortal_service, text_input
+from tritonclient import grpc as triton
+from tritonclient.utils import InferenceServerException
+
+TEXTS = "data_type: TYPE_STRING dims: [ 1 ]"
+#: Bytes of a response that two fill a gRPC window with.
+LARGE_BYTES = 256 << 10
+
+
+def chat(name: str, *, options: str = "", policy: str = "") -> str:
+    """A graph: pre, once; then llm; then post, for each of its responses."""
+    return f"""name: "{name}" platform: "graph" {policy}
+input [ {{ name: "TEXT" {TEXTS} }} ]
+output [ {{ name: "ANSWER" {TEXTS} }} ]
+node {{ name: "root" sequence {{ {options}
+  step {{ name: "pre" model_name: "pre" output_map {{ key: "OUT" value: "PROMPT" }} }}
+  step {{ name: "llm" model_name: "llm" input_map {{ key: "TEXT" value: "PROMPT" }}
+         output_map {{ key: "OUT" value: "TOKEN" }} }}
+  step {{ name: "post" model_name: "post" input_map {{ key: "TEXT" value: "TOKEN" }}
+         output_map {{ key: "OUT" value: "ANSWER" }} }} }} }}
+"""
+
+
+PLAIN = f"""name: "plain" platform: "graph"
+input [ {{ name: "TEXT" {TEXTS} }} ]
+output [ {{ name: "OUT" {TEXTS} }} ]
+node {{ name: "root" sequence {{ step {{ model_name: "pre" }} }} }}
+"""
+ENSEMBLE = f"""name: "old" platform: "ensemble"
+input [ {{ name: "TEXT" {TEXTS} }} ]
+output [ {{ name: "ANSWER" {TEXTS} }} ]
+ensemble_scheduling {{ max_inflight_requests: 3 step [
+  {{ model_name: "llm" model_version: -1 input_map {{ key: "TEXT" value: "TEXT" }}
+    output_map {{ key: "OUT" value: "TOKEN" }} }},
+  {{ model_name: "post" model_version: -1 input_map {{ key: "TEXT" value: "TOKEN" }}
+    output_map {{ key: "OUT" value: "ANSWER" }} }} ] }}
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("graphs")
+    write(root, chat("chat"), "chat")
+    write(root, chat("wide", options="max_inflight_responses: 4"), "wide")
+    write(root, chat("brief", policy="policy { timeout_ms: 500 }"), "brief")
+    write(root, PLAIN, "plain")
+    (root / "old" / "1").mkdir(parents=True)
+    (root / "old" / "config.pbtxt").write_text(ENSEMBLE)
+    return root
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[TokenService]:
+    service = TokenService()
+    yield service
+    service.close()
+
+
+@pytest.fixture(scope="module")
+def router(repository: Path, service: TokenService) -> Iterator[Router]:
+    with running_router(repository, service.address) as router:
+        yield router
+
+
+@pytest.fixture
+def core(service: TokenService) -> Iterator[TokenCore]:
+    """The models; no call of theirs is in work when the test is over."""
+    yield service.core
+    service.core.until(lambda: service.core.num_open == 0)
+
+
+@pytest.fixture
+def stream(router: Router) -> Iterator[Stream]:
+    stream = Stream(router.grpc)
+    yield stream
+    stream.close(cancels=True)
+
+
+def test_each_response_goes_through_the_graph_in_order(core: TokenCore, stream: Stream) -> None:
+    """With an empty final response for who asks for it, and without one else."""
+    stream.send("chat", "hi", "silent", count=4)
+    assert [("silent", f"hi,pre.{n},post", False) for n in range(4)] == [stream.take() for _ in range(4)]
+    stream.send("chat", "hi", "asking", asks_for_final=True, count=4)
+    assert [("asking", f"hi,pre.{n},post", False) for n in range(4)] == [stream.take() for _ in range(4)]
+    assert ("asking", "", True) == stream.take()
+    stream.send("chat", "hi", "none", asks_for_final=True, count=0)
+    assert ("none", "", True) == stream.take()
+
+
+def test_an_ensemble_streams_alike(core: TokenCore, stream: Stream) -> None:
+    """That of Triton Inference Server, as its `config.pbtxt` has it; and so does the model by its own name."""
+    for model, suffix in (("old", ",post"), ("llm", "")):
+        stream.send(model, "hi", model, asks_for_final=True, count=3)
+        expected = [(model, f"hi.{n}{suffix}", False) for n in range(3)]
+        assert [*expected, (model, "", True)] == [stream.take() for _ in range(4)]
+
+
+def test_many_requests_share_a_stream(core: TokenCore, stream: Stream) -> None:
+    """Decoupled graphs side by side, each in its own order; what is not decoupled answers once, finally."""
+    sent = [f"{number}" for number in range(20)]
+    for name in sent:
+        stream.send("wide", name, name, asks_for_final=True, count=10)
+        stream.send("plain", name, f"plain {name}")
+        stream.send("pre", name, f"pre {name}")
+    got = [stream.take() for _ in range(20 * 13)]
+    for name in sent:
+        expected = [(name, f"{name},pre.{n},post", False) for n in range(10)]
+        assert [*expected, (name, "", True)] == [answer for answer in got if answer[0] == name]
+    once = [(f"{kind} {name}", f"{name},pre", True) for name in sent for kind in ("plain", "pre")]
+    assert once == [answer for answer in got if " " in answer[0]]
+
+
+def test_streams_of_several_requests_are_interleaved(core: TokenCore, service: TokenService, stream: Stream) -> None:
+    """One that stands still holds up no other on the same stream."""
+    stream.send("chat", "a", "a", count=3, hang_after=2)
+    assert ["a", "a"] == [stream.take()[0] for _ in range(2)]
+    stream.send("chat", "b", "b", count=3)
+    assert ["b", "b", "b"] == [stream.take()[0] for _ in range(3)]
+    assert 1 == core.num_open
+
+
+def test_a_cancelled_stream_cancels_the_model(core: TokenCore, router: Router) -> None:
+    """`stop_stream(cancel_requests=True)`, in mid stream and before the first response."""
+    for hang_after in (2, 0):
+        stream = Stream(router.grpc)
+        for name in "abc":
+            stream.send("wide", name, f"{name}{hang_after}", count=9, hang_after=hang_after)
+        for _ in range(3 * hang_after):
+            stream.take()
+        core.until(lambda: core.num_open == 3)
+        stream.close(cancels=True)
+        core.until(lambda: core.num_open == 0)
+
+
+def test_a_client_that_vanishes_cancels_the_model(core: TokenCore, router: Router) -> None:
+    """Killed, it says nothing more; the connection does."""
+    script = (
+        "import sys; from tests.integration.streaming import Stream; stream = Stream(sys.argv[1]); "
+        "stream.send('chat', 'hi', 'killed', count=9, hang_after=2); print(stream.take(), flush=True); stream.take(); "
+        "stream.take()"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, router.grpc], stdout=subprocess.PIPE) as client:
+        try:
+            assert client.stdout is not None
+            assert client.stdout.readline()
+            core.until(lambda: core.num_open == 1)
+        finally:
+            client.kill()
+        core.until(lambda: core.num_open == 0)
+
+
+def test_a_failure_in_mid_stream_is_that_requests_alone(core: TokenCore, stream: Stream) -> None:
+    """Its responses, then an error that says status and place; the stream goes on for the others."""
+    for graph in ("chat", "wide"):
+        stream.send(graph, "a", "a", count=9, fail_after=3)
+        assert [f"a,pre.{n},post" for n in range(3)] == [stream.take()[1] for _ in range(3)]
+        assert f"RESOURCE_EXHAUSTED: {graph}/1: root/llm -> llm@1: out of blocks" == stream.take()[1]
+        stream.send(graph, "b", "b", asks_for_final=True, count=1)
+        assert [("b", "b,pre.0,post", False), ("b", "", True)] == [stream.take(), stream.take()]
+
+
+def test_who_asks_for_a_status_gets_it_and_the_path(core: TokenCore, router: Router) -> None:
+    """The metadata `triton_grpc_error` ends the stream with the first error."""
+    stream = Stream(router.grpc, headers={"triton_grpc_error": "true"})
+    stream.send("chat", "a", "a", count=9, fail_after=1)
+    assert "a,pre.0,post" == stream.take()[1]
+    text = stream.take()[1]
+    assert "[StatusCode.RESOURCE_EXHAUSTED] chat/1: root/llm -> llm@1: out of blocks" == text
+    stream.close(cancels=True)
+
+
+def test_a_slow_client_slows_the_model_down(core: TokenCore, stream: Stream, router: Router) -> None:
+    """Of 300 responses it has made but a few when the client does not read on; then all come, in order."""
+    stream.is_reading.clear()
+    stream.send("chat", "a", "slow", count=300, num_bytes=LARGE_BYTES)
+    stream.take()
+    busy = Stream(router.grpc)
+    for number in range(300):  # while the router answers as many others
+        busy.send("plain", "b", str(number))
+        assert str(number) == busy.take()[0]
+    busy.close()
+    made = core.made["slow"]
+    assert made < 100, made
+    stream.is_reading.set()
+    assert [f"a,pre.{n},post" for n in range(1, 300)] == [stream.take()[1] for _ in range(1, 300)]
+
+
+@pytest.mark.parametrize(("graph", "limit"), [("chat", 1), ("wide", 4), ("old", 3)])
+def test_so_many_responses_are_in_work(
+    service: TokenService, core: TokenCore, stream: Stream, router: Router, graph: str, limit: int
+) -> None:
+    """`max_inflight_responses`, and `max_inflight_requests` of ensembles: beyond it the model has to wait."""
+    service.close_gate()
+    core.most_posts = 0
+    stream.send(graph, "a", graph, count=200, num_bytes=LARGE_BYTES, gate=True)
+    core.until(lambda: core.most_posts == limit)
+    busy = Stream(router.grpc)
+    for number in range(200):
+        busy.send("plain", "b", str(number))
+        assert str(number) == busy.take()[0]
+    busy.close()
+    made = core.made[graph]
+    assert made < 60, made
+    service.open_gate()
+    for number in range(200):
+        assert f".{number},post" == stream.take()[1].removeprefix("a").removeprefix(",pre")
+    assert limit == core.most_posts
+
+
+def test_a_deadline_passes_in_mid_stream(core: TokenCore, stream: Stream, router: Router) -> None:
+    """That of the graph is the request's alone; that of the client's stream ends it."""
+    stream.send("brief", "a", "a", count=9, hang_after=2)
+    assert ["a,pre.0,post", "a,pre.1,post"] == [stream.take()[1] for _ in range(2)]
+    text = stream.take()[1]
+    assert text.startswith(
+        "DEADLINE_EXCEEDED: brief/1: root/llm -> llm@1: the stream of model 'llm' on target 'model'"
+    ), text
+    stream.send("chat", "b", "b", count=1)
+    assert "b,pre.0,post" == stream.take()[1]
+    limited = Stream(router.grpc, stream_timeout=0.5)
+    limited.send("chat", "a", "a", count=9, hang_after=2)
+    assert ["a,pre.0,post", "a,pre.1,post"] == [limited.take()[1] for _ in range(2)]
+    assert "DEADLINE_EXCEEDED" in limited.take()[1]
+    limited.close()
+
+
+def test_a_target_that_dies_in_mid_stream_is_named(repository: Path) -> None:
+    """UNAVAILABLE with step, model and address; the stream goes on."""
+    with mortal_service() as (address, target), running_router(repository, address) as router:
+        stream = Stream(router.grpc)
+        stream.send("wide", "a", "a", count=9, hang_after=2)
+        assert ["a,pre.0,post", "a,pre.1,post"] == [stream.take()[1] for _ in range(2)]
+        target.kill()
+        text = stream.take()[1]
+        where = f"wide/1: root/llm -> llm@1: model 'llm' on target 'model' ({address}) cannot be reached"
+        assert text.startswith(f"UNAVAILABLE: {where}"), text
+        stream.send("wide", "b", "b", count=1)
+        assert "UNAVAILABLE" in stream.take()[1]
+        stream.close()
+
+
+@pytest.mark.parametrize("name", ["chat", "old", "llm"])
+def test_one_answer_is_not_to_be_had(core: TokenCore, router: Router, name: str) -> None:
+    """A unary call of what is decoupled is UNIMPLEMENTED, in the words of Triton Inference Server."""
+    with triton.InferenceServerClient(router.grpc) as client:
+        assert client.get_model_config(name, as_json=True)["config"]["model_transaction_policy"]["decoupled"]
+        with pytest.raises(InferenceServerException) as caught:
+            client.infer(name, [text_input("hi")])
+    assert "StatusCode.UNIMPLEMENTED" == caught.value.status()
+    assert "ModelInfer RPC doesn't support models with decoupled transaction policy" == caught.value.message()

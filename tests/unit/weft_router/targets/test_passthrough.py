@@ -1,0 +1,85 @@
+"""Models called by their own name whose answers are not as they declare."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from weft_common.core import CallContext, InferCall, InferResult
+from weft_common.errors import InternalError
+from weft_common.tensors import WireTensor
+from weft_router.repository.config import config_of_signature
+from weft_router.targets.passthrough import pass_through, stream_through
+from weft_router.targets.target import TargetModel
+
+
+@pytest.fixture
+def model(make: SimpleNamespace) -> TargetModel:
+    """A model that batches: X to Y, [rows, 2]."""
+    x, y = make.spec("X", dims=(2,)), make.spec("Y", dims=(2,))
+    signature = make.signature("double", [x], [y], max_batch_size=8)
+    return TargetModel(signature, True, config_of_signature(signature))
+
+
+async def answered(make: SimpleNamespace, model: TargetModel, **outputs: WireTensor) -> dict[str, WireTensor]:
+    """What a client of the router gets when the model answers two rows with these outputs."""
+
+    async def answer(call: InferCall, context: CallContext) -> dict[str, WireTensor]:
+        return outputs
+
+    call = InferCall("double", inputs={"X": make.tensor(1, 2, 3, 4, shape=(2, 2))})
+    return (await pass_through(make.FakeTarget(double=answer), model, call, CallContext())).outputs
+
+
+async def test_an_answer_of_another_number_of_rows_is_refused(
+    make: SimpleNamespace, model: TargetModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error names the model, says what is wrong, and is in the log under its id."""
+    text = "double@1: output 'Y' of model 'double' is not as it declares: its batch size is 3, that of the request is 2"
+    with pytest.raises(InternalError) as caught:
+        await answered(make, model, Y=make.tensor(*range(6), shape=(3, 2)))
+    assert f"{text} (error id {caught.value.error_id})" == caught.value.message
+    assert [caught.value.error_id] == [record.error_id for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "fault"),
+    [
+        ("INT32", (2, 2), "it is INT32"),
+        ("FP32", (4,), r"its shape is \[4\]"),
+        ("FP32", (2, 1), r"its shape is \[2,1\]"),
+    ],
+)
+async def test_an_answer_of_another_type_or_shape_is_refused(
+    make: SimpleNamespace, model: TargetModel, datatype: str, shape: tuple[int, ...], fault: str
+) -> None:
+    """As a step of a graph would."""
+    with pytest.raises(InternalError, match=fault):
+        await answered(make, model, Y=WireTensor(datatype, shape, bytes(16)))
+
+
+async def test_what_is_not_declared_or_not_known_goes_through(make: SimpleNamespace, model: TargetModel) -> None:
+    """An output that the configuration does not have; any answer of a model that has none; a lack of one."""
+    more = {"Y": make.tensor(*range(4), shape=(2, 2)), "MORE": make.tensor(1)}
+    assert more == await answered(make, model, **more)
+    assert {} == await answered(make, model)
+    odd = {"Y": make.tensor(1)}
+    assert odd == await answered(make, model._replace(config=None), **odd)
+
+
+async def test_responses_of_a_stream_are_checked_but_for_their_rows(make: SimpleNamespace, model: TargetModel) -> None:
+    """A decoupled model answers when it likes, not row by row; what comes before a bad response is given."""
+
+    class Target(make.FakeTarget):
+        async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+            for shape in ((1, 2), (3, 2), (2,)):
+                outputs = {"Y": WireTensor("FP32", shape, bytes(4 * shape[0] * shape[-1]))}
+                yield InferResult("double", "1", outputs=outputs, is_final=False)
+
+    decoupled: Any = model._replace(signature=replace(model.signature, is_decoupled=True))
+    results = stream_through(Target(), decoupled, InferCall("double"), CallContext())
+    assert [(1, 2), (3, 2)] == [(await anext(results)).outputs["Y"].shape for _ in range(2)]
+    with pytest.raises(InternalError, match=r"its shape is \[2\], declared as \[-1,2\]"):
+        await anext(results)
