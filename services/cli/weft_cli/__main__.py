@@ -21,12 +21,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_up(commands)
     arguments.add_infer(commands)
     arguments.add_check(commands)
+    arguments.add_lock(commands)
+    arguments.add_rollback(commands)
+    arguments.add_feedback(commands)
+    arguments.add_draw(commands)
+    arguments.add_explain(commands)
+    arguments.add_convert(commands)
     options = parser.parse_args(argv)
     try:
         status: int = import_module(f"weft_cli.{options.command}").run(options)
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the output has seen enough, as in `weft check | head`
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # whose reader has seen enough, as in `weft check | head`
+            print(f"weft {options.command}: {error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more at its end
         return 1
     return status

@@ -5,9 +5,9 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
+from weft_cli.lock_file import LockCatalog
 from weft_cli.offline import (
     GRAPH_FILENAME,
     GRAPH_FOLDER,
@@ -15,18 +15,27 @@ from weft_cli.offline import (
     define_offline,
     diagnostics_of,
     graph_source,
+    graphs_around,
     is_graph,
+    repository_of,
+    require_regular,
 )
 from weft_common.errors import WeftError
-from weft_common.pbtxt import Diagnostic, render
+from weft_common.pbtxt import Diagnostic, PbtxtError, render
 from weft_router.graph import check_graph
-from weft_router.graphs import GraphRepository
+from weft_router.repository.files import GraphRepository
 from weft_serving.config import CONFIG_FILENAME
+
+_SYNTAX = "G001"
+_FILENAMES = (GRAPH_FILENAME, CONFIG_FILENAME)
+_JSON_KEYS = ("file", "line", "column", "message", "code", "severity")
+_UNKNOWN = "its models are not known, so names and types were not checked; give --repository DIR or --lock FILE"
 
 
 def run(options: argparse.Namespace) -> int:
     """Print what was found; 0 without an error, 1 with one, 2 when there is nothing to check."""
-    missing = [str(path) for path in [*options.paths, *filter(None, [options.repository])] if not path.exists()]
+    given = [*options.paths, *filter(None, [options.repository, options.lock])]
+    missing = [str(path) for path in given if not path.exists()]
     if missing:
         print(f"weft check: no such file or folder: {', '.join(missing)}", file=sys.stderr)
         return 2
@@ -41,7 +50,12 @@ def run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    found = check(files, options.repository)
+    try:
+        lock = None if options.lock is None else LockCatalog(options.lock)
+    except (PbtxtError, OSError) as error:
+        print(FORMATS[options.format](diagnostics_of(error, options.lock)))
+        return 1
+    found = check(files, options.repository, lock)
     text = FORMATS[options.format](found)
     if text:
         print(text)
@@ -70,36 +84,54 @@ def _below(path: Path) -> Iterator[Path]:
 
     for folder, folders, names in os.walk(path, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(folder, name) for name in (GRAPH_FILENAME, CONFIG_FILENAME) if name in names)
+        yield from (Path(folder, name) for name in _FILENAMES if name in names)
 
 
-def check(files: Sequence[Path], repository: Path | None) -> list[Diagnostic]:
-    """Errors and warnings of the files, file by file, each in order of position.
+def check(files: Sequence[Path], repository: Path | None, lock: LockCatalog | None = None) -> list[Diagnostic]:
+    """Errors and warnings of the files, file by file, each in order of position; what several graphs share, once.
 
     Args:
         files: Graphs and model configurations.
-        repository: Where names and types of models come from; None leaves them unchecked. Its own configurations are
-            checked too, because a graph depends on them.
+        repository: Where models and nested graphs come from; None: for each graph from the repository that it is in,
+            else ./model_repository. Its own configurations are checked too, because a graph depends on them.
+        lock: Where models come from instead. Nested graphs then come from the repository, or else from the folders
+            around a graph.
     """
-    catalog = OfflineCatalog(repository) if repository is not None else None
-    has_graphs = repository is not None and (repository / GRAPH_FOLDER).is_dir()
-    graphs = GraphRepository(repository / GRAPH_FOLDER) if repository is not None and has_graphs else None
-    by_file = dict(catalog.diagnostics) if catalog is not None else {}
+    by_file: dict[Path, list[Diagnostic]] = {}
+    catalogs: dict[Path, OfflineCatalog] = {}
     for file in files:
         try:
-            if is_graph(file):
-                by_file[file.resolve()] = _check_graph(file, catalog, graphs)
-            elif file.resolve() not in by_file:
-                by_file[file.resolve()] = _check_model(file)
+            if file.name in _FILENAMES:  # what has another name was given, and may be a pipe
+                require_regular(file)
+            if not is_graph(file):
+                if file.resolve() not in by_file:
+                    by_file[file.resolve()] = _check_model(file)
+                continue
+            place = repository or repository_of(file)
+            if lock is not None:
+                nested = graphs_around(file) if repository is None else _graphs(repository)
+                found = check_graph(graph_source(file), lock, nested)
+            elif place is not None:
+                catalog = catalogs.get(place) or catalogs.setdefault(place, OfflineCatalog(place))
+                by_file = {**catalog.diagnostics, **by_file}
+                found = _check_graph(file, catalog, _graphs(place))
+            else:
+                found = check_graph(graph_source(file))
+                if all(one.code != _SYNTAX for one in found):
+                    found = [*found, Diagnostic(str(file), 0, 0, _UNKNOWN, severity="warning")]
+            by_file[file.resolve()] = found
         except OSError as error:
             by_file[file.resolve()] = diagnostics_of(error, file)
-    return [diagnostic for diagnostics in by_file.values() for diagnostic in diagnostics]
+    return list(dict.fromkeys(found for diagnostics in by_file.values() for found in diagnostics))
 
 
-def _check_graph(file: Path, catalog: OfflineCatalog | None, graphs: GraphRepository | None) -> list[Diagnostic]:
+def _graphs(repository: Path) -> GraphRepository | None:
+    folder = repository / GRAPH_FOLDER
+    return GraphRepository(folder) if folder.is_dir() else None
+
+
+def _check_graph(file: Path, catalog: OfflineCatalog, graphs: GraphRepository | None) -> list[Diagnostic]:
     source = graph_source(file)
-    if catalog is None:
-        return check_graph(source, None, graphs)
     catalog.undeclared.clear()
     found = check_graph(source, catalog, graphs)
     if not catalog.undeclared:
@@ -118,22 +150,31 @@ def _check_model(file: Path) -> list[Diagnostic]:
 
 
 def _as_json(found: Sequence[Diagnostic]) -> str:
-    return json.dumps(
-        [{key: value for key, value in asdict(d).items() if key != "source_line"} for d in found], indent=2
-    )
+    """A list of objects with exactly the keys of ``_JSON_KEYS``.
+
+    ``line`` and ``column`` count from 1, 0 where they are not known; ``code`` is "" outside graphs; ``severity`` is
+    "error" or "warning".
+    """
+    return json.dumps([{key: getattr(one, key) for key in _JSON_KEYS} for one in found], indent=2)
 
 
 def _as_github(found: Sequence[Diagnostic]) -> str:
-    """Workflow commands, which GitHub shows beside the line.
+    """Workflow commands, which GitHub shows beside the line; files are named from the working directory on.
 
     Source:
         https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands
     """
     return "\n".join(
-        f"::{d.severity} file={_escaped(d.file, ':,')},{f'line={d.line},col={d.column},' * (d.line > 0)}"
+        f"::{d.severity} file={_escaped(_from_here(d.file), ':,')},{f'line={d.line},col={d.column},' * (d.line > 0)}"
         f"title={d.code or 'weft'}::{_escaped(d.message)}"
         for d in found
     )
+
+
+def _from_here(file: str) -> str:
+    """The path from the working directory on, where the file is below that."""
+    path, here = Path(file), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else file
 
 
 def _escaped(text: str, more: str = "") -> str:

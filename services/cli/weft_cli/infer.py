@@ -2,18 +2,19 @@
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import grpc
 
-from weft_cli.answer import render_result, render_trace
-from weft_cli.request import build_inputs, parameter_value
+from weft_cli.answer import render_result
+from weft_cli.request import build_inputs, content_of, parameter_value
+from weft_cli.trace import painter, read_trace, render_trace, span_ms
 from weft_common.channels import MAX_TIMEOUT_S, open_channel
-from weft_common.core import InferCall, InferResult
+from weft_common.core import InferCall, InferResult, RequestedOutput
 from weft_common.errors import WeftError
 from weft_common.signature import TensorSpec
 from weft_common.status import from_rpc_error
@@ -22,24 +23,26 @@ from weft_protos import grpc_service_pb2 as pb
 from weft_protos import grpc_service_pb2_grpc
 
 _TRACE_PARAMETER = "graph_trace"
+_PATH_HEADER = "x-graph-path"
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the answer and return 0, or print the error's status and message and return 1."""
     try:
-        elements = [os.fsencode(text) for text in options.text] + [path.read_bytes() for path in options.file]
+        elements = {"": [os.fsencode(text) for text in options.text]} if options.text else {}
+        for name, path in options.file:
+            elements.setdefault(name, []).append(path.read_bytes())
+        asyncio.run(_infer(options, {name: content_of(text) for name, text in options.input}, elements))
     except OSError as error:
         print(f"weft: cannot read '{error.filename}': {error.strerror}", file=sys.stderr)
         return 1
-    try:
-        asyncio.run(_infer(options, elements))
     except WeftError as error:
         print(f"weft: {error.code}: {error.message}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _infer(options: argparse.Namespace, elements: list[bytes]) -> None:
+async def _infer(options: argparse.Namespace, named: Mapping[str, str], elements: Mapping[str, list[bytes]]) -> None:
     name, _, version = options.model.partition("/")
     timeout_s = min(options.timeout_ms / 1000, MAX_TIMEOUT_S)
     parameters = {key: parameter_value(value) for key, value in options.param}
@@ -50,14 +53,17 @@ async def _infer(options: argparse.Namespace, elements: list[bytes]) -> None:
         try:
             metadata = await stub.ModelMetadata(pb.ModelMetadataRequest(name=name, version=version), timeout=timeout_s)
             specs = [TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in metadata.inputs]
-            inputs = build_inputs(specs, dict(options.input), elements)
-            request = request_from_call(InferCall(name, version, parameters=parameters, inputs=inputs))
+            inputs = build_inputs(specs, named, elements)
+            outputs = tuple(RequestedOutput(output, {}) for output in options.output)
+            request = request_from_call(InferCall(name, version, options.request_id, parameters, inputs, outputs))
             start_ns = time.perf_counter_ns()
-            call = stub.ModelInfer(request, timeout=timeout_s)
+            call = stub.ModelInfer(request, metadata=tuple(options.header), timeout=timeout_s)
             response = await call
             duration_ms = (time.perf_counter_ns() - start_ns) / 1e6
             trailer = {str(key): str(value) for key, value in await call.trailing_metadata() or ()}
         except grpc.aio.AioRpcError as error:
+            if options.trace:
+                _print_path(error)
             failure = from_rpc_error(error, f"'{options.url}'")
             if error.details() == "Deadline Exceeded":  # gRPC's own text: the deadline passed at this end
                 text = f"'{options.url}' did not answer within {options.timeout_ms:g} ms; --timeout-ms allows longer"
@@ -69,6 +75,23 @@ async def _infer(options: argparse.Namespace, elements: list[bytes]) -> None:
 def _print(result: InferResult, trailer: Mapping[str, str], duration_ms: float, *, is_traced: bool) -> None:
     print(f"{result.model_name} version {result.model_version}, {duration_ms:.1f} ms")
     print(render_result(result))
-    if is_traced:
-        print(f"path: {trailer.get('x-graph-path', '(the answer names none)')}")
-        print(render_trace(json.loads(str(result.parameters.get(_TRACE_PARAMETER, "[]")))))
+    if not is_traced:
+        return
+    print(f"path: {trailer.get(_PATH_HEADER, '(the answer names none)')}")
+    entries = read_trace(str(result.parameters.get(_TRACE_PARAMETER, "")))
+    if entries:
+        print(render_trace(entries, painter(is_coloured=_is_coloured())))
+        print(f"total: {span_ms(entries):.2f} ms in the graph, {duration_ms:.2f} ms as seen from here")
+
+
+def _print_path(error: grpc.aio.AioRpcError) -> None:
+    """How far the request came, where the server says so."""
+    trailing: Any = error.trailing_metadata() or ()
+    for key, value in trailing:
+        if key == _PATH_HEADER:
+            print(f"path: {value}", file=sys.stderr)
+
+
+def _is_coloured() -> bool:
+    """Whether standard output is a terminal that shows colours, and nobody asked for none (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ class MeshOptions:
         router_port, metrics_port: The router's; 0 is any free port.
         start_timeout_s: How long until everything must serve, seconds.
         grace_s: How long a stop may take, seconds.
+        router_arguments: More of the router's arguments.
     """
 
     repository: Path
@@ -33,6 +34,7 @@ class MeshOptions:
     metrics_port: int = 8002
     start_timeout_s: float = 180.0
     grace_s: float = 20.0
+    router_arguments: Sequence[str] = ()
 
 
 class Mesh:
@@ -75,6 +77,7 @@ class Mesh:
                 str(options.repository / "graphs"),
                 *self._listen(options.host, options.router_port, options.metrics_port),
                 *(f"--target={name}={endpoint.grpc}" for name, endpoint in endpoints.items()),
+                *options.router_arguments,
             ],
         )
         return await self._all_serving(["router"], deadline_s) | endpoints

@@ -1,5 +1,6 @@
 """A model repository as its files declare it: nothing is loaded, no service runs."""
 
+import errno
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from weft_model import backends as model
 from weft_postprocess import transforms as postprocess
 from weft_preprocess import transforms as preprocess
 from weft_router.graph import GraphSource
+from weft_router.repository.files import GraphRepository
 from weft_serving.backends.base import Backend, Batch
 from weft_serving.config import CONFIG_FILENAME, ModelDefinition, define_model
 from weft_serving.repository import ModelRepository
@@ -20,6 +22,7 @@ from weft_serving.request import Outcome
 
 GRAPH_FILENAME = "graph.pbtxt"
 GRAPH_FOLDER = "graphs"
+_DEFAULT_REPOSITORY = Path("model_repository")
 #: Folder in the repository -> backends that its service offers.
 BACKENDS: Mapping[str, Mapping[str, type[Backend]]] = {
     "preprocess": preprocess.BACKENDS,
@@ -65,6 +68,12 @@ def is_graph(path: Path) -> bool:
     return path.name != CONFIG_FILENAME or bool(_IS_ENSEMBLE.search(path.read_text(errors="replace")))
 
 
+def require_regular(path: Path) -> None:
+    """Refuse what would be waited for, such as a pipe. Raises OSError."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
 def graph_source(path: Path) -> GraphSource:
     """The graph in a file; name and version are those of the folders where they follow the repository's layout."""
     text = path.read_bytes()
@@ -76,14 +85,35 @@ def graph_source(path: Path) -> GraphSource:
     return GraphSource(text, str(path))
 
 
+def graphs_around(path: Path) -> GraphRepository | None:
+    """The graphs beside the one in a file, where that follows the repository's layout."""
+    folders = path.resolve().parents
+    if path.name == CONFIG_FILENAME and len(folders) > 1:
+        return GraphRepository(folders[1])
+    if path.name == GRAPH_FILENAME and len(folders) > 2 and folders[0].name.isdigit():
+        return GraphRepository(folders[2])
+    return None
+
+
+def repository_of(graph: Path) -> Path | None:
+    """The repository that a graph's file is in, else ./model_repository; None where there is neither."""
+    for folders in (graph.parents, graph.resolve().parents):  # the first as the caller spells it
+        for folder in folders[:3]:
+            if folder.name == GRAPH_FOLDER:
+                return folder.parent
+    return _DEFAULT_REPOSITORY if _DEFAULT_REPOSITORY.is_dir() else None
+
+
 def define_offline(config: Path) -> ModelDefinition:
     """The model that a ``config.pbtxt`` declares, checked as the server does.
 
     A model whose version folders are not built yet counts as having version 1.
 
     Raises:
+        OSError: There is no such file, or it is a pipe or the like.
         WeftError: The configuration is wrong.
     """
+    require_regular(config)
     directory = config.resolve().parent
     versions = ModelRepository(directory.parent).versions(directory.name) or [1]
     return define_model(directory, versions, backends_of(directory.parent.name), num_gpus=_NUM_GPUS)

@@ -1,7 +1,8 @@
 """Values from the command line as tensors that fit a model's inputs."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,31 +14,55 @@ from weft_common.tensors import NUMPY_BY_DATATYPE, Array, WireTensor, encode
 
 
 def build_inputs(
-    specs: Sequence[TensorSpec], named: Mapping[str, str], elements: Sequence[bytes]
+    specs: Sequence[TensorSpec], named: Mapping[str, str], elements: Mapping[str, Sequence[bytes]]
 ) -> dict[str, WireTensor]:
     """Tensors of one request, in the model's order; an input that nothing was given for is left out.
 
     Args:
         specs: The model's inputs; ``dims`` is the full shape, -1 where any size fits.
         named: JSON text by input name.
-        elements: What fills the one BYTES input that ``named`` leaves open; several are the rows of a batch.
+        elements: What fills BYTES inputs, by name; several are the rows of a batch. "" is the one BYTES input that no
+            name is given for.
 
     Raises:
-        InvalidArgumentError: A name is unknown, a value does not fit, or it is open which input ``elements`` are for.
+        InvalidArgumentError: A name is unknown, a value does not fit, or it is open which input is meant.
     """
     by_name = {spec.name: spec for spec in specs}
-    for name in named:
-        if name not in by_name:
+    for name in (*named, *elements):
+        if name and name not in by_name:
             raise InvalidArgumentError(f"no input '{name}'; the inputs are {_describe(specs)}")
     tensors = {name: tensor_from_json(by_name[name], text) for name, text in named.items()}
-    if elements:
-        spec = _open_bytes_input(specs, named)
-        value = np.empty(len(elements), dtype=np.object_)
-        value[:] = list(elements)
-        # Several elements are rows: [2] becomes [2, 1] for an input of shape [-1, 1].
-        rows = value.reshape(len(elements), *[1] * (len(spec.dims) - 1)) if spec.dims else value
-        tensors[spec.name] = encode(rows if _fits(rows.shape, spec.dims) else _fit(value, spec))
+    for name, given in elements.items():
+        spec = by_name[name] if name else _open_bytes_input(specs, {*named, *elements})
+        if spec.name in tensors:
+            raise InvalidArgumentError(f"input '{spec.name}' is given twice")
+        tensors[spec.name] = _rows(spec, given)
     return {spec.name: tensors[spec.name] for spec in specs if spec.name in tensors}
+
+
+def _rows(spec: TensorSpec, elements: Sequence[bytes]) -> WireTensor:
+    """The elements as rows: two are [2, 1] for an input of shape [-1, 1]."""
+    if spec.datatype != "BYTES":
+        raise InvalidArgumentError(f"input '{spec.name}' is {spec.datatype}; give it with --input {spec.name}=JSON")
+    value = np.empty(len(elements), dtype=np.object_)
+    value[:] = list(elements)
+    rows = value.reshape(len(elements), *[1] * (len(spec.dims) - 1)) if spec.dims else value
+    return encode(rows if _fits(rows.shape, spec.dims) else _fit(value, spec))
+
+
+def content_of(text: str) -> str:
+    """The text, or that of the file after ``@``.
+
+    Raises:
+        InvalidArgumentError: The file is no text.
+        OSError: It cannot be read.
+    """
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"'{text[1:]}' is no UTF-8 text; write the value as JSON") from error
 
 
 def tensor_from_json(spec: TensorSpec, text: str) -> WireTensor:
@@ -92,12 +117,12 @@ def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
     return len(shape) == len(dims) and all(want in (-1, got) for got, want in zip(shape, dims, strict=True))
 
 
-def _open_bytes_input(specs: Sequence[TensorSpec], named: Mapping[str, str]) -> TensorSpec:
+def _open_bytes_input(specs: Sequence[TensorSpec], named: Container[str]) -> TensorSpec:
     candidates = [spec for spec in specs if spec.datatype == "BYTES" and spec.name not in named]
     if len(candidates) != 1:
         what = "no BYTES input is open" if not candidates else f"{len(candidates)} BYTES inputs are open"
         raise InvalidArgumentError(
-            f"--text and --file fill the one open BYTES input, but {what}; use --input NAME=JSON "
+            f"--text and --file fill the one open BYTES input, but {what}; use --file NAME=PATH or --input NAME=JSON "
             f"(inputs: {_describe(specs)})"
         )
     return candidates[0]

@@ -14,6 +14,7 @@ from typing import TypeVar
 from weft_cli.mesh import Mesh, MeshOptions
 from weft_cli.preflight import MeshError
 from weft_cli.process import Endpoint
+from weft_router.arguments import given, usage_fault
 
 T = TypeVar("T")
 
@@ -22,6 +23,9 @@ def run(options: argparse.Namespace) -> int:
     """Serve until SIGINT, SIGTERM or SIGHUP; 0 if every service served to the end and ended by itself, else 1."""
     if 0 < options.router_port == options.metrics_port:
         _report(f"--router-port and --metrics-port are both {options.router_port}; choose two")
+        return 2
+    if fault := usage_fault(options):
+        _report(fault)
         return 2
     if options.metrics_port is None:
         options.metrics_port = options.router_port + 1 if 0 < options.router_port < 65535 else 0
@@ -37,6 +41,7 @@ async def _up(options: argparse.Namespace) -> int:
             metrics_port=options.metrics_port,
             start_timeout_s=options.start_timeout_s,
             grace_s=options.grace_s,
+            router_arguments=tuple(given(options)),
         ),
         log=_log_raw if options.json else _log_prefixed,
         report=_report,

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-from weft_cli.answer import render_result, render_tensor, render_trace
+from weft_cli.answer import render_result, render_tensor
 from weft_common.core import InferResult
 from weft_common.tensors import bytes_tensor, encode
 
@@ -34,30 +34,3 @@ def test_bytes_that_are_no_text_are_counted() -> None:
 def test_bfloat16_is_shown_as_numbers() -> None:
     """BF16, which numpy does not know, is shown like FP32."""
     assert render_tensor(encode(np.array([1.5], ml_dtypes.bfloat16))) == "BF16[1]  [1.5]"
-
-
-def test_a_trace_is_a_tree_with_times() -> None:
-    """Each step stands below the node around it; a step that is no call has no model, a failure shows its status."""
-    steps = [
-        {"path": "root/lid", "target": "model", "model": "lang_id", "version": "2", "ms": 1.25, "status": "OK"},
-        {"path": "root/clf", "target": "", "model": "", "version": "", "ms": 20.5, "status": "OK"},
-        {
-            "path": "root/clf/de",
-            "target": "model",
-            "model": "bert",
-            "version": "1",
-            "ms": 20.1,
-            "status": "UNAVAILABLE",
-        },
-    ]
-    assert render_trace(steps) == (
-        "root\n"
-        "├─ lid         1.25 ms  lang_id@2 on model\n"
-        "└─ clf        20.50 ms\n"
-        "   └─ de      20.10 ms  bert@1 on model  UNAVAILABLE"
-    )
-
-
-def test_an_empty_trace_is_empty() -> None:
-    """No steps, no lines."""
-    assert render_trace([]) == ""

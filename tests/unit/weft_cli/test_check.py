@@ -106,12 +106,46 @@ def test_every_error_of_every_file_is_shown(repository: Path, capsys: pytest.Cap
 def test_names_and_types_are_checked_against_the_repository(
     repository: Path, capsys: pytest.CaptureFixture[str], wrong: str, code: str
 ) -> None:
-    """An unknown model, a wrong datatype and a wrong shape are errors with a repository, and unknown without one."""
+    """An unknown model, a wrong datatype and a wrong shape are found by the repository that the graph is in."""
     graph = write(repository / "graphs/g/1/graph.pbtxt", wrong)
-    assert check(graph) == 0
-    capsys.readouterr()
-    assert check(graph, "--repository", repository) == 1
+    assert 1 == check(graph)
     assert f"[{code}]" in capsys.readouterr().out
+
+
+def test_a_graph_elsewhere_is_checked_against_the_repository_given_or_the_one_here(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--repository counts first, then ./model_repository."""
+    graph = write(tmp_path_factory.mktemp("elsewhere") / "mine.pbtxt", GRAPH.replace('"m"', '"mm"'))
+    assert 1 == check(graph, "--repository", repository)
+    monkeypatch.chdir(graph.parent)
+    (graph.parent / "model_repository").symlink_to(repository)
+    assert 1 == check(graph)
+
+
+def test_nobody_is_told_that_unknown_models_are_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where no repository is found a warning says that names and types were not checked, and what to give."""
+    monkeypatch.chdir(tmp_path)
+    assert 0 == check(write(tmp_path / "mine.pbtxt", GRAPH))
+    captured = capsys.readouterr()
+    assert "warning: its models are not known, so names and types were not checked; give --repository" in captured.out
+    assert "1 file, 0 errors, 1 warning\n" == captured.err
+    assert 1 == check(write(tmp_path / "mine.pbtxt", GRAPH.replace('"s"', '"s/s"')))
+    assert "1 file, 1 error, 1 warning\n" == capsys.readouterr().err
+
+
+def test_graphs_of_two_repositories_are_checked_each_against_its_own(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A model of one repository is none of another."""
+    other = tmp_path_factory.mktemp("other")
+    write(other / "model/n/config.pbtxt", CONFIG)
+    graph = write(other / "graphs/g/1/graph.pbtxt", GRAPH.replace('"m"', '"n"'))
+    assert 0 == check(repository / "graphs/g", graph)
+    graph.write_text(GRAPH)
+    assert 1 == check(repository / "graphs/g", graph)
 
 
 def test_a_model_that_leaves_tensors_to_its_backend_is_not_guessed(
@@ -148,6 +182,7 @@ def test_json_and_github_formats_carry_file_line_column_and_code(
     graph = write(repository / "100%,graphs/graph.pbtxt", GRAPH.replace('"m"', '"mm"'))
     assert check(graph, "--repository", repository, "--format", "json") == 1
     (found,) = json.loads(capsys.readouterr().out)
+    assert list(found) == ["file", "line", "column", "message", "code", "severity"]
     assert (found["file"], found["line"], found["code"], found["severity"]) == (str(graph), 6, "G002", "error")
     assert check(graph, "--repository", repository, "--format", "github") == 1
     line = capsys.readouterr().out.strip()
@@ -166,6 +201,42 @@ def test_a_configuration_is_named_as_it_was_given(
     config.write_text("")
     assert check("model", "--format", "github") == 1
     assert capsys.readouterr().out.startswith("::error file=model/m/config.pbtxt,title=weft::")
+
+
+def test_github_gets_paths_from_the_working_directory_on(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A path is what stands in the pull request, however it was given; other folders keep theirs."""
+    monkeypatch.chdir(repository)
+    write(repository / "graphs/g/1/graph.pbtxt", 'name: "g" nod { }')
+    assert check(repository / "graphs/g", "--format", "github") == 1
+    assert capsys.readouterr().out.startswith("::error file=graphs/g/1/graph.pbtxt,line=1,col=11,title=G001::")
+    monkeypatch.chdir(repository / "model")
+    assert check(repository / "graphs/g", "--format", "github") == 1
+    assert capsys.readouterr().out.startswith(f"::error file={repository}/graphs/g/1/graph.pbtxt,line=1,")
+
+
+def test_a_graph_that_does_not_parse_has_no_other_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That its models are not known is said of a graph only once it can be read."""
+    monkeypatch.chdir(tmp_path)
+    graph = write(tmp_path / "loose.pbtxt", "name: ")
+    assert check(graph) == 1
+    assert capsys.readouterr().err == "1 file, 1 error, 0 warnings\n"
+    graph.write_text(GRAPH)
+    assert check(graph) == 0
+    assert capsys.readouterr().err == "1 file, 0 errors, 1 warning\n"
+
+
+def test_what_is_wrong_in_a_nested_graph_is_said_once(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """However many graphs run it."""
+    for name in ("g1", "g2"):
+        text = GRAPH.replace('"g"', f'"{name}"').replace('model_name: "m"', 'graph: "g"')
+        write(repository / f"graphs/{name}/1/graph.pbtxt", text)
+    write(repository / "graphs/g/1/graph.pbtxt", 'name: "g" nod { }')
+    assert check(repository, "--repository", repository) == 1
+    assert capsys.readouterr().out.count("unknown field 'nod'") == 1
 
 
 def test_a_file_that_cannot_be_read_is_an_error_beside_the_others(
@@ -227,6 +298,20 @@ def test_files_are_found_once_and_hidden_folders_left_out(repository: Path) -> N
     graph = repository / "graphs/g/1/graph.pbtxt"
     found = find_files([graph, repository])
     assert sorted(found) == sorted([graph, repository / "graphs/e/config.pbtxt", repository / "model/m/config.pbtxt"])
+
+
+def test_a_pipe_is_not_waited_for(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What has the name of a graph or configuration and is no regular file is passed over, with a message."""
+    pipes = [repository / "model/pipe/config.pbtxt", repository / "graphs/pipe/1/graph.pbtxt"]
+    for pipe in pipes:
+        pipe.parent.mkdir(parents=True)
+        os.mkfifo(pipe)
+    assert check(repository) == 1
+    captured = capsys.readouterr()
+    assert [
+        f"{pipe}: error: cannot read '{pipe}': it is no regular file" for pipe in pipes
+    ] == captured.out.splitlines()
+    assert captured.err.endswith("5 files, 2 errors, 0 warnings\n")
 
 
 def test_nothing_that_runs_models_is_imported(repository: Path) -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from weft_cli.__main__ import main
 
-HEAVY = ("grpc", "numpy", "google.protobuf", "torch", "weft_common", "weft_router", "weft_serving")
+HEAVY = ("grpc", "numpy", "google.protobuf", "torch", "weft_common", "weft_router.core", "weft_serving")
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """`weft --help` loads neither gRPC nor numpy nor any other package of Weft, which keeps it fast."""
+    """`weft --help` loads neither gRPC nor numpy, nor what of Weft needs them, which keeps it fast."""
     code = (
         "import sys\nfrom weft_cli.__main__ import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit as done:\n    assert done.code == 0\n"
@@ -31,6 +31,21 @@ def test_help_imports_nothing_heavy() -> None:
         ["infer"],
         ["infer", "m", "--input", "no-equals-sign"],
         ["infer", "m", "--timeout-ms", "-1"],
+        ["up", "--model-control-mode", "sometimes"],
+        ["feedback", "g", "--request-id", "r"],
+        ["feedback", "g", "--reward", "1"],
+        ["feedback", "g", "--reward", "1", "--request-id", "r", "--path", "p"],
+        *(["feedback", "g", "--request-id", "r", "--reward", reward] for reward in ("1.1", "-0.1", "nan", "inf", "x")),
+        *(["feedback", name, "--reward", "1", "--path", "p"] for name in ("/1", "g/", "g/0", "g/x", "g/" + "9" * 20)),
+        ["lock", "--router", "a:1", "--target", "model=b:1"],
+        ["lock", "--target", "model"],
+        ["lock", "-o", "a", "--check", "b"],
+        ["rollback"],
+        ["convert"],
+        ["draw", "g", "--format", "pdf"],
+        *(["explain", "g", "--remaining-ms", limit] for limit in ("0", "inf", "nan", "x")),
+        ["explain", "g", "--param", "k"],
+        ["convert", "x", "--lock", "a", "--repository", "b"],
         ["check"],
         ["check", "x", "--format", "yaml"],
     ],
@@ -48,3 +63,20 @@ def test_one_port_for_two_listeners_is_refused_before_anything_starts(capsys: py
     """Status 2 at once, not an error of the router when everything else runs."""
     assert main(["up", "--router-port", "18001", "--metrics-port", "18001"]) == 2
     assert capsys.readouterr().err == "weft: --router-port and --metrics-port are both 18001; choose two\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--load-model", "g"], "--load-model needs --model-control-mode explicit; without it every graph is loaded"),
+        (["--repository-poll-secs", "0"], "--repository-poll-secs must be above 0 and at most 86400, got 0"),
+        (["--max-inflight", "-1"], "--max-inflight must be at least 0, got -1"),
+        (["--state-dir", __file__], f"--state-dir {__file__} is no folder"),
+    ],
+)
+def test_wrong_arguments_of_the_router_are_told_before_anything_starts(
+    arguments: list[str], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the words of the router itself."""
+    assert main(["up", *arguments]) == 2
+    assert capsys.readouterr().err == f"weft: {fault}\n"

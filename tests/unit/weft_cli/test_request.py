@@ -1,14 +1,17 @@
 """Values of the command line as tensors."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from weft_cli.request import build_inputs, parameter_value, tensor_from_json
+from weft_cli.request import build_inputs, content_of, parameter_value, tensor_from_json
 from weft_common.errors import InvalidArgumentError
 from weft_common.signature import TensorSpec
 from weft_common.tensors import decode, split_bytes
 
 TEXT = TensorSpec("TEXT", "BYTES", (-1, 1))
+NAME = TensorSpec("NAME", "BYTES", (1,))
 FLOATS = TensorSpec("X", "FP32", (-1, 3))
 
 
@@ -57,36 +60,56 @@ def test_a_value_that_does_not_fit_is_refused(spec: TensorSpec, text: str, messa
 
 def test_text_fills_the_one_open_bytes_input() -> None:
     """The element goes to the BYTES input that has no value of its own; the model's order is kept."""
-    name = TensorSpec("NAME", "BYTES", (1,))
-    inputs = build_inputs([TEXT, name], {"NAME": '"x"'}, [b"hello"])
+    inputs = build_inputs([TEXT, NAME], {"NAME": '"x"'}, {"": [b"hello"]})
     assert list(inputs) == ["TEXT", "NAME"]
     assert inputs["TEXT"].shape == (1, 1)
     assert split_bytes(inputs["TEXT"].data) == [b"hello"]
 
 
+def test_elements_with_a_name_leave_the_other_inputs_open() -> None:
+    """What is named goes to its input, what is not to the one that is left; an input may also stay empty."""
+    inputs = build_inputs([TEXT, NAME], {}, {"NAME": [b"x"], "": [b"one", b"two"]})
+    assert {"TEXT": [b"one", b"two"], "NAME": [b"x"]} == {n: split_bytes(t.data) for n, t in inputs.items()}
+    assert ["NAME"] == list(build_inputs([TEXT, NAME], {}, {"NAME": [b"x"]}))
+
+
 @pytest.mark.parametrize(("dims", "shape"), [((-1, 1), (3, 1)), ((-1,), (3,)), ((1, -1), (1, 3))])
 def test_several_elements_are_rows_where_the_shape_allows(dims: tuple[int, ...], shape: tuple[int, ...]) -> None:
     """Three texts are a batch of three rows, or the last dimension if that one is free."""
-    inputs = build_inputs([TensorSpec("T", "BYTES", dims)], {}, [b"a", b"b", b"c"])
+    inputs = build_inputs([TensorSpec("T", "BYTES", dims)], {}, {"": [b"a", b"b", b"c"]})
     assert inputs["T"].shape == shape
 
 
 @pytest.mark.parametrize(
     ("specs", "named", "elements", "message"),
     [
-        ([FLOATS], {"Y": "1"}, [], r"no input 'Y'; the inputs are X FP32\[-1, 3\]"),
-        ([FLOATS], {}, [b"a"], "no BYTES input is open"),
-        ([TEXT, TensorSpec("NAME", "BYTES", (1,))], {}, [b"a"], "2 BYTES inputs are open"),
-        ([TEXT], {"TEXT": '"a"'}, [b"a"], "no BYTES input is open"),
-        ([TensorSpec("T", "BYTES", (1,))], {}, [b"a", b"b"], "does not fit"),
+        ([FLOATS], {"Y": "1"}, {}, r"no input 'Y'; the inputs are X FP32\[-1, 3\]"),
+        ([FLOATS], {}, {"Y": [b"a"]}, r"no input 'Y'; the inputs are X FP32\[-1, 3\]"),
+        ([FLOATS], {}, {"X": [b"a"]}, "input 'X' is FP32; give it with --input X=JSON"),
+        ([FLOATS], {}, {"": [b"a"]}, "no BYTES input is open"),
+        ([TEXT, NAME], {}, {"": [b"a"]}, "2 BYTES inputs are open; use --file NAME=PATH"),
+        ([TEXT], {"TEXT": '"a"'}, {"": [b"a"]}, "no BYTES input is open"),
+        ([TEXT], {}, {"TEXT": [b"a"], "": [b"a"]}, "no BYTES input is open"),
+        ([TEXT], {"TEXT": '"a"'}, {"TEXT": [b"a"]}, "input 'TEXT' is given twice"),
+        ([TensorSpec("T", "BYTES", (1,))], {}, {"": [b"a", b"b"]}, "does not fit"),
     ],
 )
 def test_an_open_question_is_an_error(
-    specs: list[TensorSpec], named: dict[str, str], elements: list[bytes], message: str
+    specs: list[TensorSpec], named: dict[str, str], elements: dict[str, list[bytes]], message: str
 ) -> None:
     """Unknown names and text without exactly one place for it are refused, with the inputs named."""
     with pytest.raises(InvalidArgumentError, match=message):
         build_inputs(specs, named, elements)
+
+
+def test_a_value_may_stand_in_a_file(tmp_path: Path) -> None:
+    """@FILE is the text of the file; what is no text cannot be JSON."""
+    (tmp_path / "x.json").write_text("[1, 2, 3]")
+    (tmp_path / "x.png").write_bytes(b"\x89PNG")
+    assert "[1, 2, 3]" == content_of(f"@{tmp_path}/x.json")
+    assert "5" == content_of("5")
+    with pytest.raises(InvalidArgumentError, match="is no UTF-8 text; write the value as JSON"):
+        content_of(f"@{tmp_path}/x.png")
 
 
 @pytest.mark.parametrize(
@@ -110,5 +133,5 @@ def test_parameter_values_are_what_json_says_or_text(text: str, value: object) -
 
 def test_a_missing_value_leaves_the_input_out() -> None:
     """What may be optional is left to the server to judge."""
-    assert build_inputs([FLOATS], {}, []) == {}
-    np.testing.assert_array_equal(decode(build_inputs([FLOATS, TEXT], {"X": "[1,2,3]"}, [])["X"]), [[1, 2, 3]])
+    assert build_inputs([FLOATS], {}, {}) == {}
+    np.testing.assert_array_equal(decode(build_inputs([FLOATS, TEXT], {"X": "[1,2,3]"}, {})["X"]), [[1, 2, 3]])

@@ -1,0 +1,47 @@
+"""``weft feedback``: tells the bandits of a graph how good an answer was."""
+
+import argparse
+import asyncio
+import sys
+
+import grpc
+
+from weft_common.channels import open_channel
+from weft_common.errors import UnsupportedError, WeftError
+from weft_common.status import from_rpc_error
+from weft_protos import graph_service_pb2 as pb
+from weft_protos.graph_service_pb2_grpc import GraphServiceStub
+
+_TIMEOUT_S = 10.0
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the steps that were rewarded and return 0, or print the error's status and message and return 1."""
+    try:
+        response = asyncio.run(_feedback(options))
+    except WeftError as error:
+        print(f"weft: {error.code}: {error.message}", file=sys.stderr)
+        return 1
+    for arm in response.arm:
+        mean = arm.reward_sum / max(arm.num_pulls, arm.num_rewards)
+        print(f"{arm.node}[{arm.step}]  {arm.num_pulls} pulls, {arm.num_rewards} rewards, mean {mean:.3f}")
+    return 0
+
+
+async def _feedback(options: argparse.Namespace) -> pb.GraphFeedbackResponse:
+    name, _, version = options.graph.partition("/")
+    request = pb.GraphFeedbackRequest(graph=name, version=int(version or 0), reward=options.reward)
+    if options.request_id is not None:
+        request.request_id = options.request_id
+    else:
+        request.path = options.path
+    async with open_channel(options.url) as channel:
+        try:
+            response: pb.GraphFeedbackResponse = await GraphServiceStub(channel).GraphFeedback(
+                request, timeout=_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise UnsupportedError(f"'{options.url}' is no router of Weft; it has no bandits") from error
+            raise from_rpc_error(error, f"'{options.url}'") from error
+    return response
