@@ -44,6 +44,7 @@ def questions(digit: Path) -> list[Question]:
         Question("triage", "a message goes to the team that its label names", {"TEXT": complaint}),
         Question("triage", "the parameter team=shipping beats the label", {"TEXT": complaint}, {"team": "shipping"}),
         Question("digits", f"several models vote on {digit.name}", {"IMAGE": image}),
+        Question("digits_cascade", "a small model answers, a large one only in doubt", {"IMAGE": image}),
         Question("digits_ab", "an A/B test: a user keeps its arm", {"IMAGE": image}, headers={"x-user-id": "alice"}),
         Question("simple", "sum and difference, another model", numbers),
         Question("identity", "a model called through the router", {"INPUT0": row}),

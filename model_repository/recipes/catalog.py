@@ -19,6 +19,8 @@ TRIAGE_TABLES = {team: f"postprocess/answer_{team}/1/table.safetensors" for team
 
 DIGITS_CNN = "model/digits_cnn/1/model.onnx"
 DIGITS_MLP = "model/digits_mlp/1/model.pt2"
+DIGITS_TINY = "model/digits_tiny/1/model.onnx"
+DIGITS_COMMITTEE = "model/digits_committee/1/model.onnx"
 DIGITS_FOREST_CODE = "model/digits_forest/1/model.py"
 DIGITS_TRAINING = "model/digits_forest/1/training.npz"
 DIGITS_HELD_OUT = "data/digits/held_out.npz"
@@ -64,6 +66,13 @@ RECIPES = {
             module="recipes.digits",
             outputs=(DIGITS_CNN, DIGITS_MLP, DIGITS_TRAINING, DIGITS_HELD_OUT, *DIGITS_PNGS),
             sources=("recipes/digits.py", "recipes/digits_networks.py", _ONNX_FILE, DIGITS_FOREST_CODE),
+            packages=("onnx", "scikit-learn", "torch"),
+        ),
+        Recipe(
+            name="digits_cascade",
+            module="recipes.digits_cascade",
+            outputs=(DIGITS_TINY, DIGITS_COMMITTEE),
+            sources=("recipes/digits_cascade.py", "recipes/digits.py", "recipes/digits_networks.py", _ONNX_FILE),
             packages=("onnx", "scikit-learn", "torch"),
         ),
     )

@@ -1,5 +1,6 @@
 """The two networks of ``digits``: a small convolutional one as ONNX, a perceptron as a program of ``torch.export``."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tqdm import trange
 from recipes.onnx_file import save_graph, tensor
 
 MAX_BATCH_SIZE = 32
-_BRIGHTEST = 16.0
+BRIGHTEST = 16.0
 _NUM_EPOCHS = 40
 _BATCH_SIZE = 64
 _LEARNING_RATE = 5e-3
@@ -33,7 +34,7 @@ class Classifier(nn.Module):
 
     def scores(self, pixels: torch.Tensor) -> torch.Tensor:
         """Scores, shape ``[n, 10]``."""
-        scores: torch.Tensor = self.layers(pixels / _BRIGHTEST)
+        scores: torch.Tensor = self.layers(pixels / BRIGHTEST)
         return scores
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,9 +45,8 @@ class Classifier(nn.Module):
 
 def train_cnn(pixels: NDArray[np.float32], labels: NDArray[np.int64]) -> Classifier:
     """Two convolutions of 3 x 3, one pooling, one linear layer."""
-    torch.manual_seed(0)
-    return _train(
-        nn.Sequential(
+    return train(
+        lambda: nn.Sequential(
             nn.Conv2d(1, 16, 3, padding=1),
             nn.ReLU(),
             nn.Conv2d(16, 32, 3, padding=1),
@@ -58,22 +58,41 @@ def train_cnn(pixels: NDArray[np.float32], labels: NDArray[np.int64]) -> Classif
         ),
         pixels,
         labels,
-        "cnn",
+        name="cnn",
     )
 
 
 def train_mlp(pixels: NDArray[np.float32], labels: NDArray[np.int64]) -> Classifier:
     """One hidden layer of 128."""
-    torch.manual_seed(0)
-    layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.25), nn.Linear(128, 10))
-    return _train(layers, pixels, labels, "mlp")
+    return train(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.25), nn.Linear(128, 10)),
+        pixels,
+        labels,
+        name="mlp",
+    )
 
 
-def _train(layers: nn.Sequential, pixels: NDArray[np.float32], labels: NDArray[np.int64], name: str) -> Classifier:
-    """Trained with a fixed seed by the one-cycle policy (Smith, 2018, https://arxiv.org/abs/1803.09820)."""
+def train(
+    make_layers: Callable[[], nn.Sequential],
+    pixels: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    *,
+    name: str,
+    seed: int = 0,
+) -> Classifier:
+    """Trained with a fixed seed by the one-cycle policy (Smith, 2018, https://arxiv.org/abs/1803.09820).
+
+    Args:
+        make_layers: From ``[n, 1, 8, 8]`` to 10 scores.
+        pixels: FP32 ``[n, 1, 8, 8]``, 0 to 16.
+        labels: int64 ``[n]``.
+        name: Shown while it runs.
+        seed: Of the first weights and the order of the pictures.
+    """
+    torch.manual_seed(seed)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums in a fixed order; at this size more threads gain nothing
-    classifier = Classifier(layers)
+    classifier = Classifier(make_layers())
     x, y = torch.from_numpy(pixels), torch.from_numpy(labels)
     num_steps = _NUM_EPOCHS * -(-len(x) // _BATCH_SIZE)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=_LEARNING_RATE)
@@ -110,7 +129,7 @@ def save_cnn(path: Path, classifier: Classifier) -> None:
         ],
         inputs=[tensor("PIXELS", TensorProto.FLOAT, "batch", 1, 8, 8)],
         outputs=[tensor("LABEL", TensorProto.INT64, "batch", 1), tensor("PROBS", TensorProto.FLOAT, "batch", 10)],
-        weights=weights | {"brightest": np.float32(_BRIGHTEST)},
+        weights=weights | {"brightest": np.float32(BRIGHTEST)},
     )
 
 

@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,6 +41,12 @@ def infer(
         tensor.set_data_from_numpy(array)
         tensors.append(tensor)
     return client.infer(model, tensors, **options)
+
+
+def trace_of(result: triton.InferResult) -> list[dict[str, Any]]:
+    """Steps of a request that asked for `graph_trace`."""
+    steps: list[dict[str, Any]] = json.loads(result.get_response().parameters["graph_trace"].string_param)
+    return steps
 
 
 def texts(*values: str) -> NDArray[np.object_]:
@@ -100,8 +107,7 @@ def test_triage_takes_the_branch_of_the_winning_label(
     assert result.as_numpy("LABEL").tolist() == [[label.encode()]]
     assert np.isclose(result.as_numpy("PROBS").sum(), 1.0, atol=1e-5)
     assert len(result.as_numpy("ANSWER")[0, 0]) > 20
-    trace = json.loads(result.get_response().parameters["graph_trace"].string_param)
-    assert f"answer_{label}" in {step["model"] for step in trace}
+    assert f"answer_{label}" in {step["model"] for step in trace_of(result)}
 
 
 def test_triage_parameter_beats_the_label(client: triton.InferenceServerClient) -> None:
@@ -113,18 +119,63 @@ def test_triage_parameter_beats_the_label(client: triton.InferenceServerClient) 
     assert by_label.as_numpy("ANSWER").tolist() != by_parameter.as_numpy("ANSWER").tolist()
 
 
-def test_digits_are_right_as_often_as_the_build_measured(client: triton.InferenceServerClient) -> None:
-    """On the held-out digits LABEL has the accuracy of the vote that the build printed, PROBS is a distribution."""
+def test_triage_sends_every_message_of_a_batch_its_own_way(client: triton.InferenceServerClient) -> None:
+    """Rows get the answers that they get alone, in order; the path tells how many went to each team."""
+    messages = [
+        "Where is my parcel? The tracking has not moved for a week.",
+        "I forgot my password and cannot log in to my account.",
+        "My parcel arrived at the wrong address.",
+    ]
+    alone = [infer(client, "triage", {"TEXT": texts(text)}).as_numpy("ANSWER")[0, 0] for text in messages]
+    together = infer(
+        client,
+        "triage",
+        {"TEXT": texts(*messages)},
+        parameters={"graph_trace": True},
+    )
+    assert alone == together.as_numpy("ANSWER")[:, 0].tolist()
+    assert {"answer_shipping": 2, "answer_account": 1} == {
+        step["model"]: step["rows"] for step in trace_of(together) if step.get("rows")
+    }
+
+
+@pytest.mark.parametrize(
+    ("graph", "sample", "figure", "parameters"),
+    [
+        ("digits", "digits", "vote", {}),
+        ("digits_cascade", "digits_cascade", "cascade", {}),
+        ("digits_cascade", "digits_cascade", "committee", {"quality": "best"}),
+    ],
+    ids=["vote", "cascade", "always the committee"],
+)
+def test_digits_are_right_as_often_as_the_build_measured(
+    client: triton.InferenceServerClient, graph: str, sample: str, figure: str, parameters: dict[str, str]
+) -> None:
+    """On the held-out digits LABEL has the accuracy that the build printed, PROBS is a distribution."""
     with np.load(DIGITS / "held_out.npz", allow_pickle=False) as data:
         images, expected = data["images"], data["labels"]
     rows = np.array([[png(image)] for image in images], dtype=np.object_)
     labels = []
     for start in range(0, len(rows), 32):
-        result = infer(client, "digits", {"IMAGE": rows[start : start + 32]})
+        result = infer(client, graph, {"IMAGE": rows[start : start + 32]}, parameters=parameters)
         np.testing.assert_allclose(result.as_numpy("PROBS").sum(axis=1), 1.0, atol=1e-3)
         labels.append(result.as_numpy("LABEL")[:, 0])
-    measured = json.loads((ROOT / "model_repository/.cache/digits.json").read_text())["figures"]["vote"]
+    measured = json.loads((ROOT / f"model_repository/.cache/{sample}.json").read_text())["figures"][figure]
     assert measured == pytest.approx((np.concatenate(labels) == expected).mean(), abs=1e-9)
+
+
+def test_the_cascade_asks_the_committee_only_in_doubt(client: triton.InferenceServerClient) -> None:
+    """Of all held-out pictures the share that the build measured travels on, and with quality=best all do."""
+    with np.load(DIGITS / "held_out.npz", allow_pickle=False) as data:
+        rows = np.array([[png(image)] for image in data["images"]], dtype=np.object_)
+    num_asked = {"auto": 0, "best": 0}
+    for quality in num_asked:
+        for start in range(0, len(rows), 32):
+            parameters = {"quality": quality, "graph_trace": True}
+            result = infer(client, "digits_cascade", {"IMAGE": rows[start : start + 32]}, parameters=parameters)
+            num_asked[quality] += sum(step["rows"] for step in trace_of(result) if step["model"] == "digits_committee")
+    measured = json.loads((ROOT / "model_repository/.cache/digits_cascade.json").read_text())["figures"]
+    assert {"auto": round(measured["asked the committee"] * len(rows)), "best": len(rows)} == num_asked
 
 
 def test_digits_ab_is_sticky(client: triton.InferenceServerClient) -> None:
@@ -135,8 +186,7 @@ def test_digits_ab_is_sticky(client: triton.InferenceServerClient) -> None:
         result = infer(
             client, "digits_ab", {"IMAGE": image}, parameters={"graph_trace": True}, headers={"x-user-id": user}
         )
-        trace = json.loads(result.get_response().parameters["graph_trace"].string_param)
-        return next(step["model"] for step in trace if step["model"] and step["model"] != "decode_digit")
+        return next(step["model"] for step in trace_of(result) if step["model"] not in ("", "decode_digit"))
 
     assert [arm("alice") for _ in range(3)] == [arm("alice")] * 3
     assert len({arm(f"user-{number}") for number in range(20)}) == 2

@@ -104,7 +104,7 @@ def test_a_second_build_does_nothing(repository: Path) -> None:
     before = changes(repository)
     built = run_build("--output", str(repository))
     assert built.returncode == 0
-    assert [line.split()[1:4] for line in built.stdout.splitlines()] == [["up", "to", "date"]] * 4
+    assert [line.split()[1:4] for line in built.stdout.splitlines()] == [["up", "to", "date"]] * 5
     assert f"vote {figures(repository, 'digits')['vote']:.3g}" in built.stdout
     assert changes(repository) == before
 
