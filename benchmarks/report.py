@@ -2,10 +2,11 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from benchmarks.load import Load
 
@@ -75,37 +76,42 @@ def render(rows: Sequence[Row], machine: Mapping[str, object]) -> str:
                 *(f"{row.cpu_s_per_1000.get(name, 0.0):.2f}" for name in processes),
             ]
         )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    table = [
+    meaning = "The columns of process names are CPU-seconds for 1000 requests; client is the load generator."
+    return "\n".join([*machine_lines(machine), meaning, "", table(lines, left_columns=(0, 1))])
+
+
+def table(lines: Sequence[Sequence[str]], *, left_columns: Collection[int]) -> str:
+    """Cells in columns two blanks apart, flush right except for ``left_columns``; every line has as many cells."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
         "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
+            cell.ljust(width) if column in left_columns else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
         for line in lines
-    ]
+    )
+
+
+def machine_lines(machine: Mapping[str, object]) -> list[str]:
+    """Hardware and system; versions."""
     packages = machine.get("packages")
     versions = (
         ", ".join(f"{name} {version}" for name, version in packages.items()) if isinstance(packages, dict) else ""
     )
-    return "\n".join(
-        [
-            f"{machine.get('cpu')}, {machine.get('num_cores')} cores, {machine.get('memory_gib')} GiB, "
-            f"GPU: {machine.get('gpu')}; {machine.get('system')}",
-            f"Python {machine.get('python')}, {versions}",
-            "The columns of process names are CPU-seconds for 1000 requests; client is the load generator.",
-            "",
-            *(line.rstrip() for line in table),
-        ]
-    )
+    return [
+        f"{machine.get('cpu')}, {machine.get('num_cores')} cores, {machine.get('memory_gib')} GiB, "
+        f"GPU: {machine.get('gpu')}; {machine.get('system')}",
+        f"Python {machine.get('python')}, {versions}",
+    ]
 
 
 def write_json(
-    folder: Path, rows: Sequence[Row], machine: Mapping[str, object], *, now: datetime | None = None
+    folder: Path, rows: Sequence[Any], machine: Mapping[str, object], *, prefix: str = "", now: datetime | None = None
 ) -> Path:
-    """A new file ``folder/<UTC time>.json`` with machine and rows; its path."""
+    """A new file ``folder/<prefix><UTC time>.json`` with machine and rows, which are dataclasses; its path."""
     folder.mkdir(parents=True, exist_ok=True)
     moment = now or datetime.now(UTC)
-    path = folder / f"{moment:%Y%m%dT%H%M%SZ}.json"
+    path = folder / f"{prefix}{moment:%Y%m%dT%H%M%SZ}.json"
     document = {"time": moment.isoformat(), "machine": machine, "rows": [asdict(row) for row in rows]}
     path.write_text(json.dumps(document, indent=2) + "\n")
     return path
