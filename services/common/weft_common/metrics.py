@@ -7,7 +7,7 @@ made for TIS read them as they are. ``weft_*`` histograms carry exemplars (trace
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, UnknownMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
@@ -50,18 +50,29 @@ class StatisticsCollector(Collector):
             for entry in entries:
                 counter.add_metric((entry.name, entry.version), value(entry))
             yield counter
+        restarts = CounterMetricFamily(
+            "weft_instance_restarts", "Instances that were lost and loaded again", labels=("model", "version")
+        )
         failure = UnknownMetricFamily(
             "nv_inference_request_failure", "Requests failed", labels=("model", "version", "reason")
         )
         pending = GaugeMetricFamily(
             "nv_inference_pending_request_count", "Requests in the queue", labels=("model", "version")
         )
+        queue_size = GaugeMetricFamily(
+            "weft_queue_size", "Requests in the queue by priority level", labels=("model", "version", "priority")
+        )
         for entry in entries:
+            for level, count in entry.count_pending_by_level().items():
+                queue_size.add_metric((entry.name, entry.version, str(level)), count)
             for reason in _REASONS:
                 failure.add_metric((entry.name, entry.version, reason), entry.failures_by_reason.get(reason, 0))
             pending.add_metric((entry.name, entry.version), entry.pending_count)
+            restarts.add_metric((entry.name, entry.version), entry.restart_count)
         yield failure
         yield pending
+        yield queue_size
+        yield restarts
         for name, text, histograms in _HISTOGRAMS:
             family = HistogramMetricFamily(name, text, labels=("model", "version", "priority"))
             for entry in entries:

@@ -7,6 +7,7 @@ new call is taken, calls in work finish within the grace, models are closed, spa
 import argparse
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import json
 import os
@@ -29,6 +30,7 @@ from weft_common.errors import WeftError
 from weft_common.health import HealthServicer
 from weft_common.metrics import start_metrics_server
 from weft_common.servicer import V2Servicer
+from weft_common.shared_memory import SharedMemory
 from weft_common.statistics import ModelStatistics
 from weft_protos import grpc_service_pb2, grpc_service_pb2_grpc
 
@@ -89,6 +91,11 @@ def add_arguments(parser: argparse.ArgumentParser, *, grpc_port: int, metrics_po
     parser.add_argument(
         "--max-message-bytes", type=int, default=MAX_MESSAGE_BYTES, help="largest message (default %(default)s)"
     )
+    parser.add_argument(
+        "--allow-client-shm",
+        action="store_true",
+        help="clients on this machine may pass tensors in system shared memory",
+    )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument(
         "--stop-with-stdin", action="store_true", help="stop when standard input ends, so as not to outlive the parent"
@@ -137,7 +144,8 @@ async def _serve(
     core = make_core()
     server = grpc.aio.server(options=server_options(options.max_message_bytes))
     extension = extend(core)
-    services = add_services(server, core, f"weft.{service}", extension)
+    memory = SharedMemory() if options.allow_client_shm else None
+    services = add_services(server, core, f"weft.{service}", extension, memory)
     _warn_if_exposed(options.host)
     try:
         port_option, port = "--grpc-port", options.grpc_port
@@ -156,6 +164,10 @@ async def _serve(
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             await loading
+            # What is there now stays: with torch loaded, each full collection would stop the event loop for 0.38 s to
+            # look at 190,000 objects (2 cores AMD EPYC, Python 3.11); so it looks at none of them.
+            gc.collect()
+            gc.freeze()
             await set_serving(services, core.is_ready())
             watcher = asyncio.create_task(_follow_readiness(core, services))
             endpoints = {
@@ -164,7 +176,7 @@ async def _serve(
                 "metrics": _address(options.host, metrics_port),
             }
             print(json.dumps(endpoints), flush=True)  # noqa: T201  # the parent reads the ports from this line
-            _log.info("serving", extra=endpoints)
+            _log.info("serving", extra=endpoints | {"num_frozen_objects": gc.get_freeze_count()})
             await stopping
             watcher.cancel()
     except WeftError as error:
@@ -184,14 +196,20 @@ async def _serve(
 
 
 def add_services(
-    server: grpc.aio.Server, core: InferenceCore, service: str, extension: Extension = _NO_EXTENSION
+    server: grpc.aio.Server,
+    core: InferenceCore,
+    service: str,
+    extension: Extension = _NO_EXTENSION,
+    memory: SharedMemory | None = None,
 ) -> Services:
     """Add the V2 service, health (NOT_SERVING until said otherwise), an extension and reflection to a server.
+
+    Clients may pass tensors in ``memory``, if it is given.
 
     Returns:
         The servicers; call ``await set_serving(...)`` with them.
     """
-    services = Services(V2Servicer(core, service), HealthServicer((SERVICE_NAME,)))
+    services = Services(V2Servicer(core, service, memory), HealthServicer((SERVICE_NAME,)))
     grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(services.inference, server)
     health_pb2_grpc.add_HealthServicer_to_server(services.health, server)
     more_names = extension.add_servicers(server)

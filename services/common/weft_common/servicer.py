@@ -6,7 +6,7 @@ Protobuf comes in and goes out here; ``weft_common.edge`` has the spans and turn
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from importlib import metadata
 from typing import TypeVar, cast
 
@@ -17,11 +17,13 @@ from weft_common.core import InferenceCore, InferResult
 from weft_common.edge import Context, Edge, deadline_ns_of, headers_of, sendable, trailing_of, withdrawal
 from weft_common.errors import UnavailableError, UnsupportedError, WeftError
 from weft_common.logs import get_logger
+from weft_common.shared_memory import DISABLED, Place, SharedMemory
 from weft_common.status import cut_message
 from weft_common.stream_answers import Outgoing, StreamCall
 from weft_common.wire import (
     call_from_request,
     metadata_from_signature,
+    output_places,
     parameters_from,
     response_from_result,
     statistics_message,
@@ -30,6 +32,7 @@ from weft_protos import grpc_service_pb2 as pb
 from weft_protos import grpc_service_pb2_grpc as pb_grpc
 
 EXTENSIONS = (
+    "classification",
     "model_configuration",
     "model_repository",
     "model_repository(unload_dependents)",
@@ -46,7 +49,6 @@ _SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new req
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 #: Parameter of the response that comes with an error's text in a stream: the name of its gRPC status.
 _STATUS = "grpc_status"
-_SHARED_MEMORY_DISABLED = "Client shared memory is disabled"
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -77,10 +79,12 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
     Args:
         core: What answers.
         service: Name for spans and ``ServerMetadata``, for example ``weft.router``.
+        memory: Shared memory that clients may use; None: it is disabled.
     """
 
-    def __init__(self, core: InferenceCore, service: str) -> None:
+    def __init__(self, core: InferenceCore, service: str, memory: SharedMemory | None = None) -> None:
         self._core = core
+        self._memory = memory
         self._edge = Edge(service)
         self._is_draining = False
         self._stream_readers: set[asyncio.Task[None]] = set()
@@ -105,7 +109,9 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
     async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
         """Name, version, extensions."""
         return pb.ServerMetadataResponse(
-            name=self._edge.service, version=metadata.version("weft"), extensions=EXTENSIONS
+            name=self._edge.service,
+            version=metadata.version("weft"),
+            extensions=EXTENSIONS if self._memory is None else (*EXTENSIONS, "system_shared_memory"),
         )
 
     @_answering
@@ -143,8 +149,10 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
         try:
             if self._is_draining:
                 raise UnavailableError(_SHUTTING_DOWN)
-            result = await self._core.infer(call_from_request(request), call_context)
-            response = response_from_result(result)
+            memory = self._memory
+            call = call_from_request(request, memory)
+            places = {} if memory is None else output_places(request, memory)
+            response = response_from_result(await self._core.infer(call, call_context), places)
         except asyncio.CancelledError:
             telemetry.end_span(span, withdrawal(call_context))
             raise
@@ -230,13 +238,15 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
         wants_null = request.parameters[_EMPTY_FINAL].bool_param if _EMPTY_FINAL in request.parameters else False
         failure: WeftError | None = None
         try:
-            results = self._core.stream_infer(call_from_request(request), stream_call.context)
+            memory = self._memory
+            places = {} if memory is None else output_places(request, memory)
+            results = self._core.stream_infer(call_from_request(request, memory), stream_call.context)
             async with contextlib.aclosing(results):
                 async for result in results:
                     if result.is_null or not result.is_final:
                         stream_call.leave_line()
                     if wants_null or not result.is_null:
-                        await outgoing.put(stream_call, _stream_response(result))
+                        await outgoing.put(stream_call, _stream_response(result, places))
         except asyncio.CancelledError:
             failure = withdrawal(stream_call.context)
             raise
@@ -274,25 +284,38 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
         await self._core.unload(request.model_name, unload_dependents=parameters.get("unload_dependents") is True)
         return pb.RepositoryModelUnloadResponse()
 
-    # What this version does not offer. Status and unregister succeed, because clients call them unasked.
+    # Shared memory. Status and unregister succeed also where it is disabled, because clients call them unasked.
 
+    @_answering
     async def SystemSharedMemoryStatus(
         self, request: pb.SystemSharedMemoryStatusRequest, context: Context
     ) -> pb.SystemSharedMemoryStatusResponse:
-        """No region is registered."""
-        return pb.SystemSharedMemoryStatusResponse()
+        """One region, or every one."""
+        regions = () if self._memory is None else self._memory.regions(request.name)
+        status = pb.SystemSharedMemoryStatusResponse.RegionStatus
+        return pb.SystemSharedMemoryStatusResponse(
+            regions={
+                region.name: status(name=region.name, key=region.key, offset=region.offset, byte_size=region.byte_size)
+                for region in regions
+            }
+        )
 
     @_answering
     async def SystemSharedMemoryRegister(
         self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
     ) -> pb.SystemSharedMemoryRegisterResponse:
-        """UNIMPLEMENTED."""
-        raise UnsupportedError(_SHARED_MEMORY_DISABLED)
+        """UNIMPLEMENTED where it is disabled."""
+        if self._memory is None:
+            raise UnsupportedError(DISABLED)
+        self._memory.register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
 
     async def SystemSharedMemoryUnregister(
         self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """Nothing to do."""
+        """One region, or every one; requests in flight keep what they use."""
+        if self._memory is not None:
+            self._memory.unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def CudaSharedMemoryStatus(
@@ -306,7 +329,7 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
         self, request: pb.CudaSharedMemoryRegisterRequest, context: Context
     ) -> pb.CudaSharedMemoryRegisterResponse:
         """UNIMPLEMENTED."""
-        raise UnsupportedError(_SHARED_MEMORY_DISABLED)
+        raise UnsupportedError("CUDA shared memory is not supported by this version; use system shared memory")
 
     async def CudaSharedMemoryUnregister(
         self, request: pb.CudaSharedMemoryUnregisterRequest, context: Context
@@ -354,8 +377,8 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
         )
 
 
-def _stream_response(result: InferResult) -> pb.ModelStreamInferResponse:
-    response = response_from_result(result)
+def _stream_response(result: InferResult, places: Mapping[str, Place]) -> pb.ModelStreamInferResponse:
+    response = response_from_result(result, places)
     response.parameters["triton_final_response"].bool_param = result.is_final
     return pb.ModelStreamInferResponse(infer_response=response)
 

@@ -1,6 +1,7 @@
 """What a model takes and gives, read from its configuration."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from weft_protos import model_config_pb2
 
@@ -25,6 +26,7 @@ class TensorSpec:
         dims: Shape without the batch dimension; -1 is any size. ``reshape`` does not show here.
         is_optional: Inputs only: may be left out.
         allow_ragged_batch: Inputs only: requests of different shapes may share a batch.
+        labels: Outputs only: names of the classes, where the server of the model has them.
     """
 
     name: str
@@ -32,6 +34,7 @@ class TensorSpec:
     dims: tuple[int, ...]
     is_optional: bool = False
     allow_ragged_batch: bool = False
+    labels: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,11 @@ class ModelSignature:
     is_decoupled: bool = False
 
     @classmethod
-    def from_config(cls, config: model_config_pb2.ModelConfig, version: str) -> "ModelSignature":
-        """Signature of ``config`` for one of its versions."""
+    def from_config(
+        cls, config: model_config_pb2.ModelConfig, version: str, labels: Mapping[str, tuple[str, ...]] | None = None
+    ) -> "ModelSignature":
+        """Signature of ``config`` for one of its versions; ``labels`` by output."""
+        labels = labels or {}
         return cls(
             name=config.name,
             version=version,
@@ -67,7 +73,10 @@ class ModelSignature:
                 TensorSpec(i.name, datatype_name(i.data_type), tuple(i.dims), i.optional, i.allow_ragged_batch)
                 for i in config.input
             ),
-            outputs=tuple(TensorSpec(o.name, datatype_name(o.data_type), tuple(o.dims)) for o in config.output),
+            outputs=tuple(
+                TensorSpec(o.name, datatype_name(o.data_type), tuple(o.dims), labels=labels.get(o.name, ()))
+                for o in config.output
+            ),
             is_decoupled=config.model_transaction_policy.decoupled,
         )
 

@@ -5,6 +5,7 @@ Prometheus figures are derived from these at scrape time, so a request pays for 
 """
 
 from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 LATENCY_BUCKETS_S = (
@@ -57,6 +58,26 @@ class BatchStatistics:
 
 
 @dataclass(slots=True)
+class ResponseStatistics:
+    """The responses of one number, from 0, to requests of a decoupled model.
+
+    Attributes:
+        compute_infer: From the response before it, or the start of the execution.
+        compute_output: Encoding of its outputs.
+        success, fail: Both together.
+        empty_response: Only said that none follows.
+        cancel: Nobody waited for it any longer.
+    """
+
+    compute_infer: DurationCount = field(default_factory=DurationCount)
+    compute_output: DurationCount = field(default_factory=DurationCount)
+    success: DurationCount = field(default_factory=DurationCount)
+    fail: DurationCount = field(default_factory=DurationCount)
+    empty_response: DurationCount = field(default_factory=DurationCount)
+    cancel: DurationCount = field(default_factory=DurationCount)
+
+
+@dataclass(slots=True)
 class ModelStatistics:
     """Counters of one model version.
 
@@ -68,8 +89,11 @@ class ModelStatistics:
         fail: Requests answered with an error.
         queue, compute_input, compute_infer, compute_output: Per request; their sum never exceeds ``success``.
         batches: By batch size in rows.
+        responses: Of a decoupled model, by the response's number.
         failures_by_reason: REJECTED, CANCELED, BACKEND or OTHER.
         pending_count: Requests in the queue now.
+        count_pending_by_level: Gives the same by priority level; may be called from any thread.
+        restart_count: How often an instance was lost and loaded again.
         request_latency, queue_latency, compute_latency: By priority level.
     """
 
@@ -87,8 +111,11 @@ class ModelStatistics:
     cache_hit: DurationCount = field(default_factory=DurationCount)
     cache_miss: DurationCount = field(default_factory=DurationCount)
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
+    responses: dict[int, ResponseStatistics] = field(default_factory=dict)
     failures_by_reason: dict[str, int] = field(default_factory=dict)
     pending_count: int = 0
+    count_pending_by_level: Callable[[], Mapping[int, int]] = dict
+    restart_count: int = 0
     request_latency: dict[int, LatencyHistogram] = field(default_factory=dict)
     queue_latency: dict[int, LatencyHistogram] = field(default_factory=dict)
     compute_latency: dict[int, LatencyHistogram] = field(default_factory=dict)

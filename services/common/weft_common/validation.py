@@ -12,15 +12,20 @@ from weft_common.tensors import ITEMSIZE_BYTES, WireTensor, check_bytes, num_ele
 _VERSION = re.compile(r"0*[1-9][0-9]{0,17}")
 
 
-def validate(call: InferCall, signature: ModelSignature) -> int:
+def validate(call: InferCall, signature: ModelSignature, *, can_split: bool = False) -> int:
     """Batch size in rows of a call that fits the signature; 1 for a model without batch dimension.
+
+    Args:
+        call: What came in.
+        signature: Of the model.
+        can_split: More rows than ``max_batch_size`` are allowed.
 
     Raises:
         InvalidArgumentError: A name, datatype, shape, byte size or batch size does not fit; says which, what was
             expected and what was got.
     """
     try:
-        return _validate(call, signature)
+        return _validate(call, signature, can_split)
     except InvalidArgumentError as error:
         raise error.with_message(f"[request id: {call.request_id or '<id_unknown>'}] {error.message}") from None
 
@@ -56,7 +61,7 @@ def version_number(version: str) -> int:
     return int(version)
 
 
-def _validate(call: InferCall, signature: ModelSignature) -> int:
+def _validate(call: InferCall, signature: ModelSignature, can_split: bool) -> int:
     specs = signature.inputs
     inputs = call.inputs
     model = signature.name
@@ -74,7 +79,7 @@ def _validate(call: InferCall, signature: ModelSignature) -> int:
                 f"{num_rows}"
             )
         num_rows = rows
-    if signature.max_batch_size > 0 and num_rows > signature.max_batch_size:
+    if signature.max_batch_size > 0 and num_rows > signature.max_batch_size and not can_split:
         raise InvalidArgumentError(
             f"inference request batch-size must be <= {signature.max_batch_size} for '{model}', got {num_rows}; send "
             "fewer rows in one request"

@@ -6,6 +6,7 @@ from typing import Any
 
 from weft_common.core import InferCall, InferResult, Parameters, RequestedOutput
 from weft_common.errors import InvalidArgumentError, RemoteError, UnsupportedError
+from weft_common.shared_memory import DISABLED, REGION_PARAMETER, Place, SharedMemory, place_of
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.statistics import DurationCount, ModelStatistics
 from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, encode_bytes
@@ -28,6 +29,7 @@ _CONTENTS = {
 }
 _RESERVED_PREFIX = "triton_"
 _ALLOWED_RESERVED = "triton_enable_empty_final_response"
+_NO_PLACES: Mapping[str, Place] = {}
 
 
 def parameters_from(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,12 +70,13 @@ def fill_parameters(message: Any, parameters: Parameters) -> None:
             ) from error
 
 
-def call_from_request(request: pb.ModelInferRequest) -> InferCall:
-    """The call that a request message makes; typed ``contents`` become raw bytes.
+def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None = None) -> InferCall:
+    """The call that a request message makes; typed ``contents`` become raw bytes, and so does what lies in ``memory``.
 
     Raises:
         InvalidArgumentError: Data is missing, given twice, or does not fit its datatype; a reserved parameter is set.
-        UnsupportedError: An input or output lies in shared memory, or an output is asked for as classes.
+        NotFoundError: A region of shared memory is not registered.
+        UnsupportedError: An input lies in shared memory and there is none.
     """
     parameters = parameters_from(request.parameters) if request.parameters else {}
     for key in parameters:
@@ -84,12 +87,15 @@ def call_from_request(request: pb.ModelInferRequest) -> InferCall:
             )
     raw = request.raw_input_contents
     inputs: dict[str, WireTensor] = {}
-    for position, tensor in enumerate(request.inputs):
+    position = -1  # among the inputs whose data is in the message
+    for tensor in request.inputs:
         name = tensor.name
         if name in inputs:
             raise InvalidArgumentError(f"input '{name}' is given twice in a request for model '{request.model_name}'")
-        if tensor.parameters:
-            _refuse_shared_memory(tensor.parameters)
+        if tensor.parameters and (place := place_of(memory, parameters_from(tensor.parameters), name)) is not None:
+            inputs[name] = WireTensor(tensor.datatype, tuple(tensor.shape), _data_at(place, tensor))
+            continue
+        position += 1
         if raw:
             if tensor.HasField("contents"):
                 raise InvalidArgumentError(
@@ -105,14 +111,14 @@ def call_from_request(request: pb.ModelInferRequest) -> InferCall:
         else:
             data = _typed_contents(tensor, "input", request.model_name)
         inputs[name] = WireTensor(tensor.datatype, tuple(tensor.shape), data)
-    if len(raw) > len(request.inputs):
+    if len(raw) > position + 1:
         raise InvalidArgumentError(
-            f"raw_input_contents has {len(raw)} entries for {len(request.inputs)} inputs of model "
-            f"'{request.model_name}'; give one entry for each input"
+            f"raw_input_contents has {len(raw)} entries for {position + 1} inputs of model "
+            f"'{request.model_name}'; give one entry for each input that is not in shared memory"
         )
     outputs: tuple[RequestedOutput, ...] = ()
     if request.outputs:
-        outputs = tuple(_requested_output(output) for output in request.outputs)
+        outputs = tuple(_requested_output(output, is_memory_allowed=memory is not None) for output in request.outputs)
     return InferCall(request.model_name, request.model_version, request.id, parameters, inputs, outputs)
 
 
@@ -131,16 +137,45 @@ def request_from_call(call: InferCall) -> pb.ModelInferRequest:
     return request
 
 
-def response_from_result(result: InferResult) -> pb.ModelInferResponse:
-    """The response message of a result; every output travels raw."""
+def output_places(request: pb.ModelInferRequest, memory: SharedMemory) -> dict[str, Place]:
+    """Where requested outputs are to be written; those that are not here travel in the message.
+
+    Raises:
+        WeftError: As ``place_of``.
+    """
+    places: dict[str, Place] = {}
+    for output in request.outputs:
+        if output.parameters:
+            parameters = parameters_from(output.parameters)
+            if (place := place_of(memory, parameters, output.name)) is not None:
+                if "classification" in parameters:
+                    raise InvalidArgumentError(
+                        f"shared memory can't be used in conjunction with classification for output '{output.name}'"
+                    )
+                places[output.name] = place
+    return places
+
+
+def response_from_result(result: InferResult, places: Mapping[str, Place] = _NO_PLACES) -> pb.ModelInferResponse:
+    """The response message of a result; outputs travel raw, those that have a place are written there.
+
+    Raises:
+        InvalidArgumentError: A place is too small.
+    """
     response = pb.ModelInferResponse(
         model_name=result.model_name, model_version=result.model_version, id=result.request_id
     )
     if result.parameters:
         fill_parameters(response.parameters, result.parameters)
     for name, tensor in result.outputs.items():
-        response.outputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
-        response.raw_output_contents.append(tensor.data)
+        output = response.outputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
+        place = places.get(name) if places else None
+        if place is None:
+            response.raw_output_contents.append(tensor.data)
+        else:
+            place.write(tensor.data, name)
+            fill_parameters(output.parameters, place.parameters(len(tensor.data)))
+            response.raw_output_contents.append(b"")  # clients find their data by position
     return response
 
 
@@ -215,6 +250,17 @@ def statistics_message(entry: ModelStatistics) -> pb.ModelStatistics:
             )
             for size, batch in sorted(entry.batches.items())
         ],
+        response_stats={
+            str(number): pb.InferResponseStatistics(
+                compute_infer=_duration(response.compute_infer),
+                compute_output=_duration(response.compute_output),
+                success=_duration(response.success),
+                fail=_duration(response.fail),
+                empty_response=_duration(response.empty_response),
+                cancel=_duration(response.cancel),
+            )
+            for number, response in list(entry.responses.items())
+        },
     )
 
 
@@ -222,20 +268,22 @@ def _duration(count: DurationCount) -> pb.StatisticDuration:
     return pb.StatisticDuration(count=count.count, ns=count.total_ns)
 
 
-def _requested_output(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> RequestedOutput:
+def _requested_output(
+    output: pb.ModelInferRequest.InferRequestedOutputTensor, *, is_memory_allowed: bool
+) -> RequestedOutput:
     if not output.parameters:
         return RequestedOutput(output.name, {})
-    _refuse_shared_memory(output.parameters)
-    if "classification" in output.parameters:
-        raise UnsupportedError(
-            f"classification of output '{output.name}' is not supported by this version; ask for the tensor itself"
-        )
+    if REGION_PARAMETER in output.parameters:
+        if not is_memory_allowed:
+            raise UnsupportedError(DISABLED)
+        return RequestedOutput(output.name, {})
     return RequestedOutput(output.name, parameters_from(output.parameters))
 
 
-def _refuse_shared_memory(parameters: Iterable[str]) -> None:
-    if "shared_memory_region" in parameters:
-        raise UnsupportedError("Client shared memory is disabled; send the tensor in raw_input_contents")
+def _data_at(place: Place, tensor: pb.ModelInferRequest.InferInputTensor) -> bytes:
+    if tensor.HasField("contents"):
+        raise InvalidArgumentError(f"input '{tensor.name}' lies in shared memory and has contents; give one of them")
+    return place.read()
 
 
 def _typed_contents(tensor: Any, kind: str, model_name: str) -> bytes:

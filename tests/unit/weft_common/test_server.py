@@ -127,6 +127,11 @@ def test_line_means_serving(endpoints):
             assert SERVING == answer.status
 
 
+def test_what_is_loaded_is_not_collected_again(start):
+    """When a service serves, the garbage collector leaves alone what was there before: collections do not stall it."""
+    assert start().until(message="serving")["num_frozen_objects"] > 10_000
+
+
 def test_reflection_lists_the_services(endpoints):
     """Reflection names the V2 service, health and itself, and can describe the V2 service's messages."""
     with grpc.insecure_channel(endpoints["grpc"]) as channel:

@@ -177,12 +177,11 @@ def test_shared_memory_is_refused(side):
         call_from_request(message)
 
 
-def test_classification_is_refused():
-    """An output asked for as its best classes is UNIMPLEMENTED, instead of being sent as a tensor nobody expects."""
+def test_classification_is_left_to_the_core():
+    """An output asked for as its best classes keeps its parameter."""
     output = pb.ModelInferRequest.InferRequestedOutputTensor(name="y")
     output.parameters["classification"].int64_param = 3
-    with pytest.raises(UnsupportedError, match="classification of output 'y' is not supported by this version"):
-        call_from_request(request(outputs=[output]))
+    assert (("y", {"classification": 3}),) == call_from_request(request(outputs=[output])).outputs
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from weft_common.errors import (
     RemoteError,
     ResourceExhaustedError,
     UnavailableError,
-    UnsupportedError,
     WeftError,
 )
 
@@ -105,8 +104,8 @@ async def test_an_invalid_request_calls_nothing(tmp_path: Path, make: SimpleName
     async with make.started(tmp_path, target) as s:
         with pytest.raises(InvalidArgumentError, match="unexpected shape for input 'X' for model 'pipe'"):
             await s.core.infer(InferCall("pipe", inputs={"X": make.tensor(1, 2, 3, shape=(1, 3))}), CallContext())
-        asked = (RequestedOutput("Z", {"classification": 3}),)
-        with pytest.raises(UnsupportedError, match="classification"):
+        asked = (RequestedOutput("Z", {"classification": 0}),)
+        with pytest.raises(InvalidArgumentError, match="'classification' of output 'Z' must be an integer above 0"):
             await s.core.infer(make.request(outputs=asked), CallContext())
     assert [] == target.calls
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from tests.unit.weft_router.stream_targets import stream_target
 
+from weft_common.caching.single_flight import SingleFlight
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError, WeftError
 from weft_router.admission import Admission
 from weft_router.core import RouterCore
-from weft_router.policies.single_flight import SingleFlight
 from weft_router.repository.config import config_of_signature
 from weft_router.targets.target import TargetModel
 

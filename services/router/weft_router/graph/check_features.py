@@ -43,7 +43,7 @@ def check_features(file: GraphFile, report: Report) -> None:
     for i, output in enumerate(file.message.output):
         if output.label_filename:
             path = f"output[{i}].label_filename"
-            report.warning("G024", file, path, "'label_filename' is not used: classification is not supported")
+            report.warning("G024", file, path, "'label_filename' is not read: classes are told by index")
     if file.is_ensemble:
         for step in (step for node in file.all_nodes for step in node.every_step()):
             _check_ensemble_step(file, step, report)

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from weft_common.caching.answer_cache import Answer, answer_key, key_base
+from weft_common.caching.shared_answers import SharedAnswers
+from weft_common.caching.single_flight import StillInWorkError
 from weft_router.graph.plan import CachePlan, Frame, StepPlan
-from weft_router.policies.answer_cache import Answer, answer_key, key_base
-from weft_router.policies.shared_answers import SharedAnswers
-from weft_router.policies.single_flight import StillInWorkError
 from weft_router.reporting.path import StepRun
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
@@ -49,7 +49,7 @@ class Cached(Policy):
         self._output_slots = [slot for _, slot in step.outputs]
         self._condition = plan.key
         self._origin = origin
-        self._answers = SharedAnswers(plan, runtime.clock_ns)
+        self._answers = SharedAnswers(plan.max_bytes, plan.ttl_ms, runtime.clock_ns)
         self._counters = counters
 
     async def act(

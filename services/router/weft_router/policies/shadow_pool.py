@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from weft_router.tasks.cancellation import cancel_and_wait
+from weft_common.cancellation import cancel_and_wait
 
 #: Copies of all graphs together; each holds the tensors that it is made of.
 MAX_SHADOWS = 1024

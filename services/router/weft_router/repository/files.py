@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft_common import pbtxt
+from weft_common.layout import is_model
 from weft_common.logs import get_logger
 from weft_protos import graph_pb2
 from weft_router.graph.source import GraphSource
@@ -56,11 +57,11 @@ class GraphRepository:
         self._root = root
 
     def scan(self) -> dict[str, list[GraphFile]]:
-        """Every graph with its versions to serve, lowest first. A folder without a graph file is left out.
+        """Every graph with its versions to serve, lowest first.
 
-        All versions that have a ``graph.pbtxt`` are served; of a Triton Inference Server ensemble those that its
-        ``version_policy`` says. What looks like a graph and cannot be one is among ``faults``, and is logged when it
-        gets there.
+        A folder without a graph file, or with a model's ``config.pbtxt``, is left out. All versions that have a
+        ``graph.pbtxt`` are served; of a Triton Inference Server ensemble those that its ``version_policy`` says. What
+        looks like a graph and cannot be one is among ``faults``, and is logged when it gets there.
 
         Raises:
             OSError: The repository cannot be read.
@@ -113,7 +114,7 @@ def _contents(folder: Path) -> _Contents:
         versions.sort(key=int)
         found.files.sort(key=lambda file: int(file.version))
         config = folder / "config.pbtxt"
-        if not found.files and config.is_file():
+        if not found.files and config.is_file() and not is_model(config):
             if not versions:
                 found.leave_out("it has no version folder; make an empty folder '1' beside config.pbtxt")
             found.files = [_file(folder.name, version, config) for version in _served_versions(config, versions)]

@@ -2,10 +2,10 @@
 
 from collections.abc import Awaitable, Callable
 
+from weft_common.caching.answer_cache import Answer, answer_key, key_base
+from weft_common.caching.shared_answers import SharedAnswers
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import CachePlan, GraphPlan
-from weft_router.policies.answer_cache import Answer, answer_key, key_base
-from weft_router.policies.shared_answers import SharedAnswers
 from weft_router.requests.selection import Selection
 from weft_router.runtime import Runtime
 from weft_router.steps import Origin
@@ -30,7 +30,7 @@ class GraphAnswers:
         self._inputs = plan.root.inputs
         self._condition = cache.key
         self._origin = origin
-        self._answers = SharedAnswers(cache, runtime.clock_ns)
+        self._answers = SharedAnswers(cache.max_bytes, cache.ttl_ms, runtime.clock_ns)
 
     async def outputs(
         self,

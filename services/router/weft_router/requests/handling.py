@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import AsyncGenerator, Iterator
 
+from weft_common.classification import PARAMETER, check_classification, classify
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import InvalidArgumentError, UnavailableError, UnsupportedError, WeftError
 from weft_common.statistics import failure_reason
@@ -15,8 +16,8 @@ from weft_router.repository.serving import ServingGraph
 from weft_router.repository.versions import GraphVersion
 from weft_router.steps import earlier
 
-#: Parameters of requested outputs that say how JSON carries a tensor; gRPC always carries bytes.
-_WITHOUT_MEANING = frozenset({"binary_data"})
+#: Of requested outputs. ``binary_data`` says how JSON carries a tensor; gRPC always carries bytes.
+_KNOWN_PARAMETERS = frozenset({"binary_data", PARAMETER})
 
 
 async def infer(graph: GraphVersion, call: InferCall, context: CallContext) -> InferResult:
@@ -33,6 +34,8 @@ async def infer(graph: GraphVersion, call: InferCall, context: CallContext) -> I
         num_rows = _checked(serving, call, context)
         start_ns = time.monotonic_ns()
         result, is_cached = await serving.executor.answer(call, context)
+        if any(output.parameters for output in call.outputs):
+            await asyncio.to_thread(classify, result, call.outputs, serving.plan.signature)
         end_ns = time.monotonic_ns()
     if is_cached:
         count_cache_hit(graph.statistics, call, context, start_ns=start_ns, end_ns=end_ns)
@@ -54,6 +57,8 @@ async def stream_infer(graph: GraphVersion, call: InferCall, context: CallContex
         start_ns = time.monotonic_ns()
         async with contextlib.aclosing(serving.executor.stream(call, context)) as results:
             async for result in results:
+                if any(output.parameters for output in call.outputs):
+                    await asyncio.to_thread(classify, result, call.outputs, serving.plan.signature)
                 yield result
         end_ns = time.monotonic_ns()
     _count(graph, call, context, num_rows, start_ns, end_ns)
@@ -100,8 +105,9 @@ def _checked(serving: ServingGraph, call: InferCall, context: CallContext) -> in
     _, timeout_us = scheduling_parameters(call.parameters)
     if timeout_us:
         context.deadline_ns = earlier(context.deadline_ns, context.arrival_ns + timeout_us * 1_000)
+    check_classification(call.outputs)
     for output in call.outputs:
-        unknown = output.parameters.keys() - _WITHOUT_MEANING
+        unknown = output.parameters.keys() - _KNOWN_PARAMETERS
         if unknown:
             raise UnsupportedError(
                 f"parameters {sorted(unknown)} of output '{output.name}' are not supported for graphs by "

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any, Generic, TypeVar
 
-from weft_router.tasks.cancellation import cancel_and_wait
+from weft_common.cancellation import cancel_and_wait
 
 _Item = TypeVar("_Item")
 _END: Any = object()

@@ -1,7 +1,6 @@
 """A target behind gRPC: any V2 server; one unary call a step, or one stream for a decoupled model."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncGenerator
 from itertools import islice
@@ -14,6 +13,7 @@ from weft_common.channels import MAX_TIMEOUT_S, open_channel
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import DeadlineExceededError, RemoteError, UnavailableError
 from weft_common.logs import get_logger
+from weft_common.rpc import ASKS_FOR_STATUS, EOF, begun, cancel, ended, response_of, streamed
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.status import from_rpc_error
 from weft_common.wire import request_from_call, result_from_response
@@ -24,14 +24,6 @@ from weft_router.targets.target import TargetModel
 #: Configurations are asked for when a model's state changes. Because a reloaded model may differ while the index looks
 #: the same, so many others are asked for at each discovery, in turn: 64 take about 10 ms.
 CONFIGS_PER_DISCOVERY = 64
-
-#: How long the status of a stream is waited for when all its responses are there, in seconds; then it is cancelled.
-STATUS_WAIT_S = 1.0
-
-_EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
-_FINAL = "triton_final_response"
-#: The first error ends a stream with its status, instead of a text without a code.
-_ASKS_FOR_STATUS = ("triton_grpc_error", "true")
 
 _log = get_logger("weft.router.targets")
 
@@ -62,7 +54,7 @@ class GrpcTarget:
         timeout_s = self._timeout_s(call, context)
         metadata = _metadata_of(context)
         try:
-            response = await _response_of(
+            response = await response_of(
                 self._stub.ModelInfer(request_from_call(call), timeout=timeout_s, metadata=metadata or None)
             )
         except grpc.aio.AioRpcError as error:
@@ -84,24 +76,24 @@ class GrpcTarget:
         version = call.model_version
         try:
             rpc = self._stub.ModelStreamInfer(
-                iter((request,)), timeout=timeout_s, metadata=(*_metadata_of(context), _ASKS_FOR_STATUS)
+                iter((request,)), timeout=timeout_s, metadata=(*_metadata_of(context), ASKS_FOR_STATUS)
             )
-            await _begun(rpc)
-            while not is_final and (message := await rpc.read()) is not _EOF:
+            await begun(rpc)
+            while not is_final and (message := await rpc.read()) is not EOF:
                 if message.error_message:
                     raise RemoteError("UNKNOWN", message.error_message)
-                result = _streamed(message.infer_response)
+                result = streamed(message.infer_response)
                 is_final, version = result.is_final, result.model_version
                 yield result
             if is_final:
-                await _ended(rpc)
+                await ended(rpc)
         except grpc.aio.AioRpcError as error:
             raise self._failure(error, call, timeout_s, "the stream of {} did not end") from error
         except grpc.aio.UsageError as error:
             raise self._closed(call) from error
         finally:
             if rpc is not None:
-                _cancel(rpc)
+                cancel(rpc)
         if not is_final:
             yield InferResult(call.model_name, version, call.request_id, is_null=True)
 
@@ -197,58 +189,6 @@ class GrpcTarget:
 
     def _closed(self, call: InferCall) -> UnavailableError:
         return UnavailableError(f"{self._where(call)} is no longer used: its channel is closed")
-
-
-async def _response_of(rpc: Any) -> pb.ModelInferResponse:
-    """The response of a call that was started; cancelling the awaiting task cancels the call.
-
-    To await the call itself would do the same, but ``grpc.aio`` loses 1 kB each time that its own task is cancelled
-    (grpcio 1.85): a race that cancels 100 losers a second would lose 8 GB a day. So that task is left to end by itself,
-    which it does as soon as the call beneath it is cancelled.
-    """
-    task = getattr(rpc, "_invocation_task", None)
-    if task is not None:
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            _cancel(rpc)
-            raise
-    response: pb.ModelInferResponse = await rpc
-    return response
-
-
-async def _begun(rpc: Any) -> None:
-    """The other side has begun to answer, or the call has failed.
-
-    The first read would wait for the same task of ``grpc.aio``, and a cancel would reach it: see ``_response_of``.
-    """
-    task = getattr(rpc, "_initializer", None)
-    if task is not None:
-        await asyncio.shield(task)
-
-
-def _cancel(rpc: Any) -> None:
-    """Cancel a call, unless it is over, but none of the tasks that ``grpc.aio`` has for it: they end by themselves."""
-    if not rpc.done():
-        rpc._cython_call.cancel("the router cancelled")
-
-
-async def _ended(rpc: Any) -> None:
-    """The other side has closed the stream, or was given the time to; how it did so does not matter any more."""
-    with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError):
-        async with asyncio.timeout(STATUS_WAIT_S):
-            while await rpc.read() is not _EOF:
-                pass
-
-
-def _streamed(response: pb.ModelInferResponse) -> InferResult:
-    """A response of a stream; what marks it as the last does not stay among its parameters."""
-    result = result_from_response(response)
-    parameters = dict(result.parameters)
-    result.is_final = parameters.pop(_FINAL, False) is True
-    result.is_null = result.is_final and not result.outputs
-    result.parameters = parameters
-    return result
 
 
 def _metadata_of(context: CallContext) -> tuple[tuple[str, str], ...]:

@@ -6,13 +6,15 @@ is that of the batch, and are often vague beside: there the client gets what the
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import NamedTuple
 
 from weft_common import telemetry
+from weft_common.classification import PARAMETER
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import InternalError, WeftError
 from weft_common.logs import get_logger
+from weft_common.tensors import WireTensor
 from weft_router.graph.plan import NodeKind
 from weft_router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRun, StepRun, path_text, trace_text
 from weft_router.reporting.spans import call_attributes, step_attributes, step_span
@@ -66,7 +68,7 @@ async def pass_through(target: Target, model: TargetModel, call: InferCall, cont
         result = await target.infer(call, passage.context)
         if model.config is not None:
             num_rows = rows_of(call.inputs, is_batching=model.signature.max_batch_size > 0)
-            check_outputs(result.outputs, model.signature, num_rows)
+            check_outputs(_tensors(result, call), model.signature, num_rows)
     passage.add_trace(call, result)
     return result
 
@@ -82,12 +84,20 @@ async def stream_through(
         async with contextlib.aclosing(target.stream_infer(call, passage.context)) as results:
             async for result in results:
                 if model.config is not None:
-                    check_outputs(result.outputs, model.signature, -1)
+                    check_outputs(_tensors(result, call), model.signature, -1)
                 passage.record.responses += not result.is_null
                 if result.is_final:
                     passage.add_trace(call, result)
                     result.is_null = result.is_null and not result.parameters
                 yield result
+
+
+def _tensors(result: InferResult, call: InferCall) -> Mapping[str, WireTensor]:
+    """The outputs that are as the model declares them, which those asked for as classes are not."""
+    classes = {output.name for output in call.outputs if PARAMETER in output.parameters}
+    if not classes:
+        return result.outputs
+    return {name: tensor for name, tensor in result.outputs.items() if name not in classes}
 
 
 @contextlib.contextmanager

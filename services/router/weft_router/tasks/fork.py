@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from weft_common.cancellation import cancel_and_wait
 from weft_common.errors import RequestCancelledError, WeftError
-from weft_router.tasks.cancellation import cancel_and_wait
 
 
 class Fork:

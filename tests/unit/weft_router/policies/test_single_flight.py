@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from weft_common.caching.single_flight import SingleFlight
 from weft_common.errors import DeadlineExceededError, RemoteError, RequestCancelledError
-from weft_router.policies.single_flight import SingleFlight
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 

@@ -51,6 +51,14 @@ def test_an_ensemble_without_a_version_folder_is_not_served(tmp_path: Path) -> N
     assert {} == versions(tmp_path)
 
 
+def test_a_model_beside_an_ensemble_is_no_graph(tmp_path: Path) -> None:
+    """In a repository of Triton Inference Server models and ensembles stand side by side."""
+    for name, text in (("m", 'name: "m"\nbackend: "python"'), ("e", 'platform: "ensemble"')):
+        (tmp_path / name / "1").mkdir(parents=True)
+        touch(tmp_path, f"{name}/config.pbtxt", text=text)
+    assert {"e": ["1"]} == versions(tmp_path)
+
+
 def test_only_a_plain_number_is_a_version(tmp_path: Path) -> None:
     """As Triton Inference Server has it: no leading zero, no other digits of Unicode, none past 64 bits."""
     touch(tmp_path, *(f"a/{name}/graph.pbtxt" for name in ("0", "01", "1", "²", "\u0661", "9" * 30)))

@@ -10,6 +10,7 @@ import pytest
 
 from weft_common.core import CallContext
 from weft_common.errors import InvalidArgumentError, UnsupportedError
+from weft_common.tensors import decode
 from weft_common.wire import call_from_request
 from weft_protos import grpc_service_pb2 as pb
 from weft_router.core import RouterCore
@@ -128,8 +129,18 @@ async def test_parameters_of_outputs_that_change_nothing_are_let_pass(
         message.outputs[0].parameters["binary_data"].bool_param = False
         result = await router.core.infer(call_from_request(message), CallContext())
         assert [name] == list(result.outputs)
-        for key in ("classification", "shared_memory_region", "odd"):
+        for key in ("shared_memory_region", "odd"):
             message.outputs[0].parameters.clear()
             message.outputs[0].parameters[key].int64_param = 2
             with pytest.raises(UnsupportedError):
                 await router.core.infer(call_from_request(message), CallContext())
+
+
+async def test_outputs_and_intermediates_as_classes(make: SimpleNamespace, router: SimpleNamespace) -> None:
+    """Of a tensor asked for as classes the client gets value and index, of the others beside what they are."""
+    for name, other in (("C", "a/Y"), ("a/Y", "C")):
+        message = request(make, "many", [name, other])
+        message.outputs[0].parameters["classification"].int64_param = 1
+        result = await router.core.infer(call_from_request(message), CallContext())
+        assert [[b"20.000000:0"], [b"1.000000:0"]] == decode(result.outputs[name]).tolist()
+        assert [[20, 20], [1, 1]] == decode(result.outputs[other]).tolist()

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from weft_common.core import CallContext, InferCall, InferResult
+from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft_common.errors import InternalError
-from weft_common.tensors import WireTensor
+from weft_common.tensors import WireTensor, bytes_tensor
 from weft_router.repository.config import config_of_signature
 from weft_router.targets.passthrough import pass_through, stream_through
 from weft_router.targets.target import TargetModel
@@ -42,6 +42,19 @@ async def test_an_answer_of_another_number_of_rows_is_refused(
         await answered(make, model, Y=make.tensor(*range(6), shape=(3, 2)))
     assert f"{text} (error id {caught.value.error_id})" == caught.value.message
     assert [caught.value.error_id] == [record.error_id for record in caplog.records]
+
+
+async def test_classes_are_no_broken_promise(make: SimpleNamespace, model: TargetModel) -> None:
+    """The target answers the best classes of an output in place of its tensor, which the model declares."""
+
+    async def answer(call: InferCall, context: CallContext) -> dict[str, WireTensor]:
+        assert (RequestedOutput("Y", {"classification": 1}),) == call.outputs
+        return {"Y": bytes_tensor(["4.0:1:owl", "2.0:0:cat"], (2, 1))}
+
+    inputs = {"X": make.tensor(1, 2, 3, 4, shape=(2, 2))}
+    call = InferCall("double", inputs=inputs, outputs=(RequestedOutput("Y", {"classification": 1}),))
+    result = await pass_through(make.FakeTarget(double=answer), model, call, CallContext())
+    assert "BYTES" == result.outputs["Y"].datatype
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ async def test_a_last_response_may_carry_outputs_and_the_stream_stay_open(
     make: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, takes_s: float, waits_s: float, is_complete: bool
 ) -> None:
     """The server may end the stream by itself, so that it counts no cancel; but it is not waited for for ever."""
-    monkeypatch.setattr("weft_router.targets.grpc_target.STATUS_WAIT_S", waits_s)
+    monkeypatch.setattr("weft_common.rpc.STATUS_WAIT_S", waits_s)
     server = OddServer(message(make, 1), message(make, 2, is_final=True), takes_s=takes_s)
     async with listening(lambda to: add_GRPCInferenceServiceServicer_to_server(server, to)) as target:
         got, error = await collected(opened(make, target))

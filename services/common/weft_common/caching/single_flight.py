@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from weft_common.cancellation import cancel_and_wait
 from weft_common.errors import DeadlineExceededError, RequestCancelledError, WeftError
-from weft_router.tasks.cancellation import cancel_and_wait
 
 #: A transport may give up so much before the deadline.
 _EARLY_NS = 5_000_000

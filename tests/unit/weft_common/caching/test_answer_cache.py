@@ -1,15 +1,14 @@
 """Answers that are kept, and what tells requests apart."""
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft_common.caching.answer_cache import Answer, AnswerCache, answer_key, key_base
 from weft_common.tensors import WireTensor
-from weft_router.policies.answer_cache import Answer, AnswerCache, answer_key, key_base
 
 
 class Clock:
@@ -144,7 +143,7 @@ def test_equal_requests_have_the_same_key() -> None:
     assert 32 == len(key(BASE))
 
 
-def test_an_answer_is_a_value(make: SimpleNamespace) -> None:
+def test_an_answer_is_a_value() -> None:
     """Its size covers its tensors."""
     assert answer(100).num_bytes - answer(0).num_bytes == 100
     assert Answer((None,), {}).num_bytes > 0

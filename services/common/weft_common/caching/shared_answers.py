@@ -3,21 +3,20 @@
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from weft_router.graph.plan import CachePlan
-from weft_router.policies.answer_cache import Answer, AnswerCache
-from weft_router.policies.single_flight import SingleFlight
+from weft_common.caching.answer_cache import Answer, AnswerCache
+from weft_common.caching.single_flight import SingleFlight
 
 
 class SharedAnswers:
-    """The cache of a step, or of a whole graph.
+    """The cache of a step, of a whole graph, or of the models of a service.
 
     Args:
-        plan: Its limits.
+        max_bytes, ttl_ms: Its limits, as of ``AnswerCache``.
         clock_ns: What time is measured on.
     """
 
-    def __init__(self, plan: CachePlan, clock_ns: Callable[[], int]) -> None:
-        self.cache = AnswerCache(plan.max_bytes, plan.ttl_ms, clock_ns)
+    def __init__(self, max_bytes: int, ttl_ms: int, clock_ns: Callable[[], int]) -> None:
+        self.cache = AnswerCache(max_bytes, ttl_ms, clock_ns)
         self._flights: SingleFlight[Answer] = SingleFlight(clock_ns)
 
     @property

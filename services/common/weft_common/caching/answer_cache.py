@@ -102,7 +102,7 @@ def answer_key(base: blake2b, inputs: Iterable[tuple[str, WireTensor | None]], e
     Args:
         base: As ``key_base`` gives it. Not modified.
         inputs: By name, in an order that is always the same; an absent one (None) differs from an empty one.
-        extra: Value of the plan's key condition; "" without one.
+        extra: What else tells requests apart; "" for nothing.
     """
     digest = base.copy()
     for name, tensor in inputs:

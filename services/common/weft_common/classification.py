@@ -1,0 +1,105 @@
+"""Outputs that are answered as their best classes, in place of the tensor.
+
+Source: the extension "classification" of the V2 protocol, ``protocol/extension_classification.md`` of Triton Inference
+Server.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weft_common.core import InferResult, RequestedOutput
+from weft_common.errors import InvalidArgumentError
+from weft_common.signature import ModelSignature
+from weft_common.tensors import Array, WireTensor, bytes_tensor, decode
+from weft_common.tensors import num_elements as count_elements
+
+PARAMETER = "classification"
+
+#: Largest number of elements of a row that is sorted for its best.
+MAX_ELEMENTS = 1_000_000
+
+
+def check_classification(requested: Sequence[RequestedOutput]) -> None:
+    """Return if every number of classes that is asked for is one. Raises InvalidArgumentError."""
+    for output in requested:
+        if output.parameters:
+            count = output.parameters.get(PARAMETER, 1)
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+                raise InvalidArgumentError(
+                    f"parameter '{PARAMETER}' of output '{output.name}' must be an integer above 0, got {count!r:.80}"
+                )
+
+
+def classify(result: InferResult, requested: Sequence[RequestedOutput], signature: ModelSignature) -> None:
+    """Outputs of ``result`` that were asked for as classes are classes.
+
+    Args:
+        result: Its ``outputs`` are replaced.
+        requested: What the request asks for; checked.
+        signature: Of the model or graph that answered; has the labels.
+
+    Raises:
+        InvalidArgumentError: An output has no order, or too many elements.
+    """
+    for output in requested:
+        if PARAMETER in output.parameters and output.name in result.outputs:
+            count, tensor = int(output.parameters[PARAMETER]), result.outputs[output.name]
+            labels = next((spec.labels for spec in signature.outputs if spec.name == output.name), ())
+            is_batching = signature.max_batch_size > 0
+            result.outputs[output.name] = best_classes(output.name, tensor, count, labels, is_batching=is_batching)
+
+
+def best_classes(name: str, tensor: WireTensor, count: int, labels: Sequence[str], *, is_batching: bool) -> WireTensor:
+    """BYTES ``value:index`` or ``value:index:label`` of the ``count`` greatest elements of each row, greatest first.
+
+    Of equal elements the one with the lower index comes first; NaN comes last.
+
+    Args:
+        name: Of the output, for messages.
+        tensor: Numeric; a row is all that is not the batch dimension.
+        count: At least 1; a row with fewer elements gives them all.
+        labels: Name of each class; a class without one is told by value and index.
+        is_batching: Whether the first dimension is the batch.
+
+    Returns:
+        Shape [batch, min(count, elements)], without batch [min(count, elements)].
+
+    Raises:
+        InvalidArgumentError: ``tensor`` is BYTES or BOOL, or has more than ``MAX_ELEMENTS`` in a row.
+    """
+    if tensor.datatype in ("BYTES", "BOOL"):
+        raise InvalidArgumentError(
+            f"class result not available for output '{name}' due to unsupported type '{tensor.datatype}'; "
+            "ask for the tensor itself"
+        )
+    array = decode(tensor, name=name)
+    num_rows = array.shape[0] if is_batching else 1
+    num_elements = count_elements(array.shape[1:] if is_batching else array.shape)
+    rows = array.reshape(num_rows, num_elements)
+    if num_elements > MAX_ELEMENTS:
+        raise InvalidArgumentError(
+            f"output '{name}' has {num_elements} elements in a row, {MAX_ELEMENTS} can be classified; ask for the "
+            "tensor itself"
+        )
+    is_float = tensor.datatype in ("FP16", "BF16", "FP32", "FP64")
+    if is_float:
+        rows = rows.astype(np.float64)
+    order = np.argsort(_descending(rows), axis=1, kind="stable")[:, :count]
+    elements = [
+        _text(value, index, labels, is_float=is_float)
+        for row, indexes in zip(rows, order.tolist(), strict=True)
+        for value, index in zip(row[indexes].tolist(), indexes, strict=True)
+    ]
+    shape = (num_rows, order.shape[1]) if is_batching else (order.shape[1],)
+    return bytes_tensor(elements, shape)
+
+
+def _descending(rows: Array) -> Array:
+    """Keys that sort upwards as ``rows`` sort downwards; the least integer has no negative."""
+    return -rows if rows.dtype.kind == "f" else np.invert(rows)
+
+
+def _text(value: float, index: int, labels: Sequence[str], *, is_float: bool) -> str:
+    number = f"{value:f}" if is_float else str(value)
+    return f"{number}:{index}:{labels[index]}" if index < len(labels) else f"{number}:{index}"
