@@ -70,6 +70,7 @@ def test_query_that_is_not_finite_fails_alone(nearest, make_served_request, exec
         nearest(), make_served_request(EMBEDDING=bad), make_served_request(EMBEDDING=TABLE[3:])
     )
     assert isinstance(failed, InvalidArgumentError)
+    assert "input 'EMBEDDING' row 1: nan at [1]; numbers must be finite" == failed.message
     assert [[b"last"]] == good.outputs["ANSWER"].tolist()
 
 

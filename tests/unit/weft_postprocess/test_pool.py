@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from weft_common.errors import InvalidArgumentError
+from weft_common.tensors import NUMPY_BY_DATATYPE
 from weft_postprocess.transforms import BACKENDS
 
 INPUTS = {"last_hidden_state": ("FP32", (-1, 7)), "attention_mask": ("INT64", (-1,))}
@@ -46,6 +47,87 @@ def test_embedding_equals_the_loop(pool, make_served_request, execute_batch, num
     np.testing.assert_allclose(outcome.outputs["EMBEDDING"], _reference(hidden, mask), rtol=1e-4, atol=1e-6)
 
 
+def _sentence_transformers(hidden, mask, pooling):
+    """As ``sentence_transformers.models.Pooling`` has it, for padding on the right."""
+    hidden, mask = torch.tensor(hidden), torch.tensor(mask)
+    expanded = mask.unsqueeze(-1).expand(hidden.size()).float()
+    if pooling == "mean":
+        pooled = (hidden * expanded).sum(1) / expanded.sum(1).clamp(min=1e-9)
+    elif pooling == "cls":
+        pooled = hidden[:, 0]
+    elif pooling == "max":
+        pooled = hidden.masked_fill(expanded == 0, -1e9).max(1)[0]
+    else:
+        last = mask.sum(1) - 1
+        pooled = hidden[torch.arange(len(hidden)), last]
+    return torch.nn.functional.normalize(pooled, p=2, dim=1).numpy()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last_token"])
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("datatype", ["FP32", "FP16", "BF16"])
+def test_every_pooling_equals_sentence_transformers(
+    make_model_context, load_backend, make_served_request, execute_batch, pooling, side, datatype
+):
+    """Each pooling gives what its reference gives, with the padding on either side and in every precision."""
+    lengths = np.array([1, 4, 9, 6])
+    mask = (np.arange(9) < lengths[:, None]).astype(np.int64)
+    hidden = np.random.default_rng(3).normal(size=(4, 9, 7)).astype(NUMPY_BY_DATATYPE[datatype])
+    expected = _sentence_transformers(hidden.astype(np.float32), mask, pooling)
+    if side == "left":
+        order = [np.argsort(row, kind="stable") for row in mask]
+        hidden = np.stack([row[index] for row, index in zip(hidden, order, strict=True)])
+        mask = np.sort(mask, axis=1)
+    inputs = INPUTS | {"last_hidden_state": (datatype, (-1, 7))}
+    backend = load_backend(BACKENDS["pool"], make_model_context(inputs, OUTPUT, pooling=pooling))
+    (outcome,) = execute_batch(backend, make_served_request(last_hidden_state=hidden, attention_mask=mask))
+    np.testing.assert_allclose(outcome.outputs["EMBEDDING"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last_token"])
+def test_row_without_tokens_is_zero(make_model_context, load_backend, make_served_request, execute_batch, pooling):
+    """A mask of zeros gives the zero vector, not NaN, beside a row with tokens; so do rows of no length."""
+    backend = load_backend(BACKENDS["pool"], make_model_context(INPUTS, OUTPUT, pooling=pooling))
+    hidden, mask = _case(2, 3)
+    mask[0] = 0
+    some, none = execute_batch(
+        backend, make_served_request(last_hidden_state=hidden, attention_mask=mask)
+    ) + execute_batch(backend, make_served_request(last_hidden_state=hidden[:, :0], attention_mask=mask[:, :0]))
+    assert [0.0] * 7 == some.outputs["EMBEDDING"][0].tolist()
+    np.testing.assert_allclose(np.linalg.norm(some.outputs["EMBEDDING"][1]), 1, rtol=1e-6)
+    assert [[0.0] * 7] * 2 == none.outputs["EMBEDDING"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("attention_mask", 2, "input 'attention_mask' row 1: 2 in a mask of 0 and 1"),
+        ("last_hidden_state", np.nan, "input 'last_hidden_state' row 1: the norm of the vector is nan"),
+    ],
+)
+def test_bad_data_fail_their_own_request(pool, make_served_request, execute_batch, key, value, message):
+    """A mask of other numbers and hidden states that are not finite are INVALID_ARGUMENT with their row."""
+    hidden, mask = _case(2, 5)
+    bad = {"last_hidden_state": hidden.copy(), "attention_mask": mask.copy()}
+    bad[key][1, 0] = value
+    good, failed = execute_batch(
+        pool, make_served_request(last_hidden_state=hidden, attention_mask=mask), make_served_request(**bad)
+    )
+    assert isinstance(failed, InvalidArgumentError)
+    assert failed.message.startswith(message)
+    np.testing.assert_allclose(good.outputs["EMBEDDING"], _reference(hidden, mask), rtol=1e-4, atol=1e-6)
+
+
+def test_model_without_batch_dimension_gives_one_vector(
+    make_model_context, load_backend, make_served_request, execute_batch
+):
+    """With max_batch_size 0 inputs and output have no batch dimension."""
+    backend = load_backend(BACKENDS["pool"], make_model_context(INPUTS, OUTPUT, max_batch_size=0))
+    hidden, mask = _case(1, 5)
+    (outcome,) = execute_batch(backend, make_served_request(last_hidden_state=hidden[0], attention_mask=mask[0]))
+    np.testing.assert_allclose(outcome.outputs["EMBEDDING"], _reference(hidden, mask)[0], rtol=1e-4, atol=1e-6)
+
+
 def test_requests_of_a_batch_get_their_own_rows(pool, make_served_request, execute_batch):
     """Rows of two requests are pooled together and handed back apart."""
     cases = [_case(2, 5, seed=1), _case(3, 5, seed=2)]
@@ -64,13 +146,6 @@ def test_masked_tokens_do_not_matter(pool, make_served_request, execute_batch):
         make_served_request(last_hidden_state=changed, attention_mask=mask),
     )
     np.testing.assert_allclose(first.outputs["EMBEDDING"], second.outputs["EMBEDDING"], rtol=1e-5)
-
-
-def test_row_without_tokens_is_zero(pool, make_served_request, execute_batch):
-    """A mask of zeros gives the zero vector, not NaN."""
-    hidden, mask = _case(1, 3)
-    (outcome,) = execute_batch(pool, make_served_request(last_hidden_state=hidden, attention_mask=mask * 0))
-    assert [[0.0] * 7] == outcome.outputs["EMBEDDING"].tolist()
 
 
 def test_normalisation_can_be_turned_off(make_model_context, load_backend, make_served_request, execute_batch):
@@ -96,7 +171,7 @@ def test_different_lengths_fail_the_request(pool, make_served_request, execute_b
         ({"h": ("FP32", (-1, 7))}, OUTPUT, {}, "must have two inputs (hidden states and mask) and one output, got 1"),
         ({**INPUTS, "attention_mask": ("FP32", (-1,))}, OUTPUT, {}, "must be INT64 or INT32 or BOOL [any]"),
         (INPUTS, {"EMBEDDING": ("FP32", (8,))}, {}, "'EMBEDDING' must be FP32 [7], got FP32 [8]"),
-        (INPUTS, OUTPUT, {"max_batch_size": 0}, "needs max_batch_size of at least 1, got 0"),
+        (INPUTS, OUTPUT, {"pooling": "first"}, "'pooling' must be one of mean, cls, max, last_token, got 'first'"),
         (INPUTS, OUTPUT, {"normalise": "true"}, "unknown parameter 'normalise'; did you mean 'normalize'?"),
     ],
 )

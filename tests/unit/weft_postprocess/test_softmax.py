@@ -1,11 +1,14 @@
 """The ``softmax`` transform against scipy."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 import scipy.special
+import scipy.stats
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_postprocess.transforms import BACKENDS
+from weft_postprocess.transforms.ranking import top_k
 
 LABELS = ["cat", "dog", "bird", "fish", "größe"]
 INPUT = {"SCORES": ("FP32", (5,))}
@@ -77,7 +80,59 @@ def test_scores_that_are_not_finite_fail_their_request(softmax, make_served_requ
     good, failed = execute_batch(softmax(), make_served_request(SCORES=scores), make_served_request(SCORES=broken))
     np.testing.assert_allclose(good.outputs["PROBS"], 0.2)
     assert isinstance(failed, InvalidArgumentError)
-    assert "'SCORES' has a row whose largest score is not finite" in failed.message
+    assert f"input 'SCORES' row 1: the largest score is {bad}; it must be finite" == failed.message
+
+
+def test_classes_under_the_threshold_are_not_listed(softmax, make_served_request, execute_batch):
+    """Each row lists what reaches the threshold, counts it, and fills up with class -1 and empty labels."""
+    scores = np.log(np.array([[0.5, 0.1, 0.3, 0.06, 0.04], [0.2, 0.2, 0.2, 0.2, 0.2]], np.float32))
+    outputs = _outputs(3) | {"COUNT": ("INT64", (1,))}
+    (outcome,) = execute_batch(
+        softmax(outputs, top_k="3", threshold="0.25"), make_served_request(SCORES=np.ascontiguousarray(scores))
+    )
+    assert [[2], [0]] == outcome.outputs["COUNT"].tolist()
+    assert [[0, 2, -1], [-1, -1, -1]] == outcome.outputs["INDEX"].tolist()
+    assert [[b"cat", b"bird", b""], [b"", b"", b""]] == outcome.outputs["LABEL"].tolist()
+    np.testing.assert_allclose(outcome.outputs["TOP_PROBS"], [[0.5, 0.3, 0], [0, 0, 0]], rtol=1e-5)
+
+
+def test_entropy_is_that_of_scipy(softmax, make_served_request, execute_batch):
+    """ENTROPY is scipy's entropy of the probabilities in nats, also where some are 0."""
+    scores = (np.random.default_rng(0).normal(size=(9, 5)) * 3).astype(np.float32)
+    scores[0], scores[1] = 0, [0, -np.inf, -np.inf, -np.inf, -np.inf]
+    outputs = {"PROBS": ("FP32", (5,)), "ENTROPY": ("FP32", (1,))}
+    (outcome,) = execute_batch(softmax(outputs), make_served_request(SCORES=scores))
+    expected = scipy.stats.entropy(scipy.special.softmax(scores.astype(np.float64), axis=1), axis=1)
+    np.testing.assert_allclose(outcome.outputs["ENTROPY"][:, 0], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_classes", [5, 64, 1000])
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_best_classes_are_those_of_a_stable_sort(num_classes, k):
+    """The best of many classes, with ties and zeros of both signs among them, are those of a stable sort."""
+    values = np.random.default_rng(0).integers(0, 8, (50, num_classes)).astype(np.float32) / 8
+    values[::2, ::3] = -0.0
+    np.testing.assert_array_equal(np.argsort(-values, axis=1, kind="stable")[:, :k], top_k(values, k))
+
+
+@pytest.mark.parametrize(("datatype", "dtype"), [("FP16", np.float16), ("BF16", ml_dtypes.bfloat16)])
+def test_half_precision_is_widened(
+    make_model_context, load_backend, make_served_request, execute_batch, datatype, dtype
+):
+    """Scores of a model in half precision give probabilities in FP32."""
+    scores = np.array([[1, 2, 3, 4, 5]], dtype)
+    model = make_model_context({"SCORES": (datatype, (5,))}, {"PROBS": ("FP32", (5,))})
+    (outcome,) = execute_batch(load_backend(BACKENDS["softmax"], model), make_served_request(SCORES=scores))
+    expected = scipy.special.softmax(scores.astype(np.float64), axis=1)
+    np.testing.assert_allclose(outcome.outputs["PROBS"], expected, rtol=1e-5)
+
+
+def test_model_without_batch_dimension_gives_one_row(softmax, make_served_request, execute_batch):
+    """With max_batch_size 0 input and outputs have no batch dimension."""
+    backend = softmax({"LABEL": ("BYTES", (1,)), "PROBS": ("FP32", (5,))}, max_batch_size=0)
+    (outcome,) = execute_batch(backend, make_served_request(SCORES=np.array([0, 0, 9, 0, 0], np.float32)))
+    assert [b"bird"] == outcome.outputs["LABEL"].tolist()
+    assert (5,) == outcome.outputs["PROBS"].shape
 
 
 def test_only_declared_outputs_are_given(make_model_context, load_backend, make_served_request, execute_batch):
@@ -106,7 +161,9 @@ def test_label_filename_of_the_output_is_used(softmax, labels_file, make_served_
         ({"LABEL": ("BYTES", (2,))}, {"top_k": "3"}, "'LABEL' must be BYTES [3], got BYTES [2]"),
         ({"INDEX": ("INT32", (1,))}, {}, "'INDEX' must be INT64 [1], got INT32 [1]"),
         ({"INDEX": ("INT64", (6,))}, {"top_k": "6"}, "'top_k' must be a whole number from 1 to 5, got '6'"),
-        ({"PROBS": ("FP32", (5,))}, {"temperature": "0"}, "'temperature' must be above 0, got 0.0"),
+        ({"PROBS": ("FP32", (5,))}, {"temperature": "0"}, "'temperature' must be above 0, got '0.0'"),
+        ({"PROBS": ("FP32", (5,))}, {"threshold": "1.5"}, "'threshold' must be from 0 to 1, got '1.5'"),
+        ({"PROBS": ("FP32", (5,))}, {"threshold": "0,1"}, "'threshold' must be 1 or 5 numbers, got '0,1'"),
         ({"PROBS": ("FP32", (5,))}, {"temprature": "1"}, "unknown parameter 'temprature'; did you mean 'temperature'?"),
         ({"LABEL": ("BYTES", (1,))}, {"labels": "../../secret"}, "give a name inside that folder"),
     ],

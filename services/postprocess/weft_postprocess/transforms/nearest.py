@@ -1,21 +1,19 @@
 """``nearest``: the entry of a table whose embedding is most like the query's."""
 
 import json
-from typing import ClassVar
 
 import numpy as np
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import Array
-from weft_serving.backends.base import TensorBackend
 from weft_serving.backends.loading import check_tensor, existing_file, model_file, only_input, require
 from weft_serving.backends.parameters import ParameterReader
-from weft_serving.request import InferenceRequest
+from weft_serving.backends.rows import RowBackend, check_finite
 
 _MIN_NORM = np.float32(1e-12)
 
 
-class NearestBackend(TensorBackend):
+class NearestBackend(RowBackend):
     """Answers with the table entry of the highest cosine similarity, and that similarity.
 
     ::
@@ -36,8 +34,6 @@ class NearestBackend(TensorBackend):
     An embedding that is not finite is INVALID_ARGUMENT for its own request alone.
     """
 
-    can_use_gpu: ClassVar[bool] = False
-
     def load(self) -> None:
         """Read the table, normalised once, and the entries."""
         parameters = ParameterReader(self.model)
@@ -49,21 +45,16 @@ class NearestBackend(TensorBackend):
         outputs = self.model.signature.outputs
         self._by_datatype = {check_tensor(self.model, o, ("BYTES", "FP32"), (1,)).datatype: o.name for o in outputs}
         if len(self._by_datatype) != len(outputs):
-            raise InvalidArgumentError(
+            raise self.model.fault(
+                "output",
                 f"model '{self.model.signature.name}' must have one BYTES output (the entry), one FP32 output (the "
-                f"score), or both, got {', '.join(f'{o.name} {o.datatype}' for o in outputs)}"
+                f"score), or both, got {', '.join(f'{o.name} {o.datatype}' for o in outputs)}",
             )
-
-    def prepare(self, request: InferenceRequest) -> dict[str, Array]:
-        """The embedding, all numbers finite."""
-        embedding = request.array(self._input)
-        if not np.isfinite(embedding).all():
-            raise InvalidArgumentError(f"input '{self._input}' has numbers that are not finite")
-        return {self._input: embedding}
 
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
         """Compare with every entry."""
         query = inputs[self._input]
+        check_finite(query, self._input)
         query = query / np.maximum(np.linalg.norm(query, axis=-1, keepdims=True), _MIN_NORM)
         scores = query @ self._table
         best = scores.argmax(axis=-1, keepdims=True)

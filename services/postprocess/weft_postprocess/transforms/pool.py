@@ -1,66 +1,68 @@
 """``pool``: one embedding per text from the hidden states of its tokens."""
 
-from typing import ClassVar
-
 import numpy as np
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import Array
-from weft_serving.backends.base import TensorBackend
 from weft_serving.backends.loading import check_tensor
 from weft_serving.backends.parameters import ParameterReader
+from weft_serving.backends.rows import RowBackend, check_rows
 from weft_serving.request import InferenceRequest
 
-_MIN_TOKENS = np.float32(1e-9)
 _MIN_NORM = np.float32(1e-12)
+_POOLINGS = ("mean", "cls", "max", "last_token")
 
 
-class PoolBackend(TensorBackend):
-    """Answers with the mean of the hidden states over the tokens that the mask keeps, scaled to length 1.
+class PoolBackend(RowBackend):
+    """Answers with one vector for the tokens that the mask keeps, scaled to length 1.
 
     ::
 
         last_hidden_state FP32 [n, L, H], attention_mask INT64 [n, L]  ->  EMBEDDING FP32 [n, H]
 
-        m = sum_l mask[l] * h[l] / max(sum_l mask[l], 1e-9)         e = m / max(|m|, 1e-12)
+        mean        p = sum_l mask[l] * h[l] / sum_l mask[l]
+        cls         p = h[first l with mask[l] = 1]
+        max         p[i] = max over l with mask[l] = 1 of h[l, i]
+        last_token  p = h[last l with mask[l] = 1]
 
-    Tensors may have any names: the input of two dimensions is the hidden state, the other one (INT64, INT32 or BOOL)
-    the mask. A row whose mask is all 0 gives a zero vector.
+        e = p / max(|p|, 1e-12)
 
-    Parameters:
+    Tensors may have any names: the input of two dimensions is the hidden state (FP32, FP16 or BF16), the other one
+    (INT64, INT32 or BOOL) the mask of 0 and 1, padded on either side. A row whose mask is all 0 gives a zero vector.
+    Whatever stands under a mask of 0 does not matter, unless it is not finite and the pooling is mean.
+
+    Parameters (all optional):
+        pooling: ``mean``, ``cls``, ``max`` or ``last_token``. Default mean.
         normalize: Whether to divide by the Euclidean norm. Default true.
 
-    Different L of the two inputs is INVALID_ARGUMENT.
+    Different L of the two inputs, a mask that is not 0 or 1, and hidden states whose result is not finite are
+    INVALID_ARGUMENT for their own request alone.
 
     Source:
-        Mean pooling and normalisation of https://www.sbert.net (modules ``Pooling`` and ``Normalize``).
+        Modules ``Pooling`` and ``Normalize`` of https://www.sbert.net.
     """
-
-    can_use_gpu: ClassVar[bool] = False
 
     def load(self) -> None:
         """Find out which input is which, and read the parameters."""
         signature = self.model.signature
         if len(signature.inputs) != 2 or len(signature.outputs) != 1:
-            raise InvalidArgumentError(
+            raise self.model.fault(
+                "input",
                 f"model '{signature.name}' must have two inputs (hidden states and mask) and one output, got "
-                f"{len(signature.inputs)} and {len(signature.outputs)}"
+                f"{len(signature.inputs)} and {len(signature.outputs)}",
             )
         hidden, mask = sorted(signature.inputs, key=lambda spec: -len(spec.dims))
-        self._hidden = check_tensor(self.model, hidden, ("FP32",), (None, None)).name
+        self._hidden = check_tensor(self.model, hidden, ("FP32", "FP16", "BF16"), (None, None)).name
         self._mask = check_tensor(self.model, mask, ("INT64", "INT32", "BOOL"), (None,)).name
         self._output = check_tensor(self.model, signature.outputs[0], ("FP32",), (hidden.dims[1],)).name
-        if signature.max_batch_size == 0:
-            raise InvalidArgumentError(
-                f"model '{signature.name}': backend 'pool' needs max_batch_size of at least 1, got 0"
-            )
         parameters = ParameterReader(self.model)
+        self._pooling = parameters.choice("pooling", "mean", _POOLINGS)
         self._normalizes = parameters.flag("normalize", True)
         parameters.finish()
 
     def prepare(self, request: InferenceRequest) -> dict[str, Array]:
         """Hidden states and mask, of one length."""
-        hidden, mask = request.array(self._hidden), request.array(self._mask)
+        hidden, mask = self.rows(request, self._hidden), self.rows(request, self._mask)
         if hidden.shape[:2] != mask.shape:
             raise InvalidArgumentError(
                 f"'{self._hidden}' has shape {list(hidden.shape)} and '{self._mask}' {list(mask.shape)}; the first two "
@@ -70,9 +72,41 @@ class PoolBackend(TensorBackend):
 
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
         """Pool and scale."""
-        mask = inputs[self._mask].astype(np.float32)
-        mean = (mask[:, None, :] @ inputs[self._hidden])[:, 0, :]
-        mean /= np.maximum(mask.sum(axis=1, keepdims=True), _MIN_TOKENS)
+        mask = inputs[self._mask]
+        if mask.dtype != np.bool_:
+            is_good = (mask == 0) | (mask == 1)
+            if not is_good.all():
+                check_rows(is_good, self._mask, lambda row: f"{mask[row][~is_good[row]][0]} in a mask of 0 and 1")
+            mask = mask.astype(np.bool_)
+        pooled = self._pooled(inputs[self._hidden], mask)
+        with np.errstate(over="ignore", invalid="ignore"):
+            norm = np.linalg.norm(pooled, axis=1, keepdims=True)
+        check_rows(
+            np.isfinite(norm),
+            self._hidden,
+            lambda row: f"the norm of the vector is {norm[row, 0]}; send finite numbers",
+        )
         if self._normalizes:
-            mean /= np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), _MIN_NORM)
-        return {self._output: mean}
+            pooled /= np.maximum(norm, _MIN_NORM)
+        return {self._output: pooled}
+
+    def _pooled(self, hidden: Array, mask: Array) -> Array:
+        """float32 ``[n, H]`` of ``hidden`` ``[n, L, H]`` and ``mask``, bool ``[n, L]``; a new array."""
+        if not hidden.shape[1]:
+            return np.zeros((len(hidden), hidden.shape[2]), np.float32)
+        if self._pooling == "mean":
+            hidden, weights = hidden.astype(np.float32, copy=False), mask.astype(np.float32)
+            with np.errstate(over="ignore", invalid="ignore"):
+                mean: Array = (weights[:, None, :] @ hidden)[:, 0, :]
+            mean /= np.maximum(weights.sum(axis=1, keepdims=True), 1)
+            return mean
+        pooled: Array
+        if self._pooling == "max":
+            hidden = hidden.astype(np.float32, copy=False)
+            pooled = (hidden if mask.all() else np.where(mask[:, :, None], hidden, -np.inf)).max(axis=1)
+        else:
+            length = mask.shape[1]
+            token = mask.argmax(axis=1) if self._pooling == "cls" else length - 1 - mask[:, ::-1].argmax(axis=1)
+            pooled = hidden[np.arange(len(hidden)), token].astype(np.float32)
+        pooled[~mask.any(axis=1)] = 0
+        return pooled

@@ -1,24 +1,23 @@
 """``image``: encoded images to normalised pixel arrays."""
 
-import io
 import time
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from weft_common.errors import InvalidArgumentError, WeftError
-from weft_common.tensors import Array
+from weft_common.errors import InvalidArgumentError
+from weft_common.tensors import NUMPY_BY_DATATYPE, Array
+from weft_preprocess.transforms.decoding import FORMATS, ImageDecoder
+from weft_preprocess.transforms.resizing import Placement, crop, exact, letterbox, resized
 from weft_serving.backends.base import Backend, Batch
 from weft_serving.backends.loading import check_tensor, only_input, require
 from weft_serving.backends.parameters import ParameterReader
 from weft_serving.request import InferenceRequest, InferenceResponse, Outcome
 
-_FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
-_CHANNELS = {"L": 1, "RGB": 3}
+_CHANNELS = {"L": 1, "RGB": 3, "BGR": 3}
 _RESAMPLING = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
-_PREFIX_BYTES = 16
-# Pillow turns these into L or RGB without loss of range; 16-bit and float pixels it would clip.
-_EIGHT_BIT_MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"})
+_MAX_SIDE = 16384
+_TRANSFORM = "TRANSFORM"
 
 
 class ImageBackend(Backend):
@@ -26,25 +25,40 @@ class ImageBackend(Backend):
 
     ::
 
-        IMAGE BYTES [n, 1]  ->  PIXELS FP32 [n, *shape]
+        IMAGE BYTES [n, 1]  ->  PIXELS FP32, FP16 or UINT8 [n, *shape] (, TRANSFORM FP32 [n, 4])
         pixels = (scale * value - mean[channel]) / std[channel]         value: 0 to 255
 
     Input and output may have any name. ``shape`` is [C, H, W], [H, W, C] or, for FLAT, [C * H * W] in the order of CHW;
-    the output is declared with it. Transparency is dropped; of an animation the first frame is taken. The picture is
-    stretched to ``width`` by ``height``.
+    the output is declared with it. UINT8 are the values themselves, neither scaled nor normalised. A picture is turned
+    upright by its EXIF orientation; its transparency is dropped; of an animation the first frame is taken; palettes,
+    grays and CMYK become ``mode``.
+
+    The output TRANSFORM, if declared, is scale_x, scale_y, offset_x, offset_y from the upright picture to the result:
+    x' = scale_x * x + offset_x. The backend ``nms`` takes it to give boxes in pixels of the picture.
 
     Parameters (``width`` and ``height`` required, the rest optional):
         width, height: Size of the result in pixels.
-        mode: ``RGB`` (C = 3) or ``L`` (grayscale, C = 1). Default RGB.
+        resize: ``exact`` stretches the picture; ``crop`` scales its shorter side to ``shortest_side`` and cuts out the
+            centre; ``letterbox`` scales it to fit, centred, the rest being ``fill``. Default exact.
+        shortest_side: For crop, in pixels, at least width and height; 256 with a width of 224 is usual. Default: the
+            larger one of width and height.
+        fill: For letterbox, 0 to 255, one number, or one per channel with commas between. Default 0.
+        mode: ``RGB``, ``BGR`` (C = 3) or ``L`` (grayscale, C = 1). Default RGB.
         layout: ``CHW``, ``HWC`` or ``FLAT``. Default CHW.
         resample: ``nearest``, ``box``, ``bilinear``, ``hamming``, ``bicubic`` or ``lanczos``. Default bilinear.
         scale: Factor on the pixel value 0 to 255; a fraction such as 16/255 is allowed. Default 1/255.
         mean, std: One number, or one per channel with commas between, in units after ``scale``. Defaults 0 and 1.
-        formats: Accepted formats out of PNG, JPEG, WEBP and BMP, commas between. Default PNG,JPEG.
+        exif_orientation: Whether the EXIF orientation is applied. Default true.
+        formats: Accepted formats out of PNG, JPEG, WEBP, BMP and GIF, commas between. Default PNG,JPEG.
         max_encoded_bytes: Larger files are refused, in bytes. Default 10485760.
         max_pixels: Images of more pixels (width times height) are refused before they are decoded. Default 16777216.
 
     What is no such image, is truncated or is over a limit is INVALID_ARGUMENT for its own request alone.
+
+    Source:
+        Resampling is Pillow's, which filters when it makes smaller, as torchvision does with ``antialias``; crop is
+        ``Resize`` and ``CenterCrop`` of https://github.com/pytorch/vision; letterbox is ``LetterBox`` of
+        https://github.com/ultralytics/ultralytics with an even border.
     """
 
     is_repeatable: ClassVar[bool] = True
@@ -52,24 +66,26 @@ class ImageBackend(Backend):
 
     def load(self) -> None:
         """Read the parameters and hold them against the declared tensors."""
-        image = require("PIL.Image", "preprocess")
-        image.init()
         self._input = only_input(self.model, ("BYTES",), (1,)).name
         parameters = ParameterReader(self.model)
-        self._size = tuple(parameters.integer(key, 0, minimum=1, maximum=16384) for key in ("width", "height"))
+        width, height = (parameters.integer(key, 0, minimum=1, maximum=_MAX_SIDE) for key in ("width", "height"))
+        self._size = width, height
         self._mode = parameters.choice("mode", "RGB", tuple(_CHANNELS))
         self._layout = parameters.choice("layout", "CHW", ("CHW", "HWC", "FLAT"))
-        self._resample = image.Resampling[parameters.choice("resample", "bilinear", _RESAMPLING).upper()]
-        self._scale = np.float32(parameters.number("scale", 1 / 255))
-        self._mean = np.asarray(parameters.numbers("mean", (0.0,)), np.float32)
-        self._std = np.asarray(parameters.numbers("std", (1.0,)), np.float32)
-        formats = parameters.text("formats", "PNG,JPEG")
-        self._max_encoded_bytes = parameters.integer("max_encoded_bytes", 10 * 2**20, minimum=1)
-        self._max_pixels = parameters.integer("max_pixels", 2**24, minimum=1)
+        self._resize = parameters.choice("resize", "exact", ("exact", "crop", "letterbox"))
+        longer = max(width, height)
+        self._shortest_side = parameters.integer("shortest_side", longer, minimum=longer, maximum=_MAX_SIDE)
+        self._read_fill(parameters)
+        self._read_output(parameters)
+        resample = parameters.choice("resample", "bilinear", _RESAMPLING)
+        self._decoder = ImageDecoder(
+            parameters.choices("formats", "PNG,JPEG", FORMATS),
+            max_encoded_bytes=parameters.integer("max_encoded_bytes", 10 * 2**20, minimum=1),
+            max_pixels=parameters.integer("max_pixels", 2**24, minimum=1),
+            applies_orientation=parameters.flag("exif_orientation", True),
+        )
         parameters.finish()
-        self._formats = {name: image.OPEN[name] for name in self._format_names(formats)}
-        self._check_normalisation()
-        self._check_output()
+        self._resample = require("PIL.Image", "preprocess").Resampling[resample.upper()]
 
     def execute(self, batch: Batch) -> list[Outcome]:
         """Decode the images of each request."""
@@ -77,83 +93,92 @@ class ImageBackend(Backend):
         outcomes: list[Outcome] = []
         for request in batch.requests:
             try:
-                outcomes.append(InferenceResponse({self._output: self._pixels(request)}))
-            except WeftError as error:
+                outcomes.append(InferenceResponse(self._outputs(request)))
+            except InvalidArgumentError as error:
                 outcomes.append(error)
         batch.infer_end_ns = time.monotonic_ns()
         return outcomes
 
-    def _pixels(self, request: InferenceRequest) -> Array:
-        pixels = np.empty((request.num_rows, *self._shape), np.float32)
+    def _outputs(self, request: InferenceRequest) -> dict[str, Array]:
+        width, height = self._size
+        values = np.empty((request.num_rows, height, width, _CHANNELS[self._mode]), np.uint8)
+        transforms = np.empty((request.num_rows, 4), np.float32)
         for row, data in enumerate(request.array(self._input).ravel()):
             try:
-                pixels[row] = self._transformed(self._decoded(data))
+                transforms[row] = self._draw(data, values[row])
             except InvalidArgumentError as error:
                 raise error.with_message(f"input '{self._input}' row {row}: {error.message}") from error
-        return pixels if self.model.signature.max_batch_size else pixels[0]
+        outputs = {self._output: self._normalised(values)}
+        if self._gives_transform:
+            outputs[_TRANSFORM] = transforms
+        if not self.model.signature.max_batch_size:
+            outputs = {name: array[0] for name, array in outputs.items()}
+        return outputs
 
-    def _decoded(self, data: bytes) -> Any:
-        """The picture, of the configured mode and size."""
-        if len(data) > self._max_encoded_bytes:
-            raise InvalidArgumentError(
-                f"the image has {len(data)} bytes; at most {self._max_encoded_bytes} are allowed"
-            )
-        prefix = data[:_PREFIX_BYTES]
-        name = next((name for name, (_, accepts) in self._formats.items() if accepts(prefix)), None)
-        if name is None:
-            raise InvalidArgumentError(
-                f"not an image in {' or '.join(self._formats)}: {len(data)} bytes that begin with {prefix!r}"
-            )
-        try:
-            # The plugin itself reads the header only; Image.open would also apply Pillow's process-wide size limit.
-            picture = self._formats[name][0](io.BytesIO(data), "")
-            if (num_pixels := picture.width * picture.height) > self._max_pixels:
-                raise InvalidArgumentError(
-                    f"the image has {picture.width} x {picture.height} = {num_pixels} pixels; at most "
-                    f"{self._max_pixels} are allowed"
-                )
-            if picture.mode not in _EIGHT_BIT_MODES:
-                raise InvalidArgumentError(f"pixels of mode {picture.mode} are not supported; send 8 bits per channel")
-            return picture.convert(self._mode).resize(self._size, self._resample)
-        except (WeftError, MemoryError):
-            raise
-        except Exception as error:  # decoders raise many kinds on hostile bytes
-            raise InvalidArgumentError(f"broken or truncated {name} image of {len(data)} bytes: {error}") from error
+    def _draw(self, data: bytes, result: Array) -> tuple[float, float, float, float]:
+        """Fill ``result``, uint8 ``[H, W, C]``, with the picture, and say where it went."""
+        picture = self._decoder.decode(data, "L" if self._mode == "L" else "RGB")
+        placement = self._placement(picture.size)
+        values = np.asarray(resized(picture, placement, self._resample))
+        values = values.reshape(*placement.size[::-1], result.shape[-1])
+        (left, upper), (width, height) = placement.offset, placement.size
+        if placement.size != self._size:
+            result[:] = self._fill
+        result[upper : upper + height, left : left + width] = values[:, :, ::-1] if self._mode == "BGR" else values
+        return placement.transform
 
-    def _transformed(self, picture: Any) -> Array:
-        """Scaled, normalised and laid out, float32."""
-        values = np.asarray(picture, np.float32).reshape(*self._size[::-1], _CHANNELS[self._mode])
-        values = (values * self._scale - self._mean) / self._std
-        return (values if self._layout == "HWC" else values.transpose(2, 0, 1)).reshape(self._shape)
+    def _placement(self, source: tuple[int, int]) -> Placement:
+        if self._resize == "exact":
+            return exact(source, self._size)
+        return (
+            crop(source, self._size, self._shortest_side) if self._resize == "crop" else letterbox(source, self._size)
+        )
 
-    def _format_names(self, text: str) -> list[str]:
-        names = [name.strip() for name in text.split(",")]
-        if unknown := [name for name in names if name not in _FORMATS]:
-            raise InvalidArgumentError(
-                f"model '{self.model.signature.name}': parameter 'formats' must be some of {', '.join(_FORMATS)}, "
-                f"got '{unknown[0]}'"
-            )
-        return names
+    def _normalised(self, values: Array) -> Array:
+        """``values``, uint8 ``[n, H, W, C]``, in the layout and datatype of the output."""
+        values = values if self._layout == "HWC" else values.transpose(0, 3, 1, 2)
+        if self._dtype == np.uint8:
+            return np.ascontiguousarray(values).reshape(len(values), *self._shape)
+        pixels = np.empty(values.shape, np.float32)
+        np.multiply(values, self._factor, out=pixels)
+        pixels += self._offset
+        return pixels.astype(self._dtype, copy=False).reshape(len(values), *self._shape)
 
-    def _check_normalisation(self) -> None:
-        channels = _CHANNELS[self._mode]
-        for key, values in (("mean", self._mean), ("std", self._std)):
-            if len(values) not in (1, channels) or (key == "std" and 0 in values):
-                raise InvalidArgumentError(
-                    f"model '{self.model.signature.name}': parameter '{key}' must be 1 or {channels} numbers"
-                    f"{' other than 0' if key == 'std' else ''} for mode {self._mode}, got {values.tolist()}"
-                )
+    def _read_fill(self, parameters: ParameterReader) -> None:
+        fill = parameters.numbers("fill", (0,), size=_CHANNELS[self._mode])
+        self._fill = np.array(fill).astype(np.uint8)
+        if not np.array_equal(self._fill, fill):
+            raise parameters.fault("fill", fill, "whole numbers from 0 to 255")
 
-    def _check_output(self) -> None:
+    def _read_output(self, parameters: ParameterReader) -> None:
+        """Shape, datatype and normalisation."""
         (width, height), channels = self._size, _CHANNELS[self._mode]
         self._shape = {
             "CHW": (channels, height, width),
             "HWC": (height, width, channels),
             "FLAT": (channels * height * width,),
         }[self._layout]
-        outputs = self.model.signature.outputs
+        outputs = [spec for spec in self.model.signature.outputs if spec.name != _TRANSFORM]
+        transforms = [spec for spec in self.model.signature.outputs if spec.name == _TRANSFORM]
         if len(outputs) != 1:
-            raise InvalidArgumentError(
-                f"model '{self.model.signature.name}' must have exactly one output, got {len(outputs)}"
+            raise self.model.fault(
+                "output",
+                f"model '{self.model.signature.name}' must have exactly one output, and may have {_TRANSFORM} beside "
+                f"it, got {', '.join(spec.name for spec in self.model.signature.outputs)}",
             )
-        self._output = check_tensor(self.model, outputs[0], ("FP32",), self._shape).name
+        self._gives_transform = any(check_tensor(self.model, spec, ("FP32",), (4,)) for spec in transforms)
+        output = check_tensor(self.model, outputs[0], ("FP32", "FP16", "UINT8"), self._shape)
+        self._output, self._dtype = output.name, NUMPY_BY_DATATYPE[output.datatype]
+        scale = parameters.number("scale", 1 / 255)
+        mean, std = (
+            parameters.numbers(key, default, size=channels) for key, default in (("mean", (0,)), ("std", (1,)))
+        )
+        if 0 in std:
+            raise parameters.fault("std", ",".join(map(str, std)), "other than 0")
+        for key in ("scale", "mean", "std"):
+            if self._dtype == np.uint8 and key in self.model.parameters:
+                raise parameters.fault(key, self.model.parameters[key], "left out for an output of UINT8")
+        # scale * value / std - mean / std, one number per channel, along the channels of the layout.
+        shape = (-1,) if self._layout == "HWC" else (-1, 1, 1)
+        self._factor = (scale / np.array(std)).astype(np.float32).reshape(shape)
+        self._offset = (-np.array(mean) / np.array(std)).astype(np.float32).reshape(shape)
