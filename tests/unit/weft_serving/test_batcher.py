@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from weft_common.signature import ModelSignature, TensorSpec
-from weft_common.tensors import WireTensor
-from weft_serving.scheduler.batcher import batch_key, make_batcher, varying_inputs
+from weft_serving.scheduler.batcher import make_batcher
+from weft_serving.scheduler.grouping import LengthBuckets
 from weft_serving.scheduler.queue import PriorityQueue
 from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
@@ -35,10 +34,11 @@ class Arrival:
     key: object = None
 
 
-def _run(make_request, arrivals, *, num_to_hold=0, **settings):
+def _run(make_request, arrivals, *, num_to_hold=0, buckets=None, **settings):
     """Executions as (seconds, rows of the members), with as many free instances as there are batches."""
     settings = _settings(**settings)
-    queue, batcher = PriorityQueue(settings), make_batcher(settings, num_to_hold=num_to_hold)
+    queue = PriorityQueue(settings)
+    batcher = make_batcher(settings, buckets, num_to_hold=num_to_hold)
     executions = []
     pending = sorted(arrivals, key=lambda arrival: arrival.time_s)
     now_ns = 0
@@ -154,7 +154,7 @@ def test_draining_does_not_wait(make_request):
     settings = _settings()
     queue, batcher = PriorityQueue(settings), make_batcher(settings, num_to_hold=4)
     queue.add(make_request(3), 0)
-    assert ([], None) == batcher.next_batch(queue, 0)
+    assert ([], None, None) == batcher.next_batch(queue, 0)
     assert 1 == len(batcher.next_batch(queue, 0, may_wait=False).requests)
 
 
@@ -175,26 +175,75 @@ def test_no_batch_dimension(make_request):
     assert [(0, [1]), (0, [1])] == executions
 
 
-def _signature(max_batch_size=8, *specs):
-    return ModelSignature("m", "1", "", max_batch_size, specs, ())
+@pytest.mark.parametrize(
+    ("deadline_s", "expected_s", "send_s"),
+    [
+        pytest.param(None, 2, 10, id="without a deadline the whole delay"),
+        pytest.param(60, 2, 10, id="a far deadline changes nothing"),
+        pytest.param(9, 2, 5, id="twice the measured time is left for the execution"),
+        pytest.param(9, 0, 4.5, id="half of what is left, where nothing was measured"),
+        pytest.param(3, 2, 0, id="not before its arrival"),
+    ],
+)
+def test_deadline_shortens_the_delay(make_request, deadline_s, expected_s, send_s):
+    """A request that is close to its deadline, and what is in its batch, is not held back for others."""
+    settings = _settings()
+    queue, batcher = PriorityQueue(settings), make_batcher(settings)
+    queue.add(make_request(), 0)
+    hurried = make_request(2, deadline_ns=deadline_s and deadline_s * S)
+    hurried.expected_ns = expected_s * S
+    queue.add(hurried, 0)
+    send_ns = int(send_s * S)
+    assert send_ns == (batcher.next_batch(queue, 0).wait_until_ns or 0)
+    assert 2 == len(batcher.next_batch(queue, send_ns).requests)
 
 
-def test_varying_inputs():
-    """Only inputs of variable shape, and optional ones, can keep requests apart; none can without batches."""
-    specs = TensorSpec("A", "FP32", (2,)), TensorSpec("B", "FP32", (-1, 3)), TensorSpec("C", "FP32", (1,), True)
-    assert ("B", "C") == varying_inputs(_signature(8, *specs))
-    assert () == varying_inputs(_signature(8, specs[0]))
-    assert () == varying_inputs(_signature(0, *specs))
+BUCKETS = LengthBuckets((16, 32), {"X": 0})
+B = {"buckets": BUCKETS, "preferred_batch_sizes": ()}
 
 
-def test_batch_key():
-    """Keys are equal for any batch size and order of inputs, and differ by row shape and by the set of inputs."""
+@pytest.mark.parametrize(
+    ("arrivals", "expected"),
+    [
+        pytest.param([A((1,) * 3, 0, 16), A((1,), 0, 32), A((5,), 1, 16)], [(1, [1, 1, 1, 5]), (10, [1])], id="joins"),
+        pytest.param([A((1,), 0, 16), A((8,), 1, 32)], [(1, [8]), (10, [1])], id="a full bucket does not wait"),
+        pytest.param([A((1,), 0, 16), A((1,), 1, 32), A((1,), 2, 16)], [(10, [1, 1]), (11, [1])], id="own delays"),
+        pytest.param([A((8,), 0, 16), A((8,), 0, 32)], [(0, [8]), (0, [8])], id="the first bucket goes first"),
+        pytest.param([A((5, 5, 3), 0, 16)], [(0, [5]), (0, [5, 3])], id="within a bucket nobody is overtaken"),
+    ],
+)
+def test_buckets(make_request, arrivals, expected):
+    """Requests of one bucket share a batch whatever came between them, and each bucket waits for itself."""
+    assert expected == _run(make_request, arrivals, **B)
 
-    def tensor(*shape):
-        return WireTensor("FP32", shape, b"")
 
-    names = ("B", "C")
-    key = batch_key({"B": tensor(4, 7, 3), "C": tensor(4, 1)}, names)
-    assert key == batch_key({"C": tensor(2, 1), "A": tensor(2, 9), "B": tensor(2, 7, 3)}, names)
-    assert key != batch_key({"B": tensor(4, 8, 3), "C": tensor(4, 1)}, names)
-    assert key != batch_key({"B": tensor(4, 7, 3)}, names)
+def test_bucket_batches_are_found_among_many(make_request):
+    """A long queue is not walked to its end."""
+    settings = _settings(preferred_batch_sizes=(), max_queue_delay_us=0)
+    queue, batcher = PriorityQueue(settings), make_batcher(settings, BUCKETS)
+    for number in range(1100):
+        queue.add(make_request(key=0 if number in (0, 1023, 1024) else number), 0)
+    assert [0, 1023] == [request.sequence for request in batcher.next_batch(queue, 0).requests]
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        pytest.param(16, [(0, [1] * 4), (10, [1, 1])], id="64 elements are 4 rows of 16"),
+        pytest.param((32, None), [(0, [1, 1]), (0, [1, 1]), (0, [1, 1])], id="or 2 of 32"),
+        pytest.param(100, [(0, [1])] * 6, id="or 1 of any length beyond"),
+        pytest.param(1, [(10, [1] * 6)], id="but never more than max_batch_size"),
+        pytest.param(((3,), (4,)), [(10, [1] * 6)], id="lengths that disagree have no bucket"),
+    ],
+)
+def test_bucket_size_is_limited_by_its_elements(make_request, key, expected):
+    """Batches of long rows are smaller, so that their size in elements stays within the limit."""
+    buckets = LengthBuckets((16, 32), {"X": 0}, max_elements=64)
+    assert expected == _run(make_request, [A((1,) * 6, 0, key)], buckets=buckets, preferred_batch_sizes=())
+
+
+def test_a_large_request_is_its_own_bucket_batch(make_request):
+    """A request with more elements than the limit is executed alone."""
+    buckets = LengthBuckets((16,), {"X": 0}, max_elements=32)
+    arrivals = [A((5, 1), 0, 16)]
+    assert [(0, [5]), (10, [1])] == _run(make_request, arrivals, buckets=buckets, preferred_batch_sizes=())

@@ -174,7 +174,7 @@ def test_auto_complete_fills_in_what_is_missing(tmp_path: Path) -> None:
 
 def test_what_auto_complete_asks_for_is_checked(tmp_path: Path) -> None:
     """A backend cannot turn on what this version does not do."""
-    with pytest.raises(PbtxtError, match=r"model_transaction_policy\.decoupled is not supported by this version"):
+    with pytest.raises(PbtxtError, match="backend 'decoupled' answers each request once; remove model_transaction"):
         define(tmp_path, 'backend: "decoupled"')
 
 
@@ -188,9 +188,9 @@ def test_auto_complete_that_raises_is_an_internal_error_without_its_text(tmp_pat
 def test_auto_complete_is_not_run_on_a_faulty_configuration(tmp_path: Path) -> None:
     """User code sees sound configurations only, and missing tensors are then no further fault."""
     with pytest.raises(PbtxtError) as caught:
-        define(tmp_path, 'backend: "failing"\nsequence_batching { }')
+        define(tmp_path, 'backend: "failing"\ncc_model_filenames { key: "7" value: "x" }')
     assert [found.message for found in caught.value.diagnostics] == [
-        "sequence_batching is not supported by this version; use dynamic_batching, or no scheduler"
+        "cc_model_filenames is not supported by this version; use default_model_filename"
     ]
 
 

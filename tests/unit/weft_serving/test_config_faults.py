@@ -82,10 +82,6 @@ def faults(tmp_path: Path, text: str, *, versions: tuple[int, ...] = (1,), num_g
             "5:48: input 'Z': reshape is not supported by this version; reshape inside the model",
         ),
         (
-            'input { name: "Z" data_type: TYPE_FP32 dims: 1 allow_ragged_batch: true }',
-            "5:68: input 'Z': allow_ragged_batch is not supported by this version; remove it",
-        ),
-        (
             'output { name: "Z" data_type: TYPE_FP32 dims: 1 is_shape_tensor: true }',
             "5:66: output 'Z': is_shape_tensor is not supported by this version; remove it",
         ),
@@ -98,20 +94,12 @@ def faults(tmp_path: Path, text: str, *, versions: tuple[int, ...] = (1,), num_g
             "5:25: '/etc/passwd' leaves the model's folder; give a relative path without '..'",
         ),
         (
-            "sequence_batching { }",
-            "5:1: sequence_batching is not supported by this version; use dynamic_batching, or no scheduler",
+            "model_repository_agents { agents { name: 'x' } }",
+            "5:1: model_repository_agents is not supported by this version; remove it",
         ),
         (
             "model_transaction_policy { decoupled: true }",
-            "5:39: model_transaction_policy.decoupled is not supported by this version; a model answers each request "
-            "once; remove it",
-        ),
-        ("response_cache { enable: true }", "5:26: response_cache.enable is not supported by this version; remove it"),
-        ("batch_input { }", "5:1: batch_input is not supported by this version; pad the inputs to one shape"),
-        ("batch_output { }", "5:1: batch_output is not supported by this version; pad the outputs to one shape"),
-        (
-            'parameters { key: "batch_buckets" value { string_value: "8,16" } }',
-            "5:35: parameter 'batch_buckets' is not supported by this version; remove it",
+            "5:39: backend 'echo' answers each request once; remove model_transaction_policy.decoupled",
         ),
         (
             "dynamic_batching { preferred_batch_size: [ 9 ] }",
@@ -214,7 +202,10 @@ def test_faulty_file(tmp_path: Path, text: str, expected: list[str]) -> None:
 
 def test_all_faults_at_once_in_order_of_the_file(tmp_path: Path) -> None:
     """A configuration with several faults is refused once, with all of them."""
-    text = 'name: "n"\nbackend: "eco"\nmax_batch_size: -3\nsequence_batching { }\ninput { name: "X" dims: 0 }\n'
+    text = (
+        'name: "n"\nbackend: "eco"\nmax_batch_size: -3\nmodel_repository_agents { agents { name: "a" } }\n'
+        'input { name: "X" dims: 0 }\n'
+    )
     assert [int(fault.split(":")[0]) for fault in faults(tmp_path, text)] == [1, 2, 3, 4, 5, 5]
 
 

@@ -40,6 +40,16 @@ output { name: "Y" data_type: TYPE_FP32 dims: 1 }
     [
         (["--repository", "absent"], "weft_model: error: --repository absent: there is no such folder"),
         (["--repository", ".", "--load-model", "m"], "--load-model needs --model-control-mode explicit"),
+        (["--repository", ".", "--repository-poll-s", "0"], "--repository-poll-s must be above 0, got 0"),
+        (
+            ["--repository", ".", "--warm-models", "2"],
+            "--warm-models, --warm-mib and --warm-idle-s need --load-on-demand",
+        ),
+        (["--repository", ".", "--load-on-demand", "--warm-idle-s", "-1"], "must be at least 0, got -1"),
+        (
+            ["--repository", ".", "--rate-limit-resource", "R:1"],
+            "--rate-limit-resource needs --rate-limit execution_count",
+        ),
     ],
 )
 def test_wrong_usage(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

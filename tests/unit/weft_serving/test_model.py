@@ -195,9 +195,10 @@ async def test_deadline_while_busy(serve, gate, make_call):
     assert [[1], [3]] == gate.batches
 
 
-async def test_deadlines_while_a_batch_waits(serve, backends, make_call):
-    """Requests that wait for others to fill their batch expire one after another, each at its own deadline."""
-    model = await serve(backends.Echo, is_batching=True, max_queue_delay_us=60_000_000)
+async def test_deadlines_while_a_batch_is_held(serve, backends, make_call, monkeypatch):
+    """Requests that nothing executes expire one after another, each at its own deadline."""
+    monkeypatch.setenv("WEFT_DELAY_SCHEDULER", "3")
+    model = await serve(backends.Echo, is_batching=True)
     tasks = await _queued(model, make_call(1), deadline_ms=5) + await _queued(model, make_call(2), deadline_ms=10)
     errors = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
     assert [DeadlineExceededError] * 2 == [type(error) for error in errors]

@@ -33,9 +33,9 @@ def checked_on(monkeypatch):
     """Names of the threads on which requests are checked."""
     names = []
 
-    def watched(call, signature):
+    def watched(call, signature, **options):
         names.append(threading.current_thread().name)
-        return validate(call, signature)
+        return validate(call, signature, **options)
 
     monkeypatch.setattr(model_module, "validate", watched)
     return names
@@ -66,7 +66,7 @@ async def test_many_strings_may_be_wrong(serve, backends):
 async def test_a_request_cancelled_while_it_is_checked_counts(serve, backends, monkeypatch):
     """Whoever leaves before the queue is counted too, once, and nothing is executed."""
     has_begun, may_end = threading.Event(), threading.Event()
-    monkeypatch.setattr(model_module, "validate", lambda *_: (has_begun.set(), may_end.wait(10), 1)[2])
+    monkeypatch.setattr(model_module, "validate", lambda *_, **__: (has_begun.set(), may_end.wait(10), 1)[2])
     model = await serve(backends.Echo)
     task = asyncio.create_task(model.infer(_call(MANY), CallContext()))
     assert await asyncio.to_thread(has_begun.wait, 10)

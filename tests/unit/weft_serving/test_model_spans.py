@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -12,7 +14,11 @@ from opentelemetry.trace import StatusCode
 from weft_common import telemetry
 from weft_common.core import CallContext
 from weft_common.errors import WeftError
-from weft_serving.scheduler.settings import QueuePolicy
+from weft_serving.backends.base import InstanceContext
+from weft_serving.backends.layout import BatchLayout
+from weft_serving.model import ServedModel
+from weft_serving.scheduler.grouping import LengthBuckets
+from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 
 @pytest.fixture
@@ -67,6 +73,22 @@ async def test_spans_of_a_batch(serve, gate, make_call, exporter):
         assert before_ns <= queue.start_time <= queue.end_time <= compute.end_time <= time.time_ns()
         assert abs(queue.end_time - compute.start_time) < 1_000_000
     assert [0, 0, 1] == [queue.attributes["weft.queue_depth"] for queue in spans["queue"]]
+
+
+async def test_spans_tell_level_and_bucket(model_context, backends, make_call, exporter):
+    """A queue span has the level that its request waited in, a batch span the bucket that it was made of."""
+    context = replace(model_context, layout=BatchLayout(LengthBuckets((4, 8), {"IN": 0})))
+    settings = SchedulerSettings(8, is_batching=True, priority_levels=3, default_priority_level=2)
+    model = ServedModel(context, backends.Echo, settings, [InstanceContext("echo_0")])
+    await model.start()
+    calls = [make_call(1, columns=columns, priority=level) for columns, level in ((3, 3), (4, 0), (9, 1))]
+    await asyncio.gather(*(model.infer(call, _server()[1]) for call in calls))
+    await model.stop(grace_s=5)
+    spans = _by_name(exporter)
+    assert {1: 1, 2: 1, 3: 1} == Counter(span.attributes["weft.priority"] for span in spans["queue"])
+    assert {(9, 1), (4, 2)} == {
+        (span.attributes["weft.bucket"], span.attributes["weft.num_requests"]) for span in spans["batch"]
+    }
 
 
 async def test_left_in_the_queue(serve, gate, make_call, exporter):

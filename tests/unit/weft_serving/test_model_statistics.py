@@ -7,7 +7,7 @@ import pytest
 
 from weft_common.core import CallContext
 from weft_common.errors import InvalidArgumentError, WeftError
-from weft_serving.recorder import MAX_HISTOGRAM_LEVEL
+from weft_serving.scheduler.queue import MAX_COUNTED_LEVEL
 from weft_serving.scheduler.settings import QueuePolicy
 
 
@@ -18,7 +18,7 @@ async def _serve_batches(serve, gate, make_call, **settings):
     await gate.entered()
     rest = [asyncio.create_task(model.infer(make_call(value, rows=3), CallContext())) for value in (1, 2)]
     await asyncio.sleep(0)
-    assert 2 == model.statistics.pending_count
+    assert (2, {0: 2}) == (model.statistics.pending_count, model.statistics.count_pending_by_level())
     gate.open()
     await asyncio.gather(first, *rest)
     return model.statistics
@@ -63,9 +63,18 @@ async def test_latency_by_priority(serve, backends, make_call):
         model.statistics.queue_latency,
         model.statistics.compute_latency,
     ):
-        assert {1: 1, 2: 1, MAX_HISTOGRAM_LEVEL: 2} == {
+        assert {1: 1, 2: 1, MAX_COUNTED_LEVEL: 2} == {
             level: sum(histogram.counts) for level, histogram in histograms.items()
         }
+
+
+async def test_histograms_agree_with_the_counters(serve, gate, make_call):
+    """The sums of the histograms are those of the whole, of the queue, and of the three parts of compute."""
+    statistics = await _serve_batches(serve, gate, make_call)
+    compute = (statistics.compute_input, statistics.compute_infer, statistics.compute_output)
+    expected = (statistics.success.total_ns, statistics.queue.total_ns, sum(part.total_ns for part in compute))
+    histograms = (statistics.request_latency, statistics.queue_latency, statistics.compute_latency)
+    assert pytest.approx(expected) == tuple(by_level[0].sum_s * 1e9 for by_level in histograms)
 
 
 async def test_latency_without_levels(serve, backends, make_call):

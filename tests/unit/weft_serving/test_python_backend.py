@@ -9,7 +9,7 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from weft_common.errors import InternalError, InvalidArgumentError, NotFoundError, UnsupportedError
+from weft_common.errors import InternalError, InvalidArgumentError, NotFoundError
 from weft_serving.backends.base import InstanceContext
 from weft_serving.backends.python import PythonBackend
 
@@ -123,7 +123,7 @@ def test_initialize_gets_the_strings_of_triton(make_model_context, write_model):
         make_model_context(INPUTS, OUTPUTS, config=config), InstanceContext("model_0_3", kind="GPU", device_id=2)
     )
     backend.load()
-    args = dict(backend._model.args)
+    args = dict(backend._runner._model.args)
     model_config = json.loads(args.pop("model_config"))
     assert {
         "model_instance_kind": "GPU",
@@ -233,7 +233,7 @@ def test_request_tells_what_the_client_sent(executing, execute_batch, pair):
     assert [
         ("a", [], "{}", 0, False, 0),
         ("b", ["OUTPUT0"], '{"flag": true}', 250, True, 7),
-    ] == backend._model.seen
+    ] == backend._runner._model.seen
 
 
 def test_python_code_gives_way_to_the_event_loop(executing):
@@ -306,18 +306,74 @@ def test_model_that_does_not_start_is_a_load_error(make_backend, source, message
     assert modules == _model_modules()
 
 
+def test_unknown_execution_is_a_load_error(make_backend):
+    """EXECUTION other than thread or process is refused with both."""
+    with pytest.raises(InvalidArgumentError, match="'EXECUTION' must be thread or process, got 'fork'"):
+        make_backend(ADD_SUB, EXECUTION="fork")
+
+
+def test_execute_may_be_a_coroutine(make_backend, execute_batch, pair):
+    """A coroutine answers the batch as a plain function does; what it raises is passed on, an exit too."""
+    backend = make_backend(
+        "import asyncio, sys\n"
+        + HEAD
+        + """
+    async def execute(self, requests):
+        await asyncio.sleep(0)
+        if len(requests) == 1:
+            sys.exit(3)
+        tensors = [pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy()) for request in requests]
+        return [pb_utils.InferenceResponse([tensor]) for tensor in tensors]
+"""
+    )
+    assert [3.0, 5.0] == [outcome.outputs["OUTPUT0"][0, 0] for outcome in execute_batch(backend, *pair)]
+    with pytest.raises(RuntimeError, match="execute raised SystemExit"):
+        execute_batch(backend, pair[0])
+    backend.close()
+
+
+def test_response_may_be_sent_in_place_of_being_returned(executing, execute_batch, pair):
+    """A model that is not decoupled may send its one response, also late and from another thread, and return None."""
+    backend = executing(
+        """
+        import threading
+        def answer(sender, value):
+            tensor = pb_utils.Tensor("OUTPUT0", np.full((1, 4), value, np.float32))
+            sender.send(pb_utils.InferenceResponse([tensor]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        for value, request in enumerate(requests):
+            threading.Thread(target=answer, args=(request.get_response_sender(), value)).start()
+        """
+    )
+    outcomes = execute_batch(backend, *pair)
+    assert [0.0, 1.0] == [outcome.outputs["OUTPUT0"][0, 0] for outcome in outcomes]
+
+
 @pytest.mark.parametrize(
-    ("options", "source", "message"),
+    ("body", "message"),
     [
-        ({"is_decoupled": True}, ADD_SUB, "decoupled models are not supported by this version"),
-        ({"EXECUTION": "process"}, ADD_SUB, "parameter EXECUTION 'process' is not supported by this version"),
-        ({}, HEAD + "    async def execute(self, requests): pass", "a coroutine as execute is not supported"),
+        ("sender.send(flags=1)", "cannot send complete final before sending a"),
+        ("sender.send(response); sender.send(response)", "cannot send more than one response"),
+        ("", "dropped the request without a last response"),
+        ("sender.send(response, 1); return [None]; ", ""),
+        ("sender.send(response, 1); return [None] * 2", "returned 2 responses for 1 requests"),
     ],
 )
-def test_what_this_version_lacks_is_a_load_error(make_backend, options, source, message):
-    """Decoupled models, processes and coroutines are refused when the model loads."""
-    with pytest.raises(UnsupportedError, match=message):
-        make_backend(source, **options)
+def test_sent_response_must_be_exactly_one(executing, execute_batch, pair, body, message):
+    """None, two, or a sender that is dropped fail the request, and never block the instance."""
+    backend = executing(
+        f"""
+        sender, response = requests[0].get_response_sender(), pb_utils.InferenceResponse()
+        del requests[:]
+        {body or "pass"}
+        """
+    )
+    try:
+        (outcome,) = execute_batch(backend, pair[0])
+        text = getattr(outcome, "message", "")
+    except Exception as error:
+        text = str(error)
+    assert message in text
+    assert bool(message) == bool(text)
 
 
 def test_missing_model_file_is_a_load_error(make_model_context, load_backend):
@@ -363,13 +419,13 @@ def test_instances_do_not_share_module_state(make_backend, load_backend, write_m
     """Each instance runs the file anew, so module globals are its own."""
     source = "STATE = []\n" + HEAD + "    state = STATE\n\n    def execute(self, requests): pass\n"
     first, second = make_backend(source), make_backend(source)
-    assert first._model.state is not second._model.state
+    assert first._runner._model.state is not second._runner._model.state
 
 
 def test_edited_model_is_loaded_anew(make_backend):
     """A reload reads the file as it is, also if it was edited within the clock's tick and has the same size."""
     source = HEAD + "    value = {}\n\n    def execute(self, requests): pass\n"
-    assert [1, 2] == [make_backend(source.format(value))._model.value for value in (1, 2)]
+    assert [1, 2] == [make_backend(source.format(value))._runner._model.value for value in (1, 2)]
 
 
 def test_models_load_on_several_threads_at_once(write_model, make_model_context, tmp_path):
@@ -384,7 +440,7 @@ def test_models_load_on_several_threads_at_once(write_model, make_model_context,
         thread.start()
     for thread in threads:
         thread.join()
-    assert [0, 1, 2, 3] == [backend._module.NUMBER for backend in backends]
+    assert [0, 1, 2, 3] == [backend._runner._module.NUMBER for backend in backends]
 
 
 def test_raising_finalize_is_logged(make_backend, caplog):

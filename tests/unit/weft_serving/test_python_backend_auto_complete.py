@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from weft_common.errors import InvalidArgumentError
+from weft_common.errors import InternalError, InvalidArgumentError
 from weft_protos import model_config_pb2
 from weft_serving.backends.python import PythonBackend
 from weft_serving.backends.python.model_config import INTEGER_FIELDS, ModelConfig
+from weft_serving.config import define_model
 
 SOURCE = """
 import triton_python_backend_utils as pb_utils
@@ -115,3 +116,68 @@ def test_integer_fields_are_those_of_the_protocol():
                 texts.add(field.name)
     assert expected == INTEGER_FIELDS
     assert not texts & INTEGER_FIELDS
+
+
+def _model(folder: Path, body: str) -> None:
+    """Writes a model whose ``auto_complete_config(config)`` is ``body``."""
+    source = "import sys\n\n\nclass TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config):\n"
+    (folder / "model.py").write_text(f"{source}        {body}\n        return config\n")
+
+
+def _define(folder: Path, config: str):
+    (folder.parent / "config.pbtxt").write_text(config)
+    return define_model(folder.parent, [1], {"python": PythonBackend}, num_gpus=0)
+
+
+COMPLETE = """
+backend: "python"
+max_batch_size: 4
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+"""
+
+
+def test_complete_configuration_is_completed_further(version_folder):
+    """A model with every tensor declared may still turn on batching, a larger batch and decoupled responses."""
+    policy = "config.set_model_transaction_policy(dict(decoupled=True))"
+    _model(version_folder, f"config.set_dynamic_batching(); config.set_max_batch_size(8); {policy}")
+    definition = _define(version_folder, COMPLETE)
+    assert (8, True, True) == (
+        definition.config.max_batch_size,
+        definition.config.HasField("dynamic_batching"),
+        definition.contexts[1].signature.is_decoupled,
+    )
+
+
+def test_complete_configuration_does_not_import_a_model_without_the_function(version_folder):
+    """A model that completes nothing is not run before it is loaded."""
+    (version_folder / "model.py").write_text("raise ValueError('imported')\n")
+    assert 4 == _define(version_folder, COMPLETE).config.max_batch_size
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "message"),
+    [
+        (
+            "raise ValueError('here')",
+            InvalidArgumentError,
+            "auto_complete_config failed: .*model.py:7: ValueError: here",
+        ),
+        ("sys.exit(3)", InternalError, "auto-complete of model 'model' by backend 'python' failed"),
+        ("return 1", InvalidArgumentError, "must return the pb_utils.ModelConfig, got int"),
+        ("config.as_dict()['nonsense'] = 1", InvalidArgumentError, "gave no valid configuration: .*nonsense"),
+        ("config.add_output({'name': 'A'})", InvalidArgumentError, "lacks .*'data_type', 'dims'"),
+        ("config.set_max_batch_size(2)", InvalidArgumentError, "max_batch_size is 4 in the configuration, but"),
+        (
+            "config.add_input({'name': 'INPUT0', 'data_type': 'TYPE_INT8', 'dims': [4]})",
+            InvalidArgumentError,
+            "input 'INPUT0' has data_type TYPE_FP32 in the configuration, but the model says TYPE_INT8",
+        ),
+        ("config.set_model_transaction_policy(dict(other=1))", InvalidArgumentError, "no property .*'other'"),
+    ],
+)
+def test_bad_auto_complete_is_a_load_error(version_folder, body, error, message):
+    """Whatever the function does wrong is the reason why the model does not load."""
+    _model(version_folder, body)
+    with pytest.raises(error, match=message):
+        _define(version_folder, COMPLETE)

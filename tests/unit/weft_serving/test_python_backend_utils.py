@@ -79,10 +79,33 @@ def test_strings_are_serialised_as_on_the_wire():
         pb_utils.deserialize_bytes_tensor(b"\x05\x00\x00\x00ab")
 
 
-def test_calls_of_other_models_are_refused():
-    """BLS is refused where a model makes the request, with the cure."""
-    with pytest.raises(pb_utils.TritonModelException, match=r"\(BLS\) is not supported by this version; put both"):
-        pb_utils.InferenceRequest(model_name="other", inputs=[], requested_output_names=["Y"])
+def test_request_that_a_model_makes_tells_what_it_was_made_of():
+    """A request made to call another model has the methods of a received one; its flags can be set later."""
+    made = pb_utils.InferenceRequest(
+        "id", 7, [], ["Y"], "other", 2, flags=3, timeout=9, parameters={"k": 1}, priority=4
+    )
+    assert ("id", 7, [], ["Y"], "other", 2, 3, 9, '{"k": 1}', 4) == (
+        made.request_id(), made.correlation_id(), made.inputs(), made.requested_output_names(), made.model_name(),
+        made.model_version(), made.flags(), made.timeout(), made.parameters(), made.priority(),
+    )  # fmt: skip
+    made.set_flags(pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
+    assert 2 == made.flags()
+    assert -1 == pb_utils.InferenceRequest(model_name="other").model_version()
+
+
+def test_release_flags_other_than_all_are_refused():
+    """A request cannot be scheduled again, and the error says so."""
+    made = pb_utils.InferenceRequest(model_name="other")
+    made.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
+    with pytest.raises(pb_utils.TritonModelException, match="release flags 2 are not supported"):
+        made.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+
+
+def test_model_folder_is_known_to_models_alone(tmp_path):
+    """get_model_dir is the version folder of the model that imports the module; elsewhere it is an error."""
+    assert str(tmp_path) == pb_utils.utils_of(tmp_path).get_model_dir()
+    with pytest.raises(pb_utils.TritonModelException, match="no model is loaded here"):
+        pb_utils.get_model_dir()
 
 
 def test_missing_names_say_so():

@@ -3,7 +3,7 @@
 import pytest
 
 from weft_common.errors import DeadlineExceededError, ResourceExhaustedError
-from weft_serving.scheduler.queue import PriorityQueue
+from weft_serving.scheduler.queue import MAX_COUNTED_LEVEL, PriorityQueue
 from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 US = 1000
@@ -64,7 +64,7 @@ def test_remove_is_exact(make_request):
     a, b, c = _add(queue, make_request(2), make_request(3), make_request(4))
     assert queue.remove(b)
     assert not queue.remove(b)
-    assert ([a, c], 2, 6) == (list(queue), len(queue), queue.num_rows)
+    assert ([a, c], 2, 6) == (list(queue), len(queue), queue.num_rows_before(0))
 
 
 def test_take_stamps_the_start(make_request):
@@ -178,11 +178,59 @@ def test_max_queue_size_counts_one_level(make_request):
     queue.expire(10 * US)  # delayed requests count too
     with pytest.raises(ResourceExhaustedError, match="Exceeds maximum queue size: 2 requests wait at priority level 1"):
         queue.add(make_request(priority=1), 0)
-    assert (2, 6) == (len(queue), queue.num_rows)
+    assert (2, 6) == (len(queue), queue.num_rows_before(1))
     _add(queue, make_request(priority=2))
     queue.remove(first)
     _add(queue, make_request(priority=1))
     assert 3 == len(queue)
+
+
+def test_ageing_lets_old_requests_pass(make_request):
+    """With ageing a level is worth a time of arrival: level 3 is served as level 1 that came two steps later."""
+    queue = _queue(priority_levels=3, default_priority_level=2, priority_aging_us=10)
+    (low,) = _add(queue, make_request(priority=3))
+    early, middle = _add(queue, make_request(priority=1), make_request(priority=2), now_ns=19 * US)
+    (late,) = _add(queue, make_request(priority=1), now_ns=21 * US)
+    assert [early, low, late, middle] == list(queue)
+
+
+def test_ageing_ends_in_the_better_level(make_request):
+    """Of two requests that have come to be worth the same, that of the better level is first."""
+    queue = _queue(priority_levels=2, default_priority_level=2, priority_aging_us=10)
+    (low,) = _add(queue, make_request(priority=2))
+    (high,) = _add(queue, make_request(priority=1), now_ns=10 * US)
+    assert [high, low] == list(queue)
+
+
+def test_delayed_requests_age(make_request):
+    """A request that DELAY put back counts as one of the next level that came then, so it does not starve."""
+    queue = _queue(
+        priority_levels=2, default_priority_level=1, priority_aging_us=10, default_policy=QueuePolicy("DELAY", 5)
+    )
+    (old,) = _add(queue, make_request())
+    assert [] == queue.expire(5 * US)
+    (same,) = _add(queue, make_request(), now_ns=14 * US)
+    assert [same, old] == list(queue)
+    (newer,) = _add(queue, make_request(), now_ns=16 * US)
+    assert [same, old, newer] == list(queue)
+
+
+def test_rows_before(make_request):
+    """A new request waits for the rows of its level and of better ones, delayed ones included."""
+    queue = _queue(priority_levels=3, default_priority_level=2, policies={1: QueuePolicy("DELAY", 5)})
+    first, *_ = _add(queue, *(make_request(rows, priority=level) for rows, level in ((1, 1), (2, 2), (4, 3))))
+    queue.expire(5 * US)
+    assert [1, 3, 7] == [queue.num_rows_before(level) for level in (1, 2, 3)]
+    queue.remove(first)
+    assert [0, 2, 6] == [queue.num_rows_before(level) for level in (1, 2, 3)]
+
+
+def test_count_by_level(make_request):
+    """Waiting requests are counted by level, and the countless levels that clients may choose are counted as one."""
+    queue = _queue(priority_levels=2**64 - 1, default_priority_level=1)
+    first, *_ = _add(queue, *(make_request(priority=level) for level in (0, 1, 2, 10**6, 2**63)))
+    queue.remove(first)
+    assert {1: 1, 2: 1, MAX_COUNTED_LEVEL: 2} == queue.num_by_level()
 
 
 def test_stale_expiries_are_swept(make_request):

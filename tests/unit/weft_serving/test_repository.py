@@ -61,3 +61,17 @@ def test_name_that_could_leave_the_repository(tmp_path: Path, name: str) -> None
 def test_plain_name(name: str) -> None:
     """Dots inside, spaces and letters of any script are fine."""
     check_name(name)
+
+
+def test_ensembles_belong_to_the_router(tmp_path: Path) -> None:
+    """A folder whose configuration declares an ensemble is no model, also where the file has faults."""
+    for name, config in (
+        ("model", 'backend: "python"'),
+        ("ensemble", 'platform: "ensemble" ensemble_scheduling { }'),
+        ("bad", "platform: 'ensemble' nonsense {"),
+        ("empty", ""),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.pbtxt").write_text(config)
+    (tmp_path / "without").mkdir()
+    assert ModelRepository(tmp_path).names() == ["empty", "model", "without"]

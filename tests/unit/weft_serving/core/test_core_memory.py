@@ -1,7 +1,9 @@
 """What a request leaves behind: nothing, and not only after a garbage collection."""
 
+import asyncio
 import contextlib
 import gc
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -115,3 +117,23 @@ async def test_an_answered_request_of_a_stream_is_freed(
             pass
     await repository.cores[0].close(grace_s=10)
     assert num_before == _num_calls()
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_an_unloaded_model_is_freed(repository: Any) -> None:
+    """What a model holds goes with its unload, without a collection: at start objects are frozen, cycles would stay."""
+    made: list[weakref.ref[Any]] = []
+
+    class Remembered(repository.BACKEND):
+        def load(self) -> None:
+            super().load()
+            made.append(weakref.ref(self))
+
+    repository.write("m", {1: 1})
+    core = await repository.serve(Remembered)
+    assert await repository.infer(core) == 1
+    await core.load("m", {})
+    assert await repository.infer(core) == 1
+    await core.unload("m", unload_dependents=False)
+    await asyncio.sleep(0)
+    assert [None, None] == [reference() for reference in made]

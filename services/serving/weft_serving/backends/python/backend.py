@@ -1,28 +1,19 @@
-"""Runs a ``TritonPythonModel``."""
+"""The backend ``python``: runs the model on the instance's thread, or in a process of its own."""
 
-import inspect
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from weft_common.errors import ERROR_BY_CODE, InternalError, InvalidArgumentError, UnsupportedError, WeftError
-from weft_common.logs import get_logger
+from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 from weft_serving.backends.base import Backend, Batch
-from weft_serving.backends.loading import existing_file, model_file
+from weft_serving.backends.loading import existing_file
 from weft_serving.backends.python.loader import describe, load_module, unload_module
-from weft_serving.backends.python.messages import (
-    InferenceRequest,
-    InferenceResponse,
-    TritonError,
-    TritonModelException,
-)
-from weft_serving.backends.python.model_config import ModelConfig, for_model
-from weft_serving.request import InferenceResponse as Response
+from weft_serving.backends.python.model_config import ModelConfig
+from weft_serving.backends.python.pb_utils import utils_of
+from weft_serving.backends.python.process import ModelProcess
+from weft_serving.backends.python.runner import FILENAME, ModelRunner, model_class_of
 from weft_serving.request import Outcome
-
-_FILENAME = "model.py"
 
 #: How long a model's Python code may keep other threads, the event loop among them, from the interpreter, in seconds.
 #: Beside a model that computes, an identity answered in 12 ms (p50, p99 32 ms) with Python's own 5 ms, and in 2.4 ms
@@ -30,25 +21,17 @@ _FILENAME = "model.py"
 #: CPU, so that services without a Python model keep the 5 ms. 2 cores, CPython 3.11.
 SWITCH_INTERVAL_S = 0.0005
 
-_STATUS_BY_CODE = {
-    TritonError.UNKNOWN: "UNKNOWN",
-    TritonError.NOT_FOUND: "NOT_FOUND",
-    TritonError.INVALID_ARG: "INVALID_ARGUMENT",
-    TritonError.UNAVAILABLE: "UNAVAILABLE",
-    TritonError.UNSUPPORTED: "UNIMPLEMENTED",
-    TritonError.ALREADY_EXISTS: "ALREADY_EXISTS",
-    TritonError.CANCELLED: "CANCELLED",
-}
-
-_log = get_logger("weft.python")
+_COMPLETER = "auto_complete_config"
 
 
 def _auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     """The configuration as ``auto_complete_config`` of the model completes it; unchanged without that function."""
-    path = existing_file(directory, config.get("default_model_filename") or _FILENAME)
-    module = load_module(path)
+    path = existing_file(directory, config.get("default_model_filename") or FILENAME)
+    if config.get("input") and config.get("output") and _COMPLETER.encode() not in path.read_bytes():
+        return config
+    module = load_module(path, utils_of(directory, model=config.get("name", "")))
     try:
-        complete = getattr(_model_class(module, path), "auto_complete_config", None)
+        complete = getattr(model_class_of(module, path), _COMPLETER, None)
         if complete is None:
             return config
         completed = complete(ModelConfig(json.dumps(config)))
@@ -65,120 +48,60 @@ def _auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
         unload_module(module)
 
 
-def _model_class(module: Any, path: Path) -> Any:
-    model_class = getattr(module, "TritonPythonModel", None)
-    if model_class is None:
-        raise InvalidArgumentError(f"{path} has no class TritonPythonModel; a Python model must define it")
-    return model_class
-
-
 class PythonBackend(Backend):
-    """Runs the class ``TritonPythonModel`` of ``model.py`` in the version folder, on the instance's thread.
+    """Runs the class ``TritonPythonModel`` of ``model.py`` in the version folder.
 
     The model may define ``auto_complete_config``, ``initialize(args)`` and ``finalize()``, and must define
-    ``execute(requests)``, which returns one ``pb_utils.InferenceResponse`` per request, in order. It imports
-    ``triton_python_backend_utils``. Parameters of the configuration are the model's own.
+    ``execute(requests)``, plain or a coroutine, which returns one ``pb_utils.InferenceResponse`` per request, in order.
+    Of a decoupled model it returns None, and the responses are sent by each request's ``get_response_sender()``. It
+    imports ``triton_python_backend_utils``. Parameters of the configuration are the model's own, but for ``EXECUTION``:
+    with ``process`` each instance runs the model in a process of its own, which is started again when it dies; with
+    ``thread``, the default, on a thread of the service.
 
     A response with an error fails its request with the status of the error's code. What ``execute`` raises fails every
-    request of the batch with INTERNAL, and so does a wrong number of responses.
-
-    Not supported by this version: decoupled models, coroutines, calls of other models, custom metrics, a process for
-    each instance.
+    request of the batch with INTERNAL, and so does a wrong number of responses. A process that dies fails the requests
+    that it works on with UNAVAILABLE.
     """
 
     auto_complete = staticmethod(_auto_complete)  # type: ignore[assignment]  # mypy takes the base's for a method
+    completes_always = True
+    can_stream = True
+
+    _runner: ModelRunner | ModelProcess | None = None
 
     def load(self) -> None:
         """Import the model and call its ``initialize``."""
-        signature = self.model.signature
-        if signature.is_decoupled:
-            raise UnsupportedError(f"model '{signature.name}': decoupled models are not supported by this version")
-        if self.model.parameters.get("EXECUTION", "thread") != "thread":
-            raise UnsupportedError(
-                f"model '{signature.name}': parameter EXECUTION '{self.model.parameters['EXECUTION']}' is not "
-                "supported by this version; every instance is a thread"
+        execution = self.model.parameters.get("EXECUTION", "thread")
+        if execution not in ("thread", "process"):
+            name = self.model.signature.name
+            raise self.model.fault(
+                "parameters[EXECUTION].string_value",
+                f"model '{name}': parameter 'EXECUTION' must be thread or process, got '{execution}'",
             )
-        sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
-        path = model_file(self.model, _FILENAME)
-        module = load_module(path)
-        try:
-            self._model = self._initialized(_model_class(module, path), path)
-        except BaseException:
-            unload_module(module)
-            raise
-        self._module = module
-
-    def _initialized(self, model_class: Any, path: Path) -> Any:
-        execute = getattr(model_class, "execute", None)
-        if execute is None:
-            raise InvalidArgumentError(f"{path}: TritonPythonModel has no method execute")
-        if inspect.iscoroutinefunction(execute):
-            raise UnsupportedError(f"{path}: a coroutine as execute is not supported by this version; use a plain def")
-        signature = self.model.signature
-        try:
-            model = model_class()
-            if hasattr(model, "initialize"):
-                model.initialize(
-                    {
-                        "model_config": json.dumps(for_model(self.model.config)),
-                        "model_instance_kind": self.instance.kind,
-                        "model_instance_name": self.instance.name,
-                        "model_instance_device_id": str(self.instance.device_id),
-                        "model_repository": str(self.model.directory.parent),
-                        "model_version": signature.version,
-                        "model_name": signature.name,
-                    }
-                )
-        except Exception as error:
-            folder = self.model.directory.parent
-            raise InvalidArgumentError(
-                f"model '{signature.name}' failed to initialize: {describe(error, folder)}"
-            ) from error
-        return model
+        if execution == "process":
+            runner: ModelRunner | ModelProcess = ModelProcess(self.model, self.instance, self.on_lost)
+        else:
+            sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
+            runner = ModelRunner(self.model, self.instance)
+        self._runner = runner
+        runner.load()
 
     def execute(self, batch: Batch) -> list[Outcome]:
         """Hand the whole batch to the model."""
-        requests = [InferenceRequest.wrap(request) for request in batch.requests]
-        batch.infer_start_ns = time.monotonic_ns()
-        responses = self._model.execute(requests)
-        batch.infer_end_ns = time.monotonic_ns()
-        num_responses = len(responses) if isinstance(responses, list | tuple) else 0
-        if num_responses != len(requests):
-            raise InternalError(
-                f"model '{self.model.signature.name}' returned {num_responses} responses for {len(requests)} requests; "
-                "execute must return a list with one InferenceResponse per request"
-            )
-        return [self._outcome(response) for response in responses]
+        if self._runner is None:
+            raise InternalError(f"model '{self.model.signature.name}' is not loaded")
+        return self._runner.execute(batch)
+
+    def why_lost(self) -> str:
+        """How the process ended; "" while it runs, or where there is none."""
+        return self._runner.exit_text if isinstance(self._runner, ModelProcess) else ""
+
+    def abort(self) -> None:
+        """Kill the process, if there is one."""
+        if isinstance(self._runner, ModelProcess):
+            self._runner.kill()
 
     def close(self) -> None:
-        """Call ``finalize`` of the model, and forget its modules."""
-        try:
-            if hasattr(self._model, "finalize"):
-                self._model.finalize()
-        except Exception:
-            _log.exception("finalize failed", extra={"model": self.model.signature.name})
-        finally:
-            unload_module(self._module)
-
-    def _outcome(self, response: Any) -> Outcome:
-        name = self.model.signature.name
-        if not isinstance(response, InferenceResponse):
-            outcome: Outcome = InternalError(
-                f"model '{name}' returned {type(response).__name__} in place of an InferenceResponse"
-            )
-        elif (error := response.error()) is not None:
-            outcome = _error(error)
-        else:
-            outputs = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
-            return Response(outputs, json.loads(response.parameters()))
-        if isinstance(outcome, InternalError):
-            _log.error(outcome.message, extra={"error_id": outcome.error_id, "model": name})
-        return outcome
-
-
-def _error(error: Any) -> WeftError:
-    """The error of a response, with the status of its code; INTERNAL for an unknown code, or for a bare text."""
-    message = error.message() if isinstance(error, TritonError | TritonModelException) else str(error)
-    code = error.code() if isinstance(error, TritonError) else TritonError.INTERNAL
-    error_class = ERROR_BY_CODE.get(_STATUS_BY_CODE.get(code, ""), InternalError)
-    return error_class(message)
+        """Call ``finalize`` of the model, and forget its modules; a process has ended."""
+        if self._runner is not None:
+            self._runner.close()

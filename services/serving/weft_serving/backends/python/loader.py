@@ -29,21 +29,27 @@ from weft_serving.backends.loading import importing
 from weft_serving.backends.python import pb_utils
 
 _PREFIX = "weft_python_model_"
+_UTILS = "triton_python_backend_utils"
 _numbers = itertools.count()
 
 
-def load_module(path: Path) -> ModuleType:
+def load_module(path: Path, utils: ModuleType = pb_utils) -> ModuleType:
     """The freshly executed module at ``path``, for example ``<model>/1/model.py``.
+
+    Args:
+        path: Of the file.
+        utils: What it imports as ``triton_python_backend_utils``.
 
     Raises:
         InvalidArgumentError: It does not import; the message has the file and the line.
     """
-    sys.modules["triton_python_backend_utils"] = pb_utils
+    sys.modules[_UTILS] = pb_utils
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
     package = ModuleType(f"{_PREFIX}{next(_numbers)}")
     package.__path__ = [str(path.parent), str(path.parent.parent)]
     sys.modules[package.__name__] = package
+    sys.modules[f"{package.__name__}.{_UTILS}"] = utils
     try:
         with importing():
             return importlib.import_module(f"{package.__name__}.{path.stem}")

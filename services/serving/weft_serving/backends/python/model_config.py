@@ -70,7 +70,7 @@ class ModelConfig:
         self._add("output", output, ())
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, Any]) -> None:
-        """Set ``decoupled``; a model that sets it is refused when it loads."""
+        """Set ``decoupled``: whether the model sends any number of responses to a request."""
         if unknown := set(transaction_policy_dict) - {"decoupled"}:
             raise self._fault(f"the transaction policy has no property {sorted(unknown)}; 'decoupled' is the only one")
         policy = self._config.setdefault("model_transaction_policy", {})

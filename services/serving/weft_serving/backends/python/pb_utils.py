@@ -1,10 +1,15 @@
 """The module that a ``model.py`` imports as ``triton_python_backend_utils``.
 
 Names and behaviour are those of Triton Inference Server's Python backend, so that a model runs unmodified. What this
-version does not offer (calls of other models, decoupled responses, custom metrics) raises an error that says so.
+version does not offer (custom metrics, tensors in GPU memory, control of the repository) raises an error that says so.
+
+Each loaded model has a module of its own, made by ``utils_of``, which knows the model.
 """
 
+import logging
 from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,33 +17,48 @@ import numpy as np
 from weft_common.errors import WeftError
 from weft_common.logs import get_logger
 from weft_common.tensors import DATATYPE_BY_NUMPY, NUMPY_BY_DATATYPE, Array, encode_bytes, split_bytes
-from weft_serving.backends.python.messages import (
-    DATATYPES,
+from weft_serving.backends.base import ModelCaller
+from weft_serving.backends.python.errors import TritonError, TritonModelException
+from weft_serving.backends.python.model_config import ModelConfig
+from weft_serving.backends.python.requests import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     InferenceRequest,
-    InferenceResponse,
-    Tensor,
-    TritonError,
-    TritonModelException,
+    InferenceTrace,
 )
-from weft_serving.backends.python.model_config import ModelConfig
+from weft_serving.backends.python.responses import (
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    InferenceResponse,
+    InferenceResponseSender,
+)
+from weft_serving.backends.python.tensors import DATATYPES, Tensor
 
 __all__ = [
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
     "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
     "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
     "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
     "TRITON_STRING_TO_NUMPY",
     "InferenceRequest",
     "InferenceResponse",
+    "InferenceResponseSender",
+    "InferenceTrace",
     "Logger",
+    "MemoryType",
     "ModelConfig",
+    "PreferredMemory",
     "Tensor",
     "TritonError",
     "TritonModelException",
     "deserialize_bytes_tensor",
     "get_input_config_by_name",
     "get_input_tensor_by_name",
+    "get_model_dir",
     "get_output_config_by_name",
     "get_output_tensor_by_name",
     "numpy_to_triton_type",
@@ -48,7 +68,7 @@ __all__ = [
     "using_decoupled_model_transaction_policy",
 ]
 
-TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU = 0, 1
 
 TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
     "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}": bool if name == "BOOL" else NUMPY_BY_DATATYPE[name].type
@@ -56,46 +76,86 @@ TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
 }
 
 _log = get_logger("weft.python")
+_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
 
 
 def __getattr__(name: str) -> NoReturn:
     raise AttributeError(f"triton_python_backend_utils.{name} is not supported by this version")
 
 
+def utils_of(directory: Path, caller: ModelCaller | None = None, origin: str = "", model: str = "") -> ModuleType:
+    """The module as one loaded model imports it.
+
+    Args:
+        directory: Its version folder.
+        caller: Calls other models for it.
+        origin: Its instance, for ``caller``.
+        model: Its name, for the log.
+    """
+    module = ModuleType("triton_python_backend_utils", __doc__)
+    own = {
+        "InferenceRequest": type("InferenceRequest", (InferenceRequest,), {"_caller": caller, "_origin": origin}),
+        "Logger": type("Logger", (Logger,), {"model": model}),
+        "get_model_dir": lambda: str(directory),
+    }
+    vars(module).update({key: value for key, value in globals().items() if not key.startswith("_")} | own)
+    vars(module)["__getattr__"] = __getattr__
+    return module
+
+
+def get_model_dir() -> NoReturn:
+    """Raise: only a model has a folder."""
+    raise TritonModelException("get_model_dir is for a model.py: no model is loaded here")
+
+
+class MemoryType:
+    """Kinds of memory."""
+
+    TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU = range(2)
+
+
+class PreferredMemory:
+    """Where the outputs of a call of another model are wanted; without effect: they are in host memory."""
+
+    def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
+        self.preferred_memory_type, self.preferred_device_id = preferred_memory_type, preferred_device_id
+
+
 class Logger:
-    """Writes to the server's log."""
+    """Writes to the server's log; the lines of a model have its name."""
 
     INFO, WARNING, ERROR, VERBOSE = range(4)
+    model = ""
 
     class LogLevel:
         """Levels of ``Logger.log``."""
 
         INFO, WARNING, ERROR, VERBOSE = range(4)
 
-    @staticmethod
-    def log(message: str, level: int = INFO) -> None:
+    @classmethod
+    def log(cls, message: str, level: int = INFO) -> None:
         """Write ``message`` at one of the levels."""
-        (_log.info, _log.warning, _log.error, _log.debug)[level]("%s", message)
+        _log.log(_LEVELS[level], "%s", message, extra={"model": cls.model})
 
-    @staticmethod
-    def log_info(message: str) -> None:
+    @classmethod
+    def log_info(cls, message: str) -> None:
         """Write at level info."""
-        _log.info("%s", message)
+        cls.log(message, cls.INFO)
 
-    @staticmethod
-    def log_warn(message: str) -> None:
+    @classmethod
+    def log_warn(cls, message: str) -> None:
         """Write at level warning."""
-        _log.warning("%s", message)
+        cls.log(message, cls.WARNING)
 
-    @staticmethod
-    def log_error(message: str) -> None:
+    @classmethod
+    def log_error(cls, message: str) -> None:
         """Write at level error."""
-        _log.error("%s", message)
+        cls.log(message, cls.ERROR)
 
-    @staticmethod
-    def log_verbose(message: str) -> None:
+    @classmethod
+    def log_verbose(cls, message: str) -> None:
         """Write at level debug."""
-        _log.debug("%s", message)
+        cls.log(message, cls.VERBOSE)
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:

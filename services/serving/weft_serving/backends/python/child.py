@@ -1,0 +1,279 @@
+"""The process of one model instance: ``python -m weft_serving.backends.python.child FD LOG_LEVEL``.
+
+The main thread runs the model. Another one reads messages; when the service is gone, it ends the process.
+"""
+
+import ctypes
+import itertools
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from weft_common import logs
+from weft_common.core import CallContext, InferCall, InferResult
+from weft_common.errors import InternalError, WeftError
+from weft_common.tensors import WireTensor, datatype_of, encode
+from weft_serving.backends.base import Batch, InstanceContext, ModelContext
+from weft_serving.backends.python.channel import Channel, packed, unpacked
+from weft_serving.backends.python.runner import ModelRunner
+from weft_serving.request import InferenceRequest, Outcome
+from weft_serving.stream import SendWindow
+
+_PR_SET_PDEATHSIG = 1
+
+_log = logs.get_logger("weft.python")
+
+
+class ChildStream:
+    """Sends the responses to one request; the ``request.stream`` of this process.
+
+    Args:
+        process: This process.
+        number: Of the request.
+    """
+
+    def __init__(self, process: "Child", number: int) -> None:
+        self._process = process
+        self._number = number
+        self.window = SendWindow()
+
+    def send(self, response: Outcome | None, *, is_final: bool) -> None:
+        """As ``ResponseStream.send``."""
+        sent = response if response is None else wire_outcome(response)
+        num_bytes = sum(memoryview(t.data).nbytes for t in sent[0].values()) if sent and sent[0] is not None else 0
+        if self.window.enter(num_bytes):
+            self._process.channel.send(("response", self._number, sent, is_final))
+        if is_final:
+            self._process.forget(self._number)
+
+    def lose(self, error: WeftError) -> None:
+        """As ``ResponseStream.lose``."""
+        self._process.forget(self._number)
+        self._process.post(("lost", self._number, packed(error)))
+
+
+class ChildCalls:
+    """The ``ModelCaller`` of this process: the service makes the calls.
+
+    Args:
+        process: This process.
+    """
+
+    def __init__(self, process: "Child") -> None:
+        self._process = process
+        self._numbers = itertools.count()
+        self._waiting: dict[int, Future[Any]] = {}
+
+    def infer(self, call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> "Future[InferResult]":
+        """As ``ModelCaller.infer``."""
+        return self._begin(call, parents, origin, is_stream=False)[1]
+
+    def stream(self, call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> "ChildResponses":
+        """As ``ModelCaller.stream``."""
+        return ChildResponses(self, self._begin(call, parents, origin, is_stream=True)[0])
+
+    def next(self, number: int) -> "Future[Any]":
+        """The next response to a call."""
+        return self._expect(number, ("next", number))
+
+    def drop(self, number: int) -> None:
+        """Nobody wants an answer to a call."""
+        self._process.post(("drop", number))
+
+    def answered(self, number: int, result: InferResult | None, error: Any) -> None:
+        """The answer has come; on the reading thread."""
+        future = self._waiting.pop(number, None)
+        if future is None or not future.set_running_or_notify_cancel():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(unpacked(error))
+
+    def _begin(
+        self, call: InferCall, parents: Sequence[InferenceRequest], origin: str, *, is_stream: bool
+    ) -> "tuple[int, Future[Any]]":
+        number = next(self._numbers)
+        message = ("call", number, call, self._process.numbers_of(parents), origin, is_stream)
+        if is_stream:
+            self._process.channel.send(message)
+            return number, Future()
+        return number, self._expect(number, message)
+
+    def _expect(self, number: int, message: object) -> "Future[Any]":
+        future: Future[Any] = Future()
+        self._waiting[number] = future
+        future.add_done_callback(lambda done: self.drop(number) if done.cancelled() else None)
+        self._process.channel.send(message)
+        return future
+
+
+class ChildResponses:
+    """The ``NestedStream`` of one call of this process."""
+
+    def __init__(self, calls: ChildCalls, number: int) -> None:
+        self._calls = calls
+        self._number = number
+
+    def next(self) -> "Future[InferResult | None]":
+        """As ``NestedStream.next``."""
+        return self._calls.next(self._number)
+
+    def cancel(self) -> None:
+        """As ``NestedStream.cancel``."""
+        self._calls.drop(self._number)
+
+
+class Child:
+    """The process.
+
+    Args:
+        channel: To the service.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._calls = ChildCalls(self)
+        self._inbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
+        self._outbox: SimpleQueue[object] = SimpleQueue()
+        self._requests: dict[int, InferenceRequest] = {}
+
+    def run(self) -> None:
+        """Serve the model until told to close."""
+        for target in (self._read, self._write):
+            threading.Thread(target=target, name=target.__name__, daemon=True).start()
+        _, model, instance = self._inbox.get()
+        runner = self._loaded(ModelContext(**model, caller=self._calls), instance)
+        if runner is None:
+            return
+        self._name = model["signature"].name
+        while True:
+            message = self._inbox.get()
+            if message[0] == "close":
+                runner.close()
+                return
+            self._execute(runner, message[1])
+
+    def post(self, message: object) -> None:
+        """Send without waiting, from any thread; maybe later than what is sent next."""
+        self._outbox.put(message)
+
+    def forget(self, number: int) -> None:
+        """The request is answered."""
+        self._requests.pop(number, None)
+
+    def numbers_of(self, requests: Sequence[InferenceRequest]) -> list[int]:
+        """Numbers of those that are not answered."""
+        return [number for number, request in list(self._requests.items()) if request in requests]
+
+    def _loaded(self, model: ModelContext, instance: InstanceContext) -> ModelRunner | None:
+        runner = ModelRunner(model, instance)
+        try:
+            runner.load()
+        except WeftError as error:
+            self.channel.send(("failed", packed(error)))
+            return None
+        except BaseException as cause:  # an exit too: the service is told why
+            where = f"model '{model.signature.name}' failed to load on instance {instance.name}"
+            failure = InternalError(f"{where}: {type(cause).__name__}: {cause}")
+            _log.error(failure.message, exc_info=cause, extra={"error_id": failure.error_id})
+            self.channel.send(("failed", packed(failure)))
+            return None
+        self.channel.send(("loaded",))
+        return runner
+
+    def _execute(self, runner: ModelRunner, entries: list[tuple[Any, ...]]) -> None:
+        requests = []
+        for number, call, deadline_ns, headers, num_rows, has_stream in entries:
+            request = InferenceRequest(call, CallContext(deadline_ns, headers), num_rows)
+            if has_stream:
+                request.stream = ChildStream(self, number)  # type: ignore[assignment]  # it sends; nobody reads it here
+            self._requests[number] = request
+            requests.append(request)
+        batch = Batch(requests)
+        outcomes = self._outcomes(runner, batch)
+        is_decoupled = any(entry[5] for entry in entries)
+        if not is_decoupled:
+            for entry in entries:
+                self.forget(entry[0])
+        sent = [wire_outcome(outcome) for outcome in outcomes]
+        self.channel.send(("executed", batch.infer_start_ns, batch.infer_end_ns, sent))
+
+    def _outcomes(self, runner: ModelRunner, batch: Batch) -> list[Outcome]:
+        error: WeftError
+        try:
+            return runner.execute(batch)
+        except InternalError as raised:
+            error = raised
+            _log.error(error.message, extra={"error_id": raised.error_id, "model": self._name})
+        except WeftError as raised:
+            error = raised
+        except BaseException as cause:
+            error = failure = InternalError(f"model '{self._name}' failed to execute the request")
+            _log.error(error.message, exc_info=cause, extra={"error_id": failure.error_id, "model": self._name})
+        return [error for _ in batch.requests]
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message = self.channel.receive()
+            except (EOFError, OSError):
+                os._exit(0)  # the service is gone; whatever the model does now is for nobody
+            kind = message[0]
+            if kind == "cancel" and (request := self._requests.get(message[1])) is not None:
+                request.cancel()
+                if isinstance(request.stream, ChildStream):
+                    request.stream.window.close()
+            elif kind == "taken" and (request := self._requests.get(message[1])) is not None:
+                if isinstance(request.stream, ChildStream):
+                    request.stream.window.leave()
+            elif kind == "answer":
+                self._calls.answered(*message[1:])
+            elif kind in ("load", "execute", "close"):
+                self._inbox.put(message)
+
+    def _write(self) -> None:
+        while True:
+            self.channel.send(self._outbox.get())
+
+
+def wire_outcome(outcome: Outcome) -> tuple[dict[str, WireTensor] | None, Any]:
+    """An outcome to be sent: outputs and parameters, or no outputs and an error."""
+    if isinstance(outcome, WeftError):
+        return None, packed(outcome)
+    try:
+        return {name: _wire(array) for name, array in outcome.outputs.items()}, outcome.parameters
+    except WeftError as error:
+        return None, packed(error)
+
+
+def _wire(array: Any) -> WireTensor:
+    """As ``encode``, but numbers are not copied."""
+    if datatype_of(array) == "BYTES":
+        return encode(array)
+    data = np.ascontiguousarray(array)
+    return WireTensor(datatype_of(array), array.shape, data.reshape(-1).view(np.uint8).data)  # type: ignore[arg-type]
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run the process to its end."""
+    descriptor, log_level = argv
+    logs.configure(log_level)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service decides when this process ends
+    if sys.platform == "linux":  # also when a model holds the interpreter for ever
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    Child(Channel(socket.socket(fileno=int(descriptor)))).run()
+    sys.stdout.flush()
+    os._exit(0)  # threads that the model has left behind do not hold the process up
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

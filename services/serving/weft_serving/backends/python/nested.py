@@ -1,0 +1,96 @@
+"""Answers of other models that a ``model.py`` has called."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+from weft_common.core import InferResult
+from weft_common.errors import InternalError, RequestCancelledError, WeftError
+from weft_common.tensors import decode
+from weft_serving.backends.base import NestedStream
+from weft_serving.backends.python.errors import TritonError
+from weft_serving.backends.python.responses import InferenceResponse
+from weft_serving.backends.python.tensors import Tensor, writable
+
+
+class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceResponse]):
+    """The responses to one call, as they come; an error is the last of them.
+
+    The model that was called waits when its responses are not asked for.
+    """
+
+    def __init__(self, stream: NestedStream) -> None:
+        self._stream: NestedStream | None = stream
+
+    def __next__(self) -> InferenceResponse:
+        if self._stream is None:
+            raise StopIteration
+        response = _response_of(self._stream.next())
+        if response is None:
+            self._stream = None
+            raise StopIteration
+        return self._noted(response)
+
+    async def __anext__(self) -> InferenceResponse:
+        if self._stream is None:
+            raise StopAsyncIteration
+        future = self._stream.next()
+        await _ended(future)
+        response = _response_of(future)
+        if response is None:
+            self._stream = None
+            raise StopAsyncIteration
+        return self._noted(response)
+
+    def cancel(self) -> None:
+        """No more responses are wanted: the call is withdrawn and the iteration ends."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.cancel()
+
+    def __del__(self) -> None:
+        self.cancel()
+
+    def _noted(self, response: InferenceResponse) -> InferenceResponse:
+        if response.has_error():
+            self._stream = None
+        return response
+
+
+def result_of(future: "Future[InferResult]") -> InferenceResponse:
+    """The response of a call; waits for it."""
+    return _response_of(future) or InferenceResponse()
+
+
+async def result_of_async(future: "Future[InferResult]") -> InferenceResponse:
+    """The response of a call; cancelling the awaiting task withdraws it."""
+    await _ended(future)
+    return _response_of(future) or InferenceResponse()
+
+
+async def _ended(future: "Future[Any]") -> None:
+    """Return when the future is done, however it ended; cancelling the awaiting task cancels it."""
+    wrapped = asyncio.wrap_future(future)
+    try:
+        await asyncio.wait([wrapped])
+    except asyncio.CancelledError:
+        wrapped.cancel()
+        raise
+    if not wrapped.cancelled():
+        wrapped.exception()  # seen: it is read from the other future
+
+
+def _response_of(future: "Future[InferResult] | Future[InferResult | None]") -> InferenceResponse | None:
+    try:
+        result = future.result()
+    except WeftError as error:
+        return InferenceResponse(error=TritonError.of(error))
+    except CancelledError:
+        return InferenceResponse(error=TritonError.of(RequestCancelledError("the call was cancelled")))
+    except Exception:
+        return InferenceResponse(error=TritonError.of(InternalError("the call of the model failed")))
+    if result is None:
+        return None
+    tensors = [Tensor(name, writable(decode(tensor, name=name))) for name, tensor in result.outputs.items()]
+    return InferenceResponse(tensors, parameters=result.parameters)

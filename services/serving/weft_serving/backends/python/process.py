@@ -1,0 +1,255 @@
+"""A model instance in a process of its own, seen from the service."""
+
+import contextlib
+import itertools
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from weft_common.core import InferCall, InferResult
+from weft_common.errors import InternalError, RequestCancelledError, UnavailableError, WeftError
+from weft_common.logs import get_logger
+from weft_common.tensors import decode
+from weft_serving.backends.base import Batch, InstanceContext, ModelContext, NestedStream
+from weft_serving.backends.python.channel import Channel, packed, unpacked
+from weft_serving.request import STREAMED, InferenceRequest, InferenceResponse, Outcome
+from weft_serving.stream import ResponseStream
+
+#: How long a process that is asked to end may take for its ``finalize``, in seconds; then it is killed.
+CLOSE_WAIT_S = 10.0
+
+_STDERR = 2  # standard output belongs to the service
+_EXITED = ("exited",)
+
+_log = get_logger("weft.python")
+
+
+class ModelProcess:
+    """One process, from its start to its end; used by the instance's thread.
+
+    Args:
+        model: What it runs.
+        instance: Where.
+        on_exit: Called, on another thread, when it has ended without being asked to.
+    """
+
+    def __init__(self, model: ModelContext, instance: InstanceContext, on_exit: Callable[[], None]) -> None:
+        self._model = model
+        self._instance = instance
+        self._on_exit = on_exit
+        self._where = f"the process of instance {instance.name} of model '{model.signature.name}'"
+        self.exit_text = ""
+        self._is_closing = False
+        self._numbers = itertools.count()
+        self._requests: dict[int, tuple[InferenceRequest, ResponseStream | None, Callable[[], None]]] = {}
+        self._calls: dict[int, Future[Any] | NestedStream] = {}
+        self._replies: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
+        self._outbox: SimpleQueue[object] = SimpleQueue()
+        mine, its = socket.socketpair()
+        with its:
+            level = logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
+            command = [sys.executable, "-P", "-m", "weft_serving.backends.python.child", str(its.fileno()), level]
+            self._process = subprocess.Popen(  # noqa: S603  # our own module
+                command, stdin=subprocess.DEVNULL, stdout=_STDERR, pass_fds=[its.fileno()]
+            )
+        self._channel = Channel(mine)
+        for target in (self._read, self._write):
+            threading.Thread(target=target, name=f"{instance.name}{target.__name__}", daemon=True).start()
+
+    def load(self) -> None:
+        """The model is loaded.
+
+        Raises:
+            UnavailableError: The process has ended.
+            WeftError: As the model's load raised it; the process has ended.
+        """
+        model = self._model
+        fields = {
+            "signature": model.signature, "directory": model.directory,
+            "config": dict(model.config), "parameters": dict(model.parameters),
+        }  # fmt: skip
+        self._send(("load", fields, self._instance))
+        reply = self._replies.get()
+        if reply[0] == "failed":
+            self._is_closing = True
+            self._process.wait()
+            raise unpacked(reply[1])
+        if reply is _EXITED:
+            raise UnavailableError(f"{self.exit_text} while the model was loaded")
+
+    def execute(self, batch: Batch) -> list[Outcome]:
+        """The outcomes of a batch.
+
+        Raises:
+            UnavailableError: The process has ended.
+        """
+        entries = [(self._entered(request), request) for request in batch.requests]
+        self._send(
+            (
+                "execute",
+                [
+                    (n, r.call, r.context.deadline_ns, dict(r.context.headers), r.num_rows, r.stream is not None)
+                    for n, r in entries
+                ],
+            )
+        )
+        for number, request in entries:
+            if request.is_cancelled:  # maybe before the process knew of it
+                self._outbox.put(("cancel", number))
+        reply = self._replies.get()
+        is_decoupled = self._model.signature.is_decoupled
+        if reply is _EXITED or not is_decoupled:
+            for number, _ in entries:
+                self._forget(number)
+        if reply is _EXITED:
+            raise UnavailableError(f"{self.exit_text} before it had answered; it is started again")
+        _, batch.infer_start_ns, batch.infer_end_ns, sent = reply
+        outcomes = [_outcome(*pair) for pair in sent]
+        if not is_decoupled:
+            return outcomes
+        return [outcome if isinstance(outcome, WeftError) else STREAMED for outcome in outcomes]
+
+    def close(self) -> None:
+        """The process has ended, by itself or killed."""
+        self._is_closing = True
+        self._send(("close",))
+        try:
+            self._process.wait(CLOSE_WAIT_S)
+        except subprocess.TimeoutExpired:
+            _log.warning("%s does not end and is killed", self._where, extra={"model": self._model.signature.name})
+            self._process.kill()
+            self._process.wait()
+
+    def kill(self) -> None:
+        """The process ends at once, as if it had died; from any thread."""
+        self._process.kill()
+
+    def _entered(self, request: InferenceRequest) -> int:
+        number = next(self._numbers)
+        on_cancel = partial(self._outbox.put, ("cancel", number))
+        stream = request.stream
+        self._requests[number] = (request, stream, on_cancel)
+        request.when_cancelled(on_cancel)
+        if stream is not None:
+            stream.on_taken = partial(self._outbox.put, ("taken", number))
+        return number
+
+    def _forget(self, number: int) -> ResponseStream | None:
+        """The request is answered, by its stream if it has one."""
+        request, stream, on_cancel = self._requests.pop(number, (None, None, None))
+        if request is not None and on_cancel is not None:
+            request.forget(on_cancel)
+        return stream
+
+    def _send(self, message: object) -> None:
+        with contextlib.suppress(OSError):  # the process is gone, which the reading thread tells
+            self._channel.send(message)
+
+    def _write(self) -> None:
+        """Send what the event loop has to say: it must not wait for the process."""
+        while (message := self._outbox.get()) is not None:
+            self._send(message)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._take(self._channel.receive())
+        except (EOFError, OSError):
+            self._end()
+        except BaseException:  # the process sent something that cannot be read
+            _log.exception("%s is out of step and is killed", self._where)
+            self._process.kill()
+            self._end()
+
+    def _take(self, message: tuple[Any, ...]) -> None:
+        kind = message[0]
+        if kind == "response":
+            _, number, sent, is_final = message
+            entry = self._requests.get(number)
+            stream = None if entry is None else entry[1]
+            if is_final:
+                self._forget(number)
+            if stream is not None:
+                stream.deliver(None if sent is None else _outcome(*sent), is_final=is_final)
+        elif kind == "lost":
+            if (stream := self._forget(message[1])) is not None:
+                stream.lose(unpacked(message[2]))
+        elif kind == "call":
+            self._call(*message[1:])
+        elif kind == "next":
+            call = self._calls.get(message[1])
+            if call is not None and not isinstance(call, Future):
+                self._answer_with(message[1], call.next())
+        elif kind == "drop":
+            if (call := self._calls.pop(message[1], None)) is not None:
+                call.cancel()
+        else:
+            self._replies.put(message)
+
+    def _call(self, number: int, call: InferCall, parents: Sequence[int], origin: str, is_stream: bool) -> None:
+        """The model calls another one."""
+        caller = self._model.caller
+        if caller is None:
+            self._outbox.put(("answer", number, None, packed(UnavailableError("this model cannot call other models"))))
+            return
+        # gRPC takes nothing but bytes.
+        call.inputs = {name: tensor._replace(data=bytes(tensor.data)) for name, tensor in call.inputs.items()}
+        requests = [self._requests[parent][0] for parent in parents if parent in self._requests]
+        if is_stream:
+            self._calls[number] = caller.stream(call, requests, origin)
+        else:
+            future = self._calls[number] = caller.infer(call, requests, origin)
+            self._answer_with(number, future, is_last=True)
+
+    def _answer_with(self, number: int, future: "Future[Any]", *, is_last: bool = False) -> None:
+        def answered(done: "Future[Any]") -> None:
+            if is_last:
+                self._calls.pop(number, None)
+            self._outbox.put(("answer", number, *_answer(done)))
+
+        future.add_done_callback(answered)
+
+    def _end(self) -> None:
+        """The process is gone: what it worked on fails, and the instance is told unless it asked for it."""
+        self._channel.close()
+        status = self._process.wait()
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+        self.exit_text = f"{self._where} {how}"
+        self._outbox.put(None)
+        for call in list(self._calls.values()):
+            call.cancel()
+        self._calls.clear()
+        self._replies.put(_EXITED)
+        if self._is_closing:
+            return
+        for number in list(self._requests):
+            if (stream := self._forget(number)) is not None:
+                stream.lose(UnavailableError(f"{self.exit_text} before it had answered; it is started again"))
+        self._on_exit()
+
+
+def _outcome(outputs: Any, rest: Any) -> Outcome:
+    """The outcome that the process sent."""
+    if outputs is None:
+        return unpacked(rest)
+    return InferenceResponse({name: decode(tensor, name=name) for name, tensor in outputs.items()}, rest)
+
+
+def _answer(done: "Future[Any]") -> tuple[InferResult | None, Any]:
+    """The result of a call, or its error, to be sent."""
+    try:
+        return done.result(), None
+    except WeftError as error:
+        return None, packed(error)
+    except CancelledError:
+        return None, packed(RequestCancelledError("the call was cancelled"))
+    except Exception:
+        return None, packed(InternalError("the call of the model failed"))

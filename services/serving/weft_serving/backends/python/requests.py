@@ -1,0 +1,277 @@
+"""Requests: those that a model gets, and those that it makes to call other models."""
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import ClassVar
+
+from weft_common.core import InferCall, ParameterValue, RequestedOutput
+from weft_common.errors import InvalidArgumentError, WeftError
+from weft_common.tensors import encode
+from weft_serving.backends.base import ModelCaller
+from weft_serving.backends.python.errors import TritonModelException
+from weft_serving.backends.python.nested import ResponseIterator, result_of, result_of_async
+from weft_serving.backends.python.responses import (
+    InferenceResponse,
+    InferenceResponseSender,
+    Outlet,
+    Reply,
+    check_parameters,
+)
+from weft_serving.backends.python.tensors import Tensor, writable
+from weft_serving.request import InferenceRequest as ServedRequest
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+
+# Request parameters that have methods of their own, or none: C++ clients send the last with every request.
+_SERVER_PARAMETERS = frozenset(
+    {
+        "priority", "timeout", "sequence_id", "sequence_start", "sequence_end", "triton_enable_empty_final_response",
+    }
+)  # fmt: skip
+
+#: The requests that ``execute`` works on, in its thread or coroutine.
+in_work: ContextVar[Sequence[ServedRequest]] = ContextVar("in_work", default=())
+
+
+class InferenceTrace:
+    """Says for which request another model is called: ``InferenceRequest(..., trace=request.trace())``."""
+
+    def __init__(self, served: ServedRequest) -> None:
+        self._served = served
+
+    def get_context(self) -> str | None:
+        """The ``traceparent`` that the request came with, if any."""
+        return self._served.context.headers.get("traceparent")
+
+
+class InferenceRequest:
+    """One request: as ``execute`` gets it, or as a model makes it to call another model.
+
+    A call is made for the sake of the request of ``trace``, or of those that ``execute`` works on: it has their
+    deadline, is withdrawn when their clients have left, and is a part of their trace. On a thread of the model's own,
+    only ``trace`` tells.
+
+    Args:
+        request_id: Sent along.
+        correlation_id: Sent along as ``sequence_id``, unless it is 0 or "".
+        inputs: Of the model called.
+        requested_output_names: Outputs wanted; all, if none is named.
+        model_name: Model or graph to call.
+        model_version: -1: its default version.
+        flags: Sequence flags.
+        timeout: Longest time in the queue of the model called, in microseconds; 0: its own.
+        preferred_memory: Without effect: tensors are in host memory.
+        trace: For which request the call is made.
+        parameters: Sent along: bool, int, float or str by name.
+        priority: Of the call, 1 is highest; 0: that of the request for which it is made.
+
+    Raises:
+        TritonModelException: An argument is of a wrong type.
+    """
+
+    _caller: ClassVar[ModelCaller | None] = None
+    _origin: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] = (),
+        requested_output_names: Sequence[str] = (),
+        model_name: str = "",
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: object = None,
+        trace: InferenceTrace | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        *,
+        priority: int = 0,
+    ) -> None:
+        if not model_name:
+            raise TritonModelException("model_name must not be empty: it says which model is called")
+        if any(not isinstance(tensor, Tensor) for tensor in inputs):
+            raise TritonModelException(f"inputs must be pb_utils.Tensor objects, got {list(map(type, inputs))}")
+        sent: dict[str, ParameterValue] = dict(parameters or {})
+        check_parameters(sent, "request")
+        if correlation_id:
+            sent["sequence_id"] = correlation_id
+        if flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
+            sent["sequence_start"] = True
+        if flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END:
+            sent["sequence_end"] = True
+        if timeout:
+            sent["timeout"] = timeout
+        if priority:
+            sent["priority"] = priority
+        self._served: ServedRequest | None = None
+        self._outlet: Outlet | None = None
+        self.reply: Reply | None = None
+        self._tensors: list[Tensor] | None = list(inputs)
+        self._trace = trace
+        self._call = InferCall(
+            model_name,
+            str(model_version) if model_version > 0 else "",
+            request_id,
+            sent,
+            {},
+            tuple(RequestedOutput(name, {}) for name in requested_output_names),
+        )
+
+    @classmethod
+    def wrap(cls, served: ServedRequest, outlet: Outlet | None = None) -> "InferenceRequest":
+        """The view of a request of the server that a model gets.
+
+        Args:
+            served: The request.
+            outlet: Takes its responses; None: the model returns one, or sends it, which makes a ``reply``.
+        """
+        request = cls.__new__(cls)
+        request._served = served
+        request._call = served.call
+        request._outlet = outlet
+        request.reply = None
+        request._tensors = None
+        request._trace = None
+        return request
+
+    def inputs(self) -> list[Tensor]:
+        """Inputs in the order sent. The arrays are writable and belong to the model."""
+        if self._tensors is None:
+            served = self._received()
+            self._tensors = [Tensor(name, writable(served.array(name))) for name in self._call.inputs]
+        return self._tensors
+
+    def request_id(self) -> str:
+        """The client's id, or ""."""
+        return self._call.request_id
+
+    def correlation_id(self) -> ParameterValue:
+        """Request parameter ``sequence_id``, or 0."""
+        return self._call.parameters.get("sequence_id", 0)
+
+    def flags(self) -> int:
+        """Sequence flags, from the request parameters ``sequence_start`` and ``sequence_end``."""
+        parameters = self._call.parameters
+        start = TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if parameters.get("sequence_start") else 0
+        return start | (TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if parameters.get("sequence_end") else 0)
+
+    def set_flags(self, flags: int) -> None:
+        """Set the sequence flags of a request that the model makes."""
+        if self._served is not None:
+            raise TritonModelException("the flags of a request that execute received are the client's")
+        self._call.parameters = {
+            **self._call.parameters,
+            "sequence_start": bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
+            "sequence_end": bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
+        }
+
+    def requested_output_names(self) -> list[str]:
+        """Outputs that the client asked for, in its order; empty means all."""
+        return [output.name for output in self._call.outputs]
+
+    def model_name(self) -> str:
+        """The model."""
+        return self._call.model_name
+
+    def model_version(self) -> int:
+        """The version that the client asked for; -1 is the newest."""
+        return int(self._call.model_version or -1)
+
+    def parameters(self) -> str:
+        """Request parameters as a JSON object, without those that the server itself reads."""
+        parameters = self._call.parameters
+        return json.dumps({key: value for key, value in parameters.items() if key not in _SERVER_PARAMETERS})
+
+    def timeout(self) -> ParameterValue:
+        """Request parameter ``timeout`` in microseconds; 0 means none."""
+        return self._call.parameters.get("timeout", 0)
+
+    def priority(self) -> ParameterValue:
+        """Request parameter ``priority``; 0 means that of the model."""
+        return self._call.parameters.get("priority", 0)
+
+    def trace(self) -> InferenceTrace:
+        """What ties a call of another model to this request."""
+        return InferenceTrace(self._received())
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has left, or the deadline has passed; a model may then stop early."""
+        return self._received().is_withdrawn
+
+    def set_release_flags(self, flags: int) -> None:
+        """``TRITONSERVER_REQUEST_RELEASE_ALL`` is what happens anyway; a request cannot be scheduled again.
+
+        Raises:
+            TritonModelException: ``flags`` is something else.
+        """
+        if flags != TRITONSERVER_REQUEST_RELEASE_ALL:
+            raise TritonModelException(
+                f"release flags {flags} are not supported by this version; use TRITONSERVER_REQUEST_RELEASE_ALL"
+            )
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        """Sends the responses to this request; ``execute`` then returns None for it."""
+        served = self._received()
+        if self._outlet is None:
+            self.reply = Reply()
+            self._outlet = self.reply.outlet()
+        return InferenceResponseSender(self._outlet, lambda: served.is_withdrawn)
+
+    def exec(self, decoupled: bool = False) -> InferenceResponse | Iterator[InferenceResponse]:
+        """Call the model and wait for its response; what went wrong is the response's error.
+
+        Args:
+            decoupled: The model may send any number of responses: an iterator over them, which has a method ``cancel``.
+
+        Raises:
+            TritonModelException: There is no way to call other models, or an input cannot be sent.
+        """
+        caller, call, parents = self._prepared()
+        if decoupled:
+            return ResponseIterator(caller.stream(call, parents, self._origin))
+        return result_of(caller.infer(call, parents, self._origin))
+
+    async def async_exec(
+        self, decoupled: bool = False
+    ) -> "InferenceResponse | Iterator[InferenceResponse] | AsyncIterator[InferenceResponse]":
+        """As ``exec``, awaited; the iterator serves ``for`` and ``async for``.
+
+        Cancelling the task withdraws the call.
+        """
+        caller, call, parents = self._prepared()
+        if decoupled:
+            return ResponseIterator(caller.stream(call, parents, self._origin))
+        return await result_of_async(caller.infer(call, parents, self._origin))
+
+    def fail(self, error: WeftError) -> None:
+        """The request has failed, unless its last response was sent; not for models."""
+        if self._outlet is not None:
+            self._outlet.fail(error)
+
+    def disclaim(self) -> None:
+        """The request is answered by other means: it does not matter that nobody sent a response; not for models."""
+        if self._outlet is not None:
+            self._outlet.is_closed = True
+
+    def _received(self) -> ServedRequest:
+        if self._served is None:
+            raise TritonModelException("only a request that execute received has this; the model made this one")
+        return self._served
+
+    def _prepared(self) -> tuple[ModelCaller, InferCall, Sequence[ServedRequest]]:
+        """What a call of another model needs."""
+        if self._served is not None:
+            raise TritonModelException("a request that execute received cannot be executed; make an InferenceRequest")
+        if self._caller is None:
+            raise TritonModelException("this model cannot call other models: no service runs it")
+        try:
+            self._call.inputs = {tensor.name(): encode(tensor.as_numpy()) for tensor in self.inputs()}
+        except InvalidArgumentError as error:
+            raise TritonModelException(error.message) from None
+        parents = in_work.get() if self._trace is None else (self._trace._served,)
+        return self._caller, self._call, parents

@@ -1,0 +1,217 @@
+"""Loads a ``TritonPythonModel`` and runs it, in whatever process this is."""
+
+import inspect
+import json
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from weft_common.errors import InternalError, InvalidArgumentError, WeftError
+from weft_common.logs import get_logger
+from weft_serving.backends.base import Batch, InstanceContext, ModelContext
+from weft_serving.backends.loading import model_file
+from weft_serving.backends.python.coroutines import Coroutines
+from weft_serving.backends.python.errors import weft_error
+from weft_serving.backends.python.loader import describe, load_module, unload_module
+from weft_serving.backends.python.model_config import for_model
+from weft_serving.backends.python.pb_utils import utils_of
+from weft_serving.backends.python.requests import InferenceRequest, in_work
+from weft_serving.backends.python.responses import InferenceResponse, Outlet, Reply
+from weft_serving.request import STREAMED, Outcome
+from weft_serving.request import InferenceRequest as ServedRequest
+from weft_serving.request import InferenceResponse as Response
+
+FILENAME = "model.py"
+
+_log = get_logger("weft.python")
+
+
+def model_class_of(module: Any, path: Path) -> Any:
+    """The class of a module. Raises InvalidArgumentError where it is missing."""
+    model_class = getattr(module, "TritonPythonModel", None)
+    if model_class is None:
+        raise InvalidArgumentError(f"{path} has no class TritonPythonModel; a Python model must define it")
+    return model_class
+
+
+class ModelRunner:
+    """One loaded model; used by one thread.
+
+    Args:
+        model: What to load.
+        instance: Where it runs.
+    """
+
+    def __init__(self, model: ModelContext, instance: InstanceContext) -> None:
+        self._context = model
+        self._instance = instance
+        self._name = model.signature.name
+        self._coroutines: Coroutines | None = None
+        self.execute = self._execute_decoupled if model.signature.is_decoupled else self._execute
+
+    def load(self) -> None:
+        """Import the model and call its ``initialize``. Raises a WeftError that says why that fails."""
+        context = self._context
+        path = model_file(context, FILENAME)
+        origin = self._instance.origin(context.signature)
+        module = load_module(path, utils_of(context.directory, context.caller, origin, self._name))
+        try:
+            self._model = self._initialized(model_class_of(module, path), path)
+        except BaseException:
+            unload_module(module)
+            raise
+        self._module = module
+
+    def close(self) -> None:
+        """Call ``finalize`` of the model, and forget its modules."""
+        if self._coroutines is not None:
+            self._coroutines.close()
+        try:
+            if hasattr(self._model, "finalize"):
+                self._model.finalize()
+        except BaseException:  # a SystemExit too: the instance ends anyway, in its own way
+            _log.exception("finalize failed", extra={"model": self._name})
+        finally:
+            unload_module(self._module)
+
+    def _initialized(self, model_class: Any, path: Path) -> Any:
+        execute = getattr(model_class, "execute", None)
+        if execute is None:
+            raise InvalidArgumentError(f"{path}: TritonPythonModel has no method execute")
+        context = self._context
+        try:
+            model = model_class()
+            if hasattr(model, "initialize"):
+                model.initialize(
+                    {
+                        "model_config": json.dumps(for_model(context.config)),
+                        "model_instance_kind": self._instance.kind,
+                        "model_instance_name": self._instance.name,
+                        "model_instance_device_id": str(self._instance.device_id),
+                        "model_repository": str(context.directory.parent),
+                        "model_version": context.signature.version,
+                        "model_name": self._name,
+                    }
+                )
+        except Exception as error:
+            raise InvalidArgumentError(
+                f"model '{self._name}' failed to initialize: {describe(error, context.directory.parent)}"
+            ) from error
+        if inspect.iscoroutinefunction(execute):
+            self._coroutines = Coroutines(self._instance.name)
+        return model
+
+    def _execute(self, batch: Batch) -> list[Outcome]:
+        """Hand the whole batch to the model, which answers each request once; what it raises is passed on."""
+        requests = [InferenceRequest.wrap(request) for request in batch.requests]
+        token = in_work.set(batch.requests)
+        try:
+            batch.infer_start_ns = time.monotonic_ns()
+            responses = self._model.execute(requests.copy())  # models may change the list
+            if self._coroutines is not None:
+                responses = self._coroutines.run(responses)
+        except BaseException:
+            for request in requests:
+                request.disclaim()
+            raise
+        finally:
+            in_work.reset(token)
+        replies = [request.reply for request in requests]
+        del requests  # one that the model has dropped too will not be answered
+        if any(replies):
+            responses = self._with_replies(responses, replies)
+        batch.infer_end_ns = time.monotonic_ns()
+        num_responses = len(responses) if isinstance(responses, list | tuple) else 0
+        if num_responses != len(batch.requests):
+            raise InternalError(
+                f"model '{self._name}' returned {num_responses} responses for {len(batch.requests)} requests; "
+                "execute must return a list with one InferenceResponse per request"
+            )
+        return [self._outcome(response) for response in responses]
+
+    def _with_replies(self, responses: Any, replies: list[Reply | None]) -> Any:
+        """What the model returned, with what it sent or will send where it returned None."""
+        if responses is None:
+            responses = [None] * len(replies)
+        if not isinstance(responses, list | tuple) or len(responses) != len(replies):
+            return responses
+        joined: list[Any] = []
+        for response, reply in zip(responses, replies, strict=True):
+            try:
+                joined.append(reply.wait() if reply is not None and response is None else response)
+            except WeftError as error:
+                joined.append(error)
+        return joined
+
+    def _execute_decoupled(self, batch: Batch) -> list[Outcome]:
+        """Hand the whole batch to the model, which answers each request when and as often as it likes."""
+        outlets = [self._outlet(request) for request in batch.requests]
+        requests = [InferenceRequest.wrap(*pair) for pair in zip(batch.requests, outlets, strict=True)]
+        result = None
+        token = in_work.set(batch.requests)
+        try:
+            batch.infer_start_ns = time.monotonic_ns()
+            if self._coroutines is None:
+                result = self._model.execute(requests.copy())
+            else:
+                self._coroutines.start(self._model.execute(requests.copy()), partial(self._on_end, requests))
+        except BaseException:
+            for request in requests:
+                request.disclaim()
+            raise
+        finally:
+            in_work.reset(token)
+        batch.infer_end_ns = time.monotonic_ns()
+        if result is not None:
+            for request in requests:
+                request.disclaim()
+            raise self._not_none(result)
+        return [STREAMED] * len(batch.requests)
+
+    def _on_end(self, requests: list[InferenceRequest], result: Any, error: BaseException | None) -> None:
+        """The coroutine of a batch has ended; with an error, so have its requests that are not answered."""
+        failure = None if result is None else self._not_none(result)
+        if error is not None:
+            failure = InternalError(f"model '{self._name}' failed to execute the request")
+        if failure is not None:
+            _log.error(failure.message, exc_info=error, extra={"model": self._name, "error_id": failure.error_id})
+            for request in requests:
+                request.fail(failure)
+        requests.clear()
+
+    def _not_none(self, result: object) -> InternalError:
+        return InternalError(
+            f"Python model '{self._name}' is using the decoupled mode and the execute function must return None, got "
+            f"{type(result).__name__}"
+        )
+
+    def _outlet(self, served: ServedRequest) -> Outlet:
+        stream = served.stream
+        if stream is None:  # a warm-up, or the client has left
+            return Outlet(lambda response, is_final: None, lambda error: None)
+
+        def send(response: InferenceResponse | None, is_final: bool) -> None:
+            stream.send(None if response is None else self._outcome(response), is_final=is_final)
+
+        def fail(error: WeftError) -> None:
+            if not served.is_withdrawn:  # else it has failed, or is about to, with why nobody waits for it
+                stream.lose(error)
+
+        return Outlet(send, fail)
+
+    def _outcome(self, response: Any) -> Outcome:
+        if isinstance(response, InferenceResponse) and (error := response.error()) is None:
+            outputs = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+            return Response(outputs, json.loads(response.parameters()))
+        if isinstance(response, InferenceResponse):
+            outcome = weft_error(error)
+        elif isinstance(response, WeftError):
+            outcome = response
+        else:
+            outcome = InternalError(
+                f"model '{self._name}' returned {type(response).__name__} in place of an InferenceResponse"
+            )
+        if isinstance(outcome, InternalError):
+            _log.error(outcome.message, extra={"error_id": outcome.error_id, "model": self._name})
+        return outcome

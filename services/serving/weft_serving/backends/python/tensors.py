@@ -1,0 +1,94 @@
+"""Tensors, as a ``model.py`` sees them."""
+
+from typing import Any
+
+import numpy as np
+
+from weft_common.errors import InvalidArgumentError
+from weft_common.tensors import Array, datatype_of
+from weft_serving.backends.python.errors import TritonModelException
+
+# Position = number of the type in Triton Inference Server; it has no name for 0.
+DATATYPES = (
+    "", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
+    "FP16", "FP32", "FP64", "BYTES", "BF16",
+)  # fmt: skip
+
+
+class Tensor:
+    """A named array in host memory.
+
+    Args:
+        name: Input or output name.
+        numpy_array: Data; strings as an object array of ``bytes`` or ``str``.
+
+    Raises:
+        TritonModelException: The name is empty, or ``numpy_array`` is no array or of a dtype that the protocol lacks.
+    """
+
+    def __init__(self, name: str, numpy_array: Array) -> None:
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        if not isinstance(numpy_array, np.ndarray):
+            raise TritonModelException(f"tensor '{name}' needs a numpy array, got {type(numpy_array).__name__}")
+        try:
+            self.datatype = datatype_of(numpy_array)
+        except InvalidArgumentError as error:
+            raise TritonModelException(f"tensor '{name}': {error.message}") from None
+        self._name, self._array = name, numpy_array
+
+    def name(self) -> str:
+        """Input or output name."""
+        return self._name
+
+    def as_numpy(self) -> Array:
+        """The array itself, not a copy."""
+        return self._array
+
+    def triton_dtype(self) -> int:
+        """Number of the datatype, as ``numpy_to_triton_type`` gives it."""
+        return DATATYPES.index(self.datatype)
+
+    def shape(self) -> list[int]:
+        """Dimensions, the batch dimension included."""
+        return list(self._array.shape)
+
+    def is_cpu(self) -> bool:
+        """True: tensors are in host memory in this version."""
+        return True
+
+    def to_dlpack(self) -> Any:
+        """A DLPack capsule, for example for ``torch.from_dlpack``; shares the memory, unless that is read-only."""
+        return writable(self._array).__dlpack__()
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Any) -> "Tensor":
+        """A tensor that shares the memory of ``tensor``: a DLPack capsule, or an object with ``__dlpack__``."""
+        try:
+            return Tensor(name, np.from_dlpack(tensor if hasattr(tensor, "__dlpack__") else _Capsule(tensor)))
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise TritonModelException(f"tensor '{name}' must be in host memory: {error}") from error
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return writable(self._array).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+
+class _Capsule:
+    """A bare DLPack capsule, which says nothing of its device, as an object that numpy accepts."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_options: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def writable(array: Array) -> Array:
+    """The array, or a copy: models may compute in place, and the server's arrays are read-only views of a message."""
+    return array if array.flags.writeable else array.copy()
