@@ -1,13 +1,18 @@
 """The serving core: every model of one repository behind the V2 interface."""
 
 import asyncio
+import contextlib
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from weft_common.caching.shared_answers import SharedAnswers
+from weft_common.classification import check_classification, classify
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult, ParameterValue
 from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError
 from weft_common.logs import get_logger
+from weft_common.server import Extension
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
 from weft_protos.model_config_pb2 import ModelConfig
@@ -15,9 +20,18 @@ from weft_serving.backends.base import Backend
 from weft_serving.config import ModelDefinition, define_model
 from weft_serving.config.placement import count_gpus
 from weft_serving.lifecycle import ManagedModel
+from weft_serving.limited import make_limiter
+from weft_serving.nested_calls import NestedCalls
+from weft_serving.rate_limiter import ResourceKey
 from weft_serving.repository import ModelRepository
+from weft_serving.router_client import RouterClient
+from weft_serving.warm_metrics import WarmPoolCollector
+from weft_serving.warm_pool import WarmLimits, WarmPool
+from weft_serving.watch import RepositoryWatcher
 
-MODEL_CONTROL_MODES = ("none", "explicit")
+MODEL_CONTROL_MODES = ("none", "poll", "explicit")
+DEFAULT_REPOSITORY_POLL_S = 15.0
+DEFAULT_RESPONSE_CACHE_BYTES = 64 << 20
 LOAD_CONCURRENCY = 4
 DRAIN_GRACE_S = 60.0
 
@@ -30,12 +44,18 @@ class ServingCore(InferenceCore):
     Args:
         repository: Folder of models.
         backends: By name; a value may be imported when it is taken.
-        model_control: ``"none"``: every model is loaded at start and stays; ``"explicit"``: ``load_models`` are, and
-            clients load and unload.
+        model_control: ``"none"``: every model is loaded at start and stays; ``"poll"``: so it is, and what changes in
+            the repository is taken over; ``"explicit"``: ``load_models`` are, and clients load and unload.
         load_models: Explicit mode: models to load at start; ``"*"`` is all.
         num_gpus: CUDA devices; None means those of this machine.
         load_concurrency: How many models load at once.
         drain_grace_s: How long the requests of a replaced or unloaded version may still run.
+        repository_poll_s: Poll mode: seconds between two looks at the repository.
+        on_demand: Models are loaded by their first request, within these limits; None: when they are to serve.
+        router: Address of the router, which models call other models through; "": they call those of this core.
+        rate_limits: Resources that instances share, as ``RateLimiter`` takes them; None: ``rate_limiter`` of the
+            configurations is without effect.
+        response_cache_bytes: Of the answers that models with ``response_cache`` keep, all together.
     """
 
     def __init__(
@@ -48,6 +68,11 @@ class ServingCore(InferenceCore):
         num_gpus: int | None = None,
         load_concurrency: int = LOAD_CONCURRENCY,
         drain_grace_s: float = DRAIN_GRACE_S,
+        repository_poll_s: float = DEFAULT_REPOSITORY_POLL_S,
+        on_demand: WarmLimits | None = None,
+        router: str = "",
+        rate_limits: Mapping[ResourceKey, int] | None = None,
+        response_cache_bytes: int = DEFAULT_RESPONSE_CACHE_BYTES,
     ) -> None:
         self._repository = ModelRepository(repository)
         self._backends = backends
@@ -58,7 +83,14 @@ class ServingCore(InferenceCore):
         self._drain_grace_s = drain_grace_s
         self._models: dict[str, ManagedModel] = {}
         self._loading: set[asyncio.Task[None]] = set()
+        self._watcher = RepositoryWatcher(self._repository, self._load_or_log, self._unload_gone)
+        self._repository_poll_s = repository_poll_s
+        self._pool = None if on_demand is None else WarmPool(on_demand)
+        self._limiter = None if rate_limits is None else make_limiter(rate_limits)
+        self._answers = SharedAnswers(response_cache_bytes, 0, time.monotonic_ns)
         self._is_started = False
+        self._router = RouterClient(router) if router else None
+        self._caller = NestedCalls(self._router or self, asyncio.get_running_loop())
 
     async def start(self) -> None:
         """Everything to be served at start is ready, or the index says why not.
@@ -66,13 +98,19 @@ class ServingCore(InferenceCore):
         Raises:
             OSError: The repository cannot be read.
         """
+        if self._model_control == "poll":
+            await self._watcher.start()
         present = await asyncio.to_thread(self._repository.names)
         for name in present:
             self._manage(name)
-        is_all = self._model_control == "none" or "*" in self._load_models
+        is_all = self._model_control != "explicit" or "*" in self._load_models
         wanted = present if is_all else list(dict.fromkeys(self._load_models))
-        await asyncio.gather(*(self._load_at_start(name) for name in wanted))
+        await asyncio.gather(*(self._load_or_log(name) for name in wanted))
         self._is_started = True
+        if self._model_control == "poll":
+            self._keep(asyncio.create_task(self._watcher.run(self._repository_poll_s)))
+        if self._pool is not None:
+            self._keep(asyncio.create_task(self._pool.run()))
 
     async def close(self, *, grace_s: float) -> None:
         """Every model has stopped; requests in work were given ``grace_s``."""
@@ -80,6 +118,12 @@ class ServingCore(InferenceCore):
             task.cancel()
         await asyncio.gather(*self._loading, return_exceptions=True)
         await asyncio.gather(*(model.close(grace_s=grace_s) for model in self._models.values()))
+        if self._router is not None:
+            await self._router.close()
+
+    def extension(self) -> Extension:
+        """What the service offers beside the V2 protocol: figures of what loads on demand."""
+        return Extension(collectors=() if self._pool is None else (WarmPoolCollector(self._pool),))
 
     def is_ready(self) -> bool:
         """Whether the start is over and every model that should serve does."""
@@ -89,12 +133,11 @@ class ServingCore(InferenceCore):
         """Whether the version ("" = any) serves. Raises NotFoundError for an unknown model or version."""
         model = self._find(name)
         if not version:
-            return bool(model.ready_versions())
+            return any(not ready.served.outages.is_total for ready in model.ready_versions())
         try:
-            model.select(version)
+            return not model.select(version).served.outages.is_total
         except UnavailableError:
             return False
-        return True
 
     def signature(self, name: str, version: str) -> ModelSignature:
         """Names, types and shapes. Raises NotFoundError or UnavailableError."""
@@ -118,11 +161,30 @@ class ServingCore(InferenceCore):
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """Answer one request. Cancelling the awaiting task withdraws it from queue or batch."""
-        return await self._find(call.model_name).select(call.model_version).served.infer(call, context)
+        served = self._find(call.model_name).serving(call)
+        if served.signature.is_decoupled:
+            raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        if not any(output.parameters for output in call.outputs):
+            return await served.infer(call, context)
+        check_classification(call.outputs)
+        result = await served.infer(call, context)
+        await asyncio.to_thread(classify, result, call.outputs, served.signature)
+        return result
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """The one answer of a model that is not decoupled."""
-        yield await self.infer(call, context)
+        """Every response of a decoupled model as it sends them; of any other the one answer."""
+        served = self._find(call.model_name).serving(call)
+        if not served.signature.is_decoupled:
+            yield await self.infer(call, context)
+            return
+        has_classes = any(output.parameters for output in call.outputs)
+        if has_classes:
+            check_classification(call.outputs)
+        async with contextlib.aclosing(served.stream(call, context)) as responses:
+            async for response in responses:
+                if has_classes and not response.is_null:
+                    await asyncio.to_thread(classify, response, call.outputs, served.signature)
+                yield response
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """The model serves what its folder has now; a version that served before has handed over and drains.
@@ -148,8 +210,7 @@ class ServingCore(InferenceCore):
                 f"failed to load '{name}', failed to poll from model repository: {error.message}"
             ) from None
         task = asyncio.create_task(self._manage(name).load(partial(self._define, name, override)))
-        self._loading.add(task)
-        task.add_done_callback(self._forget)
+        self._keep(task)
         await asyncio.shield(task)
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
@@ -170,7 +231,14 @@ class ServingCore(InferenceCore):
 
     def _manage(self, name: str) -> ManagedModel:
         if name not in self._models:
-            self._models[name] = ManagedModel(name, slots=self._slots, drain_grace_s=self._drain_grace_s)
+            self._models[name] = ManagedModel(
+                name,
+                slots=self._slots,
+                drain_grace_s=self._drain_grace_s,
+                pool=self._pool,
+                limiter=self._limiter,
+                answers=self._answers,
+            )
         return self._models[name]
 
     def _define(self, name: str, override: str | None = None) -> ModelDefinition:
@@ -180,13 +248,22 @@ class ServingCore(InferenceCore):
             self._backends,
             num_gpus=self._num_gpus,
             override=override,
+            caller=self._caller,
         )
 
-    async def _load_at_start(self, name: str) -> None:
+    async def _load_or_log(self, name: str) -> None:
+        """Load; what cannot be loaded is in the index and in the log."""
         try:
             await self._manage(name).load(partial(self._define, name))
         except WeftError as error:
             _log.error("%s", error.message, extra={"model": name})
+
+    async def _unload_gone(self, name: str) -> None:
+        await self._find(name).unload()
+
+    def _keep(self, task: "asyncio.Task[None]") -> None:
+        self._loading.add(task)
+        task.add_done_callback(self._forget)
 
     def _forget(self, task: "asyncio.Task[None]") -> None:
         self._loading.discard(task)
@@ -194,10 +271,12 @@ class ServingCore(InferenceCore):
             task.exception()  # seen, even if the caller has left
 
     def _check_control(self) -> None:
-        if self._model_control != "explicit":
-            raise UnavailableError(
-                "explicit model load / unload is not allowed; start the service with --model-control-mode explicit"
-            )
+        if self._model_control == "explicit":
+            return
+        why = " if polling is enabled" if self._model_control == "poll" else ""
+        raise UnavailableError(
+            f"explicit model load / unload is not allowed{why}; start the service with --model-control-mode explicit"
+        )
 
 
 def _override(name: str, parameters: Mapping[str, ParameterValue | bytes]) -> str | None:

@@ -9,19 +9,31 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
-from weft_common.core import IndexEntry
+from weft_common.caching.shared_answers import SharedAnswers
+from weft_common.core import IndexEntry, InferCall
 from weft_common.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError, WeftError
 from weft_common.logs import get_logger
 from weft_protos.model_config_pb2 import ModelConfig
+from weft_serving.backends.base import ModelContext
 from weft_serving.background import in_daemon_thread
 from weft_serving.config import ModelDefinition
 from weft_serving.model import ServedModel
+from weft_serving.on_demand import OnDemandModel
+from weft_serving.rate_limiter import RateLimiter
+from weft_serving.response_cache import CachedModel
+from weft_serving.sequence_model import SequenceModel
+from weft_serving.warm_pool import WarmPool
 
 _VERSION = re.compile(r"0*[1-9][0-9]{0,17}", re.ASCII)
 _UNLOADED = "unloaded"
 
 _log = get_logger("weft.serving.lifecycle")
+
+
+#: What answers for a version.
+Served = ServedModel | OnDemandModel | CachedModel
 
 
 class State(StrEnum):
@@ -40,9 +52,15 @@ class ModelVersion:
 
     number: int
     config: ModelConfig
-    served: ServedModel
+    served: Served
     state: State = State.LOADING
     reason: str = ""
+
+    @property
+    def shown_state(self) -> State:
+        """The state as clients see it: one that is ready but has lost every instance is unavailable."""
+        is_out = self.state is State.READY and self.served.outages.is_total
+        return State.UNAVAILABLE if is_out else self.state
 
 
 class ManagedModel:
@@ -54,10 +72,25 @@ class ManagedModel:
         name: Model name.
         slots: Shared by all models: as many load at once as it allows.
         drain_grace_s: How long the requests of a version that is replaced or unloaded may still run.
+        pool: Its versions load on demand, as the pool has room; None: at once.
+        limiter: Of what the instances of all models share; None: nothing is limited.
+        answers: Kept answers of all models.
     """
 
-    def __init__(self, name: str, *, slots: asyncio.Semaphore, drain_grace_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        slots: asyncio.Semaphore,
+        drain_grace_s: float,
+        pool: WarmPool | None = None,
+        limiter: RateLimiter | None = None,
+        answers: SharedAnswers,
+    ) -> None:
         self.name = name
+        self._answers = answers
+        self._pool = pool
+        self._limiter = limiter
         self.is_wanted = False
         self._slots = slots
         self._drain_grace_s = drain_grace_s
@@ -71,7 +104,7 @@ class ManagedModel:
     @property
     def is_ready(self) -> bool:
         """Whether it serves; every version that was not unloaded on purpose does."""
-        states = [version.state for version in self._versions.values() if version.reason != _UNLOADED]
+        states = [version.shown_state for version in self._versions.values() if version.reason != _UNLOADED]
         return State.READY in states and all(state in (State.READY, State.UNLOADING) for state in states)
 
     def select(self, version: str) -> ModelVersion:
@@ -102,6 +135,18 @@ class ManagedModel:
             raise UnavailableError(f"{unknown} version {int(version)} is not at ready state; it is {chosen.state}")
         return chosen
 
+    def serving(self, call: InferCall) -> Served:
+        """What answers a call: the version asked for, or one that it replaces and that has the call's sequence.
+
+        Raises as ``select``.
+        """
+        for old in self._draining:
+            served = old.served
+            is_asked = call.model_version in ("", str(old.number))
+            if is_asked and isinstance(served, SequenceModel) and served.continues(call):
+                return served
+        return self.select(call.model_version).served
+
     def ready_versions(self) -> list[ModelVersion]:
         """Versions that serve, lowest first."""
         versions = sorted(self._versions.items())
@@ -112,7 +157,12 @@ class ManagedModel:
         if not self._versions:
             return [IndexEntry(self.name, "", self._state.value, self._reason)]
         return [
-            IndexEntry(self.name, str(number), version.state.value, version.reason or self._reason)
+            IndexEntry(
+                self.name,
+                str(number),
+                version.shown_state.value,
+                version.reason or self._reason or str(version.served.outages),
+            )
             for number, version in sorted(self._versions.items())
         ]
 
@@ -132,7 +182,7 @@ class ManagedModel:
             fresh: dict[int, ModelVersion] = {}
             try:
                 async with self._slots:
-                    fresh = _prepare(await self._define(define))
+                    fresh = self._prepare(await self._define(define))
                     await self._start(fresh)
             except (WeftError, asyncio.CancelledError) as error:
                 self._note_failure(fresh, error.message if isinstance(error, WeftError) else "the load was cancelled")
@@ -178,6 +228,22 @@ class ManagedModel:
             failure = InternalError(prefix)
             _log.exception("load failed", extra={"model": self.name, "error_id": failure.error_id})
             raise failure from error
+
+    def _prepare(self, definition: ModelDefinition) -> dict[int, ModelVersion]:
+        return {
+            number: ModelVersion(number, definition.config, self._made(definition, context))
+            for number, context in definition.contexts.items()
+        }
+
+    def _made(self, definition: ModelDefinition, context: ModelContext) -> Served:
+        served = ServedModel if definition.settings.sequences is None else SequenceModel
+        make = partial(
+            served, context, definition.backend, definition.settings, definition.instances, limiter=self._limiter
+        )
+        if self._limiter is None and any(place.rate_limit is not None for place in definition.instances):
+            _log.warning("%s: rate_limiter is without effect; start the service with --rate-limit", self.name)
+        made = make() if self._pool is None else OnDemandModel(make, context, self._pool)
+        return CachedModel(made, self._answers) if definition.config.response_cache.enable else made
 
     async def _start(self, fresh: Mapping[int, ModelVersion]) -> None:
         """Every version is started; if one cannot be, all are stopped again."""
@@ -242,14 +308,3 @@ class ManagedModel:
         finally:
             version.state, version.reason = State.UNAVAILABLE, _UNLOADED
             del self._draining[version]
-
-
-def _prepare(definition: ModelDefinition) -> dict[int, ModelVersion]:
-    return {
-        number: ModelVersion(
-            number,
-            definition.config,
-            ServedModel(context, definition.backend, definition.settings, definition.instances),
-        )
-        for number, context in definition.contexts.items()
-    }

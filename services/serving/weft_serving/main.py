@@ -7,7 +7,9 @@ from pathlib import Path
 
 from weft_common import server
 from weft_serving.backends.base import Backend
-from weft_serving.core import MODEL_CONTROL_MODES, ServingCore
+from weft_serving.core import DEFAULT_REPOSITORY_POLL_S, DEFAULT_RESPONSE_CACHE_BYTES, MODEL_CONTROL_MODES, ServingCore
+from weft_serving.rate_limiter import ResourceKey, parse_limit
+from weft_serving.warm_pool import WarmLimits
 
 #: Default gRPC port of each service; metrics are on the next.
 GRPC_PORTS = {"preprocess": 8011, "model": 8021, "postprocess": 8031}
@@ -34,9 +36,14 @@ def main(service: str, backends: Mapping[str, type[Backend]], argv: Sequence[str
             backends,
             model_control=options.model_control_mode,
             load_models=options.load_model,
+            repository_poll_s=options.repository_poll_s,
+            response_cache_bytes=options.response_cache_mib << 20,
+            on_demand=_warm_limits(options) if options.load_on_demand else None,
+            router=options.router,
+            rate_limits=dict(options.rate_limit_resource) if options.rate_limit == "execution_count" else None,
         )
 
-    return server.run(service, make_core, options)
+    return server.run(service, make_core, options, extend=ServingCore.extension)
 
 
 def _parser(service: str) -> argparse.ArgumentParser:
@@ -50,7 +57,15 @@ def _parser(service: str) -> argparse.ArgumentParser:
         "--model-control-mode",
         choices=MODEL_CONTROL_MODES,
         default="none",
-        help="none: load every model, once; explicit: clients load and unload (default %(default)s)",
+        help="none: load every model, once; poll: so, and take over what changes in the repository; explicit: clients "
+        "load and unload (default %(default)s)",
+    )
+    parser.add_argument(
+        "--repository-poll-s",
+        type=float,
+        default=DEFAULT_REPOSITORY_POLL_S,
+        metavar="N",
+        help="poll mode: seconds between two looks at the repository (default %(default)g)",
     )
     parser.add_argument(
         "--load-model",
@@ -59,9 +74,68 @@ def _parser(service: str) -> argparse.ArgumentParser:
         metavar="NAME",
         help="explicit mode: load this model at start; may be repeated; '*' is all",
     )
+    parser.add_argument(
+        "--router",
+        default="",
+        metavar="HOST:PORT",
+        help="the router, which Python models call other models and graphs through; without it they call the models of "
+        "this service",
+    )
+    parser.add_argument(
+        "--response-cache-mib",
+        type=int,
+        default=DEFAULT_RESPONSE_CACHE_BYTES >> 20,
+        metavar="N",
+        help="answers that models with response_cache keep, all together, MiB (default %(default)s)",
+    )
+    parser.add_argument(
+        "--load-on-demand",
+        action="store_true",
+        help="load each model on its first request, which waits for it; see the --warm options",
+    )
+    parser.add_argument(
+        "--warm-models", type=int, default=0, metavar="N", help="on demand: models loaded at once; 0: no limit"
+    )
+    parser.add_argument(
+        "--warm-mib",
+        type=int,
+        default=0,
+        metavar="N",
+        help="on demand: size of the files of all loaded models, MiB; 0: no limit",
+    )
+    parser.add_argument(
+        "--warm-idle-s",
+        type=float,
+        default=0.0,
+        metavar="N",
+        help="on demand: unload a model that nobody asked for so long; 0: never",
+    )
+    parser.add_argument(
+        "--rate-limit",
+        choices=("off", "execution_count"),
+        default="off",
+        help="execution_count: instances begin when they have the resources of their rate_limiter, those first that "
+        "executed least (default %(default)s)",
+    )
+    parser.add_argument(
+        "--rate-limit-resource",
+        action="append",
+        default=[],
+        type=_limit,
+        metavar="NAME:COUNT[:DEVICE]",
+        help="units of a resource, on each device or on one; may be repeated; default: what the most demanding "
+        "instance needs",
+    )
     grpc_port = GRPC_PORTS.get(service, 0)
     server.add_arguments(parser, grpc_port=grpc_port, metrics_port=grpc_port + 1 if grpc_port else 0)
     return parser
+
+
+def _limit(text: str) -> tuple[ResourceKey, int]:
+    try:
+        return parse_limit(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _usage_fault(options: argparse.Namespace) -> str:
@@ -69,4 +143,19 @@ def _usage_fault(options: argparse.Namespace) -> str:
         return f"--repository {options.repository}: there is no such folder"
     if options.load_model and options.model_control_mode != "explicit":
         return "--load-model needs --model-control-mode explicit; without it every model is loaded"
+    if not options.repository_poll_s > 0:
+        return f"--repository-poll-s must be above 0, got {options.repository_poll_s:g}"
+    if options.rate_limit_resource and options.rate_limit == "off":
+        return "--rate-limit-resource needs --rate-limit execution_count"
+    if options.response_cache_mib < 1:
+        return f"--response-cache-mib must be at least 1, got {options.response_cache_mib}"
+    limits = (options.warm_models, options.warm_mib, options.warm_idle_s)
+    if min(limits) < 0:
+        return f"--warm-models, --warm-mib and --warm-idle-s must be at least 0, got {min(limits):g}"
+    if any(limits) and not options.load_on_demand:
+        return "--warm-models, --warm-mib and --warm-idle-s need --load-on-demand"
     return ""
+
+
+def _warm_limits(options: argparse.Namespace) -> WarmLimits:
+    return WarmLimits(options.warm_models, options.warm_mib << 20, options.warm_idle_s)

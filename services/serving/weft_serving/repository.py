@@ -7,13 +7,18 @@
 """
 
 import re
+import stat
 from pathlib import Path
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
+from weft_common.layout import is_ensemble
 
 _VERSION_FOLDER = re.compile(r"[1-9][0-9]{0,17}")
 _UNSAFE = re.compile(r"[/\\\x00-\x1f\x7f]")
 _SKIPPED = "__pycache__"
+
+#: Every file below a model's folder, with what changes when the file does: size, time, inode.
+Fingerprint = tuple[tuple[str, int, int, int], ...]
 
 
 class ModelRepository:
@@ -27,11 +32,11 @@ class ModelRepository:
         self.root = root
 
     def names(self) -> list[str]:
-        """Every folder that is a model, sorted; hidden ones are none."""
+        """Every folder that is a model, sorted; hidden ones and those of ensembles, which a router serves, are none."""
         return sorted(
             entry.name
             for entry in self.root.iterdir()
-            if entry.is_dir() and not entry.name.startswith(".") and entry.name != _SKIPPED
+            if entry.is_dir() and not entry.name.startswith(".") and entry.name != _SKIPPED and not _is_ensemble(entry)
         )
 
     def directory(self, name: str) -> Path:
@@ -54,6 +59,31 @@ class ModelRepository:
             for entry in self.directory(name).iterdir()
             if _VERSION_FOLDER.fullmatch(entry.name) and entry.is_dir()
         )
+
+    def fingerprints(self) -> dict[str, Fingerprint]:
+        """The models as they are now. A file that goes away meanwhile is left out. Raises OSError."""
+        return {name: _fingerprint(self.root / name) for name in self.names()}
+
+
+def _is_ensemble(directory: Path) -> bool:
+    try:
+        return is_ensemble(directory / "config.pbtxt")
+    except OSError:
+        return False  # what is wrong with it is said when it is loaded
+
+
+def _fingerprint(directory: Path) -> Fingerprint:
+    files: list[tuple[str, int, int, int]] = []
+    for path in directory.rglob("*"):
+        if _SKIPPED in path.parts:  # written when a model.py is imported
+            continue
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            continue
+        if stat.S_ISREG(found.st_mode):
+            files.append((str(path), found.st_size, found.st_mtime_ns, found.st_ino))
+    return tuple(sorted(files))
 
 
 def check_name(name: str) -> None:
