@@ -1,21 +1,23 @@
 """One instance of a model: a thread that loads the backend, runs batches one after another, and closes it."""
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from weft_common.core import InferResult
-from weft_common.errors import InternalError, WeftError
+from weft_common.errors import InternalError, UnavailableError, WeftError
 from weft_common.logs import get_logger
 from weft_common.telemetry import trace_id_of
 from weft_serving.backends.base import Backend, Batch, InstanceContext, ModelContext
+from weft_serving.outages import PAUSES_S, STABLE_S
 from weft_serving.outputs import OutputEncoder
-from weft_serving.request import InferenceRequest, InferenceResponse, Outcome
+from weft_serving.request import STREAMED, InferenceRequest, InferenceResponse, Outcome
 
 _LOG = get_logger("weft.serving")
 
@@ -43,6 +45,10 @@ class Execution:
     end_ns: int
 
 
+class _ClosedError(Exception):
+    """The instance is closed."""
+
+
 class Instance:
     """Owns one backend object and the only thread that touches it.
 
@@ -51,6 +57,8 @@ class Instance:
         backend: The class that runs it.
         context: Where to run it.
         report: Called on the event loop, once for each batch given to ``execute``.
+        report_outage: Called on the event loop with the reason when the backend is lost, before ``report`` if that was
+            in a batch, and after each attempt to load it again; with "" when that succeeded.
     """
 
     def __init__(
@@ -59,17 +67,21 @@ class Instance:
         backend: type[Backend],
         context: InstanceContext,
         report: Callable[["Instance", Execution], None],
+        report_outage: Callable[["Instance", str], None] = lambda instance, reason: None,
     ) -> None:
         self.name = context.name
         self._model = model
         self._backend_class = backend
         self._context = context
         self._report = report
+        self._report_outage = report_outage
         self._encoder = OutputEncoder(model.signature)
         self._inbox: SimpleQueue[Sequence[InferenceRequest] | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[WeftError | None] | None = None
         self._closed: asyncio.Future[None] | None = None
+        self._loaded_s = 0.0
+        self._abort: Callable[[], None] | None = None
 
     @property
     def is_loading(self) -> bool:
@@ -106,6 +118,8 @@ class Instance:
     def _run(self) -> None:
         try:
             backend = self._backend_class(self._model, self._context)
+            backend.on_lost = lambda: self._inbox.put(())
+            self._abort = backend.abort
             backend.load()
         except WeftError as error:
             self._on_loop(_resolve, self._loaded, error)
@@ -115,18 +129,91 @@ class Instance:
             self._log(failure, exception)
             self._on_loop(_resolve, self._loaded, failure)
         else:
+            self._loaded_s = time.monotonic()
             self._on_loop(_resolve, self._loaded, None)
             self._serve(backend)
+            del backend  # it is gone, not only closed, when that is told
+        self._abort = None
         self._on_loop(_resolve, self._closed, None)
 
+    def abort(self) -> None:
+        """A load, batch or close that does not end is given up, if the backend can do that."""
+        if self._abort is not None:
+            self._abort()
+
     def _serve(self, backend: Backend) -> None:
-        while (requests := self._inbox.get()) is not None:
-            self._on_loop(self._report, self, self._execute(backend, requests))
-            del requests  # an idle instance keeps no tensors in memory
+        num_losses = 0
+        requests = self._inbox.get()
+        while requests is not None:
+            execution = self._execute(backend, requests) if requests and not backend.why_lost() else None
+            if loss := backend.why_lost():
+                self._report_loss(loss)
+            if execution is not None:
+                self._on_loop(self._report, self, execution)
+                requests = ()
+            del execution  # an idle instance keeps no tensors in memory
+            if loss:
+                num_losses = num_losses + 1 if time.monotonic() - self._loaded_s < STABLE_S else 1
+                requests = self._load_again(backend, loss, num_losses, requests)
+            else:
+                requests = self._inbox.get()
         try:
             backend.close()
         except BaseException as exception:
             self._log(InternalError(f"model '{self._model.signature.name}' raised in close"), exception)
+
+    def _report_loss(self, reason: str) -> None:
+        _LOG.error("%s", reason, extra={"model": self._model.signature.name, "instance": self.name})
+        self._on_loop(self._report_outage, self, reason)
+
+    def _load_again(
+        self, backend: Backend, loss: str, num_losses: int, held: Sequence[InferenceRequest]
+    ) -> Sequence[InferenceRequest] | None:
+        """Try until the lost backend is loaded; returns the batch that was given before the loss was known.
+
+        That batch, which may be ``held`` already, fails with the first attempt. None: the instance is closed.
+        """
+        for attempt in itertools.count(num_losses - 1):
+            pause_s = PAUSES_S[min(attempt - 1, len(PAUSES_S) - 1)] if attempt else 0.0
+            try:
+                held = self._next_within(pause_s) or held
+                backend.load()
+            except _ClosedError:
+                self._fail(held)
+                return None
+            except BaseException as error:  # what user code raises must not end the attempts
+                reason = f"it cannot be loaded again: {error.message if isinstance(error, WeftError) else repr(error)}"
+                self._report_loss(f"{loss}; {reason}")
+                self._fail(held)
+                held = ()
+            else:
+                self._loaded_s = time.monotonic()
+                self._on_loop(self._report_outage, self, "")
+                return held
+        return None
+
+    def _next_within(self, pause_s: float) -> Sequence[InferenceRequest]:
+        """Wait so long, for a batch. Raises _ClosedError when the instance is closed meanwhile."""
+        held: Sequence[InferenceRequest] = ()
+        end_s = time.monotonic() + pause_s
+        while True:
+            try:
+                requests = self._inbox.get(timeout=max(0.0, end_s - time.monotonic()))
+            except Empty:
+                return held
+            if requests is None:
+                self._fail(held)
+                raise _ClosedError
+            held = requests or held
+
+    def _fail(self, requests: Sequence[InferenceRequest]) -> None:
+        """A batch that no backend is there for."""
+        members = [request for request in requests if not request.is_cancelled]
+        if requests:
+            error = UnavailableError(f"instance {self.name} of model '{self._model.signature.name}' is lost")
+            answers: list[InferResult | WeftError] = [error.with_message(error.message) for _ in members]
+            num_rows, now_ns = sum(member.num_rows for member in members), time.monotonic_ns()
+            self._on_loop(self._report, self, Execution(members, answers, num_rows, now_ns, now_ns, now_ns, now_ns))
 
     def _execute(self, backend: Backend, requests: Sequence[InferenceRequest]) -> Execution:
         members = [request for request in requests if not request.is_cancelled]
@@ -171,6 +258,9 @@ class Instance:
     def _answer(self, request: InferenceRequest, outcome: Outcome) -> InferResult | WeftError:
         if isinstance(outcome, WeftError):
             return outcome
+        if outcome is STREAMED:
+            signature = self._model.signature
+            return InferResult(signature.name, signature.version, request.call.request_id, is_null=True)
         try:
             if not isinstance(outcome, InferenceResponse):
                 raise InternalError(

@@ -3,26 +3,40 @@
 import asyncio
 import math
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from weft_common import telemetry
 from weft_common.core import CallContext, InferCall, InferResult
-from weft_common.errors import RequestCancelledError, ResourceExhaustedError, UnavailableError, WeftError
+from weft_common.errors import (
+    RequestCancelledError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnsupportedError,
+    WeftError,
+)
 from weft_common.logs import get_logger
 from weft_common.statistics import ModelStatistics
 from weft_common.tensors import num_elements
 from weft_common.validation import scheduling_parameters, validate
 from weft_serving import spans
 from weft_serving.alarm import Alarm
+from weft_serving.answers import Answers
 from weft_serving.backends.base import Backend, InstanceContext, ModelContext
+from weft_serving.call_path import CALL_PATH_HEADER, SelfCalls
+from weft_serving.decoupled import DecoupledRequests
 from weft_serving.instance import Execution, Instance
+from weft_serving.limited import idle_instances
+from weft_serving.outages import Outages
+from weft_serving.rate_limiter import RateLimiter
 from weft_serving.recorder import Recorder
 from weft_serving.request import InferenceRequest
-from weft_serving.scheduler.batcher import batch_key, make_batcher, varying_inputs
-from weft_serving.scheduler.ordering import ReorderBuffer
+from weft_serving.scheduler.admission import DeadlineAdmission
+from weft_serving.scheduler.batcher import Batcher, make_batcher
+from weft_serving.scheduler.grouping import make_batch_key
 from weft_serving.scheduler.queue import PriorityQueue
+from weft_serving.scheduler.sequence import SequenceQueue
 from weft_serving.scheduler.settings import SchedulerSettings, num_to_hold
+from weft_serving.split import SplitRequest, split_call
 
 _LOG = get_logger("weft.serving")
 
@@ -46,6 +60,8 @@ class ServedModel:
         backend: The class that runs it.
         settings: Queue and batching.
         instances: Where to run it, at least one.
+        statistics: Of this version when it was loaded before; None: it begins.
+        limiter: Of what instances share; None: nothing is limited.
 
     Raises:
         InvalidArgumentError: The settings cannot be served.
@@ -57,21 +73,28 @@ class ServedModel:
         backend: type[Backend],
         settings: SchedulerSettings,
         instances: Sequence[InstanceContext],
+        statistics: ModelStatistics | None = None,
+        limiter: RateLimiter | None = None,
     ) -> None:
-        signature = context.signature
+        self.signature = signature = context.signature
         settings.validate(signature.name)
-        self.signature = signature
-        self.statistics = ModelStatistics(signature.name, signature.version)
+        self.statistics = statistics or ModelStatistics(signature.name, signature.version)
         self._recorder = Recorder(self.statistics)
         self._settings = settings
-        self._queue = PriorityQueue(settings)
-        self._batcher = make_batcher(settings, num_to_hold=num_to_hold())
-        self._varying_inputs = varying_inputs(signature) if settings.is_batching else ()
-        self._order: ReorderBuffer[InferenceRequest, tuple[InferResult | WeftError, Execution]] | None = (
-            ReorderBuffer() if settings.preserve_ordering else None
+        self._queue: PriorityQueue | SequenceQueue = PriorityQueue(settings)
+        self.statistics.count_pending_by_level = self._queue.num_by_level
+        buckets = context.layout.buckets
+        self._batcher: Batcher = make_batcher(settings, buckets, num_to_hold=num_to_hold())
+        self._batch_key = make_batch_key(signature, buckets) if settings.is_batching else None
+        self._admission = DeadlineAdmission(settings, len(instances))
+        self._answers = Answers(signature.name, self._recorder, is_ordered=settings.preserve_ordering, drop=self._drop)
+        self._decoupled = DecoupledRequests(
+            signature, self._recorder, withdraw=self._withdraw, on_end=self._check_drained
         )
-        self._instances = [Instance(context, backend, place, self._on_executed) for place in instances]
-        self._idle: deque[Instance] = deque()
+        self._self_calls = SelfCalls(signature.name, [place.origin(signature) for place in instances])
+        self.outages = Outages(signature.name, len(instances))
+        self._instances = [Instance(context, backend, place, self._on_executed, self._on_outage) for place in instances]
+        self._idle = idle_instances(limiter, self._instances, instances, lambda: self._queue, self._dispatch)
         self._running: dict[Instance, Sequence[InferenceRequest]] = {}
         self._is_accepting = False
         self._is_dispatch_due = False
@@ -88,6 +111,7 @@ class ServedModel:
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(self._loop, self._dispatch)
         try:
+            self._idle.open()
             for instance in self._instances:
                 await instance.load()
         except BaseException:
@@ -105,30 +129,44 @@ class ServedModel:
         Raises:
             InvalidArgumentError: The request does not fit the model.
             ResourceExhaustedError: Its queue is full; carries ``retry_after_ms``.
-            DeadlineExceededError: Its deadline or its queue timeout passed before it was executed.
+            DeadlineExceededError: Its deadline or its queue timeout passed before it was executed, or it cannot be met.
             UnavailableError: The model is not ready, or is being stopped.
             InternalError: The model failed; the log has the cause under the same error id.
             WeftError: Any other error that the model answered with.
         """
-        try:
-            request, answer = self._admit(call, context, await self._num_rows(call))
-        except WeftError as error:
-            self._recorder.failed(error, context.arrival_ns, time.monotonic_ns())
-            raise
-        except asyncio.CancelledError:
-            self._recorder.failed(_cancelled(), context.arrival_ns, time.monotonic_ns())
-            raise
+        request, answer = await self._accepted(call, context)
         try:
             outcome = await answer
         except asyncio.CancelledError:
             if answer.cancelled():  # else it was answered, and counted, in the same turn of the loop
-                self._withdraw(request)
+                self._withdraw(request, _cancelled())
             raise
         if isinstance(outcome, WeftError):
             # A copy: this frame holds the answer, and an error that is raised holds its frames; the two together would
             # keep the request's tensors in memory until the garbage collector comes by.
             raise outcome.with_message(outcome.message)
         return outcome
+
+    async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        """The responses of a decoupled model as it sends them, the last with ``is_final``.
+
+        The model waits when ``weft_serving.stream.MAX_WAITING`` of them were not asked for yet. Closing the generator,
+        or cancelling the task that awaits it, withdraws the request as in ``infer``; what is still sent is dropped.
+
+        Raises:
+            WeftError: As ``infer``, also after some responses.
+        """
+        request, answer = await self._accepted(call, context)
+        stream = request.stream
+        if stream is None:
+            raise UnsupportedError(f"model '{self.signature.name}' is not decoupled")
+        try:
+            async for result in stream:
+                yield result
+        finally:
+            if not (stream.is_over or answer.done()):
+                self._withdraw(request, _cancelled())
+            stream.close()
 
     async def stop(self, *, grace_s: float) -> None:
         """No request is accepted any longer, those accepted before are answered, and the backends are closed.
@@ -147,28 +185,60 @@ class ServedModel:
                 self._abandon()
         await self._close(max(end_s - time.monotonic(), _MIN_CLOSE_S))
 
-    async def _num_rows(self, call: InferCall) -> int:
-        """Batch size of a call that fits the model; many strings are checked on a thread, not on the event loop."""
+    async def _accepted(
+        self, call: InferCall, context: CallContext
+    ) -> tuple[InferenceRequest, "asyncio.Future[InferResult | WeftError]"]:
+        """The request, checked and in the queue, and its answer to come; one that is refused is counted."""
+        try:
+            num_rows, parts = await self._checked(call)
+            return self._admit(call, context, num_rows, parts)
+        except WeftError as error:
+            self._recorder.failed(error, context.arrival_ns, time.monotonic_ns())
+            raise
+        except asyncio.CancelledError:
+            self._recorder.failed(_cancelled(), context.arrival_ns, time.monotonic_ns())
+            raise
+
+    async def _checked(self, call: InferCall) -> tuple[int, list[InferCall]]:
+        """Batch size of a call that fits the model, and its parts if it is split.
+
+        Many strings are looked at on a thread, not on the event loop.
+        """
         for tensor in call.inputs.values():
             if tensor.datatype == "BYTES" and num_elements(tensor.shape) > _MANY_STRINGS:
-                return await asyncio.to_thread(validate, call, self.signature)
-        return validate(call, self.signature)
+                return await asyncio.to_thread(self._check, call)
+        return self._check(call)
+
+    def _check(self, call: InferCall) -> tuple[int, list[InferCall]]:
+        max_rows = self._settings.max_batch_size
+        if not self._settings.can_split:
+            return validate(call, self.signature), []
+        num_rows = validate(call, self.signature, can_split=True)
+        return num_rows, split_call(call, num_rows, max_rows) if num_rows > max_rows else []
 
     def _admit(
-        self, call: InferCall, context: CallContext, num_rows: int
+        self, call: InferCall, context: CallContext, num_rows: int, parts: list[InferCall]
     ) -> tuple[InferenceRequest, "asyncio.Future[InferResult | WeftError]"]:
         """The request, in the queue, and its answer to come."""
         if not self._is_accepting:
             raise self._not_ready()
+        if self.outages.is_total:
+            raise self.outages.error()
         priority, timeout_us = scheduling_parameters(call.parameters)
         request = InferenceRequest(call, context, num_rows, priority, timeout_us)
+        if CALL_PATH_HEADER in context.headers:
+            self._self_calls.check(request, self._queue)
+            self._idle.check_call(request)
         answer = request.answer = self._loop.create_future()
-        if self._varying_inputs:
-            request.batch_key = batch_key(call.inputs, self._varying_inputs)
+        if self.signature.is_decoupled:
+            self._decoupled.open(request)
         now_ns = time.monotonic_ns()
-        self._enqueue(request, now_ns)
-        if self._order is not None:
-            self._order.expect(request)
+        if parts:
+            self._enqueue_parts(SplitRequest(request, parts, self._settings.max_batch_size), now_ns)
+        else:
+            self._enqueue(request, now_ns)
+        if request.stream is not None:
+            self._decoupled.add(request)
         self.statistics.pending_count = len(self._queue)
         if not self._idle:
             self._wake_at(self._queue.next_expiry_ns(), now_ns)
@@ -181,29 +251,54 @@ class ServedModel:
         return request, answer
 
     def _enqueue(self, request: InferenceRequest, now_ns: int) -> None:
+        if self._batch_key is not None:
+            request.batch_key = self._batch_key(request.call.inputs)
+        if request.context.deadline_ns is not None:
+            self._admission.check(request, self._queue, now_ns)
         try:
             self._queue.add(request, now_ns)
         except ResourceExhaustedError as error:
             if self._is_dispatch_due:  # it may be full only of what a free instance is about to take
                 self._dispatch()
                 self._enqueue(request, now_ns)
-            else:
-                error.retry_after_ms = self._retry_after_ms()
-                raise
+                return
+            error.retry_after_ms = self._retry_after_ms()
+            raise
+        if self._settings.preserve_ordering:
+            self._answers.expect(request)
+
+    def _enqueue_parts(self, split: SplitRequest, now_ns: int) -> None:
+        """Every part waits; or none, and the error of the first that cannot is raised."""
+        whole = split.whole
+        limit = self._settings.policy_of(self._settings.level_of(whole.priority)).max_queue_size
+        if 0 < limit < len(split.parts):
+            raise ResourceExhaustedError(
+                f"Exceeds maximum queue size: {whole.num_rows} rows are {len(split.parts)} requests of at most "
+                f"{self._settings.max_batch_size} rows, {limit} may wait; send fewer rows in one request"
+            )
+        try:
+            for part in split.parts:
+                self._enqueue(part, now_ns)
+                whole.priority, whole.enqueue_ns = part.priority, now_ns
+        except WeftError:
+            self._answers.forget(split)
+            if whole.answer is not None:
+                whole.answer.cancel()  # a part that runs already has nobody to answer
+            raise
 
     def _dispatch(self) -> None:
         """Expired requests are answered, free instances have what they may run now, the timer is set for the rest."""
         self._is_dispatch_due = False
         queue, now_ns = self._queue, time.monotonic_ns()
         for request, error in queue.expire(now_ns):
-            self._give_up(request, error, now_ns)
+            self._answers.give_up(request, error, now_ns)
         wake_ns = None
         while self._idle and queue:
-            requests, wake_ns = self._batcher.next_batch(queue, now_ns, may_wait=self._is_accepting)
+            requests, wake_ns, wanted = self._batcher.next_batch(queue, now_ns, may_wait=self._is_accepting)
             if not requests:
                 break
             queue.take(requests, now_ns)
-            instance = self._idle.popleft()
+            instance = self._idle.take(wanted)
             self._running[instance] = requests
             instance.execute(requests)
         self.statistics.pending_count = len(queue)
@@ -218,72 +313,59 @@ class ServedModel:
     def _on_executed(self, instance: Instance, execution: Execution) -> None:
         """A batch has run: the instance gets the next one first, then the members get their answers."""
         del self._running[instance]
-        self._idle.append(instance)
+        self._idle.give_back(instance, is_lost=instance in self.outages)
         self._dispatch()
-        requests, answers = execution.requests, execution.answers
+        requests = execution.requests
         if not requests:
             return
-        request_ns = (execution.end_ns - execution.start_ns) / len(requests)
+        duration_ns = execution.end_ns - execution.start_ns
+        request_ns = duration_ns / len(requests)
         self._request_ns += (request_ns - self._request_ns) * (_NEWEST_WEIGHT if self._request_ns else 1.0)
-        if any(isinstance(answer, InferResult) for answer in answers):
+        if any(isinstance(answer, InferResult) for answer in execution.answers):
             self._recorder.executed(execution)
-        now_ns = time.monotonic_ns()
-        for request, answer in zip(requests, answers, strict=True):
-            if self._order is None:
-                self._answer(request, answer, execution, now_ns)
-            else:
-                self._release(self._order.release(request, (answer, execution)))
+            self._admission.measured(execution.num_rows, duration_ns, execution.end_ns)
+        self._answers.deliver(execution)
         if telemetry.is_enabled():
             spans.record_execution(self.signature.name, instance.name, execution)
 
-    def _answer(
-        self, request: InferenceRequest, outcome: InferResult | WeftError, execution: Execution, now_ns: int
-    ) -> None:
-        """The caller, if it still waits, has its answer, and the answer is counted."""
-        answer = request.answer
-        if answer is None or answer.done():
+    def _on_outage(self, instance: Instance, reason: str) -> None:
+        """The instance takes no batches, or does so again; requests that no instance is left for fail."""
+        if not reason:
+            self.outages.end(instance)
+            self.statistics.restart_count += 1
+            if instance not in self._running:
+                self._idle.append(instance)
+            self._dispatch()
             return
-        answer.set_result(outcome)
-        if isinstance(outcome, WeftError):
-            self._recorder.failed(outcome, request.context.arrival_ns, now_ns)
-        else:
-            self._recorder.succeeded(request, execution, now_ns)
+        self.outages.begin(instance, reason)
+        self._idle.discard(instance)
+        if self.outages.is_total:
+            for request in list(self._queue):
+                self._withdraw(request, self.outages.error())
+            self._check_drained()
 
-    def _release(self, ready: Iterable[tuple[InferenceRequest, tuple[InferResult | WeftError, Execution]]]) -> None:
-        now_ns = time.monotonic_ns()
-        for request, (outcome, execution) in ready:
-            self._answer(request, outcome, execution, now_ns)
-
-    def _give_up(self, request: InferenceRequest, error: WeftError, now_ns: int) -> None:
-        """A request that left the queue, or is no longer waited for, has ``error`` as its answer."""
-        self._recorder.failed(error, request.context.arrival_ns, now_ns)
-        if request.answer is not None and not request.answer.done():
-            request.answer.set_result(error)
-        if self._order is not None:
-            self._release(self._order.withdraw(request))
-        if request.start_ns == 0 and telemetry.is_enabled():
-            spans.record_queue(self.signature.name, request, now_ns, error)
-
-    def _withdraw(self, request: InferenceRequest) -> None:
-        """A cancelled request is out of the queue, or flagged if it runs."""
-        request.is_cancelled = True
+    def _drop(self, request: InferenceRequest) -> None:
+        """A request that nobody waits for any longer is out of the queue, or flagged if it runs."""
+        request.cancel()
         self._queue.remove(request)
         self.statistics.pending_count = len(self._queue)
-        self._give_up(request, _cancelled(), time.monotonic_ns())
+
+    def _withdraw(self, request: InferenceRequest, error: WeftError) -> None:
+        """The request is dropped, and answered with ``error``."""
+        self._drop(request)
+        self._answers.give_up(request, error, time.monotonic_ns())
 
     def _abandon(self) -> None:
         """Whatever is still queued or running fails."""
         now_ns = time.monotonic_ns()
         running = [request for requests in self._running.values() for request in requests]
-        for request in [*self._queue, *running]:
-            self._queue.remove(request)
-            request.is_cancelled = True
+        for request in [*self._queue, *running, *self._decoupled.unfinished]:
+            self._drop(request)
             if request.answer is not None and not request.answer.done():
-                self._give_up(request, self._not_ready(), now_ns)
-        self.statistics.pending_count = 0
+                self._answers.give_up(request, self._not_ready(), now_ns)
 
     def _check_drained(self) -> None:
-        if not self._is_accepting and not self._running and not self._queue:
+        if not (self._is_accepting or self._running or self._queue or self._decoupled.unfinished):
             self._drained.set()
 
     async def _close(self, grace_s: float) -> None:
@@ -291,6 +373,7 @@ class ServedModel:
         if self._alarm is not None:
             self._alarm.close()
             self._alarm = None
+        self._idle.close()
         closing = [(instance, instance.close()) for instance in self._instances]
         idle = [closed for instance, closed in closing if instance not in self._running and not instance.is_loading]
         if idle:
@@ -298,6 +381,7 @@ class ServedModel:
         for instance, closed in closing:
             if not closed.done():
                 _LOG.warning("instance %s still runs; it closes when its model returns", instance.name)
+                instance.abort()
 
     def _not_ready(self) -> UnavailableError:
         return UnavailableError(

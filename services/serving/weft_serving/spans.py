@@ -8,6 +8,7 @@ from weft_common.errors import WeftError
 from weft_common.telemetry import INTERNAL, end_span, start_span
 from weft_serving.instance import Execution
 from weft_serving.request import InferenceRequest
+from weft_serving.scheduler.grouping import bound_in
 
 
 def record_queue(model: str, request: InferenceRequest, end_ns: int, error: WeftError | None = None) -> None:
@@ -31,6 +32,8 @@ def record_execution(model: str, instance: str, execution: Execution) -> None:
     """A ``batch`` span that links the members' SERVER spans, and a ``queue`` and a ``compute`` span for each member."""
     requests = execution.requests
     offset_ns = _unix_offset_ns()
+    bound = bound_in(requests[0].batch_key)
+    bucket = {} if bound is None else {"weft.bucket": bound}
     start_ns, end_ns = execution.start_ns + offset_ns, execution.end_ns + offset_ns
     batch = start_span(
         "batch",
@@ -41,6 +44,7 @@ def record_execution(model: str, instance: str, execution: Execution) -> None:
             "weft.batch_size": execution.num_rows,
             "weft.num_requests": len(requests),
             "weft.instance": instance,
+            **bucket,
         },
         links=[get_current_span(request.context.trace_context) for request in requests],
         start_unix_ns=start_ns,

@@ -12,6 +12,7 @@ from weft_common.errors import InvalidArgumentError, UnavailableError, Unsupport
 from weft_common.tensors import Array
 from weft_model.backends.contract import FileTensor, check_inputs, check_outputs
 from weft_serving.backends.base import TensorBackend
+from weft_serving.backends.layout import file_signature
 from weft_serving.backends.loading import existing_file, model_file, require
 from weft_serving.backends.parameters import ParameterReader
 from weft_serving.request import InferenceRequest
@@ -65,7 +66,7 @@ class OnnxRuntimeBackend(TensorBackend):
                 f"instance '{self.instance.name}' asks for a GPU, but ONNX Runtime cannot load CUDA here; install CUDA "
                 "and cuDNN for this onnxruntime-gpu, or set instance_group { kind: KIND_CPU }"
             )
-        signature = self.model.signature
+        signature = file_signature(self.model.signature, self.model.layout)
         defaults = _tensors(self._session.get_overridable_initializers())
         inputs = _tensors(self._session.get_inputs())
         used = [tensor for tensor in defaults if any(tensor.name == spec.name for spec in signature.inputs)]

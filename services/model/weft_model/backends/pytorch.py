@@ -12,6 +12,7 @@ from weft_common.tensors import NUMPY_BY_DATATYPE, Array
 from weft_model.backends.contract import FileTensor, check_inputs, check_outputs
 from weft_model.backends.pt2 import load_program
 from weft_serving.backends.base import TensorBackend
+from weft_serving.backends.layout import file_signature
 from weft_serving.backends.loading import model_file, require
 from weft_serving.backends.parameters import ParameterReader
 
@@ -97,7 +98,7 @@ class PyTorchBackend(TensorBackend):
 
     def _check_program(self, program: Any, path: Any) -> None:
         """Match the declared tensors with those of the program, and check them."""
-        signature = self.model.signature
+        signature = file_signature(self.model.signature, self.model.layout)
         values = {node.name: node.meta.get("val") for node in program.graph.nodes}
         arguments = program.graph_signature.user_inputs
         results = program.graph_signature.user_outputs

@@ -1,18 +1,59 @@
 """The interface between an instance thread and the code that runs a model."""
 
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from urllib.parse import quote
 
-import numpy as np
-
-from weft_common.errors import InternalError, WeftError
+from weft_common.core import InferCall, InferResult
+from weft_common.errors import InvalidArgumentError, WeftError
 from weft_common.signature import ModelSignature
 from weft_common.tensors import Array
+from weft_serving.backends.layout import BatchLayout, make_gatherer
 from weft_serving.request import InferenceRequest, InferenceResponse, Outcome
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from weft_serving.rate_limiter import RateLimit
+
+
+class NestedStream(Protocol):
+    """The responses to one call of a decoupled model; may be used from any thread, by one at a time."""
+
+    def next(self) -> "Future[InferResult | None]":
+        """The next response; None when there is none any more."""
+
+    def cancel(self) -> None:
+        """Nobody wants more responses."""
+
+
+class ModelCaller(Protocol):
+    """Calls other models for a model; may be used from any thread.
+
+    Deadline, priority, headers and trace context are those of the calling requests. A call is withdrawn when the caller
+    of each of them has left.
+    """
+
+    def infer(self, call: InferCall, parents: "Sequence[InferenceRequest]", origin: str) -> "Future[InferResult]":
+        """The answer to come; it fails with a WeftError. Cancelling the future withdraws the call.
+
+        Args:
+            call: Of another model, or of the same.
+            parents: Requests for whose sake the call is made; may be empty.
+            origin: The calling instance, as ``InstanceContext.origin`` gives it.
+        """
+
+    def stream(self, call: InferCall, parents: "Sequence[InferenceRequest]", origin: str) -> NestedStream:
+        """The responses to come of a model that may be decoupled; arguments are those of ``infer``."""
+
+
+def _fault_without_place(_path: str, message: str) -> InvalidArgumentError:
+    return InvalidArgumentError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +65,20 @@ class ModelContext:
         directory: The version folder, ``<repository>/<model>/<version>``.
         config: The whole configuration as JSON-like data with the field names of ``config.pbtxt``; enums are names,
             64-bit integers are strings, as protobuf's JSON form has them.
-        parameters: ``parameters { key value { string_value } }`` of the configuration.
+        parameters: ``parameters { key value { string_value } }`` of the configuration, without those of the scheduler.
+        fault: Makes the error about a field, for example ``fault("parameters[top_k]", "...")``, with file, line and
+            column where the field was written.
+        layout: How a batch becomes the arrays of one execution.
+        caller: Calls other models; None: there is no way to.
     """
 
     signature: ModelSignature
     directory: Path
     config: Mapping[str, Any]
     parameters: Mapping[str, str]
+    fault: Callable[[str, str], InvalidArgumentError] = _fault_without_place
+    layout: BatchLayout = field(default_factory=BatchLayout)
+    caller: ModelCaller | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +89,19 @@ class InstanceContext:
         name: For logs and metrics, for example ``minilm_0_0``.
         kind: ``"CPU"`` or ``"GPU"``.
         device_id: CUDA device of a GPU instance; 0 on CPU.
+        rate_limit: What an execution takes of what instances share; None: nothing.
+        token: Tells the instance from those of other loads and other processes.
     """
 
     name: str
     kind: str = "CPU"
     device_id: int = 0
+    rate_limit: "RateLimit | None" = None
+    token: str = field(default_factory=lambda: uuid.uuid4().hex[:12], compare=False)
+
+    def origin(self, signature: ModelSignature) -> str:
+        """The instance of that model as an entry of the path of nested calls."""
+        return f"{quote(signature.name, safe='')}.{signature.version}.{self.token}"
 
 
 @dataclass(slots=True)
@@ -79,9 +135,16 @@ class Backend(ABC):
     #: configuration (``input``, ``output``, ``max_batch_size``). None: the configuration must be complete.
     auto_complete: ClassVar[Callable[[dict[str, Any], Path], dict[str, Any]] | None] = None
 
+    #: Whether ``auto_complete`` is called even if inputs and outputs are declared.
+    completes_always: ClassVar[bool] = False
+
     #: Whether a batch that failed is executed again, each request alone, so that a bad one does not fail the others.
     #: True only for models without state and effects.
     is_repeatable: ClassVar[bool] = False
+
+    #: Whether the backend runs decoupled models: the responses to a request go through ``request.stream``, while
+    #: ``execute`` runs or later, and the outcome is ``STREAMED``.
+    can_stream: ClassVar[bool] = False
 
     #: Whether instances may be placed on a GPU. False: KIND_AUTO means CPU, KIND_GPU is refused.
     can_use_gpu: ClassVar[bool] = True
@@ -89,6 +152,8 @@ class Backend(ABC):
     def __init__(self, model: ModelContext, instance: InstanceContext) -> None:
         self.model = model
         self.instance = instance
+        #: Set by the instance; a backend calls it, from any thread, when it finds that it is lost.
+        self.on_lost: Callable[[], None] = lambda: None
 
     @abstractmethod
     def load(self) -> None:
@@ -101,7 +166,17 @@ class Backend(ABC):
         A WeftError in the list fails that request alone. A WeftError that is raised fails every request of the batch
         with it; any other exception fails them with INTERNAL and an error id. If the backend ``is_repeatable``, each
         request of the batch gets another try alone before.
+
+        Each request has its deadline, ``request.context.deadline_ns``, and says by ``request.is_withdrawn`` when nobody
+        waits for its answer any longer; what takes long may then stop early.
         """
+
+    def why_lost(self) -> str:
+        """Why the backend can execute no longer and must be loaded again, by ``load``; "" while it can."""
+        return ""
+
+    def abort(self) -> None:  # noqa: B027  # most backends cannot
+        """Make a ``load`` or ``execute`` that does not return end, if that can be; called on another thread."""
 
     def close(self) -> None:  # noqa: B027  # most backends have nothing to release
         """Release what ``load`` took; called once, after the last batch."""
@@ -111,6 +186,10 @@ class TensorBackend(Backend):
     """A backend that sees one array per input, with the rows of every request of the batch one after another."""
 
     is_repeatable = True
+
+    def __init__(self, model: ModelContext, instance: InstanceContext) -> None:
+        super().__init__(model, instance)
+        self._gatherer = make_gatherer(model.signature, model.layout)
 
     @abstractmethod
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
@@ -133,29 +212,9 @@ class TensorBackend(Backend):
         return [refused[index] if index in refused else next(answers) for index in range(len(batch.requests))]
 
     def _answer(self, batch: Batch, members: list[tuple[InferenceRequest, dict[str, Array]]]) -> list[Outcome]:
-        arrays = [prepared for _, prepared in members]
-        inputs = arrays[0] if len(arrays) == 1 else {k: np.concatenate([a[k] for a in arrays]) for k in arrays[0]}
+        inputs = self._gatherer.gather(members)
         num_rows = sum(request.num_rows for request, _ in members)
         batch.infer_start_ns = time.monotonic_ns()
         outputs = self.run(inputs, num_rows)
         batch.infer_end_ns = time.monotonic_ns()
-        self._check_rows(outputs, num_rows)
-        if len(members) == 1:
-            return [InferenceResponse(outputs)]
-        outcomes: list[Outcome] = []
-        start = 0
-        for request, _ in members:
-            end = start + request.num_rows
-            outcomes.append(InferenceResponse({name: array[start:end] for name, array in outputs.items()}))
-            start = end
-        return outcomes
-
-    def _check_rows(self, outputs: dict[str, Array], num_rows: int) -> None:
-        if self.model.signature.max_batch_size == 0:
-            return
-        for name, array in outputs.items():
-            if array.ndim == 0 or array.shape[0] != num_rows:
-                raise InternalError(
-                    f"model '{self.model.signature.name}' gave output '{name}' with shape {list(array.shape)} for a "
-                    f"batch of {num_rows} rows; its first dimension must be {num_rows}"
-                )
+        return [InferenceResponse(answer) for answer in self._gatherer.scatter(members, outputs)]

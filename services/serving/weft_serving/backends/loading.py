@@ -90,10 +90,19 @@ def check_tensor(model: ModelContext, spec: TensorSpec, datatypes: Sequence[str]
     fits = len(spec.dims) == len(dims) and all(want in (None, got) for want, got in zip(dims, spec.dims, strict=True))
     if spec.datatype not in datatypes or not fits:
         allowed = f"{' or '.join(datatypes)} [{', '.join('any' if dim is None else str(dim) for dim in dims)}]"
-        raise InvalidArgumentError(
-            f"model '{model.signature.name}': '{spec.name}' must be {allowed}, got {spec.datatype} {list(spec.dims)}"
+        raise model.fault(
+            _path_of(model, spec),
+            f"model '{model.signature.name}': '{spec.name}' must be {allowed}, got {spec.datatype} {list(spec.dims)}",
         )
     return spec
+
+
+def _path_of(model: ModelContext, spec: TensorSpec) -> str:
+    """Where the tensor stands in the configuration."""
+    for kind, specs in (("input", model.signature.inputs), ("output", model.signature.outputs)):
+        if spec in specs:
+            return f"{kind}[{specs.index(spec)}]"
+    return ""
 
 
 def only_input(model: ModelContext, datatypes: Sequence[str], dims: Dims) -> TensorSpec:
@@ -105,7 +114,9 @@ def only_input(model: ModelContext, datatypes: Sequence[str], dims: Dims) -> Ten
     inputs = model.signature.inputs
     if len(inputs) != 1:
         names = ", ".join(spec.name for spec in inputs)
-        raise InvalidArgumentError(f"model '{model.signature.name}' must have exactly one input, got {names or 'none'}")
+        raise model.fault("input", f"model '{model.signature.name}' must have exactly one input, got {names or 'none'}")
+    if inputs[0].is_optional:
+        raise model.fault("input[0]", f"model '{model.signature.name}': its only input must not be optional")
     return check_tensor(model, inputs[0], datatypes, dims)
 
 
@@ -121,8 +132,9 @@ def outputs_among(model: ModelContext, allowed: Mapping[str, tuple[Sequence[str]
     """
     for spec in model.signature.outputs:
         if spec.name not in allowed:
-            raise InvalidArgumentError(
-                f"model '{model.signature.name}': unknown output '{spec.name}'; use some of {', '.join(allowed)}"
+            raise model.fault(
+                _path_of(model, spec),
+                f"model '{model.signature.name}': unknown output '{spec.name}'; use some of {', '.join(allowed)}",
             )
         check_tensor(model, spec, *allowed[spec.name])
     return {spec.name: spec for spec in model.signature.outputs}

@@ -33,14 +33,22 @@ class ParameterReader:
         """One of ``choices``."""
         value = self.text(key, default)
         if value not in choices:
-            raise self._fault(key, value, f"one of {', '.join(choices)}")
+            raise self.fault(key, value, f"one of {', '.join(choices)}")
         return value
+
+    def choices(self, key: str, default: str, choices: Sequence[str]) -> tuple[str, ...]:
+        """Some of ``choices``, each at most once, with commas between them."""
+        value = self.text(key, default)
+        names = tuple(name.strip() for name in value.split(","))
+        if not set(names) <= set(choices) or len(set(names)) != len(names):
+            raise self.fault(key, value, f"some of {', '.join(choices)}, each at most once")
+        return names
 
     def flag(self, key: str, default: bool) -> bool:
         """``true`` or ``1``, ``false`` or ``0``; case does not matter."""
         value = self.text(key, str(default)).lower()
         if value not in _TRUE | _FALSE:
-            raise self._fault(key, value, "true or false")
+            raise self.fault(key, value, "true or false")
         return value in _TRUE
 
     def integer(self, key: str, default: int, *, minimum: int, maximum: int = 2**31 - 1) -> int:
@@ -51,7 +59,7 @@ class ParameterReader:
         except ValueError:
             number = minimum - 1
         if not minimum <= number <= maximum:
-            raise self._fault(key, value, f"a whole number from {minimum} to {maximum}")
+            raise self.fault(key, value, f"a whole number from {minimum} to {maximum}")
         return number
 
     def number(self, key: str, default: float) -> float:
@@ -59,15 +67,19 @@ class ParameterReader:
         value = self.text(key, repr(default))
         return self._number(key, value, value)
 
-    def numbers(self, key: str, default: Sequence[float]) -> tuple[float, ...]:
-        """Finite numbers with commas between them."""
+    def numbers(self, key: str, default: Sequence[float], *, size: int | None = None) -> tuple[float, ...]:
+        """Finite numbers with commas between them; with ``size`` exactly so many, or one that stands for all."""
         value = self.text(key, ",".join(map(repr, default)))
-        return tuple(self._number(key, value, part) for part in value.split(","))
+        numbers = tuple(self._number(key, value, part) for part in value.split(","))
+        if size is not None and len(numbers) not in (1, size):
+            raise self.fault(key, value, f"1 or {size} numbers")
+        return numbers
 
     def finish(self) -> None:
         """Refuse parameters that were not read, with the nearest known key."""
         for key in sorted(set(self._model.parameters) - set(self._known)):
-            raise InvalidArgumentError(f"{self._where}: unknown parameter '{key}'{suggestion(key, self._known)}")
+            message = f"{self._where}: unknown parameter '{key}'{suggestion(key, self._known)}"
+            raise self._model.fault(f"parameters[{key}].key", message)
 
     def _number(self, key: str, value: str, part: str) -> float:
         try:
@@ -75,11 +87,13 @@ class ParameterReader:
         except (ValueError, ZeroDivisionError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            raise self._fault(key, value, "finite numbers such as 0.5 or 16/255")
+            raise self.fault(key, value, "finite numbers such as 0.5 or 16/255")
         return number
 
-    def _fault(self, key: str, value: str, allowed: str) -> InvalidArgumentError:
-        return InvalidArgumentError(f"{self._where}: parameter '{key}' must be {allowed}, got '{value}'")
+    def fault(self, key: str, value: object, allowed: str) -> InvalidArgumentError:
+        """The error about a value, for what only the backend can know: it must be ``allowed``."""
+        message = f"{self._where}: parameter '{key}' must be {allowed}, got '{value}'"
+        return self._model.fault(f"parameters[{key}].string_value", message)
 
     @property
     def _where(self) -> str:

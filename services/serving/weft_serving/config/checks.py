@@ -16,25 +16,15 @@ BACKEND_BY_PLATFORM = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "p
 _Asked = Callable[[ModelConfig], object]
 
 _UNSUPPORTED: tuple[tuple[str, _Asked, str], ...] = (
-    ("sequence_batching", lambda c: c.HasField("sequence_batching"), "use dynamic_batching, or no scheduler"),
     (
         "ensemble_scheduling",
         lambda c: c.HasField("ensemble_scheduling"),
         "an ensemble is a graph: move it to the repository of the router",
     ),
-    (
-        "model_transaction_policy.decoupled",
-        lambda c: c.model_transaction_policy.decoupled,
-        "a model answers each request once; remove it",
-    ),
-    ("response_cache.enable", lambda c: c.response_cache.enable, "remove it"),
-    ("batch_input", lambda c: c.batch_input, "pad the inputs to one shape"),
-    ("batch_output", lambda c: c.batch_output, "pad the outputs to one shape"),
     ("cc_model_filenames", lambda c: c.cc_model_filenames, "use default_model_filename"),
     ("model_operations.op_library_filename", lambda c: c.model_operations.op_library_filename, "remove it"),
     ("model_repository_agents", lambda c: c.model_repository_agents.agents, "remove it"),
 )
-_UNSUPPORTED_PARAMETERS = ("priority_aging_us", "batch_buckets", "split_large_requests")
 
 _IGNORED: tuple[tuple[str, _Asked], ...] = (
     ("runtime", lambda c: c.runtime),
@@ -52,7 +42,6 @@ _IGNORED: tuple[tuple[str, _Asked], ...] = (
     ("optimization.gather_kernel_buffer_threshold", lambda c: c.optimization.gather_kernel_buffer_threshold),
     ("optimization.eager_batching", lambda c: c.optimization.eager_batching),
     ("input.format", lambda c: any(tensor.format for tensor in c.input)),
-    ("instance_group.rate_limiter", lambda c: any(group.HasField("rate_limiter") for group in c.instance_group)),
     ("instance_group.host_policy", lambda c: any(group.host_policy for group in c.instance_group)),
     ("instance_group.profile", lambda c: any(group.profile for group in c.instance_group)),
 )
@@ -81,9 +70,35 @@ def _check_supported(config: ModelConfig, report: Report) -> None:
     for path, is_asked, cure in _UNSUPPORTED:
         if is_asked(config):
             report.error(path, f"{path} is not supported by this version; {cure}")
-    for key in _UNSUPPORTED_PARAMETERS:
-        if key in config.parameters:
-            report.error(f"parameters[{key}]", f"parameter '{key}' is not supported by this version; remove it")
+
+
+def check_cache(config: ModelConfig, report: Report) -> None:
+    """Refuse ``response_cache`` where equal requests have different answers."""
+    path = "response_cache.enable"
+    if not config.response_cache.enable:
+        return
+    if config.model_transaction_policy.decoupled:
+        report.error(path, f"{path} is not possible for a decoupled model, which may answer often; remove it")
+    if config.HasField("sequence_batching"):
+        report.error(path, f"{path} is not possible with sequence_batching, where answers depend on state; remove it")
+
+
+def check_decoupled(config: ModelConfig, *, can_stream: bool, report: Report) -> None:
+    """Check that a model that sends any number of responses can: by its backend, and by what is asked beside it."""
+    if not config.model_transaction_policy.decoupled:
+        return
+    path = "model_transaction_policy.decoupled"
+    if not can_stream:
+        report.error(path, f"backend '{config.backend}' answers each request once; remove {path}")
+    if config.dynamic_batching.preserve_ordering:
+        report.error(
+            "dynamic_batching.preserve_ordering", "preserve_ordering is not possible for a decoupled model; remove it"
+        )
+    if config.parameters["split_large_requests"].string_value if "split_large_requests" in config.parameters else "":
+        report.error(
+            "parameters[split_large_requests].key",
+            "split_large_requests is not possible for a decoupled model; remove it",
+        )
 
 
 def _check_identity(config: ModelConfig, name: str, backends: Collection[str], report: Report) -> None:
@@ -157,6 +172,6 @@ def _check_tensor(kind: str, path: str, tensor: ModelInput | ModelOutput, report
             report.error(f"{path}.dims[{i}]", f"{called} dimension must be integer >= 1, or -1 for any size, got {dim}")
     if tensor.HasField("reshape"):
         report.error(f"{path}.reshape", f"{called}: reshape is not supported by this version; reshape inside the model")
-    for field in ("allow_ragged_batch", "is_shape_tensor", "is_non_linear_format_io"):
+    for field in ("is_shape_tensor", "is_non_linear_format_io"):
         if getattr(tensor, field, False):
             report.error(f"{path}.{field}", f"{called}: {field} is not supported by this version; remove it")

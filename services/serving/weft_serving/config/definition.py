@@ -1,7 +1,7 @@
 """From a model's folder to everything that loading it needs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,14 @@ from weft_common.logs import get_logger
 from weft_common.pbtxt import parse
 from weft_common.signature import ModelSignature
 from weft_protos.model_config_pb2 import ModelConfig
-from weft_serving.backends.base import Backend, InstanceContext, ModelContext
+from weft_serving.backends.base import Backend, InstanceContext, ModelCaller, ModelContext, TensorBackend
+from weft_serving.backends.sequences import sequenced
 from weft_serving.config import checks, scheduling
+from weft_serving.config.batching import LAYOUT_PARAMETERS, batch_layout
+from weft_serving.config.labels import read_labels
 from weft_serving.config.placement import place_instances
 from weft_serving.config.report import Report
+from weft_serving.config.sequences import drop_added, sequence_inputs
 from weft_serving.config.versions import select_versions
 from weft_serving.config.warmup import warmup_samples
 from weft_serving.scheduler.settings import SchedulerSettings
@@ -52,6 +56,7 @@ def define_model(
     *,
     num_gpus: int,
     override: str | None = None,
+    caller: ModelCaller | None = None,
 ) -> ModelDefinition:
     """The checked definition of the model in ``directory``. Blocks: reads files, may import a backend.
 
@@ -61,6 +66,7 @@ def define_model(
         backends: By name; a value may be imported when it is taken.
         num_gpus: CUDA devices of this process.
         override: A whole configuration as JSON, in place of ``config.pbtxt``.
+        caller: Calls other models for this one.
 
     Raises:
         PbtxtError: Every fault of the configuration, each with file, line and column.
@@ -69,19 +75,32 @@ def define_model(
     config, report = _read(directory, override)
     checks.check_declared(config, directory.name, backends, report)
     selected = select_versions(config, versions, report)
-    if not (config.input and config.output) and not report.diagnostics:  # user code sees sound configurations only
-        config = _complete(config, _imported(backends, config.backend), directory / str(selected[-1]))
-        checks.check_declared(config, directory.name, backends, report)
+    if not report.diagnostics:  # user code sees sound configurations only
+        backend = _imported(backends, config.backend)
+        if backend.completes_always or not (config.input and config.output):
+            declared = {tensor.name for tensor in config.input} | {tensor.name for tensor in config.output}
+            config = _complete(config, backend, directory / str(selected[-1]))
+            drop_added(config, declared)
+            checks.check_declared(config, directory.name, backends, report)
     checks.check_tensors(config, report)
     settings = scheduling.scheduler_settings(config, report)
     samples = warmup_samples(config, directory, report)
+    labels = {version: read_labels(config, directory, version, report) for version in selected}
     backend = _imported(backends, config.backend) if config.backend in backends else Backend
     instances = place_instances(config, num_gpus=num_gpus, can_use_gpu=backend.can_use_gpu, report=report)
+    checks.check_cache(config, report)
+    checks.check_decoupled(config, can_stream=backend.can_stream, report=report)
+    layout = batch_layout(config, report, has_tensor_backend=issubclass(backend, TensorBackend))
+    inputs = sequence_inputs(config, directory, report)
+    if inputs is not None:
+        backend = sequenced(backend, inputs)
+        layout = replace(layout, added_inputs=inputs.input_specs, added_outputs=inputs.output_specs)
     report.raise_if_any()
     if ignored := checks.ignored_fields(config):
         _log.warning("%s: ignored, without effect in this version: %s", config.name, ", ".join(ignored))
     as_json = _to_json(config)
-    parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
+    ours = {*scheduling.SCHEDULING_PARAMETERS, *LAYOUT_PARAMETERS}
+    parameters = {key: parameter.string_value for key, parameter in config.parameters.items() if key not in ours}
     return ModelDefinition(
         config=config,
         backend=warmed(backend, samples) if samples else backend,
@@ -89,7 +108,13 @@ def define_model(
         instances=instances,
         contexts={
             version: ModelContext(
-                ModelSignature.from_config(config, str(version)), directory / str(version), as_json, parameters
+                ModelSignature.from_config(config, str(version), labels[version]),
+                directory / str(version),
+                as_json,
+                parameters,
+                report.fault,
+                layout,
+                caller,
             )
             for version in selected
         },

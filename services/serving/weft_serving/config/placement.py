@@ -7,6 +7,7 @@ from pathlib import Path
 
 from weft_protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from weft_serving.backends.base import InstanceContext
+from weft_serving.config.rate_limits import rate_limit
 from weft_serving.config.report import Report
 
 _DEVICE = re.compile(r"nvidia\d+")
@@ -69,9 +70,10 @@ def place_instances(
         group.kind = ModelInstanceGroup.KIND_GPU if is_gpu else ModelInstanceGroup.KIND_CPU
         if not is_gpu:
             group.ClearField("gpus")
+        limit = rate_limit(f"{path}.rate_limiter", group, report)
         places = [("GPU", gpu) for gpu in group.gpus] or [("CPU", 0)]
         instances += [
-            InstanceContext(f"{group.name}_{number}", kind, device_id)
+            InstanceContext(f"{group.name}_{number}", kind, device_id, limit)
             for number, (kind, device_id) in enumerate(place for place in places for _ in range(group.count))
         ]
     return tuple(instances)

@@ -18,13 +18,20 @@ class Report:
 
     def error(self, path: str, message: str) -> None:
         """Add a fault of the field ``path``, for example ``input[0].dims[1]``; "" is the file as a whole."""
-        line, column, source_line = 0, 0, ""
-        if self._positions is not None:
-            line, column = self._positions.find(path)
-            source_line = self._positions.source_line(line)
-        self.diagnostics.append(Diagnostic(self._file, line, column, message, source_line=source_line))
+        self.diagnostics.append(self._diagnostic(path, message))
+
+    def fault(self, path: str, message: str) -> PbtxtError:
+        """The error of one fault that is found later, when the model loads."""
+        return PbtxtError([self._diagnostic(path, message)])
 
     def raise_if_any(self) -> None:
         """Raise PbtxtError with every fault, in the order of the file, if there is one."""
         if self.diagnostics:
             raise PbtxtError(sorted(self.diagnostics, key=lambda diagnostic: (diagnostic.line, diagnostic.column)))
+
+    def _diagnostic(self, path: str, message: str) -> Diagnostic:
+        line, column, source_line = 0, 0, ""
+        if self._positions is not None:
+            line, column = self._positions.find(path)
+            source_line = self._positions.source_line(line)
+        return Diagnostic(self._file, line, column, message, source_line=source_line)

@@ -1,8 +1,13 @@
-"""``dynamic_batching`` as ``SchedulerSettings``."""
+"""``dynamic_batching``, and the parameters that go with it, as ``SchedulerSettings``."""
 
 from weft_protos.model_config_pb2 import ModelConfig, ModelQueuePolicy
 from weft_serving.config.report import Report
+from weft_serving.config.sequences import sequence_settings
 from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
+
+_AGING, _SPLIT = "priority_aging_us", "split_large_requests"
+SCHEDULING_PARAMETERS = (_AGING, _SPLIT)
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def scheduler_settings(config: ModelConfig, report: Report) -> SchedulerSettings:
@@ -12,6 +17,8 @@ def scheduler_settings(config: ModelConfig, report: Report) -> SchedulerSettings
         config: Its ``max_batch_size`` is complete.
         report: Receives the faults.
     """
+    if config.HasField("sequence_batching"):
+        return _by_sequence(config, report)
     batching = config.dynamic_batching
     settings = SchedulerSettings(
         max_batch_size=config.max_batch_size,
@@ -23,10 +30,49 @@ def scheduler_settings(config: ModelConfig, report: Report) -> SchedulerSettings
         default_priority_level=batching.default_priority_level,
         default_policy=_policy(batching.default_queue_policy),
         policies={level: _policy(policy) for level, policy in sorted(batching.priority_queue_policy.items())},
+        priority_aging_us=_aging_us(config, report),
+        can_split=_can_split(config, report),
     )
     for path, message in settings.faults():
         report.error(path, f"{path}: {message}")
     return settings
+
+
+def _by_sequence(config: ModelConfig, report: Report) -> SchedulerSettings:
+    """Settings of a model with ``sequence_batching``; requests of sequences have neither priorities nor parts."""
+    for key in SCHEDULING_PARAMETERS:
+        if key in config.parameters:
+            report.error(f"parameters[{key}]", f"parameter '{key}' is not possible with sequence_batching; remove it")
+    sequences = sequence_settings(config, report)
+    oldest = config.sequence_batching.oldest
+    return SchedulerSettings(
+        max_batch_size=config.max_batch_size,
+        is_batching=True,
+        preferred_batch_sizes=tuple(
+            size for size in dict.fromkeys(oldest.preferred_batch_size) if 1 <= size <= config.max_batch_size
+        ),
+        max_queue_delay_us=sequences.max_queue_delay_us if sequences.is_direct else oldest.max_queue_delay_microseconds,
+        sequences=sequences,
+    )
+
+
+def _aging_us(config: ModelConfig, report: Report) -> int:
+    if _AGING not in config.parameters:
+        return 0
+    text = config.parameters[_AGING].string_value
+    if not text.isdecimal() or not int(text):
+        report.error(
+            f"parameters[{_AGING}]", f"parameter '{_AGING}' must be a whole number of at least 1, got '{text}'"
+        )
+        return 0
+    return int(text)
+
+
+def _can_split(config: ModelConfig, report: Report) -> bool:
+    text = config.parameters[_SPLIT].string_value if _SPLIT in config.parameters else "false"
+    if text.lower() not in _FLAGS:
+        report.error(f"parameters[{_SPLIT}]", f"parameter '{_SPLIT}' must be true or false, got '{text}'")
+    return _FLAGS.get(text.lower(), False)
 
 
 def _policy(policy: ModelQueuePolicy) -> QueuePolicy:

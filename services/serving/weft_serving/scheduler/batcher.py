@@ -1,17 +1,19 @@
 """Which requests form the next batch, or until when to wait for more: policy only, the queue is read and not changed.
 
 The outcomes are those of Triton Inference Server's dynamic batcher. A batch is a prefix of the order of service: no
-request is overtaken by a later one of its level.
+request is overtaken by a later one of its level. Length buckets change that: there it is a prefix of its bucket.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Sized
+from itertools import islice
 from typing import NamedTuple, Protocol
 
-from weft_common.signature import ModelSignature
-from weft_common.tensors import WireTensor
 from weft_serving.request import InferenceRequest
-from weft_serving.scheduler.queue import PriorityQueue
+from weft_serving.scheduler.grouping import LengthBuckets
 from weft_serving.scheduler.settings import SchedulerSettings
+
+#: Requests that are looked at to fill the batch of one bucket, so that a long queue does not hold up the instances.
+_MAX_LOOKAHEAD = 1024
 
 
 class Decision(NamedTuple):
@@ -20,23 +22,29 @@ class Decision(NamedTuple):
     Attributes:
         requests: Execute these now, in this order; empty: nothing now.
         wait_until_ns: If ``requests`` is empty: ask again at this time; None: ask again when a request arrives.
+        instance: Which free instance executes them; None: any.
     """
 
     requests: list[InferenceRequest]
     wait_until_ns: int | None = None
+    instance: Hashable = None
+
+
+class Waiting(Sized, Iterable[InferenceRequest], Protocol):
+    """Requests in the order of service."""
 
 
 class Batcher(Protocol):
     """Decides what a free instance executes."""
 
-    def next_batch(self, queue: PriorityQueue, now_ns: int, *, may_wait: bool = True) -> Decision:
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> Decision:
         """What to do at ``now_ns``; with ``may_wait=False`` waiting requests are never held back for others."""
 
 
 class SingleBatcher:
     """Each request is executed alone, in the order of service: models without ``dynamic_batching``."""
 
-    def next_batch(self, queue: PriorityQueue, now_ns: int, *, may_wait: bool = True) -> Decision:
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> Decision:
         """The first request, or nothing."""
         for request in queue:
             return Decision([request])
@@ -44,7 +52,7 @@ class SingleBatcher:
 
 
 class DynamicBatcher:
-    """Collects a batch until it is full, has a preferred size, cannot grow, or its oldest member waited long enough.
+    """Collects a batch until it is full, has a preferred size, cannot grow, or a member has waited long enough.
 
     Args:
         settings: ``dynamic_batching`` of the model.
@@ -55,60 +63,89 @@ class DynamicBatcher:
         self._max_rows = max(settings.max_batch_size, 1)
         self._preferred = frozenset(settings.preferred_batch_sizes or (self._max_rows,))
         self._max_preferred = max(self._preferred)
-        self._delay_ns = settings.max_queue_delay_us * 1000
+        self._has_delay = settings.max_queue_delay_us > 0
         self._num_to_hold = num_to_hold
 
-    def next_batch(self, queue: PriorityQueue, now_ns: int, *, may_wait: bool = True) -> Decision:
-        """The next batch; or nothing, and when the oldest request that could be in it has waited long enough."""
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> Decision:
+        """The next batch; or nothing, and until when the requests that could be in it may be held back."""
         if self._num_to_hold:
             if may_wait and len(queue) < self._num_to_hold:
                 return Decision([])
             self._num_to_hold = 0
-        batch, num_best, oldest_ns, is_closed = self._collect(queue)
+        return self._choose(queue, now_ns, may_wait)
+
+    def _choose(self, queue: Iterable[InferenceRequest], now_ns: int, may_wait: bool) -> Decision:
+        return self._decide(queue, now_ns, may_wait, self._max_rows)
+
+    def _decide(self, queue: Iterable[InferenceRequest], now_ns: int, may_wait: bool, max_rows: int) -> Decision:
+        batch, num_best, send_by_ns, is_closed = self._collect(queue, max_rows)
         if not batch:
             return Decision([])
-        is_late = not may_wait or 0 < self._delay_ns <= now_ns - oldest_ns
+        is_late = not may_wait or (self._has_delay and send_by_ns <= now_ns)
         if num_best and not is_late:
             return Decision(batch[:num_best])
-        if is_closed or is_late or not self._delay_ns:
+        if is_closed or is_late or not self._has_delay:
             return Decision(batch)
-        return Decision([], oldest_ns + self._delay_ns)
+        return Decision([], send_by_ns)
 
-    def _collect(self, queue: PriorityQueue) -> tuple[list[InferenceRequest], int, int, bool]:
-        """The longest batch, its best prefix (0 = none), arrival of its oldest member, and whether it cannot grow."""
+    def _collect(
+        self, queue: Iterable[InferenceRequest], max_rows: int
+    ) -> tuple[list[InferenceRequest], int, int, bool]:
+        """The longest batch, its best prefix (0 = none), until when it may wait, and whether it cannot grow."""
         batch: list[InferenceRequest] = []
-        num_rows = num_best = oldest_ns = 0
+        num_rows = num_best = send_by_ns = 0
         batch_key: object = None
         for request in queue:
             grown = num_rows + request.num_rows
             if not batch:
-                oldest_ns = request.enqueue_ns
+                send_by_ns = request.send_by_ns
                 batch_key = request.batch_key
             else:
                 if grown > self._max_preferred and not num_best:
                     num_best = len(batch)
-                if grown > self._max_rows or request.batch_key != batch_key:
-                    return batch, num_best, oldest_ns, True
-                oldest_ns = min(oldest_ns, request.enqueue_ns)
+                if grown > max_rows or request.batch_key != batch_key:
+                    return batch, num_best, send_by_ns, True
+                send_by_ns = min(send_by_ns, request.send_by_ns)
             batch.append(request)
             num_rows = grown
             if num_rows in self._preferred:
                 num_best = len(batch)
-        return batch, num_best, oldest_ns, num_rows >= self._max_preferred
+        return batch, num_best, send_by_ns, num_rows >= min(self._max_preferred, max_rows)
 
 
-def make_batcher(settings: SchedulerSettings, *, num_to_hold: int = 0) -> Batcher:
+class BucketBatcher(DynamicBatcher):
+    """Forms a batch in each length bucket by itself; the bucket whose first request is served first has precedence.
+
+    A full batch does not wait for one of another bucket that does.
+
+    Args:
+        settings: ``dynamic_batching`` of the model.
+        buckets: How large their batches may be.
+        num_to_hold: As for ``DynamicBatcher``.
+    """
+
+    def __init__(self, settings: SchedulerSettings, buckets: LengthBuckets, *, num_to_hold: int = 0) -> None:
+        super().__init__(settings, num_to_hold=num_to_hold)
+        self._buckets = buckets
+
+    def _choose(self, queue: Iterable[InferenceRequest], now_ns: int, may_wait: bool) -> Decision:
+        waiting: dict[object, list[InferenceRequest]] = {}
+        for request in islice(queue, _MAX_LOOKAHEAD):
+            waiting.setdefault(request.batch_key, []).append(request)
+        wait_until_ns: int | None = None
+        for key, requests in waiting.items():
+            decision = self._decide(requests, now_ns, may_wait, self._buckets.max_rows(key, self._max_rows))
+            if decision.requests:
+                return decision
+            if decision.wait_until_ns is not None and (wait_until_ns is None or decision.wait_until_ns < wait_until_ns):
+                wait_until_ns = decision.wait_until_ns
+        return Decision([], wait_until_ns)
+
+
+def make_batcher(settings: SchedulerSettings, buckets: LengthBuckets | None = None, *, num_to_hold: int = 0) -> Batcher:
     """The batcher that a model's settings ask for."""
-    return DynamicBatcher(settings, num_to_hold=num_to_hold) if settings.is_batching else SingleBatcher()
-
-
-def varying_inputs(signature: ModelSignature) -> tuple[str, ...]:
-    """Inputs in which two requests of a batching model can differ in shape or presence; () where no two can."""
-    if signature.max_batch_size == 0:
-        return ()
-    return tuple(spec.name for spec in signature.inputs if spec.is_optional or -1 in spec.dims)
-
-
-def batch_key(inputs: Mapping[str, WireTensor], names: tuple[str, ...]) -> object:
-    """What requests of one batch have in common: row shapes of the inputs ``names``, None where one is absent."""
-    return tuple([tensor.shape[1:] if (tensor := inputs.get(name)) is not None else None for name in names])
+    if not settings.is_batching:
+        return SingleBatcher()
+    if buckets is not None:
+        return BucketBatcher(settings, buckets, num_to_hold=num_to_hold)
+    return DynamicBatcher(settings, num_to_hold=num_to_hold)

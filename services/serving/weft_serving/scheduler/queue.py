@@ -5,10 +5,11 @@ batcher walks it, chooses, and takes what it chose.
 """
 
 import heapq
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import chain, count
+from operator import attrgetter
 from typing import NamedTuple
 
 from weft_common.errors import DeadlineExceededError, ResourceExhaustedError, WeftError
@@ -21,6 +22,14 @@ _MAX_IDLE_LEVELS = 16
 #: Stale expiries that may pile up, beside one for each live one, before they are swept out.
 _MAX_STALE_EXPIRIES = 64
 
+#: Levels above this are counted as one: clients choose the level, so the number of levels has no bound.
+MAX_COUNTED_LEVEL = 32
+
+#: Times its measured median that an execution is given before the deadline of a member that waits for others.
+_ROOM = 2
+
+_rank = attrgetter("rank_ns")
+
 
 class Expired(NamedTuple):
     """A request that the queue gave up, and the error to answer it with."""
@@ -32,10 +41,11 @@ class Expired(NamedTuple):
 class _Level:
     """Requests of one priority: those in time, then those that a DELAY policy put behind them, each FIFO."""
 
-    __slots__ = ("delayed", "policy", "waiting")
+    __slots__ = ("delayed", "num_rows", "policy", "waiting")
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
+        self.num_rows = 0
         # OrderedDict: removing any entry and reading the first are both O(1), which dict is not after many removals.
         self.waiting: OrderedDict[InferenceRequest, None] = OrderedDict()
         self.delayed: OrderedDict[InferenceRequest, None] = OrderedDict()
@@ -47,14 +57,17 @@ class _Level:
 class PriorityQueue:
     """Requests that wait for an instance, iterated in the order of service: by level, first in first out within one.
 
-    Adding, removing and expiring a request cost O(log n) at most.
+    With ageing, a request of level n is served as one of level 1 that came ``(n - 1) * priority_aging_us`` later. So
+    the order of two requests never changes while they wait, and none is overtaken for ever. A request that a DELAY
+    policy puts back begins anew then, one level lower.
 
-    Attributes:
-        num_rows: Rows of all waiting requests.
+    Adding, removing and expiring a request cost O(log n) at most.
     """
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
+        self._aging_ns = settings.priority_aging_us * 1000
+        self._delay_ns = settings.max_queue_delay_us * 1000
         self._levels: dict[int, _Level] = {}
         self._order: list[int] = []  # keys of _levels, sorted
         self._sequence = count()
@@ -63,20 +76,30 @@ class PriorityQueue:
         self._expiries: list[tuple[int, int]] = []
         self._expiring: dict[int, InferenceRequest] = {}
         self._size = 0
-        self.num_rows = 0
 
     def __len__(self) -> int:
         return self._size
 
     def __iter__(self) -> Iterator[InferenceRequest]:
         """Waiting requests in the order of service. The queue must not be changed while it is walked."""
-        for level in self._order:
-            requests = self._levels[level]
-            yield from requests.waiting
-            yield from requests.delayed
+        levels = [self._levels[number] for number in self._order]
+        lines = [line for level in levels for line in (level.waiting, level.delayed) if line]
+        return heapq.merge(*lines, key=_rank) if self._aging_ns and len(lines) > 1 else chain.from_iterable(lines)
+
+    def num_rows_before(self, number: int) -> int:
+        """Rows of the requests that a new one of level ``number`` would wait for, if none aged."""
+        return sum(self._levels[other].num_rows for other in self._order[: bisect_right(self._order, number)])
+
+    def num_by_level(self) -> dict[int, int]:
+        """Waiting requests by level, for metrics; levels above ``MAX_COUNTED_LEVEL`` are counted there. Any thread."""
+        counts: dict[int, int] = {}
+        for number, level in list(self._levels.items()):
+            counted = min(number, MAX_COUNTED_LEVEL)
+            counts[counted] = counts.get(counted, 0) + len(level)
+        return counts
 
     def add(self, request: InferenceRequest, now_ns: int) -> None:
-        """The request waits; its level, effective queue timeout, sequence and time of arrival are written into it.
+        """The request waits; what the queue knows of it (level, timeout, times, sequence) is written into it.
 
         Args:
             request: ``priority`` and ``queue_timeout_us`` as the client asked for them, 0 for none.
@@ -96,7 +119,7 @@ class PriorityQueue:
             )
         deadline_ns = request.context.deadline_ns
         if deadline_ns is not None and deadline_ns <= now_ns:
-            raise _deadline_error(request, now_ns)
+            raise deadline_error(request, now_ns)
         if level is None:
             level = self._add_level(number, policy)
         request.priority = number
@@ -104,9 +127,15 @@ class PriorityQueue:
         request.enqueue_ns = now_ns
         request.sequence = next(self._sequence)
         request.num_queued_at_arrival = self._size
+        if self._aging_ns:
+            request.rank_ns = now_ns + (number - 1) * self._aging_ns
+        request.send_by_ns = now_ns + self._delay_ns
+        if deadline_ns is not None:
+            room_ns = _ROOM * request.expected_ns or (deadline_ns - now_ns) // 2
+            request.send_by_ns = max(now_ns, min(request.send_by_ns, deadline_ns - room_ns))
         level.waiting[request] = None
+        level.num_rows += request.num_rows
         self._size += 1
-        self.num_rows += request.num_rows
         if request.queue_timeout_us:
             timeout_ns = now_ns + request.queue_timeout_us * 1000
             self._expire_at(request, timeout_ns if deadline_ns is None else min(timeout_ns, deadline_ns))
@@ -125,8 +154,8 @@ class PriorityQueue:
         else:
             return False
         self._expiring.pop(request.sequence, None)
+        level.num_rows -= request.num_rows
         self._size -= 1
-        self.num_rows -= request.num_rows
         if len(self._order) > _MAX_IDLE_LEVELS and not len(level):
             self._order.remove(request.priority)
             del self._levels[request.priority]
@@ -155,13 +184,14 @@ class PriorityQueue:
             level = self._levels[request.priority]
             if deadline_ns is not None and deadline_ns <= now_ns:
                 self.remove(request)
-                expired.append(Expired(request, _deadline_error(request, now_ns)))
+                expired.append(Expired(request, deadline_error(request, now_ns)))
             elif level.policy.timeout_action == "REJECT":
                 self.remove(request)
                 expired.append(Expired(request, DeadlineExceededError("Request timeout expired")))
             else:
                 del level.waiting[request]
                 level.delayed[request] = None
+                request.rank_ns = now_ns + request.priority * self._aging_ns
                 del self._expiring[request.sequence]
                 if deadline_ns is not None:
                     self._expire_at(request, deadline_ns)
@@ -178,12 +208,12 @@ class PriorityQueue:
         waiting = list(self)
         if not (
             len(waiting) == len(set(waiting)) == self._size
-            and sum(request.num_rows for request in waiting) == self.num_rows
+            and sum(request.num_rows for request in waiting) == sum(level.num_rows for level in self._levels.values())
             and self._order == sorted(self._levels)
             and set(self._expiring.values()) <= set(waiting)
             and set(self._expiring) <= {sequence for _, sequence in self._expiries}
         ):
-            raise AssertionError(f"{self._size=} {self.num_rows=} {self._order=} {waiting=} {self._expiries=}")
+            raise AssertionError(f"{self._size=} {self._order=} {waiting=} {self._expiries=}")
 
     def _add_level(self, number: int, policy: QueuePolicy) -> _Level:
         level = self._levels[number] = _Level(policy)
@@ -198,6 +228,7 @@ class PriorityQueue:
         heapq.heappush(self._expiries, (expiry_ns, request.sequence))
 
 
-def _deadline_error(request: InferenceRequest, now_ns: int) -> DeadlineExceededError:
+def deadline_error(request: InferenceRequest, now_ns: int) -> DeadlineExceededError:
+    """Why a request that has passed its deadline is not executed."""
     waited_ms = (now_ns - request.enqueue_ns) / 1e6 if request.enqueue_ns else 0.0
     return DeadlineExceededError(f"deadline passed before execution, after {waited_ms:.1f} ms in the queue")

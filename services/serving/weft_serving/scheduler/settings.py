@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from weft_common.errors import InvalidArgumentError
+from weft_serving.scheduler.sequence_settings import SequenceSettings
 
 _HOLD_VARIABLES = ("WEFT_DELAY_SCHEDULER", "TRITONSERVER_DELAY_SCHEDULER")
 
@@ -47,6 +48,10 @@ class SchedulerSettings:
         default_priority_level: Level of a request that names none, or one that does not exist.
         default_policy: Policy of each level that ``policies`` does not name.
         policies: Policy by level.
+        priority_aging_us: A request is served as one of the next better level that came so many microseconds later;
+            0: levels are strict.
+        can_split: A request of more than ``max_batch_size`` rows is executed in parts.
+        sequences: Requests belong to sequences, and this says how those share the instances; None: they do not.
     """
 
     max_batch_size: int
@@ -58,6 +63,9 @@ class SchedulerSettings:
     default_priority_level: int = 0
     default_policy: QueuePolicy = field(default_factory=QueuePolicy)
     policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
+    priority_aging_us: int = 0
+    can_split: bool = False
+    sequences: SequenceSettings | None = None
 
     def level_of(self, priority: int) -> int:
         """Level that a request with ``priority`` waits in; 0 where the model has no levels."""
@@ -83,6 +91,13 @@ class SchedulerSettings:
         """What is wrong, as field of ``config.pbtxt`` and message."""
         if self.max_batch_size < 0:
             yield "max_batch_size", f"must be at least 0, got {self.max_batch_size}"
+        if self.can_split and not self.max_batch_size:
+            yield "parameters[split_large_requests]", "needs max_batch_size > 0: without rows there is nothing to split"
+        if self.priority_aging_us and not (self.is_batching and self.priority_levels > 1):
+            yield (
+                "parameters[priority_aging_us]",
+                f"needs dynamic_batching with priority_levels > 1, got {self.priority_levels}",
+            )
         if not self.is_batching:
             return
         if self.max_queue_delay_us < 0:

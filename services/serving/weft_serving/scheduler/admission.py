@@ -1,0 +1,55 @@
+"""Refuses at the door what cannot be answered in time."""
+
+from weft_common.errors import DeadlineExceededError
+from weft_serving.request import InferenceRequest
+from weft_serving.scheduler.execution_times import ExecutionTimes
+from weft_serving.scheduler.queue import PriorityQueue
+from weft_serving.scheduler.sequence import SequenceQueue
+from weft_serving.scheduler.settings import SchedulerSettings
+
+
+class DeadlineAdmission:
+    """Holds the deadline of a request against what executions took lately.
+
+    Everything is rounded in favour of the request: batches that run now are taken to end at once, those that wait
+    before it to be full, and where too little was measured nothing is refused.
+
+    Args:
+        settings: Of the model.
+        num_instances: That execute batches at once.
+    """
+
+    def __init__(self, settings: SchedulerSettings, num_instances: int) -> None:
+        self._settings = settings
+        self._num_instances = num_instances
+        self._max_rows = max(settings.max_batch_size, 1)
+        self._times = ExecutionTimes()
+
+    def measured(self, num_rows: int, duration_ns: int, now_ns: int) -> None:
+        """A batch of ``num_rows`` took ``duration_ns`` and ended at ``now_ns``."""
+        self._times.add(num_rows, duration_ns, now_ns)
+
+    def check(self, request: InferenceRequest, queue: PriorityQueue | SequenceQueue, now_ns: int) -> None:
+        """The request, if it has a deadline, may meet it; ``expected_ns`` is written into it.
+
+        Raises:
+            DeadlineExceededError: By the measured medians it cannot.
+        """
+        deadline_ns = request.context.deadline_ns
+        if deadline_ns is None or deadline_ns <= now_ns:  # the queue refuses the latter
+            return
+        num_before = queue.num_rows_before(self._settings.level_of(request.priority))
+        num_full, num_left = divmod(num_before, self._max_rows)
+        num_rows = request.num_rows
+        if self._settings.is_batching and num_left + num_rows <= self._max_rows:
+            num_rows += num_left
+        expected_ns = request.expected_ns = self._times.median_ns(num_rows, now_ns)
+        num_rounds = num_full // self._num_instances
+        wait_ns = num_rounds and num_rounds * self._times.median_ns(self._max_rows, now_ns)
+        left_ns = deadline_ns - now_ns
+        if expected_ns + wait_ns > left_ns:
+            raise DeadlineExceededError(
+                f"cannot finish inside its deadline: {left_ns / 1e6:.1f} ms are left, and by the median of the latest "
+                f"executions it takes {(expected_ns + wait_ns) / 1e6:.1f} ms, of which {wait_ns / 1e6:.1f} ms go to "
+                f"the {num_before} rows that wait before it; allow more time, or send it when less is waiting"
+            )

@@ -1,0 +1,325 @@
+"""Requests of sequences: each sequence has one slot of one instance, and its requests run there one after another.
+
+Plain data structure, one owner, the time is passed in. It is asked like the ``PriorityQueue``. Where a request of a
+sequence is withdrawn or too late, the whole sequence ends, for what follows could no longer be answered rightly.
+"""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import count
+from operator import attrgetter
+
+from weft_common.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    RequestCancelledError,
+    UnavailableError,
+    WeftError,
+)
+from weft_common.logs import get_logger
+from weft_serving.request import InferenceRequest
+from weft_serving.scheduler.expiries import Expiries
+from weft_serving.scheduler.queue import Expired, deadline_error
+from weft_serving.scheduler.sequence_settings import SequenceSettings, sequence_parameters
+from weft_serving.scheduler.sequence_turn import RequestSequence, Turn
+from weft_serving.scheduler.settings import SchedulerSettings
+
+_LOG = get_logger("weft.serving.sequence")
+
+_ARRIVAL = attrgetter("sequence")
+
+
+class SequenceQueue:
+    """Requests of sequences that wait for their turn.
+
+    A sequence that starts gets the free slot of the lowest row; where none is free it waits in the backlog, and gets
+    the next one. It ends with the request that says so, when none came for too long, and when a request of it is
+    withdrawn, is too late, or its instance is lost. A request that starts a sequence under the id of one that has not
+    ended runs after the requests of that, in its slot.
+
+    Args:
+        settings: Of the model, with ``sequences``.
+        model: Name, for errors.
+        instances: Each has ``num_slots`` slots.
+    """
+
+    def __init__(self, settings: SchedulerSettings, model: str, instances: Sequence[Hashable]) -> None:
+        self._settings = settings.sequences or SequenceSettings()
+        self._delay_ns = settings.max_queue_delay_us * 1000
+        self._idle_ns = self._settings.max_idle_us * 1000
+        self._model = model
+        self._instances = list(instances)
+        self._free = [(row, i) for row in range(self._settings.num_slots) for i in range(len(instances))]  # a heap
+        self._lost: set[Hashable] = set()
+        self._slots: dict[Hashable, dict[int, RequestSequence]] = {instance: {} for instance in instances}
+        self._ready: dict[Hashable, dict[RequestSequence, None]] = {instance: {} for instance in instances}
+        self._backlog: OrderedDict[RequestSequence, None] = OrderedDict()
+        self._idle: OrderedDict[RequestSequence, None] = OrderedDict()  # in slots with nothing to do, the longest first
+        self._open: dict[int | str, RequestSequence] = {}  # those that take requests
+        self._waiting: dict[InferenceRequest, None] = {}
+        self._given_up: dict[InferenceRequest, WeftError] = {}
+        self._numbers = count()
+        self._expiries = Expiries()
+        #: No sequence may start any more.
+        self.is_closing = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[InferenceRequest]:
+        """Waiting requests in the order of arrival. The queue must not be changed while it is walked."""
+        return iter(self._waiting)
+
+    def __contains__(self, sequence_id: object) -> bool:
+        """Whether a sequence of this id has started and takes requests."""
+        return sequence_id in self._open
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that have started and not ended, those in the backlog included."""
+        return sum(map(len, self._slots.values())) + len(self._backlog)
+
+    def num_rows_before(self, _level: int) -> int:
+        """0: when a slot becomes free cannot be known."""
+        return 0
+
+    def num_by_level(self) -> dict[int, int]:
+        """Waiting requests; sequences have no levels. Any thread."""
+        return {0: len(self._waiting)}
+
+    def has_heads(self, instance: Hashable) -> bool:
+        """Whether the instance has something to run."""
+        return bool(self._ready[instance])
+
+    def heads(self, instance: Hashable) -> list[InferenceRequest]:
+        """The next request of each sequence of the instance that has one and does not run, oldest request first."""
+        return sorted((sequence.waiting[0] for sequence in self._ready[instance]), key=_ARRIVAL)
+
+    def add(self, request: InferenceRequest, now_ns: int) -> None:
+        """The request waits; its turn, and when it came, are written into it.
+
+        Raises:
+            InvalidArgumentError: It has more than one row, names no sequence, or one that has not started.
+            DeadlineExceededError: Its deadline has passed.
+            UnavailableError: It starts a sequence, and the model is being stopped.
+        """
+        if request.num_rows > 1:
+            raise InvalidArgumentError(
+                f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence "
+                f"batcher, got {request.num_rows}"
+            )
+        parameters = request.call.parameters
+        sequence_id, is_start, is_end = sequence_parameters(parameters, self._model, self._settings.id_datatype)
+        deadline_ns = request.context.deadline_ns
+        if deadline_ns is not None and deadline_ns <= now_ns:
+            raise deadline_error(request, now_ns)
+        sequence = self._open.get(sequence_id)
+        if sequence is None:
+            sequence = self._start(sequence_id, is_start)
+        elif is_start:
+            _LOG.warning("sequence %r of model '%s' starts again before it ended", sequence_id, self._model)
+        if is_end:
+            del self._open[sequence_id]
+        request.turn = Turn(sequence, is_start, is_end)
+        request.priority = 0
+        request.enqueue_ns = now_ns
+        request.sequence = next(self._numbers)
+        request.num_queued_at_arrival = len(self._waiting)
+        request.send_by_ns = now_ns + self._delay_ns
+        sequence.waiting.append(request)
+        self._waiting[request] = None
+        self._idle.pop(sequence, None)
+        self._note_ready(sequence)
+        if deadline_ns is not None:
+            self._expiries.add(request, deadline_ns)
+        if request.queue_timeout_us and sequence.instance is None:
+            self._expiries.add(request, now_ns + request.queue_timeout_us * 1000)
+
+    def take(self, requests: Iterable[InferenceRequest], now_ns: int) -> None:
+        """The requests, which must be heads, leave the queue to be executed."""
+        for request in requests:
+            request.start_ns = now_ns
+            sequence = _turn(request).sequence
+            sequence.waiting.popleft()
+            sequence.running = request
+            self._forget(request)
+            del self._ready[sequence.instance][sequence]
+            if _turn(request).is_end:
+                self._leave(sequence)
+
+    def executed(self, requests: Iterable[InferenceRequest], now_ns: int) -> None:
+        """The requests, taken before, have run."""
+        for request in requests:
+            sequence = _turn(request).sequence
+            sequence.running = None
+            if sequence.is_over:
+                continue
+            self._note_ready(sequence)
+            if not sequence.waiting:
+                sequence.idle_since_ns = now_ns
+                self._idle[sequence] = None
+
+    def remove(self, request: InferenceRequest) -> bool:
+        """The request is withdrawn, and its sequence ends; returns whether it waited.
+
+        The other requests of the sequence are among the next that ``expire`` returns.
+        """
+        if self._given_up.pop(request, None) is not None:
+            return True
+        if request.turn is None:
+            return False
+        sequence = request.turn.sequence
+        if request not in self._waiting and sequence.running is not request:
+            return False
+        self._end(sequence, RequestCancelledError(f"sequence {sequence.id!r} was cancelled with one of its requests"))
+        return self._given_up.pop(request, None) is not None
+
+    def lose(self, instance: Hashable) -> None:
+        """The instance has no slots any more, and its sequences end."""
+        self._lost.add(instance)
+        self._free = [slot for slot in self._free if self._instances[slot[1]] != instance]
+        heapq.heapify(self._free)
+        for sequence in list(self._slots[instance].values()):
+            why = "the instance that it ran on is lost; start it again"
+            self._end(sequence, UnavailableError(f"sequence {sequence.id!r} ended: {why}"))
+
+    def regain(self, instance: Hashable) -> None:
+        """The instance has its slots again."""
+        if instance not in self._lost:
+            return
+        self._lost.remove(instance)
+        for row in range(self._settings.num_slots):
+            heapq.heappush(self._free, (row, self._instances.index(instance)))
+        self._fill_slots()
+
+    def expire(self, now_ns: int) -> list[Expired]:
+        """End what is too late at ``now_ns``: requests whose deadline has passed, and idle sequences.
+
+        Returns:
+            Requests that were given up, those of sequences that ended since the last call included.
+        """
+        while (request := self._expiries.pop(now_ns)) is not None:
+            self._give_up(request, now_ns)
+        while self._idle and (sequence := next(iter(self._idle))).idle_since_ns + self._idle_ns <= now_ns:
+            _LOG.info("sequence %r of model '%s' was idle for too long and has ended", sequence.id, self._model)
+            self._end(sequence)
+        expired = [Expired(request, error) for request, error in self._given_up.items()]
+        self._given_up.clear()
+        return expired
+
+    def next_expiry_ns(self) -> int | None:
+        """When ``expire`` has something to do next; None if never."""
+        if self._given_up:
+            return 0
+        expiry_ns = self._expiries.next_ns()
+        if not self._idle:
+            return expiry_ns
+        idle_end_ns = next(iter(self._idle)).idle_since_ns + self._idle_ns
+        return idle_end_ns if expiry_ns is None else min(idle_end_ns, expiry_ns)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless slots, sequences and requests agree; for tests."""
+        slotted = [sequence for slots in self._slots.values() for sequence in slots.values()]
+        known = [*slotted, *self._backlog]
+        num_slots = self._settings.num_slots * (len(self._instances) - len(self._lost))
+        if not (
+            len(known) == len(set(known)) == self.num_sequences
+            and not any(sequence.is_over for sequence in known)
+            and set(self._open.values()) <= set(known)
+            and {request for sequence in known for request in sequence.waiting} == set(self._waiting)
+            and len(slotted) + len(self._free) == num_slots
+            and not (self._backlog and self._free)
+            and all(sequence.waiting for sequence in self._backlog)
+            and set(self._idle) == {s for s in slotted if not s.waiting and s.running is None}
+            and {s for ready in self._ready.values() for s in ready}
+            == {s for s in slotted if s.waiting and s.running is None}
+            and set(self._expiries) <= set(self._waiting)
+        ):
+            raise AssertionError(f"{known=} {self._free=} {self._waiting=} {self._idle=} {self._ready=}")
+
+    def _start(self, sequence_id: int | str, is_start: bool) -> RequestSequence:
+        """A sequence that is in a slot, or in the backlog."""
+        if not is_start:
+            raise InvalidArgumentError(
+                f"inference request for sequence {sequence_id!r} to model '{self._model}' must specify the START flag "
+                "on the first request of the sequence; it was never started, has ended, was cancelled, or was idle for "
+                f"more than {self._settings.max_idle_us} us"
+            )
+        if self.is_closing:
+            raise UnavailableError(
+                f"model '{self._model}' is being stopped and has stopped accepting new sequences; try again later"
+            )
+        sequence = self._open[sequence_id] = RequestSequence(sequence_id)
+        self._backlog[sequence] = None
+        self._fill_slots()
+        return sequence
+
+    def _fill_slots(self) -> None:
+        """The sequences that have waited longest for a slot have those that are free."""
+        while self._backlog and self._free:
+            sequence, _ = self._backlog.popitem(last=False)
+            sequence.row, index = heapq.heappop(self._free)
+            sequence.instance = self._instances[index]
+            self._slots[sequence.instance][sequence.row] = sequence
+            self._note_ready(sequence)
+
+    def _note_ready(self, sequence: RequestSequence) -> None:
+        """The sequence is among those that the next batch is formed of, if it has a slot and nothing of it runs."""
+        if sequence.instance is None or sequence.running is not None or not sequence.waiting:
+            return
+        ready = self._ready[sequence.instance]
+        if sequence in ready:
+            return
+        ready[sequence] = None
+        head = sequence.waiting[0]
+        if self._settings.has_varying_state and not _turn(head).is_start:
+            head.batch_key = head.batch_key, tuple([tensor.shape for tensor in sequence.state.values()])
+
+    def _end(self, sequence: RequestSequence, error: WeftError | None = None) -> None:
+        """The sequence takes no requests any more; those that wait fail with ``error``."""
+        if sequence.is_over:
+            return
+        if self._open.get(sequence.id) is sequence:
+            del self._open[sequence.id]
+        for request in sequence.waiting:
+            self._forget(request)
+            if error is not None:
+                self._given_up[request] = error.with_message(error.message)
+        sequence.waiting.clear()
+        self._leave(sequence)
+
+    def _leave(self, sequence: RequestSequence) -> None:
+        """The sequence is over, and the next one has its slot."""
+        sequence.is_over = True
+        instance = sequence.instance
+        if instance is None:
+            del self._backlog[sequence]
+            return
+        self._ready[instance].pop(sequence, None)
+        self._idle.pop(sequence, None)
+        del self._slots[instance][sequence.row]
+        if instance not in self._lost:
+            heapq.heappush(self._free, (sequence.row, self._instances.index(instance)))
+            self._fill_slots()
+
+    def _give_up(self, request: InferenceRequest, now_ns: int) -> None:
+        """End the sequence of a request that is too late."""
+        sequence = _turn(request).sequence
+        deadline_ns = request.context.deadline_ns
+        if deadline_ns is not None and deadline_ns <= now_ns:
+            why = "the deadline of one of its requests passed; start it again"
+            self._end(sequence, UnavailableError(f"sequence {sequence.id!r} ended: {why}"))
+            self._given_up[request] = deadline_error(request, now_ns)
+        elif sequence.instance is None:
+            self._end(sequence, DeadlineExceededError("timeout of the corresponding sequence has been expired"))
+
+    def _forget(self, request: InferenceRequest) -> None:
+        del self._waiting[request]
+        self._expiries.discard(request)
+
+
+def _turn(request: InferenceRequest) -> Turn:
+    if request.turn is None:
+        raise ValueError("the request is not in a sequence")
+    return request.turn

@@ -1,0 +1,97 @@
+"""Which requests of sequences form the next batch of an instance: policy only."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Sequence
+
+from weft_serving.request import InferenceRequest
+from weft_serving.scheduler.batcher import Decision, DynamicBatcher, Waiting
+from weft_serving.scheduler.sequence import SequenceQueue
+from weft_serving.scheduler.sequence_settings import SequenceSettings
+from weft_serving.scheduler.settings import SchedulerSettings
+
+
+class SequenceBatcher(ABC):
+    """Takes the first free instance whose sequences have a batch; a batch has one request of a sequence at most.
+
+    Args:
+        sequences: The queue of the model.
+        idle: Instances that are free, in the order of preference, at any time.
+        num_to_hold: Nothing is formed until this many requests are queued for the first time; for tests.
+    """
+
+    def __init__(self, sequences: SequenceQueue, idle: Iterable[Hashable], *, num_to_hold: int = 0) -> None:
+        self._sequences = sequences
+        self._idle = idle
+        self._num_to_hold = num_to_hold
+
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> Decision:
+        """The next batch and its instance; or nothing, and until when requests may be held back."""
+        if self._num_to_hold:
+            if may_wait and len(queue) < self._num_to_hold:
+                return Decision([])
+            self._num_to_hold = 0
+        undecided: list[Decision] = []
+        for instance in self._idle:
+            heads = self._sequences.heads(instance)
+            if not heads:
+                continue
+            decision = self._choose(heads, now_ns, may_wait)
+            if decision.requests:
+                return decision._replace(instance=instance)
+            undecided.append(decision)
+        return _earliest(undecided)
+
+    @abstractmethod
+    def _choose(self, heads: Sequence[InferenceRequest], now_ns: int, may_wait: bool) -> Decision:
+        """The batch of one instance, whose ``heads`` are at least one."""
+
+
+class DirectBatcher(SequenceBatcher):
+    """Each request keeps the row of its sequence; rows that are not ready are filled by who runs the batch."""
+
+    def __init__(
+        self, sequences: SequenceQueue, settings: SequenceSettings, idle: Iterable[Hashable], *, num_to_hold: int = 0
+    ) -> None:
+        super().__init__(sequences, idle, num_to_hold=num_to_hold)
+        self._has_delay = settings.max_queue_delay_us > 0 and settings.minimum_slot_utilization > 0
+        self._num_wanted = settings.minimum_slot_utilization * settings.num_slots
+
+    def _choose(self, heads: Sequence[InferenceRequest], now_ns: int, may_wait: bool) -> Decision:
+        """Every head that may be in one batch with the oldest."""
+        batch_key = heads[0].batch_key
+        batch = [head for head in heads if head.batch_key == batch_key]
+        if self._has_delay and may_wait and len(batch) < self._num_wanted and now_ns < batch[0].send_by_ns:
+            return Decision([], batch[0].send_by_ns)
+        return Decision(batch)
+
+
+class OldestBatcher(SequenceBatcher):
+    """Batches the oldest requests as ``dynamic_batching`` does, those that may share a batch among themselves."""
+
+    def __init__(
+        self, sequences: SequenceQueue, settings: SchedulerSettings, idle: Iterable[Hashable], *, num_to_hold: int = 0
+    ) -> None:
+        super().__init__(sequences, idle, num_to_hold=num_to_hold)
+        self._dynamic = DynamicBatcher(settings)
+
+    def _choose(self, heads: Sequence[InferenceRequest], now_ns: int, may_wait: bool) -> Decision:
+        alike: dict[object, list[InferenceRequest]] = {}
+        for head in heads:
+            alike.setdefault(head.batch_key, []).append(head)
+        decisions = [self._dynamic.next_batch(group, now_ns, may_wait=may_wait) for group in alike.values()]
+        return next((decision for decision in decisions if decision.requests), _earliest(decisions))
+
+
+def _earliest(decisions: Iterable[Decision]) -> Decision:
+    """Nothing now, and when to ask again: at the first of the times at which one of the decisions may change."""
+    times = [decision.wait_until_ns for decision in decisions if decision.wait_until_ns is not None]
+    return Decision([], min(times, default=None))
+
+
+def make_sequence_batcher(
+    sequences: SequenceQueue, settings: SchedulerSettings, idle: Iterable[Hashable], *, num_to_hold: int = 0
+) -> SequenceBatcher:
+    """The batcher that the settings of a model with sequences ask for."""
+    if settings.sequences is not None and settings.sequences.is_direct:
+        return DirectBatcher(sequences, settings.sequences, idle, num_to_hold=num_to_hold)
+    return OldestBatcher(sequences, settings, idle, num_to_hold=num_to_hold)

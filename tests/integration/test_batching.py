@@ -1,0 +1,270 @@
+"""Batching, priorities and deadlines of a real model service process, seen by a real client."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tests.integration.batching import WAITS, Service, arrays, message, running_service, write_model
+
+DELAY_S = 2.0
+DELAY = f"max_queue_delay_microseconds: {int(DELAY_S * 1e6)}"
+LEVELS = "priority_levels: 2 default_priority_level: 2"
+MODELS = {
+    "table": f"dynamic_batching {{ preferred_batch_size: [ 2, 6 ] {DELAY} }}",
+    "single": "dynamic_batching { preferred_batch_size: [ 1 ] }",
+    "batched": "dynamic_batching { }",
+    "ordered": "dynamic_batching { preferred_batch_size: [ 1 ] preserve_ordering: true } "
+    "instance_group { count: 2 kind: KIND_CPU }",
+    "levels": f"dynamic_batching {{ preferred_batch_size: [ 1 ] {LEVELS} "
+    "priority_queue_policy { key: 1 value { max_queue_size: 2 } } }",
+    "ageing": f"dynamic_batching {{ preferred_batch_size: [ 1 ] {LEVELS} }} "
+    'parameters { key: "priority_aging_us" value { string_value: "1" } }',
+    "rejects": "dynamic_batching { default_queue_policy { default_timeout_microseconds: 60000000 "
+    "allow_timeout_override: true } }",
+    "delays": "dynamic_batching { preferred_batch_size: [ 1 ] default_queue_policy { timeout_action: DELAY "
+    "default_timeout_microseconds: 60000000 allow_timeout_override: true } }",
+    "splits": 'dynamic_batching { } parameters { key: "split_large_requests" value { string_value: "true" } }',
+}
+
+
+@pytest.fixture(scope="module")
+def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Any]]:
+    """Endpoints of a service that holds its batches until ``num_to_hold`` requests are queued; 0: it does not."""
+    repository: Path = tmp_path_factory.mktemp("repository")
+    for name, config in MODELS.items():
+        write_model(repository, name, config)
+    running: dict[int, Any] = {}
+    with ExitStack() as stack:
+
+        def start(num_to_hold: int) -> Any:
+            if num_to_hold not in running:
+                running[num_to_hold] = (stack.enter_context(running_service(repository, num_to_hold)), repository)
+            return running[num_to_hold]
+
+        yield start
+
+
+@pytest.fixture
+async def service(endpoints: Callable[[int], Any]) -> AsyncIterator[Callable[..., Any]]:
+    """A service, from a model's name and the number of requests to hold, with the model freshly loaded."""
+    async with AsyncExitStack() as stack:
+
+        async def start(model: str, num_to_hold: int = 0) -> Service:
+            started = Service(*endpoints(num_to_hold))
+            stack.push_async_callback(started.channel.close)
+            await started.load(model)
+            return started
+
+        yield start
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected", "is_late"),
+    [
+        pytest.param([2, 6], {2: 1, 6: 1}, False, id="preferred sizes go at once"),
+        pytest.param([3], {3: 1}, True, id="another size goes after the delay"),
+        pytest.param([7], {7: 1}, False, id="above the largest preferred goes at once"),
+        pytest.param([1, 3], {4: 1}, True, id="what comes within the delay joins"),
+        pytest.param([1, 1, 1, 1, 1, 1], {6: 1}, False, id="six ones are one batch, not three"),
+    ],
+)
+async def test_outcomes(service: Callable[..., Any], rows: list[int], expected: dict[int, int], is_late: bool) -> None:
+    """max_batch_size 8, preferred [2, 6], a delay: requests that are queued together lead to these executions."""
+    held = await service("table", len(rows) if len(rows) > 1 else 0)
+    start_s = time.monotonic()
+    responses = await held.stream(*(message("table", number, count) for number, count in enumerate(rows)))
+    assert is_late == (time.monotonic() - start_s >= DELAY_S)
+    assert [(count, number) for number, count in enumerate(rows)] == [
+        (len(found["OUT"]), found["OUT"][0, 0]) for found in map(arrays, responses)
+    ]
+    assert expected == await held.executions("table")
+
+
+async def test_late_arrival_joins(service: Callable[..., Any]) -> None:
+    """A request that comes while another waits for its delay joins it."""
+    running = await service("table")
+    start_s = time.monotonic()
+    first = running.call(message("table", 1))
+    await running.queued("table", 1)
+    await asyncio.gather(first, running.call(message("table", 2, rows=3)))
+    assert time.monotonic() - start_s >= DELAY_S
+    assert {4: 1} == await running.executions("table")
+
+
+async def test_another_shape_ends_a_batch(service: Callable[..., Any]) -> None:
+    """1 and 3 rows go at once because another shape came, which goes after its own delay."""
+    held = await service("table", 3)
+    start_s = time.monotonic()
+    calls = [message("table", 1), message("table", 2, rows=3), message("table", 3, columns=2)]
+    await held.stream(*calls[:2], calls[2])
+    assert time.monotonic() - start_s >= DELAY_S
+    assert {4: 1, 1: 1} == await held.executions("table")
+
+
+async def test_different_outputs_share_a_batch(service: Callable[..., Any]) -> None:
+    """Two requests that ask for different outputs are one batch, and each gets what it asked for."""
+    held = await service("table", 2)
+    responses = await held.stream(
+        message("table", 1, outputs=("OUT",)), message("table", 2, outputs=("COUNT", "NUMBER"))
+    )
+    assert [["OUT"], ["COUNT", "NUMBER"]] == [[output.name for output in found.outputs] for found in responses]
+    assert {2: 1} == await held.executions("table")
+
+
+async def _finish(running: Service, model: str, *calls: Any) -> list[Any]:
+    """Answers of calls, after the execution that blocks has been let go."""
+    await running.release(model)
+    return [arrays(response) for response in await asyncio.gather(*calls)]
+
+
+async def _in_queue(running: Service, model: str, *requests: Any) -> list[Any]:
+    """Calls that wait in the queue, in this order."""
+    calls = []
+    for count, request in enumerate(requests, start=1):
+        calls.append(running.call(request))
+        await running.queued(model, count)
+    return calls
+
+
+async def test_levels(service: Callable[..., Any]) -> None:
+    """Level 1 is executed before level 2 whatever came first; no level, or one that does not exist, is the default."""
+    running = await service("levels")
+    blocked = await running.block("levels")
+    calls = await _in_queue(
+        running, "levels", *(message("levels", number, priority=level) for number, level in enumerate((2, 0, 9, 1)))
+    )
+    assert [3.0, 1.0] == [await running.metric(_queue_size("levels", level)) for level in (2, 1)]
+    answers = await _finish(running, "levels", blocked, *calls)
+    assert [0, 2, 3, 4, 1] == [found["NUMBER"][0, 0] for found in answers]
+    assert 1 == await running.metric('weft_queue_latency_seconds_count{model="levels",priority="1",version="1"}')
+
+
+def _queue_size(model: str, level: int) -> str:
+    return f'weft_queue_size{{model="{model}",priority="{level}",version="1"}}'
+
+
+async def test_ageing(service: Callable[..., Any]) -> None:
+    """With an ageing of a microsecond a level is worth next to nothing, and the first to come is served first."""
+    running = await service("ageing")
+    blocked = await running.block("ageing")
+    calls = await _in_queue(running, "ageing", message("ageing", 1, priority=2), message("ageing", 2, priority=1))
+    assert [0, 1, 2] == [found["NUMBER"][0, 0] for found in await _finish(running, "ageing", blocked, *calls)]
+
+
+async def test_full_level(service: Callable[..., Any]) -> None:
+    """A full level refuses at once with RESOURCE_EXHAUSTED and a hint when to come back; the other level takes more."""
+    running = await service("levels")
+    blocked = await running.block("levels")
+    calls = await _in_queue(running, "levels", message("levels", 1, priority=1), message("levels", 2, priority=1))
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await running.call(message("levels", 3, priority=1))
+    assert (grpc.StatusCode.RESOURCE_EXHAUSTED, True) == (
+        raised.value.code(),
+        "Exceeds maximum queue size: 2 requests wait at priority level 1 already" in raised.value.details(),
+    )
+    assert int(dict(raised.value.trailing_metadata())["retry-after-ms"]) >= 1
+    calls.append(running.call(message("levels", 4, priority=2)))
+    assert 4 == len(await _finish(running, "levels", blocked, *calls))
+
+
+async def test_timeout_rejects_at_once(service: Callable[..., Any]) -> None:
+    """A request that waited too long fails while the only instance is busy, and is never executed."""
+    running = await service("rejects")
+    blocked = await running.block("rejects")
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await running.call(message("rejects", 1, timeout=20_000))
+    assert (grpc.StatusCode.DEADLINE_EXCEEDED, "Request timeout expired") == (
+        raised.value.code(),
+        raised.value.details(),
+    )
+    await _finish(running, "rejects", blocked)
+    assert {1: 1} == await running.executions("rejects")
+
+
+async def test_timeout_delays(service: Callable[..., Any]) -> None:
+    """With DELAY a request that waited too long is executed after one that came later."""
+    running = await service("delays")
+    blocked = await running.block("delays")
+    calls = await _in_queue(running, "delays", message("delays", 1, timeout=1), message("delays", 2))
+    assert [0, 2, 1] == [found["NUMBER"][0, 0] for found in await _finish(running, "delays", blocked, *calls)]
+
+
+async def test_cancel_one_of_four(service: Callable[..., Any]) -> None:
+    """A request that its client gives up leaves the queue at once; the other three are one batch and are answered."""
+    running = await service("batched")
+    blocked = await running.block("batched")
+    calls = await _in_queue(running, "batched", *(message("batched", number) for number in range(4)))
+    calls.pop(1).cancel()
+    await running.queued("batched", 3)
+    answers = await _finish(running, "batched", blocked, *calls)
+    assert [WAITS, 0, 2, 3] == [found["OUT"][0, 0] for found in answers]
+    assert {1: 1, 3: 1} == await running.executions("batched")
+
+
+async def test_cancel_one_that_runs(service: Callable[..., Any]) -> None:
+    """The clients of a batch get their answers although one of them has left while it ran."""
+    running = await service("batched")
+    blocked = await running.block("batched")
+    calls = await _in_queue(running, "batched", message("batched", WAITS), *(message("batched", n) for n in (1, 2, 3)))
+    await running.release("batched")
+    await blocked
+    await asyncio.to_thread((running.repository / "batched" / "running").read_text)
+    calls.pop(2).cancel()
+    answers = await _finish(running, "batched", *calls)
+    assert [WAITS, 1, 3] == [found["OUT"][0, 0] for found in answers]
+    assert {1: 1, 4: 1} == await running.executions("batched")
+
+
+async def test_deadline_while_busy(service: Callable[..., Any]) -> None:
+    """A request whose deadline passes in the queue is gone, and not executed when the instance is free."""
+    running = await service("batched")
+    blocked = await running.block("batched")
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await running.call(message("batched", 1), timeout_s=0.2)
+    assert grpc.StatusCode.DEADLINE_EXCEEDED == raised.value.code()
+    await running.queued("batched", 0)
+    await _finish(running, "batched", blocked)
+    assert {1: 1} == await running.executions("batched")
+
+
+async def test_order_across_instances(service: Callable[..., Any]) -> None:
+    """With preserve_ordering the answer of a second instance waits for that of the first, which was asked before."""
+    running = await service("ordered")
+    answered: list[int] = []
+    blocked = await running.block("ordered")
+    calls = [running.call(message("ordered", number)) for number in range(3)]
+    for number, call in enumerate([blocked, *calls]):
+        call.add_done_callback(lambda _, number=number: answered.append(number))
+    await running.reached('nv_inference_exec_count{model="ordered",version="1"}', 3)
+    assert [] == answered
+    await _finish(running, "ordered", blocked, *calls)
+    assert 0 == answered[0]
+
+
+async def test_what_cannot_finish_is_refused(service: Callable[..., Any]) -> None:
+    """A request with less time than the model takes is refused at the door, with a text that says so."""
+    running = await service("single")
+    for _ in range(16):
+        await running.call(message("single", -0.2))
+    start_s = time.monotonic()
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await running.call(message("single", -0.2), timeout_s=0.15)
+    assert time.monotonic() - start_s < 0.15
+    assert (grpc.StatusCode.DEADLINE_EXCEEDED, True) == (
+        raised.value.code(),
+        raised.value.details().startswith("cannot finish inside its deadline: "),
+    )
+    assert {1: 16} == await running.executions("single")
+
+
+async def test_large_request_is_split(service: Callable[..., Any]) -> None:
+    """20 rows go through a model of 8 as three executions, and come back as 20."""
+    running = await service("splits")
+    found = arrays(await running.call(message("splits", 5, rows=20)))
+    assert ((20, 1), [8] * 16 + [4] * 4) == (found["OUT"].shape, found["COUNT"].ravel().tolist())
+    assert {8: 2, 4: 1} == await running.executions("splits")

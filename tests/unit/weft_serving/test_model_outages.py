@@ -1,0 +1,89 @@
+"""Instances whose backend is lost: what becomes of their batches, and of those that wait."""
+
+import asyncio
+import threading
+import time
+from typing import ClassVar
+
+import pytest
+
+from weft_common.core import CallContext
+from weft_common.errors import UnavailableError
+from weft_common.tensors import decode
+
+
+@pytest.fixture
+def fragile(backends):
+    """A backend that is lost when the test says so; each load waits for ``may_load`` and fails while ``is_broken``."""
+
+    class Fragile(backends.Echo):
+        made: ClassVar[list["Fragile"]] = []
+        may_load = threading.Event()
+        is_broken = False
+        num_loads = 0
+
+        def load(self):
+            assert Fragile.may_load.wait(10)
+            if Fragile.is_broken:
+                raise UnavailableError("still broken")
+            Fragile.num_loads += 1
+            self.reason = ""
+            Fragile.made.append(self)
+
+        def why_lost(self):
+            return self.reason
+
+        def execute(self, batch):
+            assert not self.reason
+            return super().execute(batch)
+
+    Fragile.may_load.set()
+    return Fragile
+
+
+def _wait_for(condition):
+    """Return when it holds; losses are noticed, and loads attempted, on another thread."""
+    end_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+async def _ask(model, make_call, value=1):
+    result = await asyncio.wait_for(model.infer(make_call(value), CallContext()), 10)
+    return decode(result.outputs["OUT"])[0, 0]
+
+
+async def test_batch_that_finds_its_backend_lost_waits_for_it(serve, fragile, make_call):
+    """A batch that has not begun when the loss shows is executed after the next load."""
+    model = await serve(fragile)
+    fragile.made[0].reason = "gone"
+    assert 1 == await _ask(model, make_call)
+    assert (2, 1, "") == (fragile.num_loads, model.statistics.restart_count, str(model.outages))
+
+
+async def test_batch_that_waits_fails_with_the_first_attempt(serve, fragile, make_call):
+    """When the lost backend cannot be loaded, the batch that waited for it is told so; later ones are refused."""
+    model = await serve(fragile)
+    fragile.is_broken, fragile.made[0].reason = True, "gone"
+    with pytest.raises(UnavailableError, match=r"instance echo_0 of model 'echo' is lost|no instance of"):
+        await _ask(model, make_call)
+    with pytest.raises(UnavailableError, match=r"no instance of model 'echo' runs: gone; it cannot be loaded again"):
+        await _ask(model, make_call)
+    fragile.is_broken = False
+    await asyncio.to_thread(_wait_for, lambda: not model.outages.is_total)
+    assert 1 == await _ask(model, make_call)
+
+
+async def test_instance_that_is_lost_idle_gets_no_batches(serve, fragile, make_call):
+    """While one of two instances is loaded again, every request goes to the other one."""
+    model = await serve(fragile, num_instances=2)
+    fragile.may_load.clear()
+    lost = fragile.made[0]
+    lost.reason = "gone"
+    lost.on_lost()
+    await asyncio.to_thread(_wait_for, lambda: str(model.outages))
+    for value in (1, 2, 3):
+        assert value == await _ask(model, make_call, value)
+    assert not model.outages.is_total
+    fragile.may_load.set()
