@@ -8,6 +8,9 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import tritonclient.grpc
+
 from weft_cli.__main__ import main
 from weft_cli.running import running_mesh
 from weft_common import healthcheck
@@ -60,3 +63,21 @@ def test_a_running_mesh_ends_with_its_block(repository: Path, tmp_path: Path) ->
     assert all(
         json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if not line.startswith("weft: ")
     )
+
+
+def test_a_repository_of_triton_inference_server_is_served_as_it_stands(tmp_path: Path) -> None:
+    """Models and an ensemble side by side: both answer through the router, and every service is ready."""
+    repository = Path(__file__).parents[2] / "benchmarks" / "tis_repository"
+    with (tmp_path / "log").open("w") as log, running_mesh(repository, log=log) as endpoints:
+        assert ["router", "model"] == list(endpoints)
+        assert [0, 0] == [healthcheck.main([endpoint.grpc]) for endpoint in endpoints.values()]
+        with tritonclient.grpc.InferenceServerClient(endpoints["router"].grpc) as client:
+            row = np.arange(16, dtype=np.float32).reshape(1, 16)
+            tensor = tritonclient.grpc.InferInput("INPUT0", [1, 16], "FP32")
+            tensor.set_data_from_numpy(row)
+            for name in ("identity_py", "identity3_py"):
+                assert row.tolist() == client.infer(name, [tensor]).as_numpy("OUTPUT0").tolist()
+            index = {model.name: model.state for model in client.get_model_repository_index().models}
+    assert {"identity3_py": "READY", "identity_py": "READY", "mlp_py": "READY"} == index
+    checked = ["check", str(repository), "--repository", str(repository)]
+    assert 0 == main(checked)

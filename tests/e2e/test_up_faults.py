@@ -136,7 +136,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_start(up: Start, repository: Pat
     mesh = up(repository=broken, must_serve=False)
     assert mesh.process.wait(30) == 1
     assert "weft: model at " in mesh.log()
-    assert "work/1 is UNAVAILABLE: " in mesh.log()
+    assert "work is UNAVAILABLE: " in mesh.log()
     assert "`make models`" in mesh.log()
 
 

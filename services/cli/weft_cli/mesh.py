@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft_cli.preflight import MeshError, check_port, check_repository
+from weft_cli.preflight import GRAPHS, MeshError, check_port, hold_port, service_folders
 from weft_cli.process import Endpoint, ServiceProcess
 from weft_cli.readiness import dialable, wait_ready
 
@@ -20,7 +20,7 @@ class MeshOptions:
     """What to start.
 
     Attributes:
-        repository: Model repository with the folders graphs, preprocess, model, postprocess.
+        repository: With the folders graphs, preprocess, model, postprocess; or models and ensembles side by side.
         host: Address that the router listens on; the other services listen on 127.0.0.1.
         router_port, metrics_port: The router's; 0 is any free port.
         start_timeout_s: How long until everything must serve, seconds.
@@ -62,20 +62,24 @@ class Mesh:
             MeshError: Something is missing, in use or not ready. What was started still runs: call ``stop``.
         """
         options = self._options
-        check_repository(options.repository, MODEL_SERVICES)
-        for port in (options.router_port, options.metrics_port):
-            check_port(options.host, port)
+        folders = service_folders(options.repository, MODEL_SERVICES)
+        check_port(options.host, options.metrics_port)
         deadline_s = asyncio.get_running_loop().time() + options.start_timeout_s
-        names = [name for name in MODEL_SERVICES if (options.repository / name).is_dir()]
-        for name in names:
-            await self._spawn(name, ["--repository", str(options.repository / name), *self._listen("127.0.0.1", 0, 0)])
-        endpoints = await self._all_serving(names, deadline_s)
+        names = [name for name in MODEL_SERVICES if name in folders]
+        with hold_port(options.host, options.router_port) as held:  # models call other models through the router
+            router_port = held.getsockname()[1]
+            host = f"[{options.host}]" if ":" in options.host else options.host
+            router = ["--router", dialable(f"{host}:{router_port}")]
+            for name in names:
+                repository = ["--repository", str(folders[name])]
+                await self._spawn(name, [*repository, *self._listen("127.0.0.1", 0, 0), *router])
+            endpoints = await self._all_serving(names, deadline_s)
         await self._spawn(
             "router",
             [
                 "--repository",
-                str(options.repository / "graphs"),
-                *self._listen(options.host, options.router_port, options.metrics_port),
+                str(folders[GRAPHS]),
+                *self._listen(options.host, router_port, options.metrics_port),
                 *(f"--target={name}={endpoint.grpc}" for name, endpoint in endpoints.items()),
                 *options.router_arguments,
             ],

@@ -1,13 +1,13 @@
 """A model repository as its files declare it: nothing is loaded, no service runs."""
 
 import errno
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from weft_common.errors import WeftError
+from weft_common.layout import is_ensemble
 from weft_common.pbtxt import Diagnostic, PbtxtError
 from weft_common.signature import ModelSignature
 from weft_model import backends as model
@@ -15,10 +15,9 @@ from weft_postprocess import transforms as postprocess
 from weft_preprocess import transforms as preprocess
 from weft_router.graph import GraphSource
 from weft_router.repository.files import GraphRepository
-from weft_serving.backends.base import Backend, Batch
+from weft_serving.backends.base import Backend
 from weft_serving.config import CONFIG_FILENAME, ModelDefinition, define_model
 from weft_serving.repository import ModelRepository
-from weft_serving.request import Outcome
 
 GRAPH_FILENAME = "graph.pbtxt"
 GRAPH_FOLDER = "graphs"
@@ -32,7 +31,6 @@ BACKENDS: Mapping[str, Mapping[str, type[Backend]]] = {
 #: Configurations may name any device; whether it is there shows where they are loaded.
 _NUM_GPUS = 64
 _UNDECLARED = "(undeclared)"
-_IS_ENSEMBLE = re.compile(r"^\s*ensemble_scheduling\b|\bplatform\s*:\s*[\"'](ensemble|graph)[\"']", re.MULTILINE)
 
 
 def _with_placeholders(config: dict[str, Any], directory: Path) -> dict[str, Any]:
@@ -40,21 +38,10 @@ def _with_placeholders(config: dict[str, Any], directory: Path) -> dict[str, Any
     return {**config, "input": config.get("input") or [tensor], "output": config.get("output") or [tensor]}
 
 
-class _OfflineBackend(Backend):
-    """Stands for a backend where nothing is loaded."""
-
-    def load(self) -> None:
-        """Nothing is loaded."""
-
-    def execute(self, batch: Batch) -> list[Outcome]:
-        """Nothing is executed."""
-        raise AssertionError("an offline definition is never executed")
-
-
 def _offline(backend: type[Backend]) -> type[Backend]:
-    """What stands for ``backend``: what that would read from the model itself stays undeclared."""
+    """What stands for ``backend`` and is never made: what that would read from the model itself stays undeclared."""
     complete = None if backend.auto_complete is None else staticmethod(_with_placeholders)
-    return type(backend.__name__, (_OfflineBackend,), {"auto_complete": complete, "can_use_gpu": backend.can_use_gpu})
+    return type(backend.__name__, (backend,), {"auto_complete": complete, "completes_always": False})
 
 
 def backends_of(service: str) -> dict[str, type[Backend]]:
@@ -65,7 +52,7 @@ def backends_of(service: str) -> dict[str, type[Backend]]:
 
 def is_graph(path: Path) -> bool:
     """Whether the file is a graph: any but ``config.pbtxt``, and a ``config.pbtxt`` that declares an ensemble."""
-    return path.name != CONFIG_FILENAME or bool(_IS_ENSEMBLE.search(path.read_text(errors="replace")))
+    return path.name != CONFIG_FILENAME or is_ensemble(path)
 
 
 def require_regular(path: Path) -> None:
@@ -101,6 +88,8 @@ def repository_of(graph: Path) -> Path | None:
         for folder in folders[:3]:
             if folder.name == GRAPH_FOLDER:
                 return folder.parent
+    if graph.name == CONFIG_FILENAME and len(graph.resolve().parents) > 1:  # models and ensembles side by side
+        return graph.resolve().parents[1]
     return _DEFAULT_REPOSITORY if _DEFAULT_REPOSITORY.is_dir() else None
 
 
@@ -133,7 +122,7 @@ class OfflineCatalog:
     """The models of a repository, by the signatures in their configurations.
 
     Args:
-        repository: Folder with the services' folders.
+        repository: Folder with the services' folders, or with models and ensembles side by side.
 
     Attributes:
         diagnostics: What is wrong with configurations, by file; those models are not in the catalog.
@@ -144,9 +133,11 @@ class OfflineCatalog:
         self.diagnostics: dict[Path, list[Diagnostic]] = {}
         self.undeclared: set[str] = set()
         self._models: dict[str, dict[int, tuple[str, ModelSignature]]] = {}
-        for service in BACKENDS:
-            for config in sorted((repository / service).glob(f"*/{CONFIG_FILENAME}")):
-                self._add(service, config)
+        folders = {service: repository / service for service in BACKENDS if (repository / service).is_dir()}
+        for service, folder in (folders or {"model": repository}).items():
+            for config in sorted(folder.glob(f"*/{CONFIG_FILENAME}")):
+                if not (config.is_file() and is_ensemble(config)):
+                    self._add(service, config)
 
     def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
         """Service and signature of a model; version "" means the highest."""

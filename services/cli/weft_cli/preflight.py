@@ -5,34 +5,51 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from weft_common.layout import is_ensemble
+
 
 class MeshError(Exception):
     """The mesh cannot serve; the message says which part, why, and the cure."""
 
 
-def check_repository(repository: Path, services: Sequence[str]) -> None:
-    """The repository has graphs and models, and each model has a version folder with something in it.
+GRAPHS = "graphs"
+
+
+def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path]:
+    """What each service serves, by its name, and the router by ``GRAPHS``; only folders that are there.
+
+    A repository as Triton Inference Server has it, models and ensembles side by side, is that of the model service and
+    of the router.
 
     Args:
-        repository: Folder with the folders ``graphs`` and those of the services.
+        repository: Folder with the folder ``GRAPHS`` and those of the services, or with models.
         services: Names of the folders that hold models.
 
     Raises:
-        MeshError: It does not; every model without files is named.
+        MeshError: It is neither; or models have no files, each of which is named.
     """
-    if not (repository / "graphs").is_dir() or not any((repository / service).is_dir() for service in services):
+    folders = {name: repository / name for name in (*services, GRAPHS) if (repository / name).is_dir()}
+    if not folders and any(repository.glob("*/config.pbtxt")):
+        folders = {"model": repository, GRAPHS: repository}
+    if GRAPHS not in folders or len(folders) == 1:
         raise MeshError(
-            f"'{repository}' is no model repository: it needs a folder 'graphs' and at least one of "
-            f"{', '.join(services)}; give one with --repository"
+            f"'{repository}' is no model repository: it needs a folder '{GRAPHS}' and at least one of "
+            f"{', '.join(services)}, or models side by side as Triton Inference Server has them; give one with "
+            "--repository"
         )
     empty = [
-        f"{service}/{config.parent.name}"
-        for service in services
-        for config in sorted((repository / service).glob("*/config.pbtxt"))
-        if not any(_is_version(folder) and any(folder.iterdir()) for folder in config.parent.iterdir())
+        str(config.parent.relative_to(repository))
+        for name, folder in folders.items()
+        for config in sorted(folder.glob("*/config.pbtxt"))
+        if name != GRAPHS and not is_ensemble(config) and not _has_files(config.parent)
     ]
     if empty:
         raise MeshError(f"no model files for {', '.join(empty)} in '{repository}': run `make models` to build them")
+    return folders
+
+
+def _has_files(model: Path) -> bool:
+    return any(_is_version(folder) and any(folder.iterdir()) for folder in model.iterdir())
 
 
 def _is_version(folder: Path) -> bool:
@@ -40,16 +57,26 @@ def _is_version(folder: Path) -> bool:
 
 
 def check_port(host: str, port: int) -> None:
-    """The port is free to listen on; 0 always is.
+    """The port is free to listen on; 0 always is. Raises MeshError as ``hold_port``."""
+    hold_port(host, port).close()
+
+
+def hold_port(host: str, port: int) -> socket.socket:
+    """A socket that holds the port, or a free one if it is 0, until it is closed; nobody else gets it meanwhile.
 
     Raises:
         MeshError: It is in use, not allowed, or the host is not an address of this machine.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed connection's TIME_WAIT is no user
-            probe.bind(address)
+        held = socket.socket(family, kind, protocol)
+        try:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed connection's TIME_WAIT is no user
+            held.bind(address)
+        except OSError:
+            held.close()
+            raise
+        return held
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise MeshError(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_cli.preflight import MeshError, check_port, check_repository
+from weft_cli.preflight import MeshError, check_port, service_folders
 
 SERVICES = ("preprocess", "model")
 
@@ -37,7 +37,7 @@ def test_a_host_of_another_machine_is_refused() -> None:
 def test_a_folder_without_graphs_is_no_repository(tmp_path: Path) -> None:
     """The message names the folder and the option."""
     with pytest.raises(MeshError, match=r"is no model repository.*--repository"):
-        check_repository(tmp_path, SERVICES)
+        service_folders(tmp_path, SERVICES)
 
 
 def test_models_without_files_are_named_with_the_cure(tmp_path: Path) -> None:
@@ -49,6 +49,17 @@ def test_models_without_files_are_named_with_the_cure(tmp_path: Path) -> None:
         (tmp_path / name / "config.pbtxt").touch()
     (tmp_path / "model/built/1/model.onnx").touch()
     with pytest.raises(MeshError) as failure:
-        check_repository(tmp_path, SERVICES)
+        service_folders(tmp_path, SERVICES)
     assert "no model files for preprocess/notes, model/empty, model/unbuilt in" in str(failure.value)
     assert "`make models`" in str(failure.value)
+
+
+def test_models_and_ensembles_side_by_side(tmp_path: Path) -> None:
+    """A repository of Triton Inference Server is the model service's and the router's; an ensemble needs no files."""
+    for name, config in (("m", 'backend: "python"'), ("e", 'platform: "ensemble" ensemble_scheduling { }')):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(config)
+    with pytest.raises(MeshError, match="no model files for m in"):
+        service_folders(tmp_path, SERVICES)
+    (tmp_path / "m" / "1" / "model.py").touch()
+    assert {"model": tmp_path, "graphs": tmp_path} == service_folders(tmp_path, SERVICES)
