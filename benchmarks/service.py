@@ -1,0 +1,42 @@
+"""A model service of its own for the length of a ``with`` block, and requests for it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+
+from benchmarks.floor import METHOD, SERVICE
+from benchmarks.load import CALL_TIMEOUT_S
+from weft_cli.process import Endpoint
+
+Send = Callable[[bytes], Awaitable[bytes]]
+
+
+@contextmanager
+def running_model_service(repository: Path) -> Iterator[Endpoint]:
+    """A model service process with every model of a repository; it is ready, and ended when the block is left."""
+    command = [
+        sys.executable, "-P", "-m", "weft_model", "--repository", str(repository), "--grpc-port", "0",
+        "--metrics-port", "0", "--stop-with-stdin", "--log-level", "error",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            endpoints = json.loads(process.stdout.readline() if process.stdout is not None else "")
+            yield Endpoint(endpoints["grpc"], endpoints["metrics"], process.pid)
+        finally:
+            process.terminate()
+
+
+def sender(channel: grpc.aio.Channel) -> Send:
+    """Bytes in, bytes out: the load generator spends nothing on protobuf."""
+    method = channel.unary_unary(f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=bytes)
+
+    async def send(request: bytes) -> bytes:
+        answer: bytes = await method(request, timeout=CALL_TIMEOUT_S)
+        return answer
+
+    return send
