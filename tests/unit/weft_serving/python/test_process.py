@@ -24,9 +24,11 @@ from weft_common.errors import (
 )
 from weft_common.tensors import WireTensor, decode, encode
 from weft_serving import instance
+from weft_serving.backends.base import Batch
 from weft_serving.backends.python.channel import Channel
 from weft_serving.backends.python.process import CLOSE_WAIT_S
 from weft_serving.nested_calls import NestedCalls
+from weft_serving.request import InferenceRequest
 from weft_serving.stream import MAX_WAITING
 
 PROCESS = {"EXECUTION": "process"}
@@ -441,3 +443,12 @@ def test_messages_of_any_size_cross_a_channel():
     with pytest.raises(EOFError):
         other.receive()
     other.close()
+
+
+async def test_request_without_a_reader_is_forgotten(serve):
+    """What nobody reads, as a warm-up of a decoupled model, leaves nothing behind on either side."""
+    model = await serve(DECOUPLED, is_decoupled=True)
+    backend = model._instances[0]._abort.__self__
+    request = InferenceRequest(call(0), CallContext(), 1)
+    await asyncio.to_thread(backend.execute, Batch([request]))
+    assert {} == backend._runner._requests

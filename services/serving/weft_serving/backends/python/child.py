@@ -200,10 +200,9 @@ class Child:
             requests.append(request)
         batch = Batch(requests)
         outcomes = self._outcomes(runner, batch)
-        is_decoupled = any(entry[5] for entry in entries)
-        if not is_decoupled:
-            for entry in entries:
-                self.forget(entry[0])
+        for number, *_, has_stream in entries:
+            if not has_stream:
+                self.forget(number)
         sent = [wire_outcome(outcome) for outcome in outcomes]
         self.channel.send(("executed", batch.infer_start_ns, batch.infer_end_ns, sent))
 

@@ -106,8 +106,8 @@ class ModelProcess:
                 self._outbox.put(("cancel", number))
         reply = self._replies.get()
         is_decoupled = self._model.signature.is_decoupled
-        if reply is _EXITED or not is_decoupled:
-            for number, _ in entries:
+        for number, request in entries:
+            if reply is _EXITED or request.stream is None:
                 self._forget(number)
         if reply is _EXITED:
             raise UnavailableError(f"{self.exit_text} before it had answered; it is started again")
