@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
         return 1
     for arm in response.arm:
         mean = arm.reward_sum / max(arm.num_pulls, arm.num_rewards)
-        print(f"{arm.node}[{arm.step}]  {arm.num_pulls} pulls, {arm.num_rewards} rewards, mean {mean:.3f}")
+        print(f"{arm.node}[{arm.step}]  pulls {arm.num_pulls}, rewards {arm.num_rewards}, mean {mean:.3f}")
     return 0
 
 

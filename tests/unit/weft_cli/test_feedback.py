@@ -41,7 +41,7 @@ def test_what_is_known_of_the_rewarded_steps_is_printed(capsys: pytest.CaptureFi
     with serving(ListingCore({}), Extension(bandits.add_to)) as url:
         assert main(["feedback", "g", "--request-id", "r1", "--reward", "0.5", "--url", url]) == 0
         assert main(["feedback", "g/3", "--path", "root[A]", "--reward", "0", "--url", url]) == 0
-        line = "root/ab[A]  8 pulls, 3 rewards, mean 0.250\nroot/ab[B]  1 pulls, 4 rewards, mean 0.250\n"
+        line = "root/ab[A]  pulls 8, rewards 3, mean 0.250\nroot/ab[B]  pulls 1, rewards 4, mean 0.250\n"
         assert 2 * line == capsys.readouterr().out
         assert main(["feedback", "g", "--request-id", "late", "--reward", "1", "--url", url]) == 1
         assert capsys.readouterr().err == "weft: NOT_FOUND: no request 'late'\n"
