@@ -64,7 +64,7 @@ class Origin:
     """The graph, for error messages and counters.
 
     Attributes:
-        prefix: ``"sentiment/1: "``, or ``"in ensemble 'sentiment', "`` where Triton's texts are kept.
+        prefix: ``"sentiment/1: "``, or ``"in ensemble 'sentiment', "`` where Triton Inference Server's texts are kept.
         is_batching: Whether tensors of the graph have a batch dimension.
         graph, version: Its name and version.
     """
