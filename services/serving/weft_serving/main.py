@@ -36,7 +36,7 @@ def main(service: str, backends: Mapping[str, type[Backend]], argv: Sequence[str
             backends,
             model_control=options.model_control_mode,
             load_models=options.load_model,
-            repository_poll_s=options.repository_poll_s,
+            repository_poll_s=options.repository_poll_secs,
             response_cache_bytes=options.response_cache_mib << 20,
             on_demand=_warm_limits(options) if options.load_on_demand else None,
             router=options.router,
@@ -61,7 +61,7 @@ def _parser(service: str) -> argparse.ArgumentParser:
         "load and unload (default %(default)s)",
     )
     parser.add_argument(
-        "--repository-poll-s",
+        "--repository-poll-secs",
         type=float,
         default=DEFAULT_REPOSITORY_POLL_S,
         metavar="N",
@@ -143,8 +143,8 @@ def _usage_fault(options: argparse.Namespace) -> str:
         return f"--repository {options.repository}: there is no such folder"
     if options.load_model and options.model_control_mode != "explicit":
         return "--load-model needs --model-control-mode explicit; without it every model is loaded"
-    if not options.repository_poll_s > 0:
-        return f"--repository-poll-s must be above 0, got {options.repository_poll_s:g}"
+    if not options.repository_poll_secs > 0:
+        return f"--repository-poll-secs must be above 0, got {options.repository_poll_secs:g}"
     if options.rate_limit_resource and options.rate_limit == "off":
         return "--rate-limit-resource needs --rate-limit execution_count"
     if options.response_cache_mib < 1:
