@@ -14,13 +14,11 @@ from typing import NamedTuple
 
 from weft_common.errors import DeadlineExceededError, ResourceExhaustedError, WeftError
 from weft_serving.request import InferenceRequest
+from weft_serving.scheduler.expiries import Expiries
 from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 #: Empty levels that are kept for their next request. Clients choose the level, so they must not pile up.
 _MAX_IDLE_LEVELS = 16
-
-#: Stale expiries that may pile up, beside one for each live one, before they are swept out.
-_MAX_STALE_EXPIRIES = 64
 
 #: Levels above this are counted as one: clients choose the level, so the number of levels has no bound.
 MAX_COUNTED_LEVEL = 32
@@ -71,10 +69,7 @@ class PriorityQueue:
         self._levels: dict[int, _Level] = {}
         self._order: list[int] = []  # keys of _levels, sorted
         self._sequence = count()
-        # (expiry, sequence) of requests that can expire; an entry whose sequence is not in _expiring is stale. Only
-        # numbers, so that a stale entry does not keep a request and its tensors in memory.
-        self._expiries: list[tuple[int, int]] = []
-        self._expiring: dict[int, InferenceRequest] = {}
+        self._expiries = Expiries()
         self._size = 0
 
     def __len__(self) -> int:
@@ -138,9 +133,9 @@ class PriorityQueue:
         self._size += 1
         if request.queue_timeout_us:
             timeout_ns = now_ns + request.queue_timeout_us * 1000
-            self._expire_at(request, timeout_ns if deadline_ns is None else min(timeout_ns, deadline_ns))
+            self._expiries.add(request, timeout_ns if deadline_ns is None else min(timeout_ns, deadline_ns))
         elif deadline_ns is not None:
-            self._expire_at(request, deadline_ns)
+            self._expiries.add(request, deadline_ns)
 
     def remove(self, request: InferenceRequest) -> bool:
         """The request does not wait any longer; returns whether it did."""
@@ -153,7 +148,7 @@ class PriorityQueue:
             del level.delayed[request]
         else:
             return False
-        self._expiring.pop(request.sequence, None)
+        self._expiries.discard(request)
         level.num_rows -= request.num_rows
         self._size -= 1
         if len(self._order) > _MAX_IDLE_LEVELS and not len(level):
@@ -175,11 +170,7 @@ class PriorityQueue:
             timeout where the policy is REJECT. With DELAY a request moves behind those of its level and stays.
         """
         expired: list[Expired] = []
-        while True:
-            expiry_ns = self.next_expiry_ns()
-            if expiry_ns is None or expiry_ns > now_ns:
-                return expired
-            request = self._expiring[heapq.heappop(self._expiries)[1]]
+        while (request := self._expiries.pop(now_ns)) is not None:
             deadline_ns = request.context.deadline_ns
             level = self._levels[request.priority]
             if deadline_ns is not None and deadline_ns <= now_ns:
@@ -192,16 +183,14 @@ class PriorityQueue:
                 del level.waiting[request]
                 level.delayed[request] = None
                 request.rank_ns = now_ns + request.priority * self._aging_ns
-                del self._expiring[request.sequence]
+                self._expiries.discard(request)
                 if deadline_ns is not None:
-                    self._expire_at(request, deadline_ns)
+                    self._expiries.add(request, deadline_ns)
+        return expired
 
     def next_expiry_ns(self) -> int | None:
         """When ``expire`` has something to do next; None if never."""
-        expiries = self._expiries
-        while expiries and expiries[0][1] not in self._expiring:
-            heapq.heappop(expiries)
-        return expiries[0][0] if expiries else None
+        return self._expiries.next_ns()
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless sizes, levels and expiries agree; for tests."""
@@ -210,22 +199,15 @@ class PriorityQueue:
             len(waiting) == len(set(waiting)) == self._size
             and sum(request.num_rows for request in waiting) == sum(level.num_rows for level in self._levels.values())
             and self._order == sorted(self._levels)
-            and set(self._expiring.values()) <= set(waiting)
-            and set(self._expiring) <= {sequence for _, sequence in self._expiries}
+            and set(self._expiries) <= set(waiting)
+            and self._expiries.is_sound()
         ):
-            raise AssertionError(f"{self._size=} {self._order=} {waiting=} {self._expiries=}")
+            raise AssertionError(f"{self._size=} {self._order=} {waiting=} {list(self._expiries)=}")
 
     def _add_level(self, number: int, policy: QueuePolicy) -> _Level:
         level = self._levels[number] = _Level(policy)
         insort(self._order, number)
         return level
-
-    def _expire_at(self, request: InferenceRequest, expiry_ns: int) -> None:
-        if len(self._expiries) > 2 * len(self._expiring) + _MAX_STALE_EXPIRIES:
-            self._expiries = [entry for entry in self._expiries if entry[1] in self._expiring]
-            heapq.heapify(self._expiries)
-        self._expiring[request.sequence] = request
-        heapq.heappush(self._expiries, (expiry_ns, request.sequence))
 
 
 def deadline_error(request: InferenceRequest, now_ns: int) -> DeadlineExceededError:

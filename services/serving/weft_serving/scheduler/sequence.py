@@ -60,7 +60,7 @@ class SequenceQueue:
         self._waiting: dict[InferenceRequest, None] = {}
         self._given_up: dict[InferenceRequest, WeftError] = {}
         self._numbers = count()
-        self._expiries = Expiries()
+        self._expiries = Expiries(num_times=2)
         #: No sequence may start any more.
         self.is_closing = False
 
