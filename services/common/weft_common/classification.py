@@ -4,6 +4,7 @@ Source: the extension "classification" of the V2 protocol, ``protocol/extension_
 Server.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,6 +30,15 @@ def check_classification(requested: Sequence[RequestedOutput]) -> None:
                 raise InvalidArgumentError(
                     f"parameter '{PARAMETER}' of output '{output.name}' must be an integer above 0, got {count!r:.80}"
                 )
+
+
+async def classified(
+    result: InferResult, requested: Sequence[RequestedOutput], signature: ModelSignature
+) -> InferResult:
+    """``result``, as ``classify`` leaves it; sorted on a thread, and at once where no classes are asked for."""
+    if any(PARAMETER in output.parameters for output in requested):
+        await asyncio.to_thread(classify, result, requested, signature)
+    return result
 
 
 def classify(result: InferResult, requested: Sequence[RequestedOutput], signature: ModelSignature) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from weft_common.caching.shared_answers import SharedAnswers
-from weft_common.classification import check_classification, classify
+from weft_common.classification import check_classification, classified
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult, ParameterValue
 from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError
 from weft_common.logs import get_logger
@@ -164,12 +164,8 @@ class ServingCore(InferenceCore):
         served = self._find(call.model_name).serving(call)
         if served.signature.is_decoupled:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
-        if not any(output.parameters for output in call.outputs):
-            return await served.infer(call, context)
         check_classification(call.outputs)
-        result = await served.infer(call, context)
-        await asyncio.to_thread(classify, result, call.outputs, served.signature)
-        return result
+        return await classified(await served.infer(call, context), call.outputs, served.signature)
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """Every response of a decoupled model as it sends them; of any other the one answer."""
@@ -177,14 +173,10 @@ class ServingCore(InferenceCore):
         if not served.signature.is_decoupled:
             yield await self.infer(call, context)
             return
-        has_classes = any(output.parameters for output in call.outputs)
-        if has_classes:
-            check_classification(call.outputs)
+        check_classification(call.outputs)
         async with contextlib.aclosing(served.stream(call, context)) as responses:
             async for response in responses:
-                if has_classes and not response.is_null:
-                    await asyncio.to_thread(classify, response, call.outputs, served.signature)
-                yield response
+                yield await classified(response, call.outputs, served.signature)
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """The model serves what its folder has now; a version that served before has handed over and drains.

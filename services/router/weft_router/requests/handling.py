@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import AsyncGenerator, Iterator
 
-from weft_common.classification import PARAMETER, check_classification, classify
+from weft_common.classification import PARAMETER, check_classification, classified
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import InvalidArgumentError, UnavailableError, UnsupportedError, WeftError
 from weft_common.statistics import failure_reason
@@ -34,8 +34,7 @@ async def infer(graph: GraphVersion, call: InferCall, context: CallContext) -> I
         num_rows = _checked(serving, call, context)
         start_ns = time.monotonic_ns()
         result, is_cached = await serving.executor.answer(call, context)
-        if any(output.parameters for output in call.outputs):
-            await asyncio.to_thread(classify, result, call.outputs, serving.plan.signature)
+        result = await classified(result, call.outputs, serving.plan.signature)
         end_ns = time.monotonic_ns()
     if is_cached:
         count_cache_hit(graph.statistics, call, context, start_ns=start_ns, end_ns=end_ns)
@@ -57,9 +56,7 @@ async def stream_infer(graph: GraphVersion, call: InferCall, context: CallContex
         start_ns = time.monotonic_ns()
         async with contextlib.aclosing(serving.executor.stream(call, context)) as results:
             async for result in results:
-                if any(output.parameters for output in call.outputs):
-                    await asyncio.to_thread(classify, result, call.outputs, serving.plan.signature)
-                yield result
+                yield await classified(result, call.outputs, serving.plan.signature)
         end_ns = time.monotonic_ns()
     _count(graph, call, context, num_rows, start_ns, end_ns)
 
