@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 
 from weft_common.core import CallContext, InferCall, InferResult
@@ -49,31 +49,17 @@ class OnDemandModel:
             DeadlineExceededError: The deadline passed while it was loaded.
             WeftError: It cannot be loaded; or as ``ServedModel.infer``.
         """
-        if not self._is_accepting:
-            raise self._unloading()
-        if not self._pool.try_enter(self):
-            await self._enter(context)
-        try:
-            if self._served is None:
-                raise self._unloading()
-            return await self._served.infer(call, context)
-        finally:
-            self._pool.leave(self)
+        async with self._in_use(context) as served:
+            return await served.infer(call, context)
 
     async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``ServedModel.stream``, once the model is loaded. Raises as ``infer``."""
-        if not self._is_accepting:
-            raise self._unloading()
-        if not self._pool.try_enter(self):
-            await self._enter(context)
-        try:
-            if self._served is None:
-                raise self._unloading()
-            async with contextlib.aclosing(self._served.stream(call, context)) as responses:
-                async for response in responses:
-                    yield response
-        finally:
-            self._pool.leave(self)
+        async with (
+            self._in_use(context) as served,
+            contextlib.aclosing(served.stream(call, context)) as responses,
+        ):
+            async for response in responses:
+                yield response
 
     @property
     def outages(self) -> Outages:
@@ -101,6 +87,20 @@ class OnDemandModel:
         served, self._served = self._served, None
         if served is not None:
             await served.stop(grace_s=self._grace_s)
+
+    @contextlib.asynccontextmanager
+    async def _in_use(self, context: CallContext) -> AsyncIterator[ServedModel]:
+        """The loaded model, which stays so meanwhile. Raises as ``infer``."""
+        if not self._is_accepting:
+            raise self._unloading()
+        if not self._pool.try_enter(self):
+            await self._enter(context)
+        try:
+            if self._served is None:
+                raise self._unloading()
+            yield self._served
+        finally:
+            self._pool.leave(self)
 
     async def _enter(self, context: CallContext) -> None:
         """Wait until it is loaded, no longer than the deadline; a request that ends here is counted as failed."""
