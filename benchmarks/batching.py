@@ -17,9 +17,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks import machine, requests
-from benchmarks.load import Bounds, closed_loop
+from benchmarks.load import Bounds, caller, closed_loop
 from benchmarks.report import Row, make_row, render, write_json
-from benchmarks.service import running_model_service, sender
+from benchmarks.service import running_model_service
 from weft_cli.process import Endpoint
 from weft_common.channels import open_channel
 
@@ -61,7 +61,7 @@ async def measure(endpoint: Endpoint, duration_s: float) -> list[Row]:
     pids = {"model": endpoint.pid}
     rows: dict[str, Row] = {}
     async with open_channel(endpoint.grpc) as channel:
-        send = sender(channel)
+        send = caller(channel)
         for bounds in (Bounds(64, duration_s), Bounds(10**9, duration_s)):
             for name in _SETTINGS:
                 before_s = machine.cpu_seconds(pids)

@@ -26,9 +26,8 @@ import grpc
 import numpy as np
 
 from benchmarks import machine, requests
-from benchmarks.load import Bounds, Load, closed_loop
+from benchmarks.load import Bounds, Load, caller, closed_loop
 from benchmarks.report import machine_lines, table, write_json
-from benchmarks.service import sender
 from weft_cli.preflight import MeshError
 from weft_cli.process import Endpoint
 from weft_cli.running import running_mesh
@@ -169,7 +168,7 @@ class Mesh:
         """One more load; it is added up unless it only warms up."""
         async with open_channel(self._endpoints["router"].grpc) as channel:
             before_s = machine.cpu_seconds(self._pids)
-            load = await closed_loop(sender(channel), payloads, bounds, concurrency=_CONCURRENCY)
+            load = await closed_loop(caller(channel), payloads, bounds, concurrency=_CONCURRENCY)
             after_s = machine.cpu_seconds(self._pids)
         if counts:
             self._load.latencies_s += load.latencies_s

@@ -17,10 +17,10 @@ import grpc
 import numpy as np
 
 from benchmarks import machine
-from benchmarks.load import Bounds, Load, closed_loop, open_loop
+from benchmarks.load import Bounds, Load, caller, closed_loop, open_loop
 from benchmarks.report import Row, make_row, render, write_json
 from benchmarks.requests import SEED
-from benchmarks.service import running_model_service, sender
+from benchmarks.service import running_model_service
 from weft_cli.process import Endpoint
 from weft_common.channels import open_channel
 from weft_common.core import InferCall
@@ -84,7 +84,7 @@ async def measure(endpoint: Endpoint, duration_s: float) -> list[Row]:
         rows.append(make_row(workload, mode, load, {name: cpu_s[name] - before_s[name] for name in pids}))
 
     async with open_channel(endpoint.grpc) as one, open_channel(endpoint.grpc) as other:
-        first, second = sender(one), sender(other)
+        first, second = caller(one), caller(other)
         full = await closed_loop(first, _requests("levels", 1), Bounds(10**9, duration_s / 4), concurrency=8)
         capacity_per_s = full.rate_per_s
         note("all the model can do, level 1", "closed, 8 at once", full)

@@ -13,8 +13,8 @@ import grpc
 import numpy as np
 
 from benchmarks import machine, requests
-from benchmarks.floor import METHOD, SERVICE, running_floor
-from benchmarks.load import CALL_TIMEOUT_S, Bounds, Call, closed_loop, open_loop
+from benchmarks.floor import running_floor
+from benchmarks.load import Bounds, caller, closed_loop, open_loop
 from benchmarks.report import Row, make_row, render, write_json
 from weft_cli.preflight import MeshError
 from weft_cli.process import Endpoint
@@ -83,7 +83,7 @@ async def measure(
     for workload in workloads:
         payloads = workload.make_requests()
         async with open_channel(endpoints[workload.service].grpc) as channel:
-            call = _caller(channel)
+            call = caller(channel)
             for number in range(plan.num_warmups):
                 await call(payloads[number % len(payloads)])
             loops = {
@@ -102,17 +102,6 @@ async def measure(
                 rows.append(make_row(workload.name, mode, load, used_s))
                 report(f"{workload.name}; {mode}: {load.rate_per_s:.0f}/s")
     return rows
-
-
-def _caller(channel: grpc.aio.Channel) -> Call:
-    """Bytes in, bytes out: the load generator spends nothing on protobuf."""
-    method = channel.unary_unary(f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=bytes)
-
-    async def call(request: bytes) -> bytes:
-        answer: bytes = await method(request, timeout=CALL_TIMEOUT_S)
-        return answer
-
-    return call
 
 
 def main(argv: Sequence[str] | None = None) -> int:

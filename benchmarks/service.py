@@ -1,19 +1,13 @@
-"""A model service of its own for the length of a ``with`` block, and requests for it."""
+"""A model service of its own for the length of a ``with`` block."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import grpc
-
-from benchmarks.floor import METHOD, SERVICE
-from benchmarks.load import CALL_TIMEOUT_S
 from weft_cli.process import Endpoint
-
-Send = Callable[[bytes], Awaitable[bytes]]
 
 
 @contextmanager
@@ -29,14 +23,3 @@ def running_model_service(repository: Path) -> Iterator[Endpoint]:
             yield Endpoint(endpoints["grpc"], endpoints["metrics"], process.pid)
         finally:
             process.terminate()
-
-
-def sender(channel: grpc.aio.Channel) -> Send:
-    """Bytes in, bytes out: the load generator spends nothing on protobuf."""
-    method = channel.unary_unary(f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=bytes)
-
-    async def send(request: bytes) -> bytes:
-        answer: bytes = await method(request, timeout=CALL_TIMEOUT_S)
-        return answer
-
-    return send

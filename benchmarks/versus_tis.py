@@ -24,8 +24,8 @@ import grpc
 import numpy as np
 
 from benchmarks import machine, requests
-from benchmarks.floor import METHOD, SERVICE
-from benchmarks.load import CALL_TIMEOUT_S, Bounds, Call, closed_loop
+from benchmarks.floor import SERVICE
+from benchmarks.load import Bounds, caller, closed_loop
 from benchmarks.report import machine_lines, table, write_json
 from weft_cli.running import running_mesh
 from weft_common.channels import open_channel
@@ -173,7 +173,7 @@ def running_weft(repository: Path, log: Any) -> Iterator[tuple[Server, Server]]:
 async def answers(server: Server, workload: Workload) -> list[dict[str, Array]]:
     """What the server gives for some random rows. Raises AioRpcError."""
     async with open_channel(server.address) as channel:
-        call = _caller(channel)
+        call = caller(channel)
         responses = [
             result_from_response(pb.ModelInferResponse.FromString(await call(request)))
             for request in _requests(workload, _NUM_COMPARED)
@@ -185,7 +185,7 @@ async def measure(server: Server, workload: Workload, bounds: Bounds, num_warmup
     """One row for each concurrency."""
     rows = []
     async with open_channel(server.address) as channel:
-        call, payloads = _caller(channel), _requests(workload, 64)
+        call, payloads = caller(channel), _requests(workload, 64)
         for number in range(num_warmups):
             await call(payloads[number % len(payloads)])
         for concurrency in CONCURRENCIES:
@@ -239,16 +239,6 @@ def render(rows: Sequence[Row]) -> str:
 def _requests(workload: Workload, count: int) -> list[bytes]:
     rows = np.random.default_rng(requests.SEED).normal(size=(count, 1, workload.num_columns)).astype(np.float32)
     return [requests.serialize(workload.model, {workload.input_name: row}) for row in rows]
-
-
-def _caller(channel: grpc.aio.Channel) -> Call:
-    method = channel.unary_unary(f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=bytes)
-
-    async def call(request: bytes) -> bytes:
-        answer: bytes = await method(request, timeout=CALL_TIMEOUT_S)
-        return answer
-
-    return call
 
 
 def _cpu_s(server: Server) -> float:
