@@ -1,7 +1,7 @@
 """What a model takes and gives, read from its configuration."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weft_protos import model_config_pb2
 
@@ -23,10 +23,11 @@ class TensorSpec:
     Attributes:
         name: Tensor name.
         datatype: V2 datatype.
-        dims: Shape without the batch dimension; -1 is any size. ``reshape`` does not show here.
+        dims: Shape without the batch dimension; -1 is any size.
         is_optional: Inputs only: may be left out.
         allow_ragged_batch: Inputs only: requests of different shapes may share a batch.
         labels: Outputs only: names of the classes, where the server of the model has them.
+        reshape: The dims that the model itself has, where they differ; clients do not see them.
     """
 
     name: str
@@ -35,6 +36,7 @@ class TensorSpec:
     is_optional: bool = False
     allow_ragged_batch: bool = False
     labels: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    reshape: tuple[int, ...] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,24 @@ class ModelSignature:
             platform=config.platform or config.backend,
             max_batch_size=config.max_batch_size,
             inputs=tuple(
-                TensorSpec(i.name, datatype_name(i.data_type), tuple(i.dims), i.optional, i.allow_ragged_batch)
+                TensorSpec(
+                    i.name,
+                    datatype_name(i.data_type),
+                    tuple(i.dims),
+                    i.optional,
+                    i.allow_ragged_batch,
+                    reshape=_reshape(i),
+                )
                 for i in config.input
             ),
             outputs=tuple(
-                TensorSpec(o.name, datatype_name(o.data_type), tuple(o.dims), labels=labels.get(o.name, ()))
+                TensorSpec(
+                    o.name,
+                    datatype_name(o.data_type),
+                    tuple(o.dims),
+                    labels=labels.get(o.name, ()),
+                    reshape=_reshape(o),
+                )
                 for o in config.output
             ),
             is_decoupled=config.model_transaction_policy.decoupled,
@@ -83,3 +98,17 @@ class ModelSignature:
     def full_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         """Shape as ``ModelMetadata`` shows it: a leading -1 where the model batches."""
         return (-1, *spec.dims) if self.max_batch_size > 0 else spec.dims
+
+    def for_backend(self) -> "ModelSignature":
+        """The signature as the model itself has it: each ``reshape`` in place of the dims."""
+        if all(spec.reshape is None for spec in (*self.inputs, *self.outputs)):
+            return self
+        return replace(self, inputs=_reshaped(self.inputs), outputs=_reshaped(self.outputs))
+
+
+def _reshape(tensor: model_config_pb2.ModelInput | model_config_pb2.ModelOutput) -> tuple[int, ...] | None:
+    return tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
+
+
+def _reshaped(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(spec if spec.reshape is None else replace(spec, dims=spec.reshape, reshape=None) for spec in specs)

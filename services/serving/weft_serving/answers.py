@@ -13,7 +13,7 @@ from weft_serving.request import InferenceRequest
 from weft_serving.scheduler.ordering import ReorderBuffer
 from weft_serving.split import SplitRequest
 
-_Ready = Iterable[tuple[InferenceRequest, tuple[InferResult | WeftError, Execution]]]
+_Ready = Iterable[tuple[InferenceRequest, tuple[InferResult | WeftError | None, Execution]]]
 
 
 class Answers:
@@ -32,7 +32,7 @@ class Answers:
         self._model = model
         self._recorder = recorder
         self._drop = drop
-        self._order: ReorderBuffer[InferenceRequest, tuple[InferResult | WeftError, Execution]] | None = (
+        self._order: ReorderBuffer[InferenceRequest, tuple[InferResult | WeftError | None, Execution]] | None = (
             ReorderBuffer() if is_ordered else None
         )
 
@@ -77,11 +77,11 @@ class Answers:
                 self._release(self._order.withdraw(part))
 
     def _answer(
-        self, request: InferenceRequest, outcome: InferResult | WeftError, execution: Execution, now_ns: int
+        self, request: InferenceRequest, outcome: InferResult | WeftError | None, execution: Execution, now_ns: int
     ) -> None:
         """The caller, if it still waits, has its answer, and the answer is counted."""
         answer = request.answer
-        if answer is None or answer.done():
+        if outcome is None or answer is None or answer.done():
             return
         if request.stream is not None and isinstance(outcome, InferResult):
             return  # its last response answers it

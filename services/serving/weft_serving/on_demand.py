@@ -12,6 +12,7 @@ from weft_common.statistics import ModelStatistics, failure_reason
 from weft_serving.backends.base import ModelContext
 from weft_serving.model import ServedModel
 from weft_serving.outages import Outages
+from weft_serving.sequence_model import SequenceModel
 from weft_serving.warm_pool import WarmPool
 
 
@@ -76,9 +77,16 @@ class OnDemandModel:
         """Size of the files in the version folder."""
         return await asyncio.to_thread(_size_bytes, self._directory)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether one of its sequences has not ended, which an unload would end."""
+        return isinstance(self._served, SequenceModel) and self._served.has_sequences
+
     async def warm(self) -> None:
         """It is loaded. Raises WeftError."""
         served = self._make(self.statistics)
+        if isinstance(served, SequenceModel):
+            served.on_free = self._pool.freed
         await served.start()
         self._served = served
 

@@ -7,10 +7,15 @@ from weft_common.errors import InternalError, InvalidArgumentError
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import Array, WireTensor, datatype_of, encode
 from weft_serving.request import InferenceRequest, InferenceResponse
+from weft_serving.reshape import reshaped
 
 
 class OutputEncoder:
-    """Turns responses of one model version into results."""
+    """Turns responses of one model version into results, with the shapes that clients see.
+
+    Args:
+        signature: As clients see it.
+    """
 
     def __init__(self, signature: ModelSignature) -> None:
         self._model = signature.name
@@ -55,7 +60,8 @@ class OutputEncoder:
                 f"{spec.datatype}"
             )
         shape = array.shape
-        expected = (num_rows, *spec.dims) if self._has_batch else spec.dims
+        dims = spec.dims if spec.reshape is None else spec.reshape
+        expected = (num_rows, *dims) if self._has_batch else dims
         if shape != expected and (
             len(shape) != len(expected) or any(want not in (-1, got) for got, want in zip(shape, expected, strict=True))
         ):
@@ -63,4 +69,5 @@ class OutputEncoder:
                 f"model '{self._model}' gave output '{spec.name}' with shape {list(shape)} for {num_rows} rows; its "
                 f"configuration says {list(expected)}"
             )
-        return encode(array)
+        tensor = encode(array)
+        return tensor if spec.reshape is None else tensor._replace(shape=reshaped(shape, dims, spec.dims))

@@ -3,14 +3,14 @@
 import threading
 import time
 from asyncio import Future
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from weft_common.core import CallContext, InferCall, InferResult, Parameters
 from weft_common.errors import WeftError
-from weft_common.tensors import Array, decode
+from weft_common.tensors import Array, WireTensor, decode
 
 if TYPE_CHECKING:
     from weft_serving.scheduler.sequence_turn import Turn
@@ -102,6 +102,12 @@ class InferenceRequest:
             while self._on_cancel is not None:
                 self._on_cancel.pop()()
 
+    def give(self, inputs: Mapping[str, WireTensor]) -> None:
+        """The request has these inputs too, in place of earlier ones of their names."""
+        self.call = replace(self.call, inputs={**self.call.inputs, **inputs})
+        for name in inputs:
+            self._arrays.pop(name, None)
+
     def array(self, name: str) -> Array:
         """Input ``name`` as a read-only numpy array, batch dimension included; decoded once.
 
@@ -124,6 +130,9 @@ class InferenceResponse:
 
 
 Outcome = InferenceResponse | WeftError
+
+#: The outcome of a request of an iterative sequence that is to be executed again; it is not answered yet.
+RESCHEDULED = InferenceResponse({})
 
 #: The outcome of a request of a decoupled model: its responses go through its stream.
 STREAMED = InferenceResponse({})

@@ -2,17 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from weft_common import telemetry
 from weft_common.caching.answer_cache import Answer, answer_key, key_base
 from weft_common.caching.shared_answers import SharedAnswers
 from weft_common.core import CallContext, InferCall, InferResult
-from weft_common.statistics import LatencyHistogram
+from weft_common.statistics import MAX_COUNTED_LEVEL, LatencyHistogram
 from weft_serving.model import ServedModel
 from weft_serving.on_demand import OnDemandModel
 from weft_serving.outages import Outages
-from weft_serving.scheduler.queue import MAX_COUNTED_LEVEL
 
 #: Parameters that say when a request is answered, not what.
 _SCHEDULING = frozenset({"priority", "timeout"})
@@ -29,13 +28,17 @@ class CachedModel:
     Args:
         served: The model; not decoupled.
         answers: Where they are kept; shared by the models of a service.
+        level_of: The level that a request of a priority is served at, under which a hit is counted too.
     """
 
-    def __init__(self, served: ServedModel | OnDemandModel, answers: SharedAnswers) -> None:
+    def __init__(
+        self, served: ServedModel | OnDemandModel, answers: SharedAnswers, level_of: Callable[[int], int]
+    ) -> None:
         self.signature = signature = served.signature
         self.statistics = served.statistics
         self._served = served
         self._answers = answers
+        self._level_of = level_of
         self._input_names = [spec.name for spec in signature.inputs]
         self._output_names = tuple(spec.name for spec in signature.outputs)
         self._subject = (signature.name, signature.version, f"{id(self)}")  # of two loads the answers may differ
@@ -100,7 +103,7 @@ class CachedModel:
         statistics.success.add(now_ns - context.arrival_ns)
         statistics.cache_hit.add(now_ns - start_ns)
         priority = call.parameters.get("priority", 0)
-        level = min(max(priority, 0), MAX_COUNTED_LEVEL) if isinstance(priority, int) else 0
+        level = min(self._level_of(priority), MAX_COUNTED_LEVEL) if isinstance(priority, int) else 0
         histogram = statistics.request_latency.setdefault(level, LatencyHistogram())
         trace_id = telemetry.trace_id_of(context.trace_context)
         histogram.observe((now_ns - context.arrival_ns) / 1e9, trace_id=trace_id, unix_time_s=time.time())

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from weft_common.core import InferCall
@@ -24,6 +24,9 @@ class SequenceModel(ServedModel):
     A sequence ends when one of its requests is withdrawn, whether that waits or runs, and when its instance is lost;
     its other requests then fail, and what comes later must start it again. Arguments and errors are those of
     ``ServedModel``.
+
+    Attributes:
+        on_free: Called when the last sequence has ended.
     """
 
     def __init__(
@@ -40,12 +43,21 @@ class SequenceModel(ServedModel):
         self.statistics.count_pending_by_level = self._sequences.num_by_level
         self._batcher = make_sequence_batcher(self._sequences, settings, self._idle, num_to_hold=num_to_hold())
         self._all_over = asyncio.Event()
+        self._is_iterative = settings.sequences is not None and settings.sequences.is_iterative
+        self._had_sequences = False
+        self.on_free: Callable[[], None] = lambda: None
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether a sequence has started and not ended; it may have no request here just now."""
+        return self._sequences.num_sequences > 0
 
     def continues(self, call: InferCall) -> bool:
         """Whether the call is one of a sequence that has started here and goes on."""
         parameters = call.parameters
         return (
             self._is_accepting
+            and not self._is_iterative
             and parameters.get("sequence_id") in self._sequences
             and not parameters.get("sequence_start")
         )
@@ -59,16 +71,28 @@ class SequenceModel(ServedModel):
                 await asyncio.wait_for(self._all_over.wait(), grace_s)
         await super().stop(grace_s=max(end_s - time.monotonic(), 0.0))
 
-    async def _checked(self, call: InferCall) -> tuple[int, list[InferCall]]:
-        return self._check(call)  # many strings too: on a thread, the next request of the sequence would overtake
+    def expect_no_more(self) -> None:
+        """Nobody can send requests any more: a stop does not wait for sequences that have started."""
+        self._all_over.set()
 
     def _dispatch(self) -> None:
         super()._dispatch()
-        if self._sequences.is_closing and not self._sequences.num_sequences:
+        if self.has_sequences:
+            self._had_sequences = True
+            return
+        if self._sequences.is_closing:
             self._all_over.set()
+        if self._had_sequences:
+            self._had_sequences = False
+            self.on_free()
 
     def _on_executed(self, instance: Instance, execution: Execution) -> None:
-        self._sequences.executed(self._running[instance], time.monotonic_ns())
+        again = {
+            request
+            for request, answer in zip(execution.requests, execution.answers, strict=True)
+            if answer is None and request.answer is not None and not request.answer.done()
+        }
+        self._sequences.executed(self._running[instance], time.monotonic_ns(), again)
         super()._on_executed(instance, execution)
 
     def _on_outage(self, instance: Instance, reason: str) -> None:

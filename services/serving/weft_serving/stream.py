@@ -61,7 +61,7 @@ class Sent(NamedTuple):
     """One response as the model sent it.
 
     Attributes:
-        answer: ``is_final`` on the last; an error is the last too.
+        answer: ``is_final`` on the last; an error as such is the last too, one in a result need not be.
         sent_ns: When the model had made it, ``time.monotonic_ns``.
         encode_ns: How long encoding it took.
     """
@@ -88,6 +88,7 @@ class ResponseStream:
 
     Attributes:
         on_taken: Called on the loop whenever a response was taken.
+        on_over: Called on the loop when no response is wanted or comes any more, maybe twice.
         num_sent: Responses that the model has sent.
         last_ns: When it sent the latest one, or when the stream was made; ``time.monotonic_ns``.
     """
@@ -107,6 +108,7 @@ class ResponseStream:
         self._on_sent = on_sent
         self._on_end = on_end
         self.on_taken: Callable[[], None] | None = None
+        self.on_over: Callable[[], None] | None = None
         self._window = SendWindow()
         # What follows belongs to the loop.
         self._sent: deque[InferResult | WeftError] = deque()
@@ -130,7 +132,7 @@ class ResponseStream:
         """The response is on its way; waits while too many are. Nothing happens once nobody wants responses.
 
         Args:
-            response: None, with ``is_final``: none follows. An error ends the request.
+            response: None, with ``is_final``: none follows. The request may go on after an error.
             is_final: None follows.
         """
         sent = self._made(response, is_final)
@@ -145,6 +147,9 @@ class ResponseStream:
     def lose(self, error: WeftError) -> None:
         """The model will send no more, though it has not sent its last response; from any thread."""
         self._on_loop(self._arrive, Sent(error, time.monotonic_ns(), 0))
+
+    def drop(self) -> None:
+        """The model has done with a request that nobody waits for; from any thread. Nothing is to be done here."""
 
     def fail(self, error: WeftError) -> None:
         """The request has ended with an error that is not the model's. On the loop, as all that follows."""
@@ -180,7 +185,9 @@ class ResponseStream:
         if response is None:
             answer = self._null()
         elif isinstance(response, WeftError):
-            answer = response
+            answer = response if is_final else self._null()
+            if isinstance(answer, InferResult):
+                answer.is_final, answer.is_null, answer.error = False, False, response
         else:
             try:
                 answer = self._encode(response)
@@ -206,6 +213,8 @@ class ResponseStream:
     def _stop(self) -> None:
         self._is_over = True
         self._window.close()
+        if self.on_over is not None:
+            self.on_over()
         self._wake()
 
     def _wake(self) -> None:

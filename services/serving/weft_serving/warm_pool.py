@@ -34,6 +34,10 @@ class Warmable(Protocol):
 
     signature: ModelSignature
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it must stay loaded though no request is in work, because some that go together are not over."""
+
     async def num_bytes(self) -> int:
         """Size of its files."""
 
@@ -75,8 +79,8 @@ class _Member:
 class WarmPool:
     """Loads models when they are used and unloads them again. Lives on one event loop.
 
-    Requests for a model that is not loaded wait for it; those of one model for one load. A model in use is never
-    unloaded: where all are in use, the next load waits until one is free.
+    Requests for a model that is not loaded wait for it; those of one model for one load. A model in use, or held, is
+    never unloaded: where all are, the next load waits until one is free.
 
     Args:
         limits: What may be loaded at once.
@@ -140,6 +144,10 @@ class WarmPool:
         member.used_s = self._clock_s()
         if not member.num_users:
             self._wake()
+
+    def freed(self) -> None:
+        """A model is not held any longer."""
+        self._wake()
 
     async def remove(self, model: Warmable) -> None:
         """The model is unloaded for good; the caller sees to it that nobody enters any longer."""
@@ -224,7 +232,8 @@ class WarmPool:
 
     def _free(self) -> list[_Member]:
         """Loaded models that nobody uses, least recently used first."""
-        free = [m for m in self._members.values() if m.is_warm and not m.num_users and not m.is_leaving]
+        warm = [m for m in self._members.values() if m.is_warm and not m.num_users and not m.is_leaving]
+        free = [member for member in warm if not member.model.is_held]
         return sorted(free, key=lambda member: member.used_s)
 
     async def _cool(self, member: _Member) -> None:

@@ -1,12 +1,16 @@
 """The ``pool`` transform against a plain loop in torch."""
 
+import asyncio
+
 import numpy as np
 import pytest
 import torch
 
+from weft_common.core import CallContext, InferCall
 from weft_common.errors import InvalidArgumentError
-from weft_common.tensors import NUMPY_BY_DATATYPE
+from weft_common.tensors import NUMPY_BY_DATATYPE, decode, encode
 from weft_postprocess.transforms import BACKENDS
+from weft_serving.core import ServingCore
 
 INPUTS = {"last_hidden_state": ("FP32", (-1, 7)), "attention_mask": ("INT64", (-1,))}
 OUTPUT = {"EMBEDDING": ("FP32", (7,))}
@@ -28,7 +32,7 @@ def _case(num_rows, length, seed=0):
     random = np.random.default_rng(seed)
     hidden = random.normal(size=(num_rows, length, 7)).astype(np.float32)
     mask = (random.random((num_rows, length)) < 0.6).astype(np.int64)
-    mask[:, 0] = 1
+    mask[:, :1] = 1
     return hidden, mask
 
 
@@ -155,6 +159,37 @@ def test_normalisation_can_be_turned_off(make_model_context, load_backend, make_
     (outcome,) = execute_batch(backend, make_served_request(last_hidden_state=hidden, attention_mask=mask))
     expected = _reference(hidden, mask, normalize=False)
     np.testing.assert_allclose(outcome.outputs["EMBEDDING"], expected, rtol=1e-4, atol=1e-6)
+
+
+RAGGED = """
+backend: "pool"
+max_batch_size: 8
+input [
+  { name: "H" data_type: TYPE_FP32 dims: [ -1, 7 ] allow_ragged_batch: true },
+  { name: "M" data_type: TYPE_INT64 dims: [ -1 ] allow_ragged_batch: true }
+]
+output [ { name: "E" data_type: TYPE_FP32 dims: [ 7 ] } ]
+dynamic_batching { }
+"""
+
+
+async def test_texts_of_different_lengths_share_a_batch(tmp_path, monkeypatch):
+    """With `allow_ragged_batch` four texts are one execution; one with a bad mask fails alone, at its own row."""
+    (tmp_path / "pool" / "1").mkdir(parents=True)
+    (tmp_path / "pool" / "config.pbtxt").write_text(RAGGED)
+    monkeypatch.setenv("WEFT_DELAY_SCHEDULER", "4")
+    core = ServingCore(tmp_path, BACKENDS)
+    await core.start()
+    cases = [_case(num_rows, length, seed=length) for num_rows, length in ((1, 3), (2, 9), (1, 0), (2, 4))]
+    cases[3][1][1, 2] = 2
+    calls = [InferCall("pool", inputs={"H": encode(hidden), "M": encode(mask)}) for hidden, mask in cases]
+    answers = await asyncio.gather(*(core.infer(call, CallContext()) for call in calls), return_exceptions=True)
+    (counted,) = core.statistics("pool", "1")
+    await core.close(grace_s=5)
+    assert "input 'M' row 1: 2 in a mask of 0 and 1" in answers.pop().message
+    for (hidden, mask), answer in zip(cases[:3], answers, strict=True):
+        np.testing.assert_allclose(decode(answer.outputs["E"]), _reference(hidden, mask), rtol=1e-4, atol=1e-6)
+    assert 1 == counted.execution_count
 
 
 def test_different_lengths_fail_the_request(pool, make_served_request, execute_batch):

@@ -145,9 +145,9 @@ def test_only_declared_outputs_are_given(make_model_context, load_backend, make_
 
 
 def test_label_filename_of_the_output_is_used(softmax, labels_file, make_served_request, execute_batch):
-    """``label_filename`` of the output LABEL names the file; one in the version folder comes first."""
-    (labels_file.parent / "names.txt").write_text("a\nb\nc\nd\ne")
-    (labels_file.parent / "1" / "names.txt").write_bytes(b"v\r\nw\r\nx\r\ny\r\nz\r\n")
+    """``label_filename`` of the output LABEL names the file; one in the model's folder comes first."""
+    (labels_file.parent / "names.txt").write_bytes(b"v\r\nw\r\nx\r\ny\r\nz\r\n")
+    (labels_file.parent / "1" / "names.txt").write_text("a\nb\nc\nd\ne")
     declared = [{"name": "LABEL", "data_type": "TYPE_STRING", "dims": ["1"], "label_filename": "names.txt"}]
     backend = softmax({"LABEL": ("BYTES", (1,))}, config={"output": declared})
     (outcome,) = execute_batch(backend, make_served_request(SCORES=np.eye(5, dtype=np.float32)[:2]))

@@ -190,7 +190,7 @@ def test_auto_complete_is_not_run_on_a_faulty_configuration(tmp_path: Path) -> N
     with pytest.raises(PbtxtError) as caught:
         define(tmp_path, 'backend: "failing"\ncc_model_filenames { key: "7" value: "x" }')
     assert [found.message for found in caught.value.diagnostics] == [
-        "cc_model_filenames is not supported by this version; use default_model_filename"
+        "cc_model_filenames is not supported by this version; one file serves every device; use default_model_filename"
     ]
 
 
@@ -211,7 +211,12 @@ def test_backend_that_cannot_be_imported(tmp_path: Path) -> None:
     ("group", "num_gpus", "expected"),
     [
         ("", 0, [("m_0_0", "CPU", 0)]),
-        ("", 2, [("m_0_0", "GPU", 0), ("m_0_1", "GPU", 1)]),
+        ("", 2, [("m_0_0", "GPU", 0, None, True), ("m_0_1", "GPU", 1, None, True)]),
+        (
+            "instance_group { count: 2 gpus: [ 1, 0 ] }",
+            2,
+            [(f"m_0_{number}", "GPU", gpu, None, True) for number, gpu in enumerate((1, 1, 0, 0))],
+        ),
         ("instance_group { count: 2 }", 0, [("m_0_0", "CPU", 0), ("m_0_1", "CPU", 0)]),
         ("instance_group { gpus: 3 }", 0, [("m_0_0", "CPU", 0)]),
         ("instance_group { kind: KIND_CPU }", 2, [("m_0_0", "CPU", 0)]),
@@ -223,8 +228,8 @@ def test_backend_that_cannot_be_imported(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_instances(tmp_path: Path, group: str, num_gpus: int, expected: list[tuple[str, str, int]]) -> None:
-    """Count is per GPU of a GPU group; KIND_AUTO takes the GPUs that are there, else the CPU."""
+def test_instances(tmp_path: Path, group: str, num_gpus: int, expected: list[tuple[Any, ...]]) -> None:
+    """Count is per GPU of a GPU group; KIND_AUTO takes the GPUs that are there, and may still go on on the CPU."""
     definition = define(tmp_path, BASE + group, num_gpus=num_gpus)
     assert [InstanceContext(*place) for place in expected] == list(definition.instances)
 
@@ -312,3 +317,9 @@ def test_random_warmup_is_the_same_every_time(tmp_path: Path) -> None:
     assert len(np.unique(first)) == 4
     assert first.min() >= 0
     assert first.max() < 1
+
+
+def test_override_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    """A configuration that a client sends cannot exhaust the stack."""
+    with pytest.raises(InvalidArgumentError, match="'config' is not a model configuration"):
+        define(tmp_path, BASE, override='{"parameters":' * 100_000)

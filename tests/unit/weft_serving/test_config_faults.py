@@ -78,8 +78,23 @@ def faults(tmp_path: Path, text: str, *, versions: tuple[int, ...] = (1,), num_g
             "5:16: output 'Y' is declared twice; names of outputs must differ",
         ),
         (
-            'input { name: "Z" data_type: TYPE_FP32 dims: 1 reshape { } }',
-            "5:48: input 'Z': reshape is not supported by this version; reshape inside the model",
+            'input { name: "Z" data_type: TYPE_FP32 dims: 1 reshape { shape: [ 1, 0 ] } }',
+            "5:67: input 'Z' reshape dimensions must be integer >= 1, or -1 for any size, got [1, 0]",
+        ),
+        (
+            'output { name: "Z" data_type: TYPE_FP32 dims: [ 2, -1 ] reshape { shape: [ 2 ] } }',
+            "5:57: output 'Z' has different number of variable-size dimensions for dims and reshape: [2, -1] has 1 "
+            "and [2] has 0; each -1 of one is a -1 of the other, in order",
+        ),
+        (
+            'input { name: "Z" data_type: TYPE_FP32 dims: [ 2, -1, 3 ] reshape { shape: [ 3, -1, 2 ] } }',
+            "5:59: input 'Z' has different size for dims and reshape: [2, -1, 3] and [3, -1, 2]; the number of "
+            "elements must be the same, also between each two -1",
+        ),
+        (
+            'input { name: "Z" data_type: TYPE_FP32 dims: 2 reshape { } }',
+            "5:48: input 'Z' has different size for dims and reshape: [2] and []; the number of elements must be the "
+            "same, also between each two -1",
         ),
         (
             'output { name: "Z" data_type: TYPE_FP32 dims: 1 is_shape_tensor: true }',
@@ -95,7 +110,8 @@ def faults(tmp_path: Path, text: str, *, versions: tuple[int, ...] = (1,), num_g
         ),
         (
             "model_repository_agents { agents { name: 'x' } }",
-            "5:1: model_repository_agents is not supported by this version; remove it",
+            "5:1: model_repository_agents is not supported by this version; agents are plug-ins that change a model's "
+            "files at load; change them before they come into the repository, and remove it",
         ),
         (
             "model_transaction_policy { decoupled: true }",
@@ -122,6 +138,24 @@ def faults(tmp_path: Path, text: str, *, versions: tuple[int, ...] = (1,), num_g
             "'preserve_ordering' is true, got 2",
         ),
         ("instance_group { count: -1 }", "5:25: count must be at least 1, got -1"),
+        ("instance_group { count: 1025 }", "5:25: count must be at most 1024, got 1025"),
+        (
+            "instance_group [ { count: 1000 }, { count: 25 } ]",
+            "5:44: the groups make 1025 instances; at most 1024 are allowed",
+        ),
+        (
+            f'default_model_filename: "{"a" * 256}"',
+            "5:25: a path of 256 bytes; at most 255 are allowed",
+        ),
+        (
+            f'output {{ name: "Z" data_type: TYPE_STRING dims: 1 label_filename: "{"ä" * 128}" }}',
+            "5:67: a path of 256 bytes; at most 255 are allowed",
+        ),
+        (
+            'model_warmup { batch_size: 1 inputs { key: "X" value { data_type: TYPE_FP32 dims: 4 input_data_file: '
+            f'"{"a" * 256}" }} }} }}',
+            "5:48: warm-up input 'X': a path of 256 bytes; at most 255 are allowed",
+        ),
         (
             "instance_group { kind: KIND_MODEL }",
             "5:24: KIND_MODEL is not supported by this version; use KIND_AUTO, KIND_CPU or KIND_GPU",
@@ -198,6 +232,21 @@ def test_fault_is_reported_at_its_place(tmp_path: Path, line: str, expected: str
 def test_faulty_file(tmp_path: Path, text: str, expected: list[str]) -> None:
     """A file that is wrong as a whole gives exactly these errors."""
     assert expected == faults(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "data", "num_elements", "num_bytes"),
+    [("FP32", "zero_data", 1 << 25, 1 << 30), ("STRING", "random_data", 12_201_611, 1_073_741_768)],
+)
+def test_warm_up_of_many_bytes(tmp_path: Path, data_type: str, data: str, num_elements: int, num_bytes: int) -> None:
+    """An input of a sample has at most 1 GiB, of strings too; what has more is refused before it is made."""
+    base = BASE.replace("TYPE_FP32", f"TYPE_{data_type}").replace("dims: [ 4 ]", "dims: [ -1 ]")
+    text = (
+        f'{base}model_warmup {{ batch_size: 8 inputs {{ key: "X" value {{ data_type: TYPE_{data_type} '
+        f"dims: {num_elements + 1} {data}: true }} }} }}"
+    )
+    over = num_bytes + num_bytes // num_elements
+    assert [f"5:48: warm-up input 'X' has {over} bytes; at most {1 << 30} are allowed"] == faults(tmp_path, text)
 
 
 def test_all_faults_at_once_in_order_of_the_file(tmp_path: Path) -> None:

@@ -129,7 +129,15 @@ def test_initial_state(tmp_path: Path, given: str, expected: WireTensor) -> None
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("sequence_batching { iterative_sequence: true }", "iterative_sequence is not supported by this version"),
+        ("sequence_batching { iterative_sequence: true }", "backend 'echo' executes each request once; remove"),
+        (
+            'sequence_batching { } parameters { key: "max_sequence_backlog" value { string_value: "0" } }',
+            "parameter 'max_sequence_backlog' must be a whole number of at least 1, got '0'",
+        ),
+        (
+            'dynamic_batching { } parameters { key: "max_sequence_backlog" value { string_value: "1" } }',
+            "parameter 'max_sequence_backlog' needs sequence_batching",
+        ),
         ("sequence_batching { oldest { max_candidate_sequences: -1 } }", "between 1 and 65536, got -1"),
         ("sequence_batching { oldest { preferred_batch_size: 9 } }", "no larger than max_batch_size (8), got 9"),
         ("sequence_batching { direct { minimum_slot_utilization: 1.5 } }", "must be in range [0.0, 1.0], got 1.5"),
@@ -167,7 +175,28 @@ def test_initial_state(tmp_path: Path, given: str, expected: WireTensor) -> None
             'sequence_batching { state { input_name: "S" output_name: "Y" data_type: TYPE_FP32 dims: 1 } }',
             "state 'S' is FP32 [1], but output 'Y', which it is, is FP32 [4]",
         ),
-        (f"sequence_batching {{ state {{ {STATE} use_growable_memory: true }} }}", "use_growable_memory is not"),
+        (
+            f"sequence_batching {{ state {{ {STATE} use_growable_memory: true }} }}",
+            "use_growable_memory needs use_same_buffer",
+        ),
+        (
+            'sequence_batching { state { input_name: "S" output_name: "T" data_type: TYPE_INT32 dims: 268435457 } }',
+            "state 'S' has 1073741828 bytes; at most 1073741824 are allowed",
+        ),
+        (
+            initial("dims: 1000000000000 zero_data: true").replace("dims: [ 2 ]", "dims: [ -1 ]"),
+            "state 'S' has 4000000000000 bytes; at most 1073741824 are allowed",
+        ),
+        (
+            initial("dims: 1000000000000 zero_data: true")
+            .replace("dims: [ 2 ]", "dims: [ -1 ]")
+            .replace("INT32", "STRING"),
+            "state 'S' has 4000000000000 bytes; at most 1073741824 are allowed",
+        ),
+        (
+            initial(f'dims: 2 data_file: "{"a" * 256}"'),
+            "a path of 256 bytes; at most 255 are allowed",
+        ),
         (
             initial("dims: 3 zero_data: true"),
             "initial_state of 'S' is INT32 [3], but the state is INT32 [2]",
@@ -213,6 +242,16 @@ def test_fault(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(PbtxtError) as caught:
         define(tmp_path, text)
     assert [expected in diagnostic.message for diagnostic in caught.value.diagnostics] == [True]
+
+
+@pytest.mark.parametrize("strategy", ["direct", "oldest"])
+def test_slots_of_a_large_batch(tmp_path: Path, strategy: str) -> None:
+    """Sequences have at most 65536 slots; what max_batch_size makes more of is refused, as each takes memory."""
+    base = BASE.replace("max_batch_size: 8", "max_batch_size: 65537")
+    with pytest.raises(PbtxtError, match=r"2:17: .*with sequence_batching max_batch_size must be between 1 and 65536"):
+        define(tmp_path, f"sequence_batching {{ {strategy} {{ }} }}", base)
+    batching = "sequence_batching { oldest { max_candidate_sequences: 4 } }"
+    assert 4 == define(tmp_path, batching, base).settings.sequences.num_slots
 
 
 def test_rate_limiter_of_each_group(tmp_path: Path) -> None:

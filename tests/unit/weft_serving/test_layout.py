@@ -51,6 +51,46 @@ def test_rows():
     assert [[[0, 1, 2]], [[3, 4, 5], [6, 7, 8]]] == [part["POOLED"].tolist() for part in parts]
 
 
+RAGGED = TensorSpec("RAGGED", "FP32", (-1,), allow_ragged_batch=True)
+COUNTS = BatchInput("BATCH_ELEMENT_COUNT", ("COUNTS",), "FP32", "RAGGED")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "layout", "members"),
+    [
+        ((FIXED,), BatchLayout(), [{"FIXED": np.ones((1, 2), np.float32)}, {"FIXED": np.ones((2, 2), np.float32)}]),
+        (
+            (IDS, MASK, FIXED),
+            BatchLayout(BUCKETS),
+            [{"IDS": _ids(n, n), "FIXED": np.ones((n, 2), np.float32)} for n in (1, 3)],
+        ),
+        (
+            (RAGGED,),
+            BatchLayout(batch_inputs=(COUNTS,)),
+            [{"RAGGED": np.ones((1, n), np.float32)} for n in (2, 5)],
+        ),
+    ],
+    ids=["rows", "padding", "ragged"],
+)
+@pytest.mark.parametrize("num_members", [1, 2])
+def test_arrays_of_a_caller(inputs, layout, members, num_members):
+    """With an allocator every input lies in an array that it made, a lone member's too, and has the same contents."""
+    made = []
+
+    def allocate(shape, dtype):
+        made.append(np.full(shape, 99, dtype))
+        return made[-1]
+
+    signature, asked = _signature(inputs, (POOLED,)), _members(*members[:num_members])
+    gathered = make_gatherer(signature, layout, allocate).gather(asked)
+    assert all(any(array is known for known in made) for array in gathered.values())
+    expected = make_gatherer(signature, layout).gather(asked)
+    assert _lists(expected) == _lists(gathered)
+    assert {name: array.dtype for name, array in expected.items()} == {
+        name: array.dtype for name, array in gathered.items()
+    }
+
+
 @pytest.mark.parametrize("array", [np.zeros((4, 3)), np.zeros(())])
 def test_wrong_rows(array):
     """An output needs a row for each row of the batch, if the model has a batch dimension."""

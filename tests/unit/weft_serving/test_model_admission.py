@@ -10,7 +10,7 @@ from weft_common.errors import InvalidArgumentError
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor, bytes_tensor, split_bytes
 from weft_common.validation import validate
-from weft_serving import model as model_module
+from weft_serving import intake
 
 MANY = 20_000
 
@@ -37,7 +37,7 @@ def checked_on(monkeypatch):
         names.append(threading.current_thread().name)
         return validate(call, signature, **options)
 
-    monkeypatch.setattr(model_module, "validate", watched)
+    monkeypatch.setattr(intake, "validate", watched)
     return names
 
 
@@ -66,7 +66,7 @@ async def test_many_strings_may_be_wrong(serve, backends):
 async def test_a_request_cancelled_while_it_is_checked_counts(serve, backends, monkeypatch):
     """Whoever leaves before the queue is counted too, once, and nothing is executed."""
     has_begun, may_end = threading.Event(), threading.Event()
-    monkeypatch.setattr(model_module, "validate", lambda *_, **__: (has_begun.set(), may_end.wait(10), 1)[2])
+    monkeypatch.setattr(intake, "validate", lambda *_, **__: (has_begun.set(), may_end.wait(10), 1)[2])
     model = await serve(backends.Echo)
     task = asyncio.create_task(model.infer(_call(MANY), CallContext()))
     assert await asyncio.to_thread(has_begun.wait, 10)

@@ -87,3 +87,55 @@ async def test_instance_that_is_lost_idle_gets_no_batches(serve, fragile, make_c
         assert value == await _ask(model, make_call, value)
     assert not model.outages.is_total
     fragile.may_load.set()
+
+
+async def _until(is_true):
+    """Return when it holds; the loop turns meanwhile."""
+    async with asyncio.timeout(10):
+        while not is_true():  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def slow(backends):
+    """A backend whose executions end when the test lets them."""
+
+    class Slow(backends.Echo):
+        begun = threading.Semaphore(0)
+        may_end = threading.Semaphore(0)
+
+        def execute(self, batch):
+            Slow.begun.release()
+            assert Slow.may_end.acquire(timeout=20)
+            return super().execute(batch)
+
+    return Slow
+
+
+async def test_an_execution_that_does_not_return_takes_its_instance_out(serve, slow, make_call):
+    """The model is out, with reason and time, while each instance hangs; a late answer ends it."""
+    model = await serve(slow, execution_timeout_us=100_000)
+    asked = asyncio.create_task(_ask(model, make_call))
+    await asyncio.to_thread(slow.begun.acquire)
+    await _until(lambda: model.outages.is_total)
+    assert "has executed one batch since 20" in str(model.outages)
+    with pytest.raises(UnavailableError, match="longer than its execution_timeout_us"):
+        await _ask(model, make_call)
+    slow.may_end.release(2)
+    assert await asked == 1
+    assert not model.outages.is_total
+    assert await _ask(model, make_call, 2) == 2
+    assert 0 == model.statistics.restart_count
+
+
+async def test_one_hung_instance_leaves_the_others(serve, slow, make_call):
+    """The reason is there, and requests go to the instance that is left."""
+    model = await serve(slow, execution_timeout_us=100_000, num_instances=2)
+    asked = asyncio.create_task(_ask(model, make_call))
+    await asyncio.to_thread(slow.begun.acquire)
+    await _until(lambda: str(model.outages))
+    assert not model.outages.is_total
+    other = asyncio.create_task(_ask(model, make_call, 2))
+    await asyncio.to_thread(slow.begun.acquire)
+    slow.may_end.release(2)
+    assert [1, 2] == [await asked, await other]

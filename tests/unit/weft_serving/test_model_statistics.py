@@ -7,7 +7,7 @@ import pytest
 
 from weft_common.core import CallContext
 from weft_common.errors import InvalidArgumentError, WeftError
-from weft_serving.scheduler.queue import MAX_COUNTED_LEVEL
+from weft_common.statistics import MAX_COUNTED_LEVEL
 from weft_serving.scheduler.settings import QueuePolicy
 
 

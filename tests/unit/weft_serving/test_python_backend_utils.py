@@ -93,12 +93,14 @@ def test_request_that_a_model_makes_tells_what_it_was_made_of():
     assert -1 == pb_utils.InferenceRequest(model_name="other").model_version()
 
 
-def test_release_flags_other_than_all_are_refused():
-    """A request cannot be scheduled again, and the error says so."""
+def test_only_requests_of_iterative_sequences_are_scheduled_again():
+    """Elsewhere the flag is an error that says what the configuration lacks; a number that is no flag is one too."""
     made = pb_utils.InferenceRequest(model_name="other")
     made.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
-    with pytest.raises(pb_utils.TritonModelException, match="release flags 2 are not supported"):
+    with pytest.raises(pb_utils.TritonModelException, match=r"iterative_sequence: true } into its config\.pbtxt"):
         made.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+    with pytest.raises(pb_utils.TritonModelException, match="Unsupported flag provided: 3"):
+        made.set_release_flags(3)
 
 
 def test_model_folder_is_known_to_models_alone(tmp_path):
@@ -111,9 +113,9 @@ def test_model_folder_is_known_to_models_alone(tmp_path):
 def test_missing_names_say_so():
     """What the module does not offer is named in the error."""
     with pytest.raises(
-        AttributeError, match=r"triton_python_backend_utils.MetricFamily is not supported by this version"
+        AttributeError, match=r"triton_python_backend_utils.SharedMemory is not supported by this version"
     ):
-        _ = pb_utils.MetricFamily
+        _ = pb_utils.SharedMemory
 
 
 def test_logger_writes_to_the_log(caplog):

@@ -3,7 +3,8 @@
 import pytest
 
 from weft_common.errors import DeadlineExceededError, ResourceExhaustedError
-from weft_serving.scheduler.queue import MAX_COUNTED_LEVEL, PriorityQueue
+from weft_common.statistics import MAX_COUNTED_LEVEL
+from weft_serving.scheduler.queue import PriorityQueue
 from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 US = 1000

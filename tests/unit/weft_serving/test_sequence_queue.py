@@ -11,6 +11,7 @@ from weft_common.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
     RequestCancelledError,
+    ResourceExhaustedError,
     UnavailableError,
     WeftError,
 )
@@ -339,3 +340,101 @@ def test_closing_lets_sequences_go_on_but_none_start(make):
     sequences.add("a2", "e")
     with pytest.raises(UnavailableError, match="stopped accepting new sequences"):
         sequences.add("b1", "s")
+
+
+def test_iterative_requests_run_until_the_model_lets_them_go(make):
+    """A request is a sequence: it keeps its slot while it is scheduled again, START only the first time."""
+    sequences = make(1, "X", is_iterative=True)
+    for name in ("a", "b"):
+        sequences.add(name, "", sequence_id=0)
+    (first,) = sequences.take("X")
+    assert (1, True) == (first.call.parameters["sequence_id"], first.turn.is_start)
+    sequences.now_ns = 5
+    sequences.queue.executed([first], sequences.now_ns, {first})
+    sequences.queue.check_integrity()
+    assert (["a"], 5, 0) == (sequences.heads("X"), first.enqueue_ns, first.start_ns)
+    assert (False, False) == (first.turn.is_start, first.call.parameters["sequence_start"])
+    assert [["a"], ["b"], []] == [sequences.run("X") for _ in range(3)]
+    assert 0 == sequences.queue.num_sequences
+
+
+def test_iterative_requests_of_one_id_run_one_after_the_other(make):
+    """The second request under an id that runs begins when the first is let go; generated ids are of nobody else."""
+    sequences = make(3, "X", is_iterative=True)
+    for name in ("a", "b"):
+        sequences.add(name, "", sequence_id=1)
+    other = sequences.add("c", "", sequence_id="")
+    assert 2 == other.call.parameters["sequence_id"]
+    running = sequences.take("X")
+    sequences.queue.executed(running, 0, running)
+    assert ["a", "c"] == sequences.run("X")
+    assert ["b"] == sequences.run("X")
+
+
+def test_scheduled_again_is_behind_what_waits(make):
+    """A request that goes round gives way to those that came meanwhile."""
+    sequences = make(2, "X", is_iterative=True)
+    sequences.add("a", "")
+    running = sequences.take("X")
+    sequences.add("b", "")
+    sequences.queue.executed(running, 0, running)
+    assert ["b", "a"] == sequences.heads("X")
+
+
+def test_deadline_and_cancel_reach_an_iterative_request_between_two_executions(make):
+    """One whose deadline passes is given up, one that was withdrawn while it ran is not scheduled again."""
+    sequences = make(2, "X", is_iterative=True)
+    sequences.add("a", "", deadline_ns=10 * US)
+    cancelled = sequences.add("b", "")
+    running = sequences.take("X")
+    sequences.queue.remove(cancelled)
+    sequences.queue.executed(running, 0, running)
+    sequences.queue.check_integrity()
+    assert ["a"] == sequences.heads("X")
+    assert [("a", DeadlineExceededError)] == sequences.given_up(11)
+    assert 0 == sequences.queue.num_sequences
+
+
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_iterative_requests_of_one_id_leave_alone(make, num_slots):
+    """One that is withdrawn, late, or waits too long for a slot takes no other of its id along, running or not."""
+    sequences = make(num_slots, "X", is_iterative=True)
+    requests = {name: sequences.add(name, "") for name in ("a1", "a2", "a3")}
+    sequences.add("a4", "", deadline_ns=10 * US)
+    sequences.add("b1", "")
+    assert sequences.queue.remove(requests["a2"])
+    running = sequences.take("X")
+    assert not sequences.queue.remove(requests["a1"])
+    sequences.queue.check_integrity()
+    assert [("a4", DeadlineExceededError)] == sequences.given_up(11)
+    sequences.queue.check_integrity()
+    sequences.queue.executed(running, 0)
+    sequences.queue.check_integrity()
+    assert requests["a3"] in sequences.take("X")
+    sequences.add("c1", "", timeout_us=5)
+    sequences.add("c2", "")
+    late = [("c1", DeadlineExceededError)] if num_slots == 1 else []
+    assert late == sequences.given_up(100)
+    sequences.queue.check_integrity()
+
+
+def test_an_iterative_request_may_not_name_anything(make):
+    """An id that is no id is refused, as for any sequence; none at all is made up."""
+    sequences = make(1, "X", is_iterative=True)
+    with pytest.raises(InvalidArgumentError, match="invalid value type for 'sequence_id' parameter"):
+        sequences.add("a", "", sequence_id=True)
+    assert 0 == sequences.queue.num_sequences
+
+
+def test_a_bounded_backlog_refuses_at_the_door(make):
+    """With every slot taken so many sequences wait and the next is refused; those that have started go on."""
+    sequences = make(1, "X", max_backlog=1)
+    sequences.add("a1", "s")
+    sequences.add("b1", "s")
+    with pytest.raises(ResourceExhaustedError, match="1 sequences of model 'm' wait for a slot, 1 may"):
+        sequences.add("c1", "s")
+    sequences.add("b2")
+    sequences.add("a2", "e")
+    assert [["a1"], ["a2"]] == [sequences.run("X") for _ in range(2)]
+    sequences.add("c1", "s")
+    assert ["b1"] == sequences.run("X")

@@ -24,6 +24,7 @@ class Model:
         self.may_cool = asyncio.Event()
         self.may_cool.set()
         self.is_loaded = False
+        self.is_held = False
 
     async def num_bytes(self) -> int:
         """As made."""

@@ -1,15 +1,20 @@
 """``pool``: one embedding per text from the hidden states of its tokens."""
 
+import time
+
 import numpy as np
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import Array
+from weft_serving.backends.base import Batch
 from weft_serving.backends.loading import check_tensor
 from weft_serving.backends.parameters import ParameterReader
 from weft_serving.backends.rows import RowBackend, check_rows
-from weft_serving.request import InferenceRequest
+from weft_serving.request import InferenceRequest, Outcome
 
 _MIN_NORM = np.float32(1e-12)
+#: Name of the vectors between ``prepare`` and ``run``; no input has it.
+_POOLED = ""
 _POOLINGS = ("mean", "cls", "max", "last_token")
 
 
@@ -30,6 +35,9 @@ class PoolBackend(RowBackend):
     Tensors may have any names: the input of two dimensions is the hidden state (FP32, FP16 or BF16), the other one
     (INT64, INT32 or BOOL) the mask of 0 and 1, padded on either side. A row whose mask is all 0 gives a zero vector.
     Whatever stands under a mask of 0 does not matter, unless it is not finite and the pooling is mean.
+
+    Requests of different L share batches where the inputs have ``allow_ragged_batch``: each is pooled by itself,
+    without a copy of its hidden states, and only the vectors are put together.
 
     Parameters (all optional):
         pooling: ``mean``, ``cls``, ``max`` or ``last_token``. Default mean.
@@ -60,25 +68,31 @@ class PoolBackend(RowBackend):
         self._normalizes = parameters.flag("normalize", True)
         parameters.finish()
 
+    def execute(self, batch: Batch) -> list[Outcome]:
+        """As ``RowBackend.execute``; the pooling of each request is counted as inference too."""
+        start_ns = time.monotonic_ns()
+        outcomes = super().execute(batch)
+        batch.infer_start_ns = start_ns
+        return outcomes
+
     def prepare(self, request: InferenceRequest) -> dict[str, Array]:
-        """Hidden states and mask, of one length."""
+        """The vectors of one request, not scaled."""
         hidden, mask = self.rows(request, self._hidden), self.rows(request, self._mask)
         if hidden.shape[:2] != mask.shape:
             raise InvalidArgumentError(
                 f"'{self._hidden}' has shape {list(hidden.shape)} and '{self._mask}' {list(mask.shape)}; the first two "
                 "dimensions must be equal"
             )
-        return {self._hidden: hidden, self._mask: mask}
-
-    def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
-        """Pool and scale."""
-        mask = inputs[self._mask]
         if mask.dtype != np.bool_:
             is_good = (mask == 0) | (mask == 1)
             if not is_good.all():
                 check_rows(is_good, self._mask, lambda row: f"{mask[row][~is_good[row]][0]} in a mask of 0 and 1")
             mask = mask.astype(np.bool_)
-        pooled = self._pooled(inputs[self._hidden], mask)
+        return {_POOLED: self._pooled(hidden, mask)}
+
+    def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
+        """Scale."""
+        pooled = inputs[_POOLED]
         with np.errstate(over="ignore", invalid="ignore"):
             norm = np.linalg.norm(pooled, axis=1, keepdims=True)
         check_rows(

@@ -5,7 +5,7 @@ import numpy as np
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import Array
 from weft_serving.backends.base import ModelContext
-from weft_serving.backends.loading import existing_file
+from weft_serving.backends.labels import read_label_file
 
 _LAST_INDEX = np.uint64(2**32 - 1)
 _INDEX_BITS = np.uint64(32)
@@ -48,7 +48,7 @@ def read_labels(model: ModelContext, filename: str, num_classes: int, name: str)
     """Labels as an object array of bytes, one per class, and ``b""`` as the last: that of index -1.
 
     Args:
-        model: The file is in its version folder or its own.
+        model: The file is in its folder or in its version folder.
         filename: One label per line, UTF-8.
         num_classes: As declared; -1 is refused.
         name: The input that has the classes, for the error.
@@ -57,8 +57,7 @@ def read_labels(model: ModelContext, filename: str, num_classes: int, name: str)
         InvalidArgumentError: The file has another number of lines.
         NotFoundError: There is no such file.
     """
-    path = existing_file(model.directory, filename, parents=(model.directory.parent,))
-    labels = path.read_bytes().removesuffix(b"\n").replace(b"\r\n", b"\n").split(b"\n")
+    path, labels = read_label_file(model.directory, filename)
     if len(labels) != num_classes:
         raise InvalidArgumentError(
             f"{path} has {len(labels)} labels, but '{name}' has {num_classes} classes; give one line per class and "

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from urllib.parse import quote
 
-from weft_common.core import InferCall, InferResult
+from weft_common.core import InferCall, InferResult, ParameterValue
 from weft_common.errors import InvalidArgumentError, WeftError
 from weft_common.signature import ModelSignature
 from weft_common.tensors import Array
-from weft_serving.backends.layout import BatchLayout, make_gatherer
+from weft_serving.backends.layout import Allocate, BatchLayout, make_gatherer
 from weft_serving.request import InferenceRequest, InferenceResponse, Outcome
 
 if TYPE_CHECKING:
@@ -52,6 +52,38 @@ class ModelCaller(Protocol):
         """The responses to come of a model that may be decoupled; arguments are those of ``infer``."""
 
 
+class MetricSink(Protocol):
+    """Keeps the metrics that models make; as ``CustomMetrics``, in whatever process that is."""
+
+    def add_family(self, owner: str, name: str, description: str, kind: str) -> None:
+        """The family is there. Raises InvalidArgumentError."""
+
+    def add_metric(self, owner: str, name: str, labels: Mapping[str, str], bounds: Sequence[float] | None) -> Any:
+        """The metric is there; returns what names it within its family. Raises InvalidArgumentError."""
+
+    def record(self, name: str, labels: Any, action: str, number: float) -> None:
+        """The metric has taken a number that it can take."""
+
+    def value(self, name: str, labels: Any) -> float:
+        """The number of a counter or gauge. Raises UnsupportedError for a histogram."""
+
+    def release(self, owner: str) -> None:
+        """What nobody else owns is gone."""
+
+
+class RepositoryControl(Protocol):
+    """Loads and unloads models for a model; may be used from any thread, and the futures fail with a WeftError."""
+
+    def load(self, asker: str, name: str, parameters: "Mapping[str, ParameterValue | bytes]") -> "Future[None]":
+        """Load ``name`` with the parameters of ``RepositoryModelLoad``, for the model ``asker``."""
+
+    def unload(self, asker: str, name: str, *, unload_dependents: bool) -> "Future[None]":
+        """Unload ``name`` for the model ``asker``."""
+
+    def is_ready(self, name: str, version: str) -> "Future[bool]":
+        """Whether the version ("" = any) serves."""
+
+
 def _fault_without_place(_path: str, message: str) -> InvalidArgumentError:
     return InvalidArgumentError(message)
 
@@ -70,6 +102,8 @@ class ModelContext:
             column where the field was written.
         layout: How a batch becomes the arrays of one execution.
         caller: Calls other models; None: there is no way to.
+        metrics: Keeps the metrics that the model makes; None: there is no way to.
+        control: Loads and unloads other models; None: there is no way to.
     """
 
     signature: ModelSignature
@@ -79,6 +113,8 @@ class ModelContext:
     fault: Callable[[str, str], InvalidArgumentError] = _fault_without_place
     layout: BatchLayout = field(default_factory=BatchLayout)
     caller: ModelCaller | None = None
+    metrics: MetricSink | None = None
+    control: RepositoryControl | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +125,7 @@ class InstanceContext:
         name: For logs and metrics, for example ``minilm_0_0``.
         kind: ``"CPU"`` or ``"GPU"``.
         device_id: CUDA device of a GPU instance; 0 on CPU.
+        may_use_cpu: Whether a GPU instance may run on the CPU instead, if the backend's library cannot use the GPU.
         rate_limit: What an execution takes of what instances share; None: nothing.
         token: Tells the instance from those of other loads and other processes.
     """
@@ -97,6 +134,7 @@ class InstanceContext:
     kind: str = "CPU"
     device_id: int = 0
     rate_limit: "RateLimit | None" = None
+    may_use_cpu: bool = False
     token: str = field(default_factory=lambda: uuid.uuid4().hex[:12], compare=False)
 
     def origin(self, signature: ModelSignature) -> str:
@@ -146,6 +184,9 @@ class Backend(ABC):
     #: ``execute`` runs or later, and the outcome is ``STREAMED``.
     can_stream: ClassVar[bool] = False
 
+    #: Whether the outcome may be ``RESCHEDULED``: the request is executed again. For iterative sequences.
+    can_reschedule: ClassVar[bool] = False
+
     #: Whether instances may be placed on a GPU. False: KIND_AUTO means CPU, KIND_GPU is refused.
     can_use_gpu: ClassVar[bool] = True
 
@@ -190,6 +231,10 @@ class TensorBackend(Backend):
     def __init__(self, model: ModelContext, instance: InstanceContext) -> None:
         super().__init__(model, instance)
         self._gatherer = make_gatherer(model.signature, model.layout)
+
+    def gather_into(self, allocate: Allocate) -> None:
+        """From now on every input of ``run`` lies in an array that ``allocate`` made for it."""
+        self._gatherer = make_gatherer(self.model.signature, self.model.layout, allocate)
 
     @abstractmethod
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from weft_serving.request import InferenceRequest
 from weft_serving.scheduler.grouping import LengthBuckets
 
 Member = tuple[InferenceRequest, dict[str, Array]]
+
+#: Makes an array of a shape and dtype, its contents undefined.
+Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +64,24 @@ class Gatherer(Protocol):
         """The outputs of each member; views where possible. Raises InternalError if they do not fit the batch."""
 
 
-def make_gatherer(signature: ModelSignature, layout: BatchLayout) -> Gatherer:
-    """The gatherer that a model needs."""
+def make_gatherer(signature: ModelSignature, layout: BatchLayout, allocate: Allocate | None = None) -> Gatherer:
+    """The gatherer that a model needs.
+
+    Args:
+        signature: As clients see it.
+        layout: Of the batches.
+        allocate: Makes the arrays that the model gets, each anew. None: they are numpy's, or those of the only member.
+    """
     if layout.buckets is not None:
-        return _PaddingGatherer(signature, layout.buckets)
-    if layout.batch_inputs or layout.scattered or any(spec.allow_ragged_batch for spec in signature.inputs):
-        return _RaggedGatherer(signature, layout)
-    return _RowGatherer(signature)
+        return _PaddingGatherer(signature, layout.buckets, allocate)
+    if is_ragged(signature, layout):
+        return _RaggedGatherer(signature, layout, allocate)
+    return _RowGatherer(signature, allocate)
+
+
+def is_ragged(signature: ModelSignature, layout: BatchLayout) -> bool:
+    """Whether a batch has tensors without a dimension of rows."""
+    return bool(layout.batch_inputs or layout.scattered or any(spec.allow_ragged_batch for spec in signature.inputs))
 
 
 def file_signature(signature: ModelSignature, layout: BatchLayout) -> ModelSignature:
@@ -86,12 +100,13 @@ def file_signature(signature: ModelSignature, layout: BatchLayout) -> ModelSigna
 class _RowGatherer:
     """The rows of all members one after another."""
 
-    def __init__(self, signature: ModelSignature) -> None:
+    def __init__(self, signature: ModelSignature, allocate: Allocate | None) -> None:
         self._signature = signature
+        self._allocate = allocate
 
     def gather(self, members: Sequence[Member]) -> dict[str, Array]:
         arrays = [prepared for _, prepared in members]
-        return arrays[0] if len(arrays) == 1 else {k: np.concatenate([a[k] for a in arrays]) for k in arrays[0]}
+        return {k: _joined([a[k] for a in arrays], self._allocate) for k in arrays[0]}
 
     def scatter(self, members: Sequence[Member], outputs: Mapping[str, Array]) -> list[dict[str, Array]]:
         if self._signature.max_batch_size > 0:
@@ -112,8 +127,8 @@ class _RowGatherer:
 class _PaddingGatherer(_RowGatherer):
     """Rows of different lengths, the shorter ones filled up; outputs are cut back to the length of their member."""
 
-    def __init__(self, signature: ModelSignature, buckets: LengthBuckets) -> None:
-        super().__init__(signature)
+    def __init__(self, signature: ModelSignature, buckets: LengthBuckets, allocate: Allocate | None) -> None:
+        super().__init__(signature, allocate)
         self._pads = [
             (spec, buckets.pad_values[spec.name]) for spec in signature.inputs if spec.name in buckets.pad_values
         ]
@@ -129,12 +144,14 @@ class _PaddingGatherer(_RowGatherer):
         longest = max(lengths)
         padded = {spec.name for spec, _ in self._pads}
         first = members[0][1]
-        inputs = {k: np.concatenate([arrays[k] for _, arrays in members]) for k in first if k not in padded}
+        inputs = {k: _joined([arrays[k] for _, arrays in members], self._allocate) for k in first if k not in padded}
+        empty = self._allocate or np.empty
         num_rows = sum(request.num_rows for request, _ in members)
         for spec, value in self._pads:
             if spec.name in first:
                 shape = (num_rows, *_filled(spec.dims, longest))
-                inputs[spec.name] = full = np.full(shape, value, NUMPY_BY_DATATYPE[spec.datatype])
+                inputs[spec.name] = full = empty(shape, NUMPY_BY_DATATYPE[spec.datatype])
+                full.fill(value)
                 start = 0
                 for (request, arrays), length in zip(members, lengths, strict=True):
                     full[_part(spec.dims, start, start + request.num_rows, length)] = arrays[spec.name]
@@ -182,8 +199,9 @@ class _PaddingGatherer(_RowGatherer):
 class _RaggedGatherer:
     """The elements of ragged inputs one after another in one dimension, with the inputs that tell them apart."""
 
-    def __init__(self, signature: ModelSignature, layout: BatchLayout) -> None:
+    def __init__(self, signature: ModelSignature, layout: BatchLayout, allocate: Allocate | None) -> None:
         self._model = signature.name
+        self._allocate = allocate
         self._ragged = frozenset(spec.name for spec in signature.inputs if spec.allow_ragged_batch)
         self._batch_inputs = layout.batch_inputs
         self._scattered = {
@@ -196,11 +214,12 @@ class _RaggedGatherer:
         inputs: dict[str, Array] = {}
         for name in members[0][1]:
             arrays = [arrays[name] for _, arrays in members]
-            inputs[name] = np.concatenate([array.ravel() for array in arrays] if name in self._ragged else arrays)
+            parts = [array.ravel() for array in arrays] if name in self._ragged else arrays
+            inputs[name] = _joined(parts, self._allocate)
         for extra in self._batch_inputs:
             sources = [arrays[extra.source] for _, arrays in members if extra.source in arrays]
             value = np.asarray(_BATCH_INPUTS[extra.kind](sources), NUMPY_BY_DATATYPE[extra.datatype])
-            inputs.update(dict.fromkeys(extra.names, value))
+            inputs.update(dict.fromkeys(extra.names, _joined([value], self._allocate)))
         return inputs
 
     def scatter(self, members: Sequence[Member], outputs: Mapping[str, Array]) -> list[dict[str, Array]]:
@@ -252,6 +271,19 @@ _BATCH_INPUTS: Mapping[str, Callable[[Sequence[Array]], Array | Sequence[int]]] 
     "BATCH_ITEM_SHAPE": _item_shapes,
     "BATCH_ITEM_SHAPE_FLATTEN": lambda sources: _item_shapes(sources).ravel(),
 }
+
+
+def _joined(parts: Sequence[Array], allocate: Allocate | None) -> Array:
+    """The parts one after another, in an array of ``allocate``; where that is None, a part alone is taken as it is."""
+    if allocate is None:
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    shape = parts[0].shape if len(parts) == 1 else (sum(len(part) for part in parts), *parts[0].shape[1:])
+    joined = allocate(shape, parts[0].dtype)
+    if len(parts) == 1:
+        np.copyto(joined, parts[0])
+    else:
+        np.concatenate(parts, out=joined)
+    return joined
 
 
 def _filled(dims: Sequence[int], length: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from weft_common.tensors import (
     num_elements,
 )
 from weft_serving.backends.base import Backend, Batch
-from weft_serving.request import InferenceRequest, InferenceResponse, Outcome
+from weft_serving.request import RESCHEDULED, InferenceRequest, InferenceResponse, Outcome
 from weft_serving.scheduler.sequence_turn import RequestSequence, Turn
 
 
@@ -94,8 +94,7 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
             turns = [request.turn or Turn(RequestSequence(0), True, True) for request in batch.requests]
             has_batch = self.model.signature.max_batch_size > 0
             for request, turn in zip(batch.requests, turns, strict=True):
-                added = _added(inputs, turn, is_ready=True, has_batch=has_batch)
-                request.call = replace(request.call, inputs={**request.call.inputs, **added})
+                request.give(_added(inputs, turn, is_ready=True, has_batch=has_batch))
             rows = list(range(len(turns)))
             if inputs.has_fixed_rows:
                 rows = [max(turn.sequence.row, 0) for turn in turns]
@@ -121,7 +120,7 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
 
         def _kept(self, turn: Turn, outcome: Outcome) -> Outcome:
             """The outcome without what is state, which the sequence has now; or why the model's states are wrong."""
-            if not (inputs.states and isinstance(outcome, InferenceResponse)):
+            if outcome is RESCHEDULED or not (inputs.states and isinstance(outcome, InferenceResponse)):
                 return outcome
             kept: dict[str, WireTensor] = {}
             for state in inputs.states:

@@ -13,6 +13,7 @@ from weft_protos.model_config_pb2 import TYPE_STRING, ModelConfig, ModelInput
 from weft_protos.model_config_pb2 import BatchInput as BatchInputMessage
 from weft_serving.backends.layout import BatchInput, BatchLayout
 from weft_serving.config.report import Report
+from weft_serving.config.reshape import model_dims
 from weft_serving.scheduler.grouping import LengthBuckets
 
 _BOUNDS, _PAD, _MASK = "batch_buckets", "batch_buckets_pad", "batch_buckets_mask"
@@ -97,11 +98,10 @@ def _scattered(config: ModelConfig, report: Report) -> Iterator[tuple[str, str]]
                 report.error(
                     f"{path}.target_name", f"the model has no output '{name}'{suggestion(name, list(outputs))}"
                 )
-            elif len(outputs[name].dims) != len(inputs[sources[0]].dims):
+            elif (given := len(model_dims(outputs[name]))) != (wanted := len(model_dims(inputs[sources[0]]))):
                 report.error(
                     f"{path}.target_name",
-                    f"output '{name}' has {len(outputs[name].dims)} dims, its source '{sources[0]}' has "
-                    f"{len(inputs[sources[0]].dims)}; they must be as many",
+                    f"output '{name}' has {given} dims, its source '{sources[0]}' has {wanted}; they must be as many",
                 )
             else:
                 yield name, sources[0]

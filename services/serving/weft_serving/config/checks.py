@@ -10,10 +10,14 @@ from pathlib import PurePosixPath
 from weft_common.pbtxt import suggestion
 from weft_protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from weft_serving.config.report import Report
+from weft_serving.config.reshape import check_reshape
 
 BACKEND_BY_PLATFORM = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}
 
 _Asked = Callable[[ModelConfig], object]
+
+#: Backends that copy between host and GPU.
+_PINNING = ("onnxruntime", "pytorch")
 
 _UNSUPPORTED: tuple[tuple[str, _Asked, str], ...] = (
     (
@@ -21,9 +25,18 @@ _UNSUPPORTED: tuple[tuple[str, _Asked, str], ...] = (
         lambda c: c.HasField("ensemble_scheduling"),
         "an ensemble is a graph: move it to the repository of the router",
     ),
-    ("cc_model_filenames", lambda c: c.cc_model_filenames, "use default_model_filename"),
+    (
+        "cc_model_filenames",
+        lambda c: c.cc_model_filenames,
+        "one file serves every device; use default_model_filename",
+    ),
     ("model_operations.op_library_filename", lambda c: c.model_operations.op_library_filename, "remove it"),
-    ("model_repository_agents", lambda c: c.model_repository_agents.agents, "remove it"),
+    (
+        "model_repository_agents",
+        lambda c: c.model_repository_agents.agents,
+        "agents are plug-ins that change a model's files at load; change them before they come into the repository, "
+        "and remove it",
+    ),
 )
 
 _IGNORED: tuple[tuple[str, _Asked], ...] = (
@@ -36,15 +49,29 @@ _IGNORED: tuple[tuple[str, _Asked], ...] = (
         lambda c: c.optimization.HasField("execution_accelerators") and c.backend != "onnxruntime",
     ),
     ("optimization.priority", lambda c: c.optimization.priority),
-    ("optimization.cuda", lambda c: c.optimization.HasField("cuda")),
-    ("optimization.input_pinned_memory", lambda c: c.optimization.HasField("input_pinned_memory")),
-    ("optimization.output_pinned_memory", lambda c: c.optimization.HasField("output_pinned_memory")),
+    ("optimization.cuda", lambda c: c.optimization.HasField("cuda") and not _only_asks_for_graphs(c)),
+    (
+        "optimization.input_pinned_memory",
+        lambda c: c.optimization.HasField("input_pinned_memory") and c.backend not in _PINNING,
+    ),
+    (
+        "optimization.output_pinned_memory",
+        lambda c: c.optimization.HasField("output_pinned_memory") and c.backend not in _PINNING,
+    ),
     ("optimization.gather_kernel_buffer_threshold", lambda c: c.optimization.gather_kernel_buffer_threshold),
     ("optimization.eager_batching", lambda c: c.optimization.eager_batching),
     ("input.format", lambda c: any(tensor.format for tensor in c.input)),
     ("instance_group.host_policy", lambda c: any(group.host_policy for group in c.instance_group)),
     ("instance_group.profile", lambda c: any(group.profile for group in c.instance_group)),
 )
+
+#: Of a path inside a model's folder, which is also the most that one of its parts may have.
+_MAX_PATH_BYTES = 255
+
+
+def _only_asks_for_graphs(config: ModelConfig) -> bool:
+    cuda = config.optimization.cuda
+    return config.backend == "onnxruntime" and {field.name for field, _ in cuda.ListFields()} <= {"graphs"}
 
 
 def ignored_fields(config: ModelConfig) -> list[str]:
@@ -101,6 +128,13 @@ def check_decoupled(config: ModelConfig, *, can_stream: bool, report: Report) ->
         )
 
 
+def check_iterative(config: ModelConfig, *, can_reschedule: bool, report: Report) -> None:
+    """Check that a model whose requests are executed again and again can ask for it."""
+    path = "sequence_batching.iterative_sequence"
+    if config.sequence_batching.iterative_sequence and not can_reschedule:
+        report.error(path, f"backend '{config.backend}' executes each request once; remove {path}")
+
+
 def _check_identity(config: ModelConfig, name: str, backends: Collection[str], report: Report) -> None:
     if config.name and config.name != name:
         report.error(
@@ -127,14 +161,19 @@ def _check_filenames(config: ModelConfig, report: Report) -> None:
     named = [("default_model_filename", config.default_model_filename)]
     named += [(f"output[{i}].label_filename", tensor.label_filename) for i, tensor in enumerate(config.output)]
     for path, filename in named:
-        if filename and not is_inside(filename):
-            report.error(path, f"'{filename}' leaves the model's folder; give a relative path without '..'")
+        if fault := path_fault(filename, "the model's folder"):
+            report.error(path, fault)
 
 
-def is_inside(filename: str) -> bool:
-    """Whether a relative path stays below the folder it is joined to."""
+def path_fault(filename: str, folder: str) -> str:
+    """Why ``filename`` cannot be a path below ``folder``, as messages call that; "" if it can."""
+    num_bytes = len(filename.encode())
+    if num_bytes > _MAX_PATH_BYTES:
+        return f"a path of {num_bytes} bytes; at most {_MAX_PATH_BYTES} are allowed"
     path = PurePosixPath(filename)
-    return not path.is_absolute() and ".." not in path.parts and "\0" not in filename
+    if path.is_absolute() or ".." in path.parts or "\0" in filename:
+        return f"'{filename}' leaves {folder}; give a relative path without '..'"
+    return ""
 
 
 def check_tensors(config: ModelConfig, report: Report) -> None:
@@ -151,7 +190,7 @@ def check_tensors(config: ModelConfig, report: Report) -> None:
             )
         names: set[str] = set()
         for i, tensor in enumerate(tensors):
-            _check_tensor(kind, f"{kind}[{i}]", tensor, report)
+            _check_tensor(kind, f"{kind}[{i}]", tensor, config.max_batch_size, report)
             if tensor.name in names:
                 report.error(
                     f"{kind}[{i}].name", f"{kind} '{tensor.name}' is declared twice; names of {kind}s must differ"
@@ -159,7 +198,7 @@ def check_tensors(config: ModelConfig, report: Report) -> None:
             names.add(tensor.name)
 
 
-def _check_tensor(kind: str, path: str, tensor: ModelInput | ModelOutput, report: Report) -> None:
+def _check_tensor(kind: str, path: str, tensor: ModelInput | ModelOutput, max_batch_size: int, report: Report) -> None:
     called = f"{kind} '{tensor.name}'"
     if not tensor.name:
         report.error(path, f"{kind} must specify 'name'")
@@ -170,8 +209,7 @@ def _check_tensor(kind: str, path: str, tensor: ModelInput | ModelOutput, report
     for i, dim in enumerate(tensor.dims):
         if dim < -1 or dim == 0:
             report.error(f"{path}.dims[{i}]", f"{called} dimension must be integer >= 1, or -1 for any size, got {dim}")
-    if tensor.HasField("reshape"):
-        report.error(f"{path}.reshape", f"{called}: reshape is not supported by this version; reshape inside the model")
+    check_reshape(path, called, tensor, max_batch_size, report)
     for field in ("is_shape_tensor", "is_non_linear_format_io"):
         if getattr(tensor, field, False):
             report.error(f"{path}.{field}", f"{called}: {field} is not supported by this version; remove it")

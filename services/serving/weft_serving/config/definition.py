@@ -12,7 +12,15 @@ from weft_common.logs import get_logger
 from weft_common.pbtxt import parse
 from weft_common.signature import ModelSignature
 from weft_protos.model_config_pb2 import ModelConfig
-from weft_serving.backends.base import Backend, InstanceContext, ModelCaller, ModelContext, TensorBackend
+from weft_serving.backends.base import (
+    Backend,
+    InstanceContext,
+    MetricSink,
+    ModelCaller,
+    ModelContext,
+    RepositoryControl,
+    TensorBackend,
+)
 from weft_serving.backends.sequences import sequenced
 from weft_serving.config import checks, scheduling
 from weft_serving.config.batching import LAYOUT_PARAMETERS, batch_layout
@@ -57,6 +65,8 @@ def define_model(
     num_gpus: int,
     override: str | None = None,
     caller: ModelCaller | None = None,
+    metrics: MetricSink | None = None,
+    control: RepositoryControl | None = None,
 ) -> ModelDefinition:
     """The checked definition of the model in ``directory``. Blocks: reads files, may import a backend.
 
@@ -67,6 +77,8 @@ def define_model(
         num_gpus: CUDA devices of this process.
         override: A whole configuration as JSON, in place of ``config.pbtxt``.
         caller: Calls other models for this one.
+        metrics: Keeps those that the model makes.
+        control: Loads and unloads other models for this one.
 
     Raises:
         PbtxtError: Every fault of the configuration, each with file, line and column.
@@ -90,6 +102,7 @@ def define_model(
     instances = place_instances(config, num_gpus=num_gpus, can_use_gpu=backend.can_use_gpu, report=report)
     checks.check_cache(config, report)
     checks.check_decoupled(config, can_stream=backend.can_stream, report=report)
+    checks.check_iterative(config, can_reschedule=backend.can_reschedule, report=report)
     layout = batch_layout(config, report, has_tensor_backend=issubclass(backend, TensorBackend))
     inputs = sequence_inputs(config, directory, report)
     if inputs is not None:
@@ -115,6 +128,8 @@ def define_model(
                 report.fault,
                 layout,
                 caller,
+                metrics,
+                control,
             )
             for version in selected
         },
@@ -126,7 +141,7 @@ def _read(directory: Path, override: str | None) -> tuple[ModelConfig, Report]:
     if override is not None:
         try:
             return json_format.Parse(override, ModelConfig()), Report("config parameter")
-        except json_format.ParseError as error:
+        except (json_format.ParseError, RecursionError) as error:
             raise InvalidArgumentError(f"parameter 'config' is not a model configuration in JSON: {error}") from None
     path = directory / CONFIG_FILENAME
     try:

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from weft_common.errors import NotFoundError
 from weft_protos.model_config_pb2 import ModelConfig
-from weft_serving.config.checks import is_inside
+from weft_serving.backends.labels import read_label_file
+from weft_serving.config.checks import path_fault
 from weft_serving.config.report import Report
 
 
@@ -19,14 +21,17 @@ def read_labels(config: ModelConfig, directory: Path, version: int, report: Repo
     labels: dict[str, tuple[str, ...]] = {}
     for i, output in enumerate(config.output):
         filename = output.label_filename
-        if not filename or not is_inside(filename):
+        if not filename or path_fault(filename, ""):
             continue  # the latter is reported with the other file names
-        path = next((p for p in (directory / filename, directory / str(version) / filename) if p.exists()), None)
         try:
-            if path is None:
-                raise FileNotFoundError(2, "there is no such file in the model's folder or in its version's")
-            labels[output.name] = tuple(path.read_text(encoding="utf-8").splitlines())
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            report.error(f"output[{i}].label_filename", f"cannot read labels '{filename}': {reason}")
+            _, lines = read_label_file(directory / str(version), filename)
+            labels[output.name] = tuple(line.decode() for line in lines)
+            continue
+        except NotFoundError:
+            reason = f"there is no such file in {directory} or in its folder '{version}'"
+        except UnicodeDecodeError:
+            reason = "it is not UTF-8"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        report.error(f"output[{i}].label_filename", f"cannot read labels '{filename}': {reason}")
     return labels

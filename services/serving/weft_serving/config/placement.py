@@ -12,6 +12,9 @@ from weft_serving.config.report import Report
 
 _DEVICE = re.compile(r"nvidia\d+")
 
+#: Of one model; each is a thread or a process.
+MAX_INSTANCES = 1024
+
 
 def count_gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
     """Number of CUDA devices that this process may use, found without any CUDA library.
@@ -33,7 +36,8 @@ def place_instances(
 ) -> tuple[InstanceContext, ...]:
     """One context per instance that ``instance_group`` asks for; without a group, one, or one per GPU.
 
-    ``count`` is per GPU of a GPU group. KIND_AUTO takes the GPUs if there are any and the backend can use them.
+    ``count`` is per GPU of a GPU group. KIND_AUTO takes the GPUs if there are any and the backend can use them; its
+    instances may go on on the CPU, if the library of the backend then cannot.
 
     Args:
         config: ``instance_group`` gets its default.
@@ -56,13 +60,14 @@ def place_instances(
                 f"{path}.kind",
                 "KIND_GPU asked for, but this machine has no GPU that is visible; use KIND_AUTO or KIND_CPU",
             )
+        is_auto = group.kind == ModelInstanceGroup.KIND_AUTO
         is_gpu = group.kind != ModelInstanceGroup.KIND_CPU and num_gpus > 0 and can_use_gpu
         if is_gpu and not group.gpus:
             group.gpus.extend(range(num_gpus))
         for j, gpu in enumerate(group.gpus):
             if is_gpu and not 0 <= gpu < num_gpus:
                 report.error(f"{path}.gpus[{j}]", f"GPU {gpu} does not exist; this machine has 0 to {num_gpus - 1}")
-        group.count = max(group.count, 1)
+        group.count = min(max(group.count, 1), MAX_INSTANCES)
         group.name = group.name or f"{config.name}_{i}"
         if group.name in names:
             report.error(f"{path}.name", f"two instance groups are named '{group.name}'; names must differ")
@@ -72,8 +77,14 @@ def place_instances(
             group.ClearField("gpus")
         limit = rate_limit(f"{path}.rate_limiter", group, report)
         places = [("GPU", gpu) for gpu in group.gpus] or [("CPU", 0)]
+        num_instances = len(instances) + len(places) * group.count
+        if num_instances > MAX_INSTANCES:
+            report.error(
+                f"{path}.count", f"the groups make {num_instances} instances; at most {MAX_INSTANCES} are allowed"
+            )
+            break
         instances += [
-            InstanceContext(f"{group.name}_{number}", kind, device_id, limit)
+            InstanceContext(f"{group.name}_{number}", kind, device_id, limit, may_use_cpu=is_auto and is_gpu)
             for number, (kind, device_id) in enumerate(place for place in places for _ in range(group.count))
         ]
     return tuple(instances)
@@ -82,6 +93,8 @@ def place_instances(
 def _check_group(path: str, group: ModelInstanceGroup, report: Report) -> None:
     if group.count < 0:
         report.error(f"{path}.count", f"count must be at least 1, got {group.count}")
+    if group.count > MAX_INSTANCES:
+        report.error(f"{path}.count", f"count must be at most {MAX_INSTANCES}, got {group.count}")
     if group.kind == ModelInstanceGroup.KIND_MODEL:
         report.error(f"{path}.kind", "KIND_MODEL is not supported by this version; use KIND_AUTO, KIND_CPU or KIND_GPU")
     if group.kind == ModelInstanceGroup.KIND_CPU and group.gpus:

@@ -2,11 +2,11 @@
 
 from weft_protos.model_config_pb2 import ModelConfig, ModelQueuePolicy
 from weft_serving.config.report import Report
-from weft_serving.config.sequences import sequence_settings
+from weft_serving.config.sequences import MAX_BACKLOG, sequence_settings
 from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
-_AGING, _SPLIT = "priority_aging_us", "split_large_requests"
-SCHEDULING_PARAMETERS = (_AGING, _SPLIT)
+_AGING, _SPLIT, _LIMIT = "priority_aging_us", "split_large_requests", "execution_timeout_us"
+SCHEDULING_PARAMETERS = (_AGING, _SPLIT, _LIMIT, MAX_BACKLOG)
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -19,6 +19,11 @@ def scheduler_settings(config: ModelConfig, report: Report) -> SchedulerSettings
     """
     if config.HasField("sequence_batching"):
         return _by_sequence(config, report)
+    if MAX_BACKLOG in config.parameters:
+        report.error(
+            f"parameters[{MAX_BACKLOG}]",
+            f"parameter '{MAX_BACKLOG}' needs sequence_batching; elsewhere a queue policy has max_queue_size",
+        )
     batching = config.dynamic_batching
     settings = SchedulerSettings(
         max_batch_size=config.max_batch_size,
@@ -30,7 +35,8 @@ def scheduler_settings(config: ModelConfig, report: Report) -> SchedulerSettings
         default_priority_level=batching.default_priority_level,
         default_policy=_policy(batching.default_queue_policy),
         policies={level: _policy(policy) for level, policy in sorted(batching.priority_queue_policy.items())},
-        priority_aging_us=_aging_us(config, report),
+        priority_aging_us=_microseconds(config, _AGING, report),
+        execution_timeout_us=_microseconds(config, _LIMIT, report),
         can_split=_can_split(config, report),
     )
     for path, message in settings.faults():
@@ -40,7 +46,7 @@ def scheduler_settings(config: ModelConfig, report: Report) -> SchedulerSettings
 
 def _by_sequence(config: ModelConfig, report: Report) -> SchedulerSettings:
     """Settings of a model with ``sequence_batching``; requests of sequences have neither priorities nor parts."""
-    for key in SCHEDULING_PARAMETERS:
+    for key in (_AGING, _SPLIT):
         if key in config.parameters:
             report.error(f"parameters[{key}]", f"parameter '{key}' is not possible with sequence_batching; remove it")
     sequences = sequence_settings(config, report)
@@ -52,18 +58,18 @@ def _by_sequence(config: ModelConfig, report: Report) -> SchedulerSettings:
             size for size in dict.fromkeys(oldest.preferred_batch_size) if 1 <= size <= config.max_batch_size
         ),
         max_queue_delay_us=sequences.max_queue_delay_us if sequences.is_direct else oldest.max_queue_delay_microseconds,
+        execution_timeout_us=_microseconds(config, _LIMIT, report),
         sequences=sequences,
     )
 
 
-def _aging_us(config: ModelConfig, report: Report) -> int:
-    if _AGING not in config.parameters:
+def _microseconds(config: ModelConfig, key: str, report: Report) -> int:
+    """The value of a parameter; 0 where it is not given."""
+    if key not in config.parameters:
         return 0
-    text = config.parameters[_AGING].string_value
+    text = config.parameters[key].string_value
     if not text.isdecimal() or not int(text):
-        report.error(
-            f"parameters[{_AGING}]", f"parameter '{_AGING}' must be a whole number of at least 1, got '{text}'"
-        )
+        report.error(f"parameters[{key}]", f"parameter '{key}' must be a whole number of at least 1, got '{text}'")
         return 0
     return int(text)
 

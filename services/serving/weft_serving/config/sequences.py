@@ -10,14 +10,20 @@ from weft_common.signature import TensorSpec, datatype_name
 from weft_common.tensors import ITEMSIZE_BYTES, NUMPY_BY_DATATYPE, WireTensor, encode, encode_bytes, num_elements
 from weft_protos.model_config_pb2 import ModelConfig, ModelSequenceBatching
 from weft_serving.backends.sequences import SequenceInputs, Signal, State
-from weft_serving.config.checks import is_inside
+from weft_serving.config.checks import path_fault
 from weft_serving.config.report import Report
+from weft_serving.config.reshape import model_dims
 from weft_serving.scheduler.sequence_settings import DEFAULT_MAX_IDLE_US, SequenceSettings
 
 _PATH = "sequence_batching"
 _FLAGS = (("int32_false_true", "INT32"), ("fp32_false_true", "FP32"), ("bool_false_true", "BOOL"))
 _ID_DATATYPES = ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
 _MAX_SLOTS = 1 << 16
+#: Of the state that one sequence begins with.
+MAX_STATE_BYTES = 1 << 30
+_EMPTY_STRING_BYTES = 4
+#: Parameter: sequences that may wait for a slot.
+MAX_BACKLOG = "max_sequence_backlog"
 
 
 def sequence_settings(config: ModelConfig, report: Report) -> SequenceSettings:
@@ -26,14 +32,14 @@ def sequence_settings(config: ModelConfig, report: Report) -> SequenceSettings:
     oldest, direct = batching.oldest, batching.direct
     is_direct = batching.WhichOneof("strategy_choice") != "oldest"
     num_slots = max(config.max_batch_size, 1)
+    slots_path, slots = "max_batch_size", "with sequence_batching max_batch_size"
+    if not is_direct and oldest.max_candidate_sequences:
+        num_slots = oldest.max_candidate_sequences
+        slots_path, slots = f"{_PATH}.oldest.max_candidate_sequences", "max_candidate_sequences"
+    if not 1 <= num_slots <= _MAX_SLOTS:
+        report.error(slots_path, f"{slots} must be between 1 and {_MAX_SLOTS}, got {num_slots}")
+        num_slots = 1
     if not is_direct:
-        num_slots = oldest.max_candidate_sequences or num_slots
-        if not 1 <= num_slots <= _MAX_SLOTS:
-            report.error(
-                f"{_PATH}.oldest.max_candidate_sequences",
-                f"max_candidate_sequences must be between 1 and {_MAX_SLOTS}, got {oldest.max_candidate_sequences}",
-            )
-            num_slots = 1
         for size in oldest.preferred_batch_size:
             if not 1 <= size <= config.max_batch_size:
                 report.error(
@@ -46,10 +52,11 @@ def sequence_settings(config: ModelConfig, report: Report) -> SequenceSettings:
             f"{_PATH}.direct.minimum_slot_utilization",
             f"minimum_slot_utilization must be in range [0.0, 1.0], got {direct.minimum_slot_utilization:g}",
         )
-    if batching.iterative_sequence:
+    if batching.iterative_sequence and batching.state:
         report.error(
-            f"{_PATH}.iterative_sequence",
-            "iterative_sequence is not supported by this version; remove it, and send each step as a request",
+            f"{_PATH}.state",
+            "state is not possible with iterative_sequence, where a request gives outputs once, at the end; keep it in "
+            "the model",
         )
     return SequenceSettings(
         is_direct=is_direct,
@@ -57,9 +64,23 @@ def sequence_settings(config: ModelConfig, report: Report) -> SequenceSettings:
         max_idle_us=batching.max_sequence_idle_microseconds or DEFAULT_MAX_IDLE_US,
         max_queue_delay_us=direct.max_queue_delay_microseconds,
         minimum_slot_utilization=direct.minimum_slot_utilization,
+        is_iterative=batching.iterative_sequence,
+        max_backlog=_max_backlog(config, report),
         has_varying_state=any(-1 in state.dims for state in batching.state),
         id_datatype=next((datatype_name(c.data_type) for _, _, c in _controls(batching) if _kind(c) == "CORRID"), ""),
     )
+
+
+def _max_backlog(config: ModelConfig, report: Report) -> int:
+    text = config.parameters[MAX_BACKLOG].string_value if MAX_BACKLOG in config.parameters else "0"
+    if not text.isdecimal() or (MAX_BACKLOG in config.parameters and not int(text)):
+        report.error(
+            f"parameters[{MAX_BACKLOG}]",
+            f"parameter '{MAX_BACKLOG}' must be a whole number of at least 1, got '{text}'; without it any number of "
+            "sequences may wait",
+        )
+        return 0
+    return int(text)
 
 
 def drop_added(config: ModelConfig, declared: Collection[str]) -> None:
@@ -209,14 +230,18 @@ def _state(
         report.error(path, f"state '{name}' must specify 'data_type', for example TYPE_FP32")
     if not dims or any(dim < -1 or dim == 0 for dim in dims):
         report.error(path, f"state '{name}' must specify 'dims', each at least 1, or -1 for any size, got {list(dims)}")
-    if message.use_growable_memory:
-        report.error(f"{path}.use_growable_memory", "use_growable_memory is not supported by this version; remove it")
+    if message.use_growable_memory and not message.use_same_buffer_for_input_output:
+        report.error(
+            f"{path}.use_growable_memory",
+            f"state '{name}': use_growable_memory needs use_same_buffer_for_input_output; set it to true, or remove "
+            "use_growable_memory",
+        )
     output = next((tensor for tensor in config.output if tensor.name == message.output_name), None)
-    if output is not None and (datatype_name(output.data_type), tuple(output.dims)) != (datatype, dims):
+    if output is not None and (datatype_name(output.data_type), model_dims(output)) != (datatype, dims):
         report.error(
             path,
             f"state '{name}' is {datatype} {list(dims)}, but output '{output.name}', which it is, is "
-            f"{datatype_name(output.data_type)} {list(output.dims)}",
+            f"{datatype_name(output.data_type)} {list(model_dims(output))}",
         )
     if len(report.diagnostics) > num_faults:
         return None
@@ -240,7 +265,7 @@ def _initial(
     """The state of a sequence that starts, without batch dimension; None with a fault. A -1 that nobody fills is 1."""
     filled = tuple(max(dim, 1) for dim in dims)
     if not message.initial_state:
-        return WireTensor(datatype, filled, _zero_data(datatype, num_elements(filled)))
+        return _zeros(path, message.input_name, datatype, filled, report)
     path, initial = f"{path}.initial_state[0]", message.initial_state[0]
     if len(message.initial_state) > 1:
         report.error(
@@ -258,7 +283,7 @@ def _initial(
         return None
     kind = initial.WhichOneof("state_data")
     if kind == "zero_data":
-        return WireTensor(datatype, shape, _zero_data(datatype, num_elements(shape)))
+        return _zeros(path, message.input_name, datatype, shape, report)
     if kind != "data_file":
         report.error(path, f"initial_state of '{message.input_name}' must specify zero_data or data_file")
         return None
@@ -271,13 +296,18 @@ def _initial(
     return WireTensor(datatype, shape, data)
 
 
-def _zero_data(datatype: str, count: int) -> bytes:
-    return encode_bytes([b""] * count) if datatype == "BYTES" else bytes(count * ITEMSIZE_BYTES[datatype])
+def _zeros(path: str, name: str, datatype: str, shape: tuple[int, ...], report: Report) -> WireTensor | None:
+    count = num_elements(shape)
+    num_bytes = count * ITEMSIZE_BYTES.get(datatype, _EMPTY_STRING_BYTES)
+    if num_bytes > MAX_STATE_BYTES:
+        report.error(path, f"state '{name}' has {num_bytes} bytes; at most {MAX_STATE_BYTES} are allowed")
+        return None
+    return WireTensor(datatype, shape, encode_bytes([b""] * count) if datatype == "BYTES" else bytes(num_bytes))
 
 
 def _file_data(path: str, filename: str, folder: Path, report: Report) -> bytes | None:
-    if not is_inside(filename):
-        report.error(path, f"'{filename}' leaves the folder 'initial_state'; give a relative path without '..'")
+    if fault := path_fault(filename, "the folder 'initial_state'"):
+        report.error(path, fault)
         return None
     try:
         return (folder / filename).read_bytes()

@@ -8,11 +8,17 @@ from weft_common.pbtxt import suggestion
 from weft_common.signature import datatype_name
 from weft_common.tensors import ITEMSIZE_BYTES, NUMPY_BY_DATATYPE, WireTensor, encode, encode_bytes, num_elements
 from weft_protos.model_config_pb2 import ModelConfig, ModelInput, ModelWarmup
-from weft_serving.config.checks import is_inside
+from weft_serving.config.checks import path_fault
 from weft_serving.config.report import Report
+from weft_serving.config.reshape import model_dims
+from weft_serving.reshape import reshaped
 from weft_serving.warmup import WarmupSample
 
+#: Of one input of a sample.
+MAX_BYTES = 1 << 30
 _SEED = 0
+_STRING = b"warm-up"
+_STRING_BYTES = 4 + len(_STRING)
 
 
 def warmup_samples(config: ModelConfig, directory: Path, report: Report) -> list[WarmupSample]:
@@ -71,14 +77,21 @@ def _tensor(
             f"{list(tensor.dims)}, each dimension at least 1",
         )
         return None
+    num_bytes = max(warmup.batch_size, 1) * num_elements(dims) * ITEMSIZE_BYTES.get(datatype, _STRING_BYTES)
+    if num_bytes > MAX_BYTES:
+        report.error(
+            f"{path}.inputs[{tensor.name}]", f"{called} has {num_bytes} bytes; at most {MAX_BYTES} are allowed"
+        )
+        return None
     try:
         row = _row(datatype, dims, data, directory)
     except ValueError as error:
         report.error(f"{path}.inputs[{tensor.name}]", f"{called}: {error}")
         return None
+    shape = reshaped(dims, tensor.dims, model_dims(tensor))
     if not has_batch:
-        return WireTensor(datatype, dims, row)
-    return WireTensor(datatype, (warmup.batch_size, *dims), row * warmup.batch_size)
+        return WireTensor(datatype, shape, row)
+    return WireTensor(datatype, (warmup.batch_size, *shape), row * warmup.batch_size)
 
 
 def _row(datatype: str, dims: tuple[int, ...], data: ModelWarmup.Input, directory: Path) -> bytes:
@@ -90,7 +103,7 @@ def _row(datatype: str, dims: tuple[int, ...], data: ModelWarmup.Input, director
     if kind not in ("zero_data", "random_data"):
         raise ValueError("set one of zero_data, random_data and input_data_file")
     if datatype == "BYTES":
-        return encode_bytes([b"" if kind == "zero_data" else b"warm-up"] * count)
+        return encode_bytes([b"" if kind == "zero_data" else _STRING] * count)
     if kind == "zero_data":
         return bytes(count * ITEMSIZE_BYTES[datatype])
     uniform = np.random.default_rng(_SEED).random(count)
@@ -99,8 +112,8 @@ def _row(datatype: str, dims: tuple[int, ...], data: ModelWarmup.Input, director
 
 
 def _file_row(datatype: str, count: int, filename: str, folder: Path) -> bytes:
-    if not is_inside(filename):
-        raise ValueError(f"'{filename}' leaves the folder 'warmup'; give a relative path without '..'")
+    if fault := path_fault(filename, "the folder 'warmup'"):
+        raise ValueError(fault)
     try:
         row = (folder / filename).read_bytes()
     except OSError as error:

@@ -13,15 +13,13 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from weft_common.errors import DeadlineExceededError, ResourceExhaustedError, WeftError
+from weft_common.statistics import MAX_COUNTED_LEVEL
 from weft_serving.request import InferenceRequest
 from weft_serving.scheduler.expiries import Expiries
 from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 #: Empty levels that are kept for their next request. Clients choose the level, so they must not pile up.
 _MAX_IDLE_LEVELS = 16
-
-#: Levels above this are counted as one: clients choose the level, so the number of levels has no bound.
-MAX_COUNTED_LEVEL = 32
 
 #: Times its measured median that an execution is given before the deadline of a member that waits for others.
 _ROOM = 2

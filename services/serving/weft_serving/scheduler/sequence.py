@@ -6,14 +6,17 @@ sequence is withdrawn or too late, the whole sequence ends, for what follows cou
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from operator import attrgetter
 
+from weft_common.core import Parameters
 from weft_common.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
     RequestCancelledError,
+    ResourceExhaustedError,
     UnavailableError,
     WeftError,
 )
@@ -38,6 +41,9 @@ class SequenceQueue:
     withdrawn, is too late, or its instance is lost. A request that starts a sequence under the id of one that has not
     ended runs after the requests of that, in its slot.
 
+    Where sequences are iterative each request is one: it is executed until the model lets it go. Those under one id run
+    one after another, and one that is withdrawn or too late leaves alone.
+
     Args:
         settings: Of the model, with ``sequences``.
         model: Name, for errors.
@@ -60,6 +66,7 @@ class SequenceQueue:
         self._waiting: dict[InferenceRequest, None] = {}
         self._given_up: dict[InferenceRequest, WeftError] = {}
         self._numbers = count()
+        self._ids = count(1)  # of iterative sequences whose clients name none
         self._expiries = Expiries(num_times=2)
         #: No sequence may start any more.
         self.is_closing = False
@@ -102,6 +109,7 @@ class SequenceQueue:
         Raises:
             InvalidArgumentError: It has more than one row, names no sequence, or one that has not started.
             DeadlineExceededError: Its deadline has passed.
+            ResourceExhaustedError: It starts a sequence, and too many wait for a slot.
             UnavailableError: It starts a sequence, and the model is being stopped.
         """
         if request.num_rows > 1:
@@ -110,6 +118,8 @@ class SequenceQueue:
                 f"batcher, got {request.num_rows}"
             )
         parameters = request.call.parameters
+        if self._settings.is_iterative:
+            parameters = self._started(parameters)
         sequence_id, is_start, is_end = sequence_parameters(parameters, self._model, self._settings.id_datatype)
         deadline_ns = request.context.deadline_ns
         if deadline_ns is not None and deadline_ns <= now_ns:
@@ -117,22 +127,19 @@ class SequenceQueue:
         sequence = self._open.get(sequence_id)
         if sequence is None:
             sequence = self._start(sequence_id, is_start)
-        elif is_start:
+        elif is_start and not self._settings.is_iterative:
             _LOG.warning("sequence %r of model '%s' starts again before it ended", sequence_id, self._model)
+        if self._settings.is_iterative:
+            request.call = replace(request.call, parameters=parameters)
         if is_end:
             del self._open[sequence_id]
         request.turn = Turn(sequence, is_start, is_end)
         request.priority = 0
-        request.enqueue_ns = now_ns
-        request.sequence = next(self._numbers)
         request.num_queued_at_arrival = len(self._waiting)
-        request.send_by_ns = now_ns + self._delay_ns
         sequence.waiting.append(request)
-        self._waiting[request] = None
+        self._wait(request, now_ns)
         self._idle.pop(sequence, None)
         self._note_ready(sequence)
-        if deadline_ns is not None:
-            self._expiries.add(request, deadline_ns)
         if request.queue_timeout_us and sequence.instance is None:
             self._expiries.add(request, now_ns + request.queue_timeout_us * 1000)
 
@@ -148,12 +155,19 @@ class SequenceQueue:
             if _turn(request).is_end:
                 self._leave(sequence)
 
-    def executed(self, requests: Iterable[InferenceRequest], now_ns: int) -> None:
-        """The requests, taken before, have run."""
+    def executed(
+        self, requests: Iterable[InferenceRequest], now_ns: int, again: Collection[InferenceRequest] = ()
+    ) -> None:
+        """The requests, taken before, have run; those in ``again`` wait for the next time, behind what waits now."""
         for request in requests:
             sequence = _turn(request).sequence
             sequence.running = None
             if sequence.is_over:
+                continue
+            if request in again:
+                self._wait_again(request, now_ns)
+            elif self._settings.is_iterative and not sequence.waiting:
+                self._end(sequence)
                 continue
             self._note_ready(sequence)
             if not sequence.waiting:
@@ -161,7 +175,7 @@ class SequenceQueue:
                 self._idle[sequence] = None
 
     def remove(self, request: InferenceRequest) -> bool:
-        """The request is withdrawn, and its sequence ends; returns whether it waited.
+        """The request is withdrawn, and its sequence with it; returns whether it waited.
 
         The other requests of the sequence are among the next that ``expire`` returns.
         """
@@ -172,7 +186,8 @@ class SequenceQueue:
         sequence = request.turn.sequence
         if request not in self._waiting and sequence.running is not request:
             return False
-        self._end(sequence, RequestCancelledError(f"sequence {sequence.id!r} was cancelled with one of its requests"))
+        why = f"sequence {sequence.id!r} was cancelled with one of its requests"
+        self._end_with(request, RequestCancelledError(why))
         return self._given_up.pop(request, None) is not None
 
     def lose(self, instance: Hashable) -> None:
@@ -250,10 +265,41 @@ class SequenceQueue:
             raise UnavailableError(
                 f"model '{self._model}' is being stopped and has stopped accepting new sequences; try again later"
             )
+        if not self._free and 0 < self._settings.max_backlog <= len(self._backlog):
+            raise ResourceExhaustedError(
+                f"Exceeds maximum queue size: {len(self._backlog)} sequences of model '{self._model}' wait for a slot, "
+                f"{self._settings.max_backlog} may; start the sequence later"
+            )
         sequence = self._open[sequence_id] = RequestSequence(sequence_id)
         self._backlog[sequence] = None
         self._fill_slots()
         return sequence
+
+    def _started(self, parameters: Parameters) -> Parameters:
+        """Parameters of a request that is a sequence; one without an id gets one that no other has."""
+        given = parameters.get("sequence_id")
+        while not given:
+            number = next(self._ids)
+            made = str(number) if self._settings.id_datatype == "BYTES" else number
+            given = made if made not in self._open else None
+        return {**parameters, "sequence_id": given, "sequence_start": True, "sequence_end": False}
+
+    def _wait(self, request: InferenceRequest, now_ns: int) -> None:
+        request.sequence = next(self._numbers)
+        request.enqueue_ns = now_ns
+        request.send_by_ns = now_ns + self._delay_ns
+        self._waiting[request] = None
+        if request.context.deadline_ns is not None:
+            self._expiries.add(request, request.context.deadline_ns)
+
+    def _wait_again(self, request: InferenceRequest, now_ns: int) -> None:
+        """The request, which has run, is the next of its sequence."""
+        sequence = _turn(request).sequence
+        request.turn = Turn(sequence, is_start=False, is_end=False)
+        request.call = replace(request.call, parameters={**request.call.parameters, "sequence_start": False})
+        request.start_ns = 0
+        sequence.waiting.appendleft(request)
+        self._wait(request, now_ns)
 
     def _fill_slots(self) -> None:
         """The sequences that have waited longest for a slot have those that are free."""
@@ -289,6 +335,17 @@ class SequenceQueue:
         sequence.waiting.clear()
         self._leave(sequence)
 
+    def _end_with(self, request: InferenceRequest, error: WeftError) -> None:
+        """The sequence of a request ends as ``_end`` says; where it is iterative, only if it has no other request."""
+        sequence = _turn(request).sequence
+        has_others = any(other not in (None, request) for other in (sequence.running, *sequence.waiting))
+        if not (self._settings.is_iterative and has_others):
+            self._end(sequence, error)
+        elif request in self._waiting:
+            sequence.waiting.remove(request)
+            self._forget(request)
+            self._given_up[request] = error
+
     def _leave(self, sequence: RequestSequence) -> None:
         """The sequence is over, and the next one has its slot."""
         sequence.is_over = True
@@ -309,10 +366,10 @@ class SequenceQueue:
         deadline_ns = request.context.deadline_ns
         if deadline_ns is not None and deadline_ns <= now_ns:
             why = "the deadline of one of its requests passed; start it again"
-            self._end(sequence, UnavailableError(f"sequence {sequence.id!r} ended: {why}"))
+            self._end_with(request, UnavailableError(f"sequence {sequence.id!r} ended: {why}"))
             self._given_up[request] = deadline_error(request, now_ns)
         elif sequence.instance is None:
-            self._end(sequence, DeadlineExceededError("timeout of the corresponding sequence has been expired"))
+            self._end_with(request, DeadlineExceededError("timeout of the corresponding sequence has been expired"))
 
     def _forget(self, request: InferenceRequest) -> None:
         del self._waiting[request]

@@ -30,6 +30,8 @@ class SequenceSettings:
         minimum_slot_utilization: Direct only: share of the rows, 0 to 1, that ends this wait.
         id_datatype: Of the input that gets the sequence's id; "": there is none, and any id will do.
         has_varying_state: The states of two sequences may differ in shape, and share a batch only if they do not.
+        is_iterative: A request is a sequence of its own, executed again as often as the model wants.
+        max_backlog: Sequences that may wait for a slot; 0: any number.
     """
 
     is_direct: bool = True
@@ -39,6 +41,8 @@ class SequenceSettings:
     minimum_slot_utilization: float = 0.0
     id_datatype: str = ""
     has_varying_state: bool = False
+    is_iterative: bool = False
+    max_backlog: int = 0
 
 
 def sequence_parameters(parameters: Parameters, model: str, id_datatype: str) -> tuple[int | str, bool, bool]:

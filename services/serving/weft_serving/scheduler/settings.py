@@ -48,6 +48,7 @@ class SchedulerSettings:
         default_priority_level: Level of a request that names none, or one that does not exist.
         default_policy: Policy of each level that ``policies`` does not name.
         policies: Policy by level.
+        execution_timeout_us: An instance that executes for longer is taken for hung; 0: never.
         priority_aging_us: A request is served as one of the next better level that came so many microseconds later;
             0: levels are strict.
         can_split: A request of more than ``max_batch_size`` rows is executed in parts.
@@ -64,6 +65,7 @@ class SchedulerSettings:
     default_policy: QueuePolicy = field(default_factory=QueuePolicy)
     policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
     priority_aging_us: int = 0
+    execution_timeout_us: int = 0
     can_split: bool = False
     sequences: SequenceSettings | None = None
 

@@ -126,3 +126,16 @@ async def test_where_it_is_not_possible(repository: Any, text: str) -> None:
     repository.write("m", {1: 1}, repository.CONFIG + CACHED + text)
     core = await repository.serve()
     assert "response_cache.enable is not possible" in core.index(ready_only=False)[0].reason
+
+
+async def test_a_hit_counts_at_the_level_it_is_served_at(repository: Any) -> None:
+    """Executions and hits have one rule: no priority, or one that is no level, is the model's default level."""
+    levels = "dynamic_batching { priority_levels: 3 default_priority_level: 2 }"
+    repository.write("m", {1: 1}, repository.CONFIG + CACHED + levels)
+    core = await repository.serve()
+    for value in (0, 0, 1, 1):
+        await infer(core, value)
+    await infer(core, priority=7)
+    await infer(core, priority=3)
+    (found,) = core.statistics("m", "1")
+    assert {2: 5, 3: 1} == {level: sum(entry.counts) for level, entry in found.request_latency.items()}

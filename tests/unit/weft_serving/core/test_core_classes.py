@@ -54,3 +54,13 @@ async def test_labels_that_cannot_be_read(repository: Any) -> None:
     core = await repository.serve()
     (entry,) = core.index(ready_only=False)
     assert "cannot read labels 'names.txt': there is no such file" in entry.reason
+
+
+async def test_labels_of_the_model_come_first(repository: Any) -> None:
+    """Of a file in both folders that of the model's is read, as Triton Inference Server does."""
+    config = repository.CONFIG.replace(LABELLED, LABELLED + ' label_filename: "names.txt"')
+    repository.write("m", {1: 1}, config)
+    (repository.root / "m" / "names.txt").write_text("a\r\nb")
+    (repository.root / "m" / "1" / "names.txt").write_text("x\ny\n")
+    core = await repository.serve()
+    assert ("a", "b") == core.signature("m", "").outputs[0].labels

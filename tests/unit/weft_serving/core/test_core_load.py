@@ -9,6 +9,7 @@ import pytest
 
 from weft_common.core import IndexEntry
 from weft_common.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
+from weft_serving import lifecycle
 
 
 async def test_control_is_refused_unless_it_is_on(repository: Any) -> None:
@@ -190,3 +191,28 @@ async def test_exit_in_auto_complete_fails_the_load(repository: Any) -> None:
     core = await repository.serve(Exits, load_models=[])
     with pytest.raises(InternalError, match="auto-complete of model 'm' by backend 'add' failed"):
         await core.load("m", {})
+
+
+async def test_auto_complete_that_hangs_fails_the_load(repository: Any, gate: Any, monkeypatch: Any) -> None:
+    """After a bounded time the model is unavailable with the reason, and another one loads in its place."""
+
+    class Hangs(repository.BACKEND):  # type: ignore[misc,name-defined]  # the base is a value here
+        completes_always = True
+
+        @staticmethod
+        def auto_complete(config: dict[str, Any], directory: object) -> dict[str, Any]:
+            if not gate.is_open.is_set():
+                gate.wait()
+            return config
+
+    monkeypatch.setattr(lifecycle, "DEFINE_LIMIT_S", 0.1)
+    repository.write("m", {1: 1})
+    core = repository.core(Hangs, load_concurrency=1)
+    await core.start()
+    with pytest.raises(UnavailableError, match=r"not complete after 0.1 s; auto_complete_config .* does not return"):
+        await core.load("m", {})
+    (entry,) = core.index(ready_only=False)
+    assert ("UNAVAILABLE", True) == (entry.state, "does not return" in entry.reason)
+    gate.is_open.set()
+    await core.load("m", {})
+    assert 1 == await repository.infer(core)

@@ -15,7 +15,7 @@ from weft_serving.warm_pool import WarmLimits
 
 def figures(core: Any) -> dict[str, float]:
     """Samples of the pool's metrics."""
-    (collector,) = core.extension().collectors
+    collector = core.extension().collectors[-1]
     return {
         f"{sample.name}{''.join(sample.labels.values())}": sample.value
         for family in collector.collect()
@@ -115,3 +115,34 @@ async def test_stopping_while_requests_wait_for_a_load(repository: Any, gate: An
         await waiting
     gate.is_open.set()
     await closing
+
+
+async def test_a_model_with_a_sequence_is_not_evicted(repository: Any) -> None:
+    """Another model waits for room while a sequence is alive, though no request is in work, and loads when it ends."""
+    repository.write("s", {1: 1}, repository.CONFIG + "sequence_batching { max_sequence_idle_microseconds: 60000000 }")
+    repository.write("m", {1: 2})
+    core = await repository.serve(on_demand=WarmLimits(num_models=1))
+
+    def call(**flags: bool) -> InferCall:
+        inputs = {"X": encode(np.zeros((1, 2), np.float32))}
+        return InferCall("s", inputs=inputs, parameters={"sequence_id": 7, **flags})
+
+    await core.infer(call(sequence_start=True), CallContext())
+    other = asyncio.ensure_future(repository.infer(core))
+    await asyncio.wait([other], timeout=0.1)
+    await core.infer(call(), CallContext())  # an evicted model would know nothing of the sequence
+    assert not other.done()
+    await core.infer(call(sequence_end=True), CallContext())
+    assert 2 == await asyncio.wait_for(other, 10)
+
+
+async def test_an_idle_sequence_lets_its_model_go(repository: Any) -> None:
+    """A sequence whose client has vanished holds its model until it was idle for too long."""
+    repository.write("s", {1: 1}, repository.CONFIG + "sequence_batching { max_sequence_idle_microseconds: 50000 }")
+    repository.write("m", {1: 2})
+    core = await repository.serve(on_demand=WarmLimits(num_models=1))
+    inputs = {"X": encode(np.zeros((1, 2), np.float32))}
+    await core.infer(
+        InferCall("s", inputs=inputs, parameters={"sequence_id": 7, "sequence_start": True}), CallContext()
+    )
+    assert 2 == await asyncio.wait_for(repository.infer(core), 10)

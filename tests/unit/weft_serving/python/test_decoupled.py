@@ -83,16 +83,33 @@ async def test_responses_may_be_sent_late_from_other_threads(serve_python):
     assert [[1.0], [2.0]] == await asyncio.gather(values(model, call(1)), values(model, call(2)))
 
 
-async def test_error_ends_the_request_after_the_responses_before_it(serve_python):
-    """An error in the middle has the status of its code; what the model sends afterwards is dropped, and no error."""
+async def test_the_request_goes_on_after_an_error(serve_python):
+    """An error in the middle is a response with the status of its code; others follow, and the request succeeds."""
+
+    def execute(requests, pb_utils):
+        sender = requests[0].get_response_sender()
+        sender.send(response(pb_utils, 1))
+        error = pb_utils.TritonError("no such row", pb_utils.TritonError.NOT_FOUND)
+        sender.send(pb_utils.InferenceResponse(error=error))
+        sender.send(response(pb_utils, 2), FINAL)
+
+    model = await serve_python(execute)
+    first, failed, last = [result async for result in model.stream(call(), CallContext())]
+    assert (1.0, 2.0, True) == (value_of(first), value_of(last), last.is_final)
+    assert ("NOT_FOUND", "no such row", {}) == (failed.error.code, failed.error.message, failed.outputs)
+    assert (False, False) == (failed.is_final, failed.is_null)
+    assert (1, 0) == (model.statistics.success.count, model.statistics.fail.count)
+    assert 1 == model.statistics.responses[1].fail.count
+
+
+async def test_a_last_error_ends_the_request_after_the_responses_before_it(serve_python):
+    """With the flag for the last response an error fails the request."""
 
     def execute(requests, pb_utils):
         sender = requests[0].get_response_sender()
         sender.send(response(pb_utils, 1))
         error = pb_utils.TritonError("no more rows", pb_utils.TritonError.NOT_FOUND)
-        sender.send(pb_utils.InferenceResponse(error=error))
-        sender.send(response(pb_utils, 2))
-        sender.send(flags=FINAL)
+        sender.send(pb_utils.InferenceResponse(error=error), FINAL)
 
     model = await serve_python(execute)
     got = []

@@ -171,7 +171,7 @@ async def test_deadline_priority_and_headers_go_along(serve_python, callee):
     assert (deadline_ns, 3) == (context.deadline_ns, sent.parameters["priority"])
     path = context.headers.pop(CALL_PATH_HEADER)
     assert path.startswith("m.1.")
-    assert {"authorization": "key", "x-tenant": "a", "traceparent": "00-1-2-01"} == context.headers
+    assert {"x-tenant": "a", "traceparent": "00-1-2-01"} == context.headers
 
 
 async def test_call_for_a_batch_has_the_widest_limits(serve_python, callee):

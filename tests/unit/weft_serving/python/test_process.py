@@ -228,6 +228,17 @@ async def test_process_that_dies_fails_its_own_batch_and_is_started_again(serve,
     assert ("", 1) == (str(model.outages), model.statistics.restart_count)
 
 
+async def test_process_that_hangs_is_killed_and_started_again(serve):
+    """After the model's execution_timeout_us its batch fails with UNAVAILABLE, and a new process answers."""
+    model = await serve(execution_timeout_us=500_000)
+    first = await _ask(model, 0)
+    with pytest.raises(UnavailableError, match="was killed by SIGKILL before it had answered"):
+        await _ask(model, 10)
+    await _until(lambda: not str(model.outages))
+    assert first != await _ask(model, 0)
+    assert 1 == model.statistics.restart_count
+
+
 async def test_process_that_dies_idle_is_started_again(serve, folder):
     """A process that is killed while it has nothing to do is replaced before the next request."""
     model = await serve()

@@ -66,6 +66,7 @@ class PythonBackend(Backend):
     auto_complete = staticmethod(_auto_complete)  # type: ignore[assignment]  # mypy takes the base's for a method
     completes_always = True
     can_stream = True
+    can_reschedule = True
 
     _runner: ModelRunner | ModelProcess | None = None
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
@@ -24,7 +24,7 @@ from weft_common.tensors import WireTensor, datatype_of, encode
 from weft_serving.backends.base import Batch, InstanceContext, ModelContext
 from weft_serving.backends.python.channel import Channel, packed, unpacked
 from weft_serving.backends.python.runner import ModelRunner
-from weft_serving.request import InferenceRequest, Outcome
+from weft_serving.request import RESCHEDULED, InferenceRequest, Outcome
 from weft_serving.stream import SendWindow
 
 _PR_SET_PDEATHSIG = 1
@@ -49,15 +49,77 @@ class ChildStream:
         """As ``ResponseStream.send``."""
         sent = response if response is None else wire_outcome(response)
         num_bytes = sum(memoryview(t.data).nbytes for t in sent[0].values()) if sent and sent[0] is not None else 0
-        if self.window.enter(num_bytes):
+        is_wanted = self.window.enter(num_bytes)
+        if is_wanted:
             self._process.channel.send(("response", self._number, sent, is_final))
-        if is_final:
-            self._process.forget(self._number)
+            if is_final:
+                self._process.forget(self._number)
+        elif is_final:
+            self.drop()
 
     def lose(self, error: WeftError) -> None:
         """As ``ResponseStream.lose``."""
         self._process.forget(self._number)
         self._process.post(("lost", self._number, packed(error)))
+
+    def drop(self) -> None:
+        """As ``ResponseStream.drop``."""
+        self._process.forget(self._number)
+        self._process.post(("ended", self._number))
+
+
+class ChildMetrics:
+    """The ``MetricSink`` of this process: the service keeps the metrics.
+
+    Args:
+        calls: Make the way there and back.
+    """
+
+    def __init__(self, calls: "ChildCalls") -> None:
+        self._calls = calls
+
+    def add_family(self, owner: str, name: str, description: str, kind: str) -> None:
+        """As ``CustomMetrics.add_family``."""
+        self._calls.ask("add_family", owner, name, description, kind)
+
+    def add_metric(self, owner: str, name: str, labels: Mapping[str, str], bounds: Sequence[float] | None) -> Any:
+        """As ``CustomMetrics.add_metric``."""
+        return self._calls.ask("add_metric", owner, name, dict(labels), bounds)
+
+    def record(self, name: str, labels: Any, action: str, number: float) -> None:
+        """As ``CustomMetrics.record``; nobody waits for it."""
+        self._calls.tell("record", name, labels, action, number)
+
+    def value(self, name: str, labels: Any) -> float:
+        """As ``CustomMetrics.value``."""
+        number: float = self._calls.ask("value", name, labels)
+        return number
+
+    def release(self, owner: str) -> None:
+        """Nothing: the service does that when the process has ended."""
+
+
+class ChildControl:
+    """The ``RepositoryControl`` of this process: the service loads and unloads.
+
+    Args:
+        calls: Make the way there and back.
+    """
+
+    def __init__(self, calls: "ChildCalls") -> None:
+        self._calls = calls
+
+    def load(self, asker: str, name: str, parameters: Mapping[str, Any]) -> "Future[None]":
+        """As ``RepositoryControl.load``."""
+        return self._calls.control("load", (asker, name, dict(parameters)), {})
+
+    def unload(self, asker: str, name: str, *, unload_dependents: bool) -> "Future[None]":
+        """As ``RepositoryControl.unload``."""
+        return self._calls.control("unload", (asker, name), {"unload_dependents": unload_dependents})
+
+    def is_ready(self, name: str, version: str) -> "Future[bool]":
+        """As ``RepositoryControl.is_ready``."""
+        return self._calls.control("is_ready", (name, version), {})
 
 
 class ChildCalls:
@@ -79,6 +141,20 @@ class ChildCalls:
     def stream(self, call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> "ChildResponses":
         """As ``ModelCaller.stream``."""
         return ChildResponses(self, self._begin(call, parents, origin, is_stream=True)[0])
+
+    def ask(self, action: str, *arguments: Any) -> Any:
+        """What the service's metrics answer to one of their methods."""
+        number = next(self._numbers)
+        return self._expect(number, ("metric", number, action, arguments)).result()
+
+    def control(self, action: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> "Future[Any]":
+        """What the service's repository control makes of one of its methods."""
+        number = next(self._numbers)
+        return self._expect(number, ("control", number, action, arguments, options))
+
+    def tell(self, action: str, *arguments: Any) -> None:
+        """The same, where nobody wants to know."""
+        self._process.channel.send(("metric", None, action, arguments))
 
     def next(self, number: int) -> "Future[Any]":
         """The next response to a call."""
@@ -151,7 +227,12 @@ class Child:
         for target in (self._read, self._write):
             threading.Thread(target=target, name=target.__name__, daemon=True).start()
         _, model, instance = self._inbox.get()
-        runner = self._loaded(ModelContext(**model, caller=self._calls), instance)
+        runner = self._loaded(
+            ModelContext(
+                **model, caller=self._calls, metrics=ChildMetrics(self._calls), control=ChildControl(self._calls)
+            ),
+            instance,
+        )
         if runner is None:
             return
         self._name = model["signature"].name
@@ -194,14 +275,19 @@ class Child:
         requests = []
         for number, call, deadline_ns, headers, num_rows, has_stream in entries:
             request = InferenceRequest(call, CallContext(deadline_ns, headers), num_rows)
-            if has_stream:
+            earlier = self._requests.get(number)
+            if earlier is not None:  # it is executed again
+                request.stream = earlier.stream
+            elif has_stream:
                 request.stream = ChildStream(self, number)  # type: ignore[assignment]  # it sends; nobody reads it here
             self._requests[number] = request
+            if earlier is not None and earlier.is_cancelled:  # only now: a cancel may come at any time
+                request.is_cancelled = True
             requests.append(request)
         batch = Batch(requests)
         outcomes = self._outcomes(runner, batch)
-        for number, *_, has_stream in entries:
-            if not has_stream:
+        for (number, *_, has_stream), outcome in zip(entries, outcomes, strict=True):
+            if not has_stream or isinstance(outcome, WeftError):
                 self.forget(number)
         sent = [wire_outcome(outcome) for outcome in outcomes]
         self.channel.send(("executed", batch.infer_start_ns, batch.infer_end_ns, sent))
@@ -226,18 +312,32 @@ class Child:
                 message = self.channel.receive()
             except (EOFError, OSError):
                 os._exit(0)  # the service is gone; whatever the model does now is for nobody
-            kind = message[0]
-            if kind == "cancel" and (request := self._requests.get(message[1])) is not None:
-                request.cancel()
-                if isinstance(request.stream, ChildStream):
-                    request.stream.window.close()
-            elif kind == "taken" and (request := self._requests.get(message[1])) is not None:
-                if isinstance(request.stream, ChildStream):
-                    request.stream.window.leave()
-            elif kind == "answer":
-                self._calls.answered(*message[1:])
-            elif kind in ("load", "execute", "close"):
-                self._inbox.put(message)
+            self._take(message)
+            del message  # it may have a request's tensors
+
+    def _take(self, message: tuple[Any, ...]) -> None:
+        kind = message[0]
+        if kind in ("cancel", "over", "taken"):
+            self._note(kind, self._requests.get(message[1]))
+        elif kind == "forget":
+            self.forget(message[1])
+        elif kind == "answer":
+            self._calls.answered(*message[1:])
+        elif kind in ("load", "execute", "close"):
+            self._inbox.put(message)
+
+    def _note(self, kind: str, request: InferenceRequest | None) -> None:
+        """What has happened on the other side to a request, which may have ended here."""
+        if request is None:
+            return
+        if kind == "cancel":
+            request.cancel()
+        if not isinstance(request.stream, ChildStream):
+            return
+        if kind == "taken":
+            request.stream.window.leave()
+        else:
+            request.stream.window.close()
 
     def _write(self) -> None:
         while True:
@@ -245,7 +345,9 @@ class Child:
 
 
 def wire_outcome(outcome: Outcome) -> tuple[dict[str, WireTensor] | None, Any]:
-    """An outcome to be sent: outputs and parameters, or no outputs and an error."""
+    """An outcome to be sent: outputs and parameters, or no outputs and an error; neither for RESCHEDULED."""
+    if outcome is RESCHEDULED:
+        return None, None
     if isinstance(outcome, WeftError):
         return None, packed(outcome)
     try:
@@ -270,7 +372,7 @@ def main(argv: Sequence[str]) -> None:
     if sys.platform == "linux":  # also when a model holds the interpreter for ever
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     Child(Channel(socket.socket(fileno=int(descriptor)))).run()
-    sys.stdout.flush()
+    logs.flush()
     os._exit(0)  # threads that the model has left behind do not hold the process up
 
 

@@ -1,7 +1,7 @@
 """The module that a ``model.py`` imports as ``triton_python_backend_utils``.
 
 Names and behaviour are those of Triton Inference Server's Python backend, so that a model runs unmodified. What this
-version does not offer (custom metrics, tensors in GPU memory, control of the repository) raises an error that says so.
+version does not offer (tensors in GPU memory) raises an error that says so.
 
 Each loaded model has a module of its own, made by ``utils_of``, which knows the model.
 """
@@ -17,8 +17,10 @@ import numpy as np
 from weft_common.errors import WeftError
 from weft_common.logs import get_logger
 from weft_common.tensors import DATATYPE_BY_NUMPY, NUMPY_BY_DATATYPE, Array, encode_bytes, split_bytes
-from weft_serving.backends.base import ModelCaller
+from weft_serving.backends.base import MetricSink, ModelCaller, RepositoryControl
+from weft_serving.backends.python.control import model_loading
 from weft_serving.backends.python.errors import TritonError, TritonModelException
+from weft_serving.backends.python.metrics import Metric, MetricFamily
 from weft_serving.backends.python.model_config import ModelConfig
 from weft_serving.backends.python.requests import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
@@ -50,6 +52,8 @@ __all__ = [
     "InferenceTrace",
     "Logger",
     "MemoryType",
+    "Metric",
+    "MetricFamily",
     "ModelConfig",
     "PreferredMemory",
     "Tensor",
@@ -61,10 +65,13 @@ __all__ = [
     "get_model_dir",
     "get_output_config_by_name",
     "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
+    "unload_model",
     "using_decoupled_model_transaction_policy",
 ]
 
@@ -83,7 +90,14 @@ def __getattr__(name: str) -> NoReturn:
     raise AttributeError(f"triton_python_backend_utils.{name} is not supported by this version")
 
 
-def utils_of(directory: Path, caller: ModelCaller | None = None, origin: str = "", model: str = "") -> ModuleType:
+def utils_of(
+    directory: Path,
+    caller: ModelCaller | None = None,
+    origin: str = "",
+    model: str = "",
+    metrics: MetricSink | None = None,
+    control: RepositoryControl | None = None,
+) -> ModuleType:
     """The module as one loaded model imports it.
 
     Args:
@@ -91,12 +105,16 @@ def utils_of(directory: Path, caller: ModelCaller | None = None, origin: str = "
         caller: Calls other models for it.
         origin: Its instance, for ``caller``.
         model: Its name, for the log.
+        metrics: Keeps the metrics that it makes.
+        control: Loads and unloads other models for it.
     """
     module = ModuleType("triton_python_backend_utils", __doc__)
     own = {
         "InferenceRequest": type("InferenceRequest", (InferenceRequest,), {"_caller": caller, "_origin": origin}),
+        "MetricFamily": type("MetricFamily", (MetricFamily,), {"_sink": metrics, "_owner": origin}),
         "Logger": type("Logger", (Logger,), {"model": model}),
         "get_model_dir": lambda: str(directory),
+        **({} if control is None else model_loading(control, model)),
     }
     vars(module).update({key: value for key, value in globals().items() if not key.startswith("_")} | own)
     vars(module)["__getattr__"] = __getattr__
@@ -106,6 +124,31 @@ def utils_of(directory: Path, caller: ModelCaller | None = None, origin: str = "
 def get_model_dir() -> NoReturn:
     """Raise: only a model has a folder."""
     raise TritonModelException("get_model_dir is for a model.py: no model is loaded here")
+
+
+def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+    """The model serves what its folder has now. Raises TritonModelException, also where model control is off.
+
+    Args:
+        model_name: Not of this model, nor of one that loads it.
+        config: A whole configuration in JSON, in place of the model's ``config.pbtxt``.
+        files: Not supported, and refused with the cure: files are in the repository.
+    """
+    raise _no_service()
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """The model does not serve. Raises as ``load_model``. A model that unloads itself is not waited for."""
+    raise _no_service()
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Whether the version ("" = any) of the model serves."""
+    raise _no_service()
+
+
+def _no_service() -> TritonModelException:
+    return TritonModelException("models are loaded and unloaded by a model.py that a service runs, from initialize on")
 
 
 class MemoryType:

@@ -20,7 +20,7 @@ from weft_common.logs import get_logger
 from weft_common.tensors import decode
 from weft_serving.backends.base import Batch, InstanceContext, ModelContext, NestedStream
 from weft_serving.backends.python.channel import Channel, packed, unpacked
-from weft_serving.request import STREAMED, InferenceRequest, InferenceResponse, Outcome
+from weft_serving.request import RESCHEDULED, STREAMED, InferenceRequest, InferenceResponse, Outcome
 from weft_serving.stream import ResponseStream
 
 #: How long a process that is asked to end may take for its ``finalize``, in seconds; then it is killed.
@@ -50,6 +50,7 @@ class ModelProcess:
         self._is_closing = False
         self._numbers = itertools.count()
         self._requests: dict[int, tuple[InferenceRequest, ResponseStream | None, Callable[[], None]]] = {}
+        self._again: dict[InferenceRequest, int] = {}  # decoupled, and to be executed again
         self._calls: dict[int, Future[Any] | NestedStream] = {}
         self._replies: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
         self._outbox: SimpleQueue[object] = SimpleQueue()
@@ -115,7 +116,15 @@ class ModelProcess:
         outcomes = [_outcome(*pair) for pair in sent]
         if not is_decoupled:
             return outcomes
-        return [outcome if isinstance(outcome, WeftError) else STREAMED for outcome in outcomes]
+        for (number, request), outcome in zip(entries, outcomes, strict=True):
+            if isinstance(outcome, WeftError):
+                self._forget(number)
+            elif outcome is RESCHEDULED:
+                stream = request.stream
+                self._again[request] = number
+                if stream is None or stream.is_over:
+                    self._over(request, number)
+        return [o if o is RESCHEDULED or isinstance(o, WeftError) else STREAMED for o in outcomes]
 
     def close(self) -> None:
         """The process has ended, by itself or killed."""
@@ -133,6 +142,8 @@ class ModelProcess:
         self._process.kill()
 
     def _entered(self, request: InferenceRequest) -> int:
+        if (waiting := self._again.pop(request, None)) is not None:
+            return waiting
         number = next(self._numbers)
         on_cancel = partial(self._outbox.put, ("cancel", number))
         stream = request.stream
@@ -140,7 +151,16 @@ class ModelProcess:
         request.when_cancelled(on_cancel)
         if stream is not None:
             stream.on_taken = partial(self._outbox.put, ("taken", number))
+            stream.on_over = partial(self._over, request, number)
         return number
+
+    def _over(self, request: InferenceRequest, number: int) -> None:
+        """The stream of a request has ended: the model need not wait in ``send``, and is not given it again."""
+        if self._again.pop(request, None) is not None:
+            self._forget(number)
+            self._outbox.put(("forget", number))
+        elif number in self._requests:
+            self._outbox.put(("over", number))
 
     def _forget(self, number: int) -> ResponseStream | None:
         """The request is answered, by its stream if it has one."""
@@ -182,6 +202,12 @@ class ModelProcess:
         elif kind == "lost":
             if (stream := self._forget(message[1])) is not None:
                 stream.lose(unpacked(message[2]))
+        elif kind == "ended":
+            self._forget(message[1])
+        elif kind == "metric":
+            self._record(*message[1:])
+        elif kind == "control":
+            self._control(*message[1:])
         elif kind == "call":
             self._call(*message[1:])
         elif kind == "next":
@@ -193,6 +219,27 @@ class ModelProcess:
                 call.cancel()
         else:
             self._replies.put(message)
+
+    def _record(self, number: int | None, action: str, arguments: tuple[Any, ...]) -> None:
+        """The model makes or uses a metric; without a number it does not wait for what becomes of that."""
+        done: Future[Any] = Future()
+        try:
+            if self._model.metrics is None:
+                raise UnavailableError("metrics are for a model.py: no service runs this model")
+            done.set_result(getattr(self._model.metrics, action)(*arguments))
+        except Exception as error:
+            done.set_exception(error)
+        if number is not None:
+            self._outbox.put(("answer", number, *_answer(done)))
+
+    def _control(self, number: int, action: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """The model loads or unloads another one, or asks whether it is ready."""
+        if self._model.control is None:
+            error = UnavailableError("models are loaded and unloaded by a model that a service runs")
+            self._outbox.put(("answer", number, None, packed(error)))
+            return
+        future = self._calls[number] = getattr(self._model.control, action)(*arguments, **options)
+        self._answer_with(number, future, is_last=True)
 
     def _call(self, number: int, call: InferCall, parents: Sequence[int], origin: str, is_stream: bool) -> None:
         """The model calls another one."""
@@ -223,6 +270,8 @@ class ModelProcess:
         status = self._process.wait()
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
         self.exit_text = f"{self._where} {how}"
+        if self._model.metrics is not None:
+            self._model.metrics.release(self._instance.origin(self._model.signature))
         self._outbox.put(None)
         for call in list(self._calls.values()):
             call.cancel()
@@ -239,7 +288,7 @@ class ModelProcess:
 def _outcome(outputs: Any, rest: Any) -> Outcome:
     """The outcome that the process sent."""
     if outputs is None:
-        return unpacked(rest)
+        return RESCHEDULED if rest is None else unpacked(rest)
     return InferenceResponse({name: decode(tensor, name=name) for name, tensor in outputs.items()}, rest)
 
 

@@ -110,6 +110,8 @@ class InferenceRequest:
             sent["priority"] = priority
         self._served: ServedRequest | None = None
         self._outlet: Outlet | None = None
+        self._can_reschedule = False
+        self.is_rescheduled = False
         self.reply: Reply | None = None
         self._tensors: list[Tensor] | None = list(inputs)
         self._trace = trace
@@ -123,17 +125,22 @@ class InferenceRequest:
         )
 
     @classmethod
-    def wrap(cls, served: ServedRequest, outlet: Outlet | None = None) -> "InferenceRequest":
+    def wrap(
+        cls, served: ServedRequest, outlet: Outlet | None = None, *, can_reschedule: bool = False
+    ) -> "InferenceRequest":
         """The view of a request of the server that a model gets.
 
         Args:
             served: The request.
             outlet: Takes its responses; None: the model returns one, or sends it, which makes a ``reply``.
+            can_reschedule: The model has iterative sequences.
         """
         request = cls.__new__(cls)
         request._served = served
         request._call = served.call
         request._outlet = outlet
+        request._can_reschedule = can_reschedule
+        request.is_rescheduled = False
         request.reply = None
         request._tensors = None
         request._trace = None
@@ -204,15 +211,24 @@ class InferenceRequest:
         return self._received().is_withdrawn
 
     def set_release_flags(self, flags: int) -> None:
-        """``TRITONSERVER_REQUEST_RELEASE_ALL`` is what happens anyway; a request cannot be scheduled again.
+        """``TRITONSERVER_REQUEST_RELEASE_RESCHEDULE``: ``execute`` gets the request again, and gives None for it now.
+
+        Call it before ``execute`` returns. ``TRITONSERVER_REQUEST_RELEASE_ALL``, the default: it does not.
 
         Raises:
-            TritonModelException: ``flags`` is something else.
+            TritonModelException: ``flags`` is something else, or the model has no iterative sequences.
         """
-        if flags != TRITONSERVER_REQUEST_RELEASE_ALL:
+        if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(
-                f"release flags {flags} are not supported by this version; use TRITONSERVER_REQUEST_RELEASE_ALL"
+                f"Unable to set release flags. Unsupported flag provided: {flags}; use "
+                "TRITONSERVER_REQUEST_RELEASE_ALL or TRITONSERVER_REQUEST_RELEASE_RESCHEDULE"
             )
+        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE and not self._can_reschedule:
+            raise TritonModelException(
+                f"model '{self.model_name()}' cannot schedule a request again; write sequence_batching {{ "
+                "iterative_sequence: true } into its config.pbtxt"
+            )
+        self.is_rescheduled = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def get_response_sender(self) -> InferenceResponseSender:
         """Sends the responses to this request; ``execute`` then returns None for it."""

@@ -153,7 +153,7 @@ class InferenceResponseSender:
         """The response is on its way to the client.
 
         The call waits while 16 responses, or 16 MiB of them, are sent and not yet taken by the client. When the client
-        has left, it returns at once and the response is dropped. A response with an error ends the request.
+        has left, it returns at once and the response is dropped. After a response with an error others may follow.
 
         Args:
             response: May be left out with ``TRITONSERVER_RESPONSE_COMPLETE_FINAL``.

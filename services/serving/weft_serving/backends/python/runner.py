@@ -18,7 +18,7 @@ from weft_serving.backends.python.model_config import for_model
 from weft_serving.backends.python.pb_utils import utils_of
 from weft_serving.backends.python.requests import InferenceRequest, in_work
 from weft_serving.backends.python.responses import InferenceResponse, Outlet, Reply
-from weft_serving.request import STREAMED, Outcome
+from weft_serving.request import RESCHEDULED, STREAMED, Outcome
 from weft_serving.request import InferenceRequest as ServedRequest
 from weft_serving.request import InferenceResponse as Response
 
@@ -48,6 +48,7 @@ class ModelRunner:
         self._instance = instance
         self._name = model.signature.name
         self._coroutines: Coroutines | None = None
+        self._is_iterative = bool(model.config.get("sequence_batching", {}).get("iterative_sequence"))
         self.execute = self._execute_decoupled if model.signature.is_decoupled else self._execute
 
     def load(self) -> None:
@@ -55,11 +56,14 @@ class ModelRunner:
         context = self._context
         path = model_file(context, FILENAME)
         origin = self._instance.origin(context.signature)
-        module = load_module(path, utils_of(context.directory, context.caller, origin, self._name))
+        module = load_module(
+            path, utils_of(context.directory, context.caller, origin, self._name, context.metrics, context.control)
+        )
         try:
             self._model = self._initialized(model_class_of(module, path), path)
         except BaseException:
             unload_module(module)
+            self._release_metrics()
             raise
         self._module = module
 
@@ -74,6 +78,11 @@ class ModelRunner:
             _log.exception("finalize failed", extra={"model": self._name})
         finally:
             unload_module(self._module)
+            self._release_metrics()
+
+    def _release_metrics(self) -> None:
+        if self._context.metrics is not None:
+            self._context.metrics.release(self._instance.origin(self._context.signature))
 
     def _initialized(self, model_class: Any, path: Path) -> Any:
         execute = getattr(model_class, "execute", None)
@@ -104,7 +113,7 @@ class ModelRunner:
 
     def _execute(self, batch: Batch) -> list[Outcome]:
         """Hand the whole batch to the model, which answers each request once; what it raises is passed on."""
-        requests = [InferenceRequest.wrap(request) for request in batch.requests]
+        requests = [InferenceRequest.wrap(r, can_reschedule=self._is_iterative) for r in batch.requests]
         token = in_work.set(batch.requests)
         try:
             batch.infer_start_ns = time.monotonic_ns()
@@ -117,8 +126,12 @@ class ModelRunner:
             raise
         finally:
             in_work.reset(token)
-        replies = [request.reply for request in requests]
-        del requests  # one that the model has dropped too will not be answered
+        again = [request.is_rescheduled for request in requests]
+        replies = [None if request.is_rescheduled else request.reply for request in requests]
+        for request in requests:
+            if request.is_rescheduled:
+                request.disclaim()
+        del request, requests  # one that the model has dropped too will not be answered
         if any(replies):
             responses = self._with_replies(responses, replies)
         batch.infer_end_ns = time.monotonic_ns()
@@ -128,7 +141,10 @@ class ModelRunner:
                 f"model '{self._name}' returned {num_responses} responses for {len(batch.requests)} requests; "
                 "execute must return a list with one InferenceResponse per request"
             )
-        return [self._outcome(response) for response in responses]
+        return [
+            self._again(response) if is_again else self._outcome(response)
+            for response, is_again in zip(responses, again, strict=True)
+        ]
 
     def _with_replies(self, responses: Any, replies: list[Reply | None]) -> Any:
         """What the model returned, with what it sent or will send where it returned None."""
@@ -147,13 +163,18 @@ class ModelRunner:
     def _execute_decoupled(self, batch: Batch) -> list[Outcome]:
         """Hand the whole batch to the model, which answers each request when and as often as it likes."""
         outlets = [self._outlet(request) for request in batch.requests]
-        requests = [InferenceRequest.wrap(*pair) for pair in zip(batch.requests, outlets, strict=True)]
+        requests = [
+            InferenceRequest.wrap(*pair, can_reschedule=self._is_iterative)
+            for pair in zip(batch.requests, outlets, strict=True)
+        ]
         result = None
         token = in_work.set(batch.requests)
         try:
             batch.infer_start_ns = time.monotonic_ns()
             if self._coroutines is None:
                 result = self._model.execute(requests.copy())
+            elif self._is_iterative:  # what it schedules again is known when it has ended
+                result = self._coroutines.run(self._model.execute(requests.copy()))
             else:
                 self._coroutines.start(self._model.execute(requests.copy()), partial(self._on_end, requests))
         except BaseException:
@@ -167,7 +188,25 @@ class ModelRunner:
             for request in requests:
                 request.disclaim()
             raise self._not_none(result)
-        return [STREAMED] * len(batch.requests)
+        return [self._released(request) for request in requests]
+
+    def _released(self, request: InferenceRequest) -> Outcome:
+        """The outcome of a decoupled request that ``execute`` has done with for now."""
+        if not request.is_rescheduled:
+            return STREAMED
+        request.disclaim()  # the next execution has a sender of its own
+        return RESCHEDULED
+
+    def _again(self, response: object) -> Outcome:
+        """The outcome of a request that is to be executed again."""
+        if response is None:
+            return RESCHEDULED
+        error = InternalError(
+            "Expected a None object in the execute function return list for rescheduled request, got "
+            f"{type(response).__name__}; a request that is scheduled again is answered later"
+        )
+        _log.error(error.message, extra={"error_id": error.error_id, "model": self._name})
+        return error
 
     def _on_end(self, requests: list[InferenceRequest], result: Any, error: BaseException | None) -> None:
         """The coroutine of a batch has ended; with an error, so have its requests that are not answered."""
@@ -195,7 +234,9 @@ class ModelRunner:
             stream.send(None if response is None else self._outcome(response), is_final=is_final)
 
         def fail(error: WeftError) -> None:
-            if not served.is_withdrawn:  # else it has failed, or is about to, with why nobody waits for it
+            if served.is_withdrawn:  # it has failed, or is about to, with why nobody waits for it
+                stream.drop()
+            else:
                 stream.lose(error)
 
         return Outlet(send, fail)
