@@ -298,7 +298,7 @@ def test_gpu_instance_does_not_fall_back_to_the_cpu(add_sub, make_model_context)
     """Where CUDA does not load, a GPU instance is an error with the cure."""
     add_sub()
     backend = BACKENDS["onnxruntime"](make_model_context(INPUTS, OUTPUTS), InstanceContext("model_0_0", kind="GPU"))
-    with pytest.raises(UnavailableError, match=r"ONNX Runtime cannot load CUDA here; install CUDA and cuDNN"):
+    with pytest.raises(UnavailableError, match=r"asks for GPU 0, but ONNX Runtime cannot load CUDA here; install"):
         backend.load()
 
 
@@ -347,3 +347,22 @@ def test_string_tensors_are_completed(repeating, version_folder):
     """A tensor of strings is declared as TYPE_STRING, of variable length as -1."""
     config = BACKENDS["onnxruntime"].auto_complete({"max_batch_size": 0, "output": [{}]}, version_folder)
     assert [{"name": "flat", "data_type": "TYPE_STRING", "dims": [-1]}] == config["input"]
+
+
+@pytest.mark.parametrize("location", ["../../secret.bin", "{folder}/secret.bin", "link.bin"])
+def test_weights_outside_of_the_model_are_not_read(version_folder, load_onnx, location):
+    """A file that says that its weights lie elsewhere, also behind a link, is a load error and reads nothing there."""
+    secret = version_folder.parents[1] / "secret.bin"
+    secret.write_bytes(np.ones(2, np.float32).tobytes())
+    (version_folder / "link.bin").symlink_to(secret)
+    weights = onnx.TensorProto(name="W", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", location.format(folder=secret.parent)), ("offset", "0"), ("length", "8")):
+        weights.external_data.add(key=key, value=value)
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["X", "W"], ["Y"])], "g", [_value("X", TensorProto.FLOAT, [2])],
+        [_value("Y", TensorProto.FLOAT, [2])], [weights],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (version_folder / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(InvalidArgumentError, match="External data path"):
+        load_onnx({"X": ("FP32", (2,))}, {"Y": ("FP32", (2,))}, max_batch_size=0)

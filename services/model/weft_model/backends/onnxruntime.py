@@ -8,14 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from weft_common.errors import InvalidArgumentError, UnavailableError, UnsupportedError
-from weft_common.tensors import Array
+from weft_common.errors import InvalidArgumentError, UnsupportedError
+from weft_common.logs import get_logger
+from weft_common.signature import ModelSignature
+from weft_common.tensors import NUMPY_BY_DATATYPE, Array
+from weft_model.backends.binding import BoundOutput, BoundSession
 from weft_model.backends.contract import FileTensor, check_inputs, check_outputs
+from weft_model.backends.gpu import is_pinning_asked, make_pinned_pool, use_cpu_instead
+from weft_model.backends.pinned import PinnedPool
 from weft_serving.backends.base import TensorBackend
-from weft_serving.backends.layout import file_signature
+from weft_serving.backends.layout import file_signature, is_ragged
 from weft_serving.backends.loading import existing_file, model_file, require
 from weft_serving.backends.parameters import ParameterReader
 from weft_serving.request import InferenceRequest
+
+_log = get_logger("weft.model")
 
 _FILENAME = "model.onnx"
 _EXTRA = "model"
@@ -35,11 +42,17 @@ _GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXT
 class OnnxRuntimeBackend(TensorBackend):
     """Runs ``model.onnx`` (or ``default_model_filename``) of the version folder.
 
-    A GPU instance runs on CUDA and leaves to the CPU what CUDA cannot do; a machine on which CUDA does not load is an
-    error, not a silent fall-back. The parameters of the ``gpu_execution_accelerator`` named ``cuda`` go to the CUDA
-    provider. ``optimization { graph { level } }`` is -1 (basic), 1 (extended) or 2 (none); unset is all. Strings must
-    be UTF-8, else their own request is INVALID_ARGUMENT; so are values that an operator refuses, for example an index
-    that is out of bounds.
+    A GPU instance has a session of its own, and so a CUDA stream; it leaves to the CPU what CUDA cannot do. Where CUDA
+    does not load, an instance of KIND_AUTO runs on the CPU and says so in the log, one of KIND_GPU is an error. Inputs
+    are gathered in pinned memory, unless ``optimization { input_pinned_memory { enable: false } }``; outputs of known
+    shape are copied to pinned memory, unless ``output_pinned_memory`` says no. Models with strings do without both.
+    The parameters of the ``gpu_execution_accelerator`` named ``cuda`` go to the CUDA provider; ``enable_cuda_graph``
+    among them, or ``optimization { cuda { graphs: true } }``, captures each set of shapes as a CUDA graph, if every
+    output has fixed dims.
+
+    ``optimization { graph { level } }`` is -1 (basic), 1 (extended) or 2 (none); unset is all. Strings must be UTF-8,
+    else their own request is INVALID_ARGUMENT; so are values that an operator refuses, for example an index that is out
+    of bounds.
 
     Parameters (all optional):
         intra_op_thread_count: Threads inside an operator. 0: one per core. Default 1, because instances, services and
@@ -55,16 +68,19 @@ class OnnxRuntimeBackend(TensorBackend):
     def load(self) -> None:
         """Open the session and hold it against the configuration."""
         providers = self._providers()
+        self._bound: BoundSession | None = None
+        self._pool: PinnedPool | None = None
         path = model_file(self.model, _FILENAME)
         ort = require("onnxruntime", _EXTRA)
         if self.instance.kind == "GPU":
             with contextlib.redirect_stdout(sys.stderr):  # it prints, and standard output belongs to the service
                 ort.preload_dlls()  # CUDA libraries that pip installed are not on the loader's path
         self._session = _open(ort, path, self._options(ort), providers)
-        if providers[0] != "CPUExecutionProvider" and self._session.get_providers()[0] == "CPUExecutionProvider":
-            raise UnavailableError(
-                f"instance '{self.instance.name}' asks for a GPU, but ONNX Runtime cannot load CUDA here; install CUDA "
-                "and cuDNN for this onnxruntime-gpu, or set instance_group { kind: KIND_CPU }"
+        is_on_gpu = self._session.get_providers()[0] != "CPUExecutionProvider"
+        if self.instance.kind == "GPU" and not is_on_gpu:
+            use_cpu_instead(
+                self.instance,
+                "ONNX Runtime cannot load CUDA here; install CUDA and cuDNN for this onnxruntime-gpu",
             )
         signature = file_signature(self.model.signature, self.model.layout)
         defaults = _tensors(self._session.get_overridable_initializers())
@@ -75,6 +91,14 @@ class OnnxRuntimeBackend(TensorBackend):
         self._refusal = ort.capi.onnxruntime_pybind11_state.InvalidArgument
         self._strings = [spec.name for spec in signature.inputs if spec.datatype == "BYTES"]
         self._outputs = [spec.name for spec in signature.outputs]
+        has_strings = any(spec.datatype == "BYTES" for spec in (*signature.inputs, *signature.outputs))
+        if is_on_gpu and not has_strings:
+            self._bind(ort, signature, ("cuda", self.instance.device_id))
+        elif is_on_gpu and self._captures:
+            raise InvalidArgumentError(
+                f"model '{signature.name}': a model with BYTES tensors cannot be captured as a CUDA graph; remove "
+                "enable_cuda_graph or optimization.cuda.graphs"
+            )
 
     def prepare(self, request: InferenceRequest) -> dict[str, Array]:
         """The inputs; strings as ``str``, which is what ONNX Runtime takes."""
@@ -87,13 +111,17 @@ class OnnxRuntimeBackend(TensorBackend):
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
         """Run the session; the interpreter lock is free meanwhile."""
         try:
+            if self._bound is not None:
+                return self._bound.run(inputs, num_rows)
             return dict(zip(self._outputs, self._session.run(self._outputs, inputs), strict=True))
         except self._refusal as error:
             raise InvalidArgumentError(f"the model cannot take the values of the inputs: {error}") from error
 
     def close(self) -> None:
-        """Free the session."""
-        del self._session
+        """Free the session and what it copied to and from."""
+        del self._session, self._bound
+        if self._pool is not None:
+            self._pool.close()
 
     @staticmethod
     def auto_complete(  # type: ignore[override]  # mypy takes the base's for a method
@@ -117,6 +145,36 @@ class OnnxRuntimeBackend(TensorBackend):
             if not config.get(kind):
                 config[kind] = [_declaration(path, tensor, num_batch_dims) for tensor in tensors]
         return config
+
+    def _bind(self, ort: Any, signature: ModelSignature, device: tuple[str, int]) -> None:
+        """From now on runs use memory that the device copies from and to by itself."""
+        self._pool = make_pinned_pool(self.instance)
+        pinned = self._pool.empty if self._pool else np.empty
+        is_pinned = {way: is_pinning_asked(self.model.config, way) for way in ("input", "output")}
+        has_rows = not is_ragged(signature, self.model.layout)
+        outputs = {
+            spec.name: BoundOutput(
+                np.dtype(NUMPY_BY_DATATYPE[spec.datatype]), spec.dims if has_rows and -1 not in spec.dims else None
+            )
+            for spec in signature.outputs
+        }
+        varying = [name for name, output in outputs.items() if output.dims is None]
+        if self._captures and varying:
+            _log.warning(
+                "model '%s' runs without CUDA graphs, which need outputs of fixed dims: '%s' has none",
+                signature.name,
+                varying[0],
+            )
+        self._bound = BoundSession(
+            ort,
+            self._session,
+            device,
+            outputs,
+            has_rows=signature.max_batch_size > 0,
+            allocate=pinned if is_pinned["output"] else np.empty,
+            captures=self._captures,
+        )
+        self.gather_into(pinned if is_pinned["input"] else np.empty)
 
     def _options(self, ort: Any) -> Any:
         """Session options from parameters and ``optimization``."""
@@ -151,6 +209,9 @@ class OnnxRuntimeBackend(TensorBackend):
                         "gpu_execution_accelerator 'cuda' or none"
                     )
                 cuda_options |= accelerator.get("parameters", {})
+        if _optimization(self.model.config).get("cuda", {}).get("graphs"):
+            cuda_options.setdefault("enable_cuda_graph", "1")
+        self._captures = cuda_options.get("enable_cuda_graph", "0").lower() in ("1", "true")
         if self.instance.kind != "GPU":
             return ["CPUExecutionProvider"]
         cuda_options["device_id"] = str(self.instance.device_id)

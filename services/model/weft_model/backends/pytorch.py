@@ -3,16 +3,17 @@
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
-
-from weft_common.errors import InvalidArgumentError, UnavailableError
-from weft_common.tensors import NUMPY_BY_DATATYPE, Array
+from weft_common.errors import InvalidArgumentError
+from weft_common.tensors import Array
 from weft_model.backends.contract import FileTensor, check_inputs, check_outputs
+from weft_model.backends.gpu import is_pinning_asked, use_cpu_instead
 from weft_model.backends.pt2 import load_program
+from weft_model.backends.torch_device import TorchDevice
 from weft_serving.backends.base import TensorBackend
-from weft_serving.backends.layout import file_signature
+from weft_serving.backends.layout import file_signature, is_ragged
 from weft_serving.backends.loading import model_file, require
 from weft_serving.backends.parameters import ParameterReader
 
@@ -22,6 +23,8 @@ _DATATYPES = {
     "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
     "bfloat16": "BF16",
 }  # fmt: skip
+_AUTOCASTS = {"none": "", "bf16": "bfloat16", "fp16": "float16"}
+_COMPILERS = ("none", "inductor", "eager")
 
 
 class _Threads:
@@ -39,7 +42,19 @@ class PyTorchBackend(TensorBackend):
     order declared. With ``max_batch_size`` the first dimension of every tensor must have been exported as dynamic. The
     program runs in inference mode, on the instance's GPU or on the CPU. TorchScript and pickled modules are refused.
 
+    A GPU instance has a CUDA stream of its own and waits for no other. Its inputs are gathered in pinned memory and its
+    outputs copied to pinned memory, unless ``optimization { input_pinned_memory { enable: false } }`` or
+    ``output_pinned_memory`` says no. Where torch sees no such GPU, an instance of KIND_AUTO runs on the CPU and says so
+    in the log, one of KIND_GPU is an error.
+
     Parameters (all optional):
+        AUTOCAST: ``bf16`` or ``fp16``: operators that gain by it compute in that type (``torch.autocast``); outputs
+            have the types of the export all the same. Default ``none``.
+        CHANNELS_LAST: Tensors and weights of four dimensions are laid out as NHWC. Default false.
+        TORCH_COMPILE: ``inductor`` or ``eager``: the backend of ``torch.compile``. Batches are filled up to a power of
+            two of rows, or to ``max_batch_size``, by their last row, so that few shapes are compiled; ``batch_buckets``
+            does the same for lengths. A shape is compiled when it first comes: let ``model_warmup`` send each. torch
+            runs shapes after the eighth uncompiled. Default ``none``.
         INTRA_OP_THREAD_COUNT: Threads inside an operator, on CPU. Holds for the whole process: the model that is loaded
             last and sets it decides. Default 1 as long as no model sets it.
 
@@ -51,21 +66,43 @@ class PyTorchBackend(TensorBackend):
         self._torch = torch = require("torch", "model")
         parameters = ParameterReader(self.model)
         self._set_threads(parameters.integer("INTRA_OP_THREAD_COUNT", 0, minimum=0))
+        autocast = _AUTOCASTS[parameters.choice("AUTOCAST", "none", tuple(_AUTOCASTS))]
+        is_channels_last = parameters.flag("CHANNELS_LAST", False)
+        compiler = parameters.choice("TORCH_COMPILE", "none", _COMPILERS)
         parameters.finish()
-        self._device = self._place()
+        device = self._place()
         path = model_file(self.model, "model.pt2")
         program = load_program(torch, path)
         self._check_program(program, path)
-        if self._device.type == "cuda":
-            program = require("torch.export.passes", "model").move_to_device_pass(program, str(self._device))
+        if device.type == "cuda":
+            program = require("torch.export.passes", "model").move_to_device_pass(program, str(device))
         self._spec = program.call_spec.in_spec
         self._module = program.module()
+        if is_channels_last:
+            self._module.to(memory_format=torch.channels_last)
+        self._autocast = getattr(torch, autocast) if autocast else None
+        if self._autocast:
+            _forget_types(torch, self._module)
+        if compiler != "none":
+            self._module = torch.compile(self._module, backend=compiler, dynamic=False)
+        signature = self.model.signature
+        has_rows = not is_ragged(signature, self.model.layout)
+        self._max_rows = signature.max_batch_size if has_rows and compiler != "none" else 0
+        pins = {f"pins_{way}s": is_pinning_asked(self.model.config, way) for way in ("input", "output")}
+        self._device = TorchDevice(torch, device, is_channels_last=is_channels_last, **pins)
+        if self._device.is_gpu:
+            self.gather_into(self._device.empty)
 
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
         """Run the program; the interpreter lock is free inside its operators."""
-        tensors = [self._tensor(inputs[name]) for name in self._inputs]
-        args, kwargs = self._spec.unflatten(tensors)
-        with self._torch.inference_mode():
+        num_added = _bucket(num_rows, self._max_rows) - num_rows if self._max_rows else 0
+        arrays = {name: self._filled_up(array, num_added) for name, array in inputs.items()} if num_added else inputs
+        with ExitStack() as stack:
+            stack.enter_context(self._torch.inference_mode())
+            stack.enter_context(self._device.running())
+            if self._autocast:
+                stack.enter_context(self._torch.autocast(self._device.device.type, dtype=self._autocast))
+            args, kwargs = self._spec.unflatten([self._device.to_device(arrays[name]) for name in self._inputs])
             try:
                 results = self._module(*args, **kwargs)
             except AssertionError as error:  # the guards of the exported program
@@ -73,23 +110,36 @@ class PyTorchBackend(TensorBackend):
                     f"the shapes of the inputs do not fit the exported program: {error}"
                 ) from error
             leaves = self._torch.utils._pytree.tree_leaves(results)
-            return {name: self._array(leaves[position]) for name, position in self._outputs.items()}
+            answers = {
+                name: self._device.to_host(leaves[position].to(self._types[name]))
+                for name, position in self._outputs.items()
+            }
+        given = {name: self._device.to_numpy(answer) for name, answer in answers.items()}
+        return {name: array[:num_rows] for name, array in given.items()} if num_added else given
 
     def close(self) -> None:
         """Free the program."""
         del self._module
+
+    def _filled_up(self, array: Array, num_rows: int) -> Array:
+        """With so many copies of the last row added."""
+        full = self._device.empty((len(array) + num_rows, *array.shape[1:]), array.dtype)
+        full[: len(array)] = array
+        full[len(array) :] = array[-1]
+        return full
 
     def _place(self) -> Any:
         """The device of the instance."""
         torch, index = self._torch, self.instance.device_id
         if self.instance.kind != "GPU":
             return torch.device("cpu")
-        if not torch.cuda.is_available() or index >= torch.cuda.device_count():
-            raise UnavailableError(
-                f"instance '{self.instance.name}' asks for GPU {index}, but torch {torch.__version__} sees "
-                f"{torch.cuda.device_count()} CUDA devices; install a CUDA build of torch, or use KIND_CPU"
-            )
-        return torch.device("cuda", index)
+        if torch.cuda.is_available() and index < torch.cuda.device_count():
+            return torch.device("cuda", index)
+        use_cpu_instead(
+            self.instance,
+            f"torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; install a CUDA build of torch",
+        )
+        return torch.device("cpu")
 
     def _set_threads(self, asked_for: int) -> None:
         with _Threads.lock:
@@ -122,6 +172,7 @@ class PyTorchBackend(TensorBackend):
             [_found(name, values[results[i]]) for name, i in self._outputs.items() if i < len(results)],
         )
         self._inputs = sorted(inputs, key=inputs.__getitem__)
+        self._types = {name: values[results[i]].dtype for name, i in self._outputs.items()}
         if signature.max_batch_size > 0:
             for name in arguments:
                 limits = program.range_constraints.get(values[name].shape[0].node.expr)
@@ -130,22 +181,6 @@ class PyTorchBackend(TensorBackend):
                         f"model '{signature.name}': max_batch_size is {signature.max_batch_size}, but {path} was "
                         f"exported for batches of at most {limits.upper}"
                     )
-
-    def _tensor(self, array: Array) -> Any:
-        """The array on the device; bfloat16, which torch does not take from numpy, by its bits."""
-        if not array.flags.writeable:
-            array = array.copy()  # torch has no read-only tensors
-        if array.dtype == NUMPY_BY_DATATYPE["BF16"]:
-            return self._torch.from_numpy(array.view(np.int16)).view(self._torch.bfloat16).to(self._device)
-        return self._torch.from_numpy(array).to(self._device)
-
-    def _array(self, tensor: Any) -> Array:
-        tensor = tensor.detach().cpu()
-        if tensor.dtype == self._torch.bfloat16:
-            bits: Array = tensor.contiguous().view(self._torch.int16).numpy()
-            return bits.view(NUMPY_BY_DATATYPE["BF16"])
-        array: Array = tensor.numpy()
-        return array
 
 
 def _positions(declared: Sequence[str], names: Sequence[str], count: int) -> Mapping[str, int]:
@@ -162,3 +197,15 @@ def _found(name: str, value: Any) -> FileTensor:
     datatype = str(value.dtype).removeprefix("torch.")
     shape = tuple(dim if isinstance(dim, int) else -1 for dim in value.shape)
     return FileTensor(name, _DATATYPES.get(datatype, datatype), shape)
+
+
+def _forget_types(torch: Any, module: Any) -> None:
+    """The program no longer asserts that its values have the types of the export, which autocast changes."""
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+        module.graph.erase_node(node)
+    module.recompile()
+
+
+def _bucket(num_rows: int, max_rows: int) -> int:
+    """The least power of two that holds the rows, but no more than ``max_rows``."""
+    return min(1 << (num_rows - 1).bit_length(), max(max_rows, num_rows))
