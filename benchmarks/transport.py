@@ -1,0 +1,216 @@
+"""``python -m benchmarks.transport``: what one call between services costs by each way it can go; one table, JSON.
+
+First one hop: a target of the router in this process, and a service that gives back what it gets. Then end to end: the
+sample mesh's router and model service, whose CPU time counts, under a load generator, whose does not.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import uvloop
+
+from benchmarks import machine, requests
+from benchmarks.load import Bounds, caller, closed_loop
+from benchmarks.report import machine_lines, table, write_json
+from benchmarks.transport_services import running
+from weft_common.channels import open_channel
+from weft_common.core import CallContext, InferCall
+from weft_common.tensors import WireTensor
+from weft_router.targets.grpc_target import GrpcTarget
+
+ROOT = Path(__file__).resolve().parents[1]
+SERVICES = "benchmarks.transport_services"
+UNARY, EXCHANGE = "unary", "exchange"
+
+
+class Case(NamedTuple):
+    """One payload at one concurrency; ``num_calls`` of it take about a second."""
+
+    payload_bytes: int
+    concurrency: int
+    num_calls: int
+
+
+CASES = (
+    Case(64, 1, 1500), Case(64, 32, 4000), Case(64_000, 8, 2000), Case(600_000, 1, 300), Case(600_000, 8, 400),
+    Case(4_000_000, 4, 60),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Medians over the rounds.
+
+    Attributes:
+        case: What was sent, and how many at once.
+        way: Transport.
+        rate_per_s: Answers per second.
+        caller_s, service_s: CPU-seconds for 1000 calls; of the router, where there is one, the caller's.
+    """
+
+    case: str
+    way: str
+    rate_per_s: float
+    caller_s: float
+    service_s: float
+
+    @property
+    def cpu_s(self) -> float:
+        """Of both."""
+        return self.caller_s + self.service_s
+
+
+class Measured(NamedTuple):
+    """One round."""
+
+    rate_per_s: float
+    caller_s: float
+    service_s: float
+
+
+def summary(case: str, way: str, rounds: Sequence[Measured]) -> Row:
+    """The medians of some rounds, each figure by itself."""
+    rate, caller_s, service_s = (statistics.median(figures) for figures in zip(*rounds, strict=True))
+    return Row(case, way, round(rate, 1), round(caller_s, 4), round(service_s, 4))
+
+
+async def hops(socket_path: Path, num_rounds: int, cases: Sequence[Case]) -> list[Row]:
+    """One hop by each way, which take turns."""
+    rows: list[Row] = []
+    with running(SERVICES, "echo", str(socket_path)) as service:
+        ways = {
+            f"{place}, {mode}": GrpcTarget("echo", address, use_exchange=mode == EXCHANGE)
+            for place, address in (("TCP", service.grpc), ("Unix socket", f"unix:{socket_path}"))
+            for mode in (UNARY, EXCHANGE)
+        }
+        for case in cases:
+            data = bytes(case.payload_bytes)
+            call = InferCall("echo", inputs={"X": WireTensor("UINT8", (1, len(data)), data)})
+            rounds: dict[str, list[Measured]] = {way: [] for way in ways}
+            for _ in range(num_rounds):
+                for way, target in ways.items():
+                    await target.infer(call, CallContext())
+                    rounds[way].append(await _hop(target, call, case, service.pid))
+            text = f"{case.payload_bytes:,} bytes, {case.concurrency} at once"
+            rows += [summary(text, way, measured) for way, measured in rounds.items()]
+        for target in ways.values():
+            await target.close()
+    return rows
+
+
+async def _hop(target: GrpcTarget, call: InferCall, case: Case, service_pid: int) -> Measured:
+    calls = iter(range(case.num_calls))
+
+    async def worker() -> None:
+        for _ in calls:
+            await target.infer(call, CallContext())
+
+    pids = {"caller": os.getpid(), "service": service_pid}
+    before_s, start_s = machine.cpu_seconds(pids), time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(case.concurrency)))
+    duration_s, after_s = time.perf_counter() - start_s, machine.cpu_seconds(pids)
+    used = (1000 * (after_s[name] - before_s[name]) / case.num_calls for name in pids)
+    return Measured(case.num_calls / duration_s, *used)
+
+
+async def end_to_end(folder: Path, num_rounds: int, bounds: Bounds) -> list[Row]:
+    """Requests through a router by each way to its model service, which take turns."""
+    rows: list[Row] = []
+    repository = ROOT / "model_repository"
+    common = ("--grpc-port", "0", "--metrics-port", "0", "--log-level", "error", "--stop-with-stdin")
+    socket_path = folder / "model.sock"
+    with ExitStack() as stack:
+        service = stack.enter_context(
+            running("weft_model", "--repository", str(repository / "model"), "--unix-socket", str(socket_path), *common)
+        )
+        graphs = _graphs(folder)
+        ways = {
+            f"{place}, {mode}": stack.enter_context(
+                running(SERVICES, "router", mode, "--repository", str(graphs), f"--target=model={address}", *common)
+            )
+            for place, mode, address in (
+                ("TCP", UNARY, service.grpc),
+                ("TCP", EXCHANGE, service.grpc),
+                ("Unix socket", EXCHANGE, f"unix:{socket_path}"),
+            )
+        }
+        channels = {way: open_channel(router.grpc) for way, router in ways.items()}
+        row = np.random.default_rng(requests.SEED).normal(size=(1, 16)).astype(np.float32)
+        for graph in ("identity", "identity3"):
+            payload = [requests.serialize(graph, {"INPUT0": row})]
+            rounds: dict[str, list[Measured]] = {way: [] for way in ways}
+            for _ in range(num_rounds):
+                for way, router in ways.items():
+                    call = caller(channels[way])
+                    await call(payload[0])
+                    pids = {"router": router.pid, "service": service.pid}
+                    before_s = machine.cpu_seconds(pids)
+                    load = await closed_loop(call, payload, bounds, concurrency=32)
+                    after_s = machine.cpu_seconds(pids)
+                    used = (1000 * (after_s[name] - before_s[name]) / len(load.latencies_s) for name in pids)
+                    rounds[way].append(Measured(load.rate_per_s, *used))
+            rows += [summary(f"{graph} through the router, 32 at once", way, found) for way, found in rounds.items()]
+        for channel in channels.values():
+            await channel.close()
+    return rows
+
+
+def _graphs(folder: Path) -> Path:
+    """The graphs that need nothing but the model service."""
+    graphs = folder / "graphs"
+    graphs.mkdir()
+    (graphs / "identity3").symlink_to(ROOT / "model_repository" / "graphs" / "identity3")
+    return graphs
+
+
+def render(rows: Sequence[Row], described: dict[str, object]) -> str:
+    """Machine and table; the last column is the CPU of the case's first way, by that of this one."""
+    lines = [["case", "way", "1/s", "caller", "service", "both", "x better"]]
+    first: dict[str, Row] = {}
+    for row in rows:
+        base = first.setdefault(row.case, row)
+        ratio = base.cpu_s / row.cpu_s if row.cpu_s else 0.0
+        figures = (f"{row.caller_s:.3f}", f"{row.service_s:.3f}", f"{row.cpu_s:.3f}", f"{ratio:.2f}")
+        lines.append([row.case, row.way, f"{row.rate_per_s:.0f}", *figures])
+    meaning = "caller, service and both are CPU-seconds for 1000 calls; x better compares both with the first way."
+    return "\n".join([*machine_lines(described), meaning, "", table(lines, left_columns=(0, 1))])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 when everything was measured."""
+    parser = argparse.ArgumentParser(prog="benchmarks.transport", description=__doc__)
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results", metavar="DIR")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of each way (default %(default)s)")
+    parser.add_argument("--only", choices=("hop", "end-to-end"), help="half of it")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as name:
+        rows = _measure(Path(name), options.rounds, options.only)
+    described = machine.describe()
+    print(render(rows, described))
+    print(f"written to {write_json(options.results, rows, described, prefix='transport-')}")
+    return 0
+
+
+def _measure(folder: Path, num_rounds: int, only: str | None) -> list[Row]:
+    rows: list[Row] = []
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if only != "end-to-end":
+            rows += runner.run(hops(folder / "echo.sock", num_rounds, CASES))
+        if only != "hop":
+            rows += runner.run(end_to_end(folder, num_rounds, Bounds(3000, 8.0)))
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

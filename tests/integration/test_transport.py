@@ -1,0 +1,88 @@
+"""Calls between services travel in an exchange over a Unix socket, and nobody above can tell."""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from weft_common.core import CallContext, InferCall
+from weft_common.errors import RemoteError
+from weft_common.tensors import encode
+from weft_common.unix_socket import address_of
+from weft_protos import grpc_service_pb2 as pb
+from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from weft_router.targets.grpc_target import GrpcTarget
+
+WAIT_S = 30.0
+
+
+def model_service(repository: Path, path: Path) -> "subprocess.Popen[str]":
+    """A model service with `identity` alone; it serves."""
+    command = [
+        sys.executable, "-P", "-m", "weft_model", "--repository", str(repository / "model"), "--grpc-port", "0",
+        "--metrics-port", "0", "--unix-socket", str(path), "--model-control-mode", "explicit", "--load-model",
+        "identity", "--stop-with-stdin", "--log-level", "error",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.address = json.loads(process.stdout.readline())["grpc"]  # type: ignore[attr-defined]
+    return process
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    process.kill()
+    process.communicate()
+
+
+def call(value: float, name: str = "identity") -> InferCall:
+    return InferCall(name, request_id=str(value), inputs={"INPUT0": encode(np.full((1, 16), value, np.float32))})
+
+
+async def served_by_exchange(target: GrpcTarget) -> None:
+    """The target's calls travel in an exchange."""
+    async with asyncio.timeout(WAIT_S):
+        while target._exchange is None or not target._exchange.is_open:
+            with contextlib.suppress(RemoteError):
+                await target.infer(call(0), CallContext())
+            await asyncio.sleep(0.01)
+
+
+async def test_a_service_is_called_killed_and_called_again(repository: Path, tmp_path: Path) -> None:
+    """Answers, errors and counters are those of unary calls; kill -9 gives UNAVAILABLE; the socket is used again."""
+    path = tmp_path / "model.sock"
+    process = model_service(repository, path)
+    targets = [GrpcTarget("model", address_of(path), use_exchange=use) for use in (True, False)]
+    exchange, unary = targets
+    try:
+        await served_by_exchange(exchange)
+        results = await asyncio.gather(*(exchange.infer(call(i), CallContext()) for i in range(100)))
+        assert [await unary.infer(call(i), CallContext()) for i in range(100)] == results
+        texts = []
+        for target in targets:
+            with pytest.raises(RemoteError) as caught:
+                await target.infer(call(1, "nobody"), CallContext())
+            texts.append((caught.value.code, caught.value.message))
+        assert texts[0] == texts[1]
+        assert "NOT_FOUND" == texts[0][0]
+        async with grpc.aio.insecure_channel(process.address) as channel:  # type: ignore[attr-defined]
+            request = pb.ModelStatisticsRequest(name="identity")
+            statistics = await GRPCInferenceServiceStub(channel).ModelStatistics(request)
+        assert statistics.model_stats[0].inference_stats.success.count >= 200
+
+        end(process)
+        with pytest.raises(RemoteError, match=r"cannot be reached") as caught:
+            await exchange.infer(call(1), CallContext())
+        assert "UNAVAILABLE" == caught.value.code
+        process = model_service(repository, path)
+        await served_by_exchange(exchange)
+        assert await unary.infer(call(7), CallContext()) == await exchange.infer(call(7), CallContext())
+    finally:
+        for target in targets:
+            await target.close()
+        end(process)

@@ -1,0 +1,23 @@
+"""The transport benchmark: its figures, and one hop of each kind for real."""
+
+from pathlib import Path
+
+from benchmarks import transport
+from benchmarks.transport import Case, Measured
+
+
+def test_figures_are_medians_and_compared_with_the_first_way():
+    """Each figure's own median over the rounds; the ratio is that of both sides' CPU together."""
+    unary = transport.summary("c", "unary", [Measured(10, 0.3, 0.5), Measured(30, 0.1, 0.9), Measured(20, 0.2, 0.8)])
+    assert (20, 0.2, 0.8) == (unary.rate_per_s, unary.caller_s, unary.service_s)
+    exchange = transport.summary("c", "exchange", [Measured(50, 0.1, 0.1)])
+    lines = transport.render([unary, exchange], {}).splitlines()
+    assert "1.00" == lines[-2].split()[-1]
+    assert "5.00" == lines[-1].split()[-1]
+
+
+async def test_a_hop_is_measured_by_each_way(tmp_path: Path):
+    """A row for TCP and Unix socket, unary and exchange, against a real service process."""
+    rows = await transport.hops(tmp_path / "s", 1, [Case(64, 2, 20)])
+    assert ["TCP, unary", "TCP, exchange", "Unix socket, unary", "Unix socket, exchange"] == [row.way for row in rows]
+    assert all(row.rate_per_s > 0 for row in rows)
