@@ -1,7 +1,8 @@
 """``python -m benchmarks.buckets``: CPU of a text through the graph ``embed``, against the libraries in a bare loop.
 
-Texts of mixed length, 32 in work. ``buckets`` is the repository's ``minilm``; ``exact shapes`` lacks the buckets, so
-that only texts of equal length share a batch; ``batching off`` lacks ``dynamic_batching``. The floor calls tokenizer,
+Texts of mixed length, 32 in work. ``buckets`` is the repository's ``minilm``; ``in process`` is the same with all
+services in the router's process; ``exact shapes`` lacks the buckets, so that only texts of equal length share a batch;
+``batching off`` lacks ``dynamic_batching``. The floor calls tokenizer,
 ONNX Runtime and numpy in a loop, one text after another, in a process of two threads: as many as the service has
 instances. All meshes run at once and take turns with the floor, round by round, because the machine may be shared.
 Efficiency is the CPU of the floor over that of all services together, the load generator left out.
@@ -40,8 +41,10 @@ _NUM_TEXTS, _CONCURRENCY, _NUM_THREADS, _MAX_TOKENS = 64, 32, 2, 256
 _PARTS = ("graphs/embed", "preprocess/tokenize_minilm", "model/minilm", "postprocess/mean_pool")
 _BUCKETS = re.compile(r'parameters \{\s*key: "batch_buckets.*?\}\s*\}', re.DOTALL)
 _BATCHING = re.compile(r"dynamic_batching \{.*?\n\}", re.DOTALL)
+_SERVICES = ("router", "preprocess", "model", "postprocess")
 _MAX_WORDS = (requests.MAX_WORDS, 30)
-CASES = ("buckets", "exact shapes", "batching off")
+_IN_PROCESS = "in process"
+CASES = ("buckets", _IN_PROCESS, "exact shapes", "batching off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,13 @@ class Row:
         rate_per_s: Answers per second.
         p50_ms, p99_ms: Latency.
         cpu_ms: CPU of all services for one text, milliseconds.
-        model_cpu_ms: That of the model service.
+        service_cpu_ms: That of each process, by the service it was started for.
         rows_per_batch: Mean of the model's executions.
         floor_cpu_ms: CPU of the floor for one text.
         floor_rate_per_s: Texts per second of the floor.
         efficiency: ``floor_cpu_ms / cpu_ms``.
-        model_efficiency: ``floor_cpu_ms / model_cpu_ms``: what batching and its overhead make of the libraries' work.
+        model_efficiency: The same of the model service alone, what batching and its overhead make of the libraries'
+            work; None where it has no process of its own.
         num_errors: Failed requests.
     """
 
@@ -69,12 +73,12 @@ class Row:
     p50_ms: float
     p99_ms: float
     cpu_ms: float
-    model_cpu_ms: float
+    service_cpu_ms: dict[str, float]
     rows_per_batch: float
     floor_cpu_ms: float
     floor_rate_per_s: float
     efficiency: float
-    model_efficiency: float
+    model_efficiency: float | None
     num_errors: int
 
 
@@ -88,7 +92,7 @@ def write_repository(source: Path, repository: Path, case: str) -> None:
                 target.symlink_to(path.resolve())
     config = repository / "model" / "minilm" / "config.pbtxt"
     text = config.read_text()
-    if case != "buckets":
+    if case not in ("buckets", _IN_PROCESS):
         text = _BUCKETS.sub("", text)
     if case == "batching off":
         text = _BATCHING.sub("", text)
@@ -160,9 +164,12 @@ class Mesh:
     def __init__(self, case: str, endpoints: dict[str, Endpoint]) -> None:
         self.case = case
         self._endpoints = endpoints
-        self._pids = {name: endpoint.pid for name, endpoint in endpoints.items()}
+        services: dict[int, str] = {}
+        for name, endpoint in endpoints.items():
+            services.setdefault(endpoint.pid, name)
+        self._pids = {name: pid for pid, name in services.items()}
         self._load = Load()
-        self._cpu_s = dict.fromkeys(endpoints, 0.0)
+        self._cpu_s = dict.fromkeys(self._pids, 0.0)
 
     async def run(self, payloads: Sequence[bytes], bounds: Bounds, *, counts: bool = True) -> None:
         """One more load; it is added up unless it only warms up."""
@@ -184,7 +191,8 @@ class Mesh:
             (counted,) = (await stub.ModelStatistics(pb.ModelStatisticsRequest(name="minilm"))).model_stats
         num_texts = max(len(self._load.latencies_s), 1)
         cpu_ms = sum(self._cpu_s.values()) * 1e3 / num_texts
-        model_cpu_ms = self._cpu_s["model"] * 1e3 / num_texts
+        service_cpu_ms = {name: round(cpu_s * 1e3 / num_texts, 2) for name, cpu_s in self._cpu_s.items()}
+        model_cpu_ms = service_cpu_ms.get("model")
         return Row(
             self.case,
             max_words,
@@ -192,12 +200,12 @@ class Mesh:
             round(self._load.percentile_ms(50), 1),
             round(self._load.percentile_ms(99), 1),
             round(cpu_ms, 2),
-            round(model_cpu_ms, 2),
+            service_cpu_ms,
             round(counted.inference_count / max(counted.execution_count, 1), 2),
             round(floor_cpu_ms, 2),
             round(floor_rate_per_s, 1),
             round(floor_cpu_ms / cpu_ms, 3),
-            round(floor_cpu_ms / model_cpu_ms, 3),
+            None if model_cpu_ms is None else round(floor_cpu_ms / model_cpu_ms, 3),
             self._load.errors.total(),
         )
 
@@ -213,7 +221,8 @@ def measure(source: Path, max_words: int, cases: Sequence[str], num_rounds: int,
         for case in cases:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             write_repository(source, folder, case)
-            meshes.append(Mesh(case, stack.enter_context(running_mesh(folder, log=subprocess.DEVNULL))))
+            arguments = ["--in-process"] if case == _IN_PROCESS else []
+            meshes.append(Mesh(case, stack.enter_context(running_mesh(folder, arguments, log=subprocess.DEVNULL))))
         for mesh in meshes:
             asyncio.run(mesh.run(payloads, Bounds(_NUM_TEXTS, duration_s), counts=False))
         for _ in range(num_rounds):
@@ -234,7 +243,7 @@ def render(rows: Sequence[Row]) -> str:
         "p50 ms",
         "p99 ms",
         "CPU-ms",
-        "of model",
+        *_SERVICES,
         "batch",
         "floor CPU-ms",
         "floor 1/s",
@@ -250,17 +259,21 @@ def render(rows: Sequence[Row]) -> str:
             f"{row.p50_ms:.0f}",
             f"{row.p99_ms:.0f}",
             f"{row.cpu_ms:.1f}",
-            f"{row.model_cpu_ms:.1f}",
+            *(_figure(row.service_cpu_ms.get(name), 1) for name in _SERVICES),
             f"{row.rows_per_batch:.1f}",
             f"{row.floor_cpu_ms:.1f}",
             f"{row.floor_rate_per_s:.0f}",
             f"{row.efficiency:.2f}",
-            f"{row.model_efficiency:.2f}",
+            _figure(row.model_efficiency, 2),
             str(row.num_errors),
         ]
         for row in rows
     ]
     return table([header, *lines], left_columns=(0, 1))
+
+
+def _figure(value: float | None, num_digits: int) -> str:
+    return "-" if value is None else f"{value:.{num_digits}f}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

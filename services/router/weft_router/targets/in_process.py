@@ -1,83 +1,143 @@
-"""A target in the router's own process: no socket, no serialization."""
+"""A target in the router's own process: no socket, no serialization, and yet the answers of one behind gRPC."""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from typing import TypeVar
 
+from weft_common import telemetry
 from weft_common.core import CallContext, InferCall, InferenceCore, InferResult
-from weft_common.errors import DeadlineExceededError, WeftError
+from weft_common.edge import Edge, withdrawal
+from weft_common.errors import DeadlineExceededError, RemoteError, WeftError
 from weft_common.signature import ModelSignature
+from weft_common.statistics import ModelStatistics
+from weft_common.status import cut_message
 from weft_router.targets.target import TargetModel
+
+T = TypeVar("T")
 
 
 class InProcessTarget:
     """A target over any ``InferenceCore``; whoever made the core closes it.
 
+    The tensors of a call and of its answer are handed over as they are: their bytes cannot be changed. Each call is a
+    SERVER span of the service; its errors are those that a ``GrpcTarget`` would raise, with the same codes and texts.
+
     Args:
         name: As given to the router.
         core: Answers the calls.
+        service: Name of the core for spans and log lines; by default ``weft.`` and the target's name.
         clock_ns: What deadlines are measured on, that of the runtime.
     """
 
-    def __init__(self, name: str, core: InferenceCore, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self, name: str, core: InferenceCore, *, service: str = "", clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         self.name = name
         self.address = "in-process"
         self._core = core
+        self._edge = Edge(service or f"weft.{name}")
         self._clock_ns = clock_ns
+        self._known: dict[tuple[str, str], TargetModel] = {}
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``."""
-        if context.deadline_ns is None:
-            return await self._core.infer(call, context)
-        remaining_s = self._remaining_s(context.deadline_ns)
-        try:
-            async with asyncio.timeout(remaining_s):
-                if remaining_s > 0:
-                    return await self._core.infer(call, context)
-        except TimeoutError:
-            pass
-        raise self._late(call, remaining_s)
+        with self._called(call, context, "{} did not answer") as inner:
+            return await self._in_time(lambda: self._core.infer(call, inner), inner.deadline_ns)
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``."""
-        deadline_ns = context.deadline_ns
-        given_s = 0.0 if deadline_ns is None else self._remaining_s(deadline_ns)
-        async with contextlib.aclosing(self._core.stream_infer(call, context)) as results:
-            while True:
-                remaining_s = None if deadline_ns is None else self._remaining_s(deadline_ns)
-                if remaining_s == 0:
-                    raise self._late(call, given_s)
-                try:
-                    async with asyncio.timeout(remaining_s):
-                        result = await anext(results)
-                except StopAsyncIteration:
-                    return
-                except TimeoutError:
-                    raise self._late(call, given_s) from None
-                yield result
+        with self._called(call, context, "the stream of {} did not end") as inner:
+            async with contextlib.aclosing(self._core.stream_infer(call, inner)) as results:
+                while (result := await self._in_time(lambda: anext(results, None), inner.deadline_ns)) is not None:
+                    if result.error is not None:  # between services the first error ends a stream
+                        raise result.error
+                    yield result
 
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
         """As ``Target.discover``; answers at once."""
-        models: list[TargetModel] = []
+        known: dict[tuple[str, str], TargetModel] = {}
         for entry in self._core.index(ready_only=False):
+            key = entry.name, entry.version
+            model = self._known.get(key)
             try:
-                config = self._core.config(entry.name, entry.version)
-            except WeftError:
-                continue  # listed, but it failed to load
-            models.append(
-                TargetModel(ModelSignature.from_config(config, entry.version), entry.state == "READY", config)
-            )
-        return models
+                config = self._core.config(*key)
+            except WeftError:  # it failed to load, or is not ready now
+                if model is None:
+                    continue
+            else:
+                if model is None or model.config is not config:
+                    model = TargetModel(
+                        ModelSignature.from_config(config, entry.version), is_ready=False, config=config
+                    )
+            is_ready = entry.state == "READY"
+            known[key] = model._replace(is_ready=is_ready, reason="" if is_ready else entry.reason)
+        self._known = known
+        return list(known.values())
+
+    def statistics(self) -> list[ModelStatistics]:
+        """The counters that the core keeps itself, of its models that serve."""
+        return self._core.statistics("", "")
 
     async def close(self) -> None:
         """As ``Target.close``; there is no transport."""
 
-    def _late(self, call: InferCall, remaining_s: float) -> DeadlineExceededError:
-        return DeadlineExceededError(
-            f"model '{call.model_name}' on target '{self.name}' did not answer within the "
-            f"{remaining_s * 1e3:.0f} ms that were left"
-        )
+    @contextlib.contextmanager
+    def _called(self, call: InferCall, context: CallContext, late: str) -> Iterator[CallContext]:
+        """What surrounds the call at the core, within its span; errors leave as those of another service.
 
-    def _remaining_s(self, deadline_ns: int) -> float:
-        return max((deadline_ns - self._clock_ns()) / 1e9, 0.0)
+        ``late`` says of the model, its ``{}``, what did not happen in time.
+        """
+        given_s = None if context.deadline_ns is None else (context.deadline_ns - self._clock_ns()) / 1e9
+        if given_s is not None and given_s <= 0:
+            raise DeadlineExceededError(
+                f"the deadline passed {-given_s * 1e3:.1f} ms before {self._where(call)} was called"
+            )
+        inner, span = self._edge.begin(call.model_name, context.headers, context.deadline_ns, context.trace_context)
+        span.set_attribute("rpc.system", self.address)
+        failure: WeftError | None = None
+        try:
+            yield inner
+        except (asyncio.CancelledError, GeneratorExit):
+            failure = withdrawal(inner)
+            raise
+        except Exception as error:
+            failure = self._edge.as_weft_error(error, call.model_name, inner)
+            message = cut_message(failure.message) or f"{self._where(call)} answered {failure.code}"
+            if failure.code == "DEADLINE_EXCEEDED" and given_s is not None:
+                message = f"{late.format(self._where(call))} within the {given_s * 1e3:.0f} ms that were left"
+            raise _remote(failure, message) from error
+        finally:
+            telemetry.end_span(span, failure)
+            del failure  # it holds this frame, and with it the tensors
+
+    async def _in_time(self, ask: Callable[[], Awaitable[T]], deadline_ns: int | None) -> T:
+        """What ``ask`` gives. Raises DeadlineExceededError when the deadline passes first."""
+        if deadline_ns is None:
+            return await ask()
+        left_s = (deadline_ns - self._clock_ns()) / 1e9
+        if left_s > 0:
+            try:
+                async with asyncio.timeout(left_s) as scope:
+                    return await ask()
+            except TimeoutError:
+                if not scope.expired():
+                    raise
+        raise DeadlineExceededError("the deadline passed")
+
+    def _where(self, call: InferCall) -> str:
+        version = f" version {call.model_version}" if call.model_version else ""
+        return f"model '{call.model_name}'{version} on target '{self.name}' ({self.address})"
+
+
+def _remote(error: WeftError, message: str) -> RemoteError:
+    """The error as another service would have answered it."""
+    remote = RemoteError(
+        error.code,
+        message,
+        retry_after_ms=getattr(error, "retry_after_ms", None),
+        error_id=getattr(error, "error_id", None),
+    )
+    is_own_refusal = error.is_refused and not isinstance(error, RemoteError)
+    return remote.refused() if is_own_refusal else remote

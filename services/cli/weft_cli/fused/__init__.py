@@ -1,0 +1,1 @@
+"""The router and model services in one process."""
