@@ -24,11 +24,6 @@ class Admission:
         self._mean_duration_ns = 0.0
         self.num_inflight = 0
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether more than three quarters of the limit are in flight: what can be left out should be."""
-        return 4 * self.num_inflight > 3 * self._limit > 0
-
     def enter(self) -> None:
         """One more request is in flight; ``leave`` must follow.
 

@@ -45,14 +45,3 @@ def test_without_a_limit_nothing_is_refused() -> None:
     for _ in range(10_000):
         admission.enter()
     assert 10_000 == admission.num_inflight
-
-
-@pytest.mark.parametrize(
-    ("limit", "num_inflight", "expected"), [(0, 1000, False), (8, 6, False), (8, 7, True), (1, 1, True)]
-)
-def test_it_is_busy_above_three_quarters_of_the_limit(limit: int, num_inflight: int, expected: bool) -> None:
-    """Without a limit it never is."""
-    admission = Admission("the router", limit, "--max-inflight")
-    for _ in range(num_inflight):
-        admission.enter()
-    assert expected == admission.is_busy

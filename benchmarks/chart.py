@@ -1,0 +1,94 @@
+"""Line charts as an SVG file that stands alone, in light or dark as the reader has it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape, quoteattr
+
+#: Of the plot, in pixels; titles and legend are around it.
+_WIDTH, _HEIGHT = 380.0, 240.0
+_LEFT, _TOP, _GAP, _BOTTOM, _LINE_HEIGHT = 60.0, 56.0, 70.0, 50.0, 18.0
+_NUM_TICKS = 5
+#: Distinguishable also without colour vision (Okabe and Ito).
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#999999")
+_STYLE = """
+text { font-family: "DejaVu Sans", Verdana, Arial, sans-serif; font-size: 12px; fill: #24292f; }
+.title { font-size: 14px; font-weight: bold; } .page { fill: #ffffff; }
+.axis { stroke: #8c959f; fill: none; } .grid { stroke: #d8dee4; fill: none; } .line { fill: none; stroke-width: 2; }
+@media (prefers-color-scheme: dark) { text { fill: #e6edf3; } .page { fill: #0d1117; } .grid { stroke: #2d333b; } }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Points in order of x; ``is_dashed`` tells lines of a group apart from those of another."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Axes from 0 with some lines. The largest values end the axes."""
+
+    title: str
+    x_title: str
+    y_title: str
+    lines: Sequence[Line]
+
+
+def render_svg(title: str, plots: Sequence[Plot]) -> str:
+    """The plots side by side, a legend below each."""
+    num_lines = max(len(plot.lines) for plot in plots)
+    width = len(plots) * (_LEFT + _WIDTH) + (len(plots) - 1) * (_GAP - _LEFT) + 30
+    height = _TOP + _HEIGHT + _BOTTOM + num_lines * _LINE_HEIGHT
+    body = [part for i, plot in enumerate(plots) for part in _plot(plot, _LEFT + i * (_WIDTH + _GAP))]
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+            f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label={quoteattr(title)}>',
+            f"<style>{_STYLE}</style>",
+            '<rect class="page" width="100%" height="100%"/>',
+            _text(width / 2, 20, title, "middle", "title"),
+            *body,
+            "</svg>\n",
+        ]
+    )
+
+
+def _plot(plot: Plot, left: float) -> Iterator[str]:
+    x_most = max((x for line in plot.lines for x, _ in line.points), default=0) or 1.0
+    y_most = _round_up(max((y for line in plot.lines for _, y in line.points), default=0) or 1.0)
+    bottom = _TOP + _HEIGHT
+    yield _text(left + _WIDTH / 2, _TOP - 12, plot.title, "middle", "")
+    for i in range(_NUM_TICKS + 1):
+        x, y = left + _WIDTH * i / _NUM_TICKS, bottom - _HEIGHT * i / _NUM_TICKS
+        yield f'<path class="grid" d="M{left:.1f} {y:.1f}h{_WIDTH:g}"/>'
+        yield _text(left - 6, y + 4, f"{y_most * i / _NUM_TICKS:g}", "end", "")
+        yield _text(x, bottom + 16, f"{x_most * i / _NUM_TICKS:.3g}", "middle", "")
+    yield f'<path class="axis" d="M{left:.1f} {_TOP:g}v{_HEIGHT:g}h{_WIDTH:g}"/>'
+    yield _text(left + _WIDTH / 2, bottom + 34, plot.x_title, "middle", "")
+    turned = f'transform="rotate(-90 {left - 44:.1f} {_TOP + _HEIGHT / 2:.1f})"'
+    yield _text(left - 44, _TOP + _HEIGHT / 2, plot.y_title, "middle", "", turned)
+    for i, line in enumerate(plot.lines):
+        dashes = ' stroke-dasharray="6 4"' if line.is_dashed else ""
+        stroke = f'class="line" stroke="{_COLORS[i % len(_COLORS)]}"{dashes}'
+        way = " ".join(f"{left + _WIDTH * x / x_most:.1f},{bottom - _HEIGHT * y / y_most:.1f}" for x, y in line.points)
+        yield f'<polyline {stroke} points="{way}"/>'
+        y = bottom + _BOTTOM + i * _LINE_HEIGHT
+        yield f'<path {stroke} d="M{left:.1f} {y - 4:.1f}h26"/>'
+        yield _text(left + 34, y, line.label, "start", "")
+
+
+def _text(x: float, y: float, text: str, anchor: str, name: str, more: str = "") -> str:
+    return f'<text class="{name}" text-anchor="{anchor}" x="{x:.1f}" y="{y:.1f}" {more}>{escape(text)}</text>'
+
+
+def _round_up(value: float) -> float:
+    """The next value that divides well into ticks."""
+    power = 1.0
+    while power * 10 <= value:
+        power *= 10
+    while power > value:
+        power /= 10
+    return next(step * power for step in (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10) if step * power >= value)
