@@ -29,6 +29,8 @@ class Attempt(Policy):
     ) -> None:
         """As ``Action.act``."""
         record.attempts += 1
+        if record.tried is None:
+            record.tried = []
         if not request.is_traced:
             await self._action.act(frame, request, deadline_ns, context, record)
             return

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from weft_common.caching.answer_cache import Answer, answer_key, key_base
 from weft_common.caching.shared_answers import SharedAnswers
 from weft_common.caching.single_flight import StillInWorkError
+from weft_common.errors import WeftError
 from weft_router.graph.plan import CachePlan, Frame, StepPlan
 from weft_router.reporting.path import StepRun
 from weft_router.reporting.step_counters import StepCounters
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 class Cached(Policy):
     """Acts only for requests that differ from those whose answers are there, or on their way; errors are not kept.
+
+    Where the plan allows it, an answer whose time has passed stands in for an UNAVAILABLE action.
 
     Requests are equal when their inputs are, and the value of the plan's key condition. What differs beside, headers
     and parameters, does not count.
@@ -49,7 +52,7 @@ class Cached(Policy):
         self._output_slots = [slot for _, slot in step.outputs]
         self._condition = plan.key
         self._origin = origin
-        self._answers = SharedAnswers(plan.max_bytes, plan.ttl_ms, runtime.clock_ns)
+        self._answers = SharedAnswers(plan.max_bytes, plan.ttl_ms, runtime.clock_ns, plan.stale_if_error_ms)
         self._counters = counters
 
     async def act(
@@ -69,6 +72,13 @@ class Cached(Policy):
             )
         except StillInWorkError as error:
             raise self._origin.place(error, self.where) from error
+        except WeftError as error:
+            stale = self._answers.instead_of(error, key)
+            if stale is None:
+                raise
+            answer, record.cached, record.is_stale = stale, True, True
+            record.error = error.message
+            self._counters.num_stale_answers += 1
         if record.cached:
             self._counters.num_cache_hits += 1
         else:

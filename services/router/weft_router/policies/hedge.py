@@ -27,7 +27,8 @@ class _Trial(NamedTuple):
 class Hedged(Policy):
     """Starts the action again each ``after_ms`` without an answer; the first success wins, the others are cancelled.
 
-    A failure waits for the calls that still run; if all fail, the error of the first is raised.
+    A failure waits for the calls that still run; if all fail, the error of the first is raised. A request of a sequence
+    is called once: it changes what its model remembers.
 
     Args:
         action: One call.
@@ -58,6 +59,11 @@ class Hedged(Policy):
         self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
     ) -> None:
         """As ``Action.act``."""
+        if request.is_in_sequence:
+            await self._action.act(frame, request, deadline_ns, context, record)
+            return
+        if record.tried is None:
+            record.tried = []  # all trials share it, so that each goes to another replica
         trials: list[_Trial] = []
         call = partial(self._call, trials, frame, request, deadline_ns, context, record)
         race = _HedgedRace(self._plan, call, self._may_hedge)
@@ -80,7 +86,7 @@ class Hedged(Policy):
     ) -> Coroutine[Any, Any, bool]:
         """One more call; it is the last of ``trials``."""
         own = StepRun(record.name, record.path, self._runtime.clock_ns(), record.target, record.model, record.version)
-        own.attempts = record.attempts
+        own.attempts, own.tried = record.attempts, record.tried
         record.attempts += 1
         trial = _Trial(frame.copy(), request.fork(), own)
         trials.append(trial)
@@ -92,9 +98,13 @@ class Hedged(Policy):
 
     def _may_hedge(self) -> bool:
         """Whether the budget has room for a further call, which is then counted."""
-        if self._runtime.retry_budget.take(self._budget_percent):
-            self._counters.num_hedges += 1
-            return True
+        budget = self._runtime.retry_budget
+        if budget.take(self._budget_percent):
+            throttle = self._runtime.throttles.get(self.target)
+            if throttle is None or throttle.take():
+                self._counters.num_hedges += 1
+                return True
+            budget.give_back()
         self._counters.num_refused += 1
         return False
 

@@ -16,10 +16,16 @@ if TYPE_CHECKING:
 #: No pause is longer, however many attempts there were.
 MAX_BACKOFF_MS = 60_000
 _NS_PER_MS = 1_000_000
+_MAX_PAUSE_NS = MAX_BACKOFF_MS * _NS_PER_MS
+_NEVER_NS = 2**63
 
 
 class Retried(Policy):
-    """Acts again after a failure that is worth it, as long as the budget and the deadline allow.
+    """Acts again after a failure that is worth it, as long as the budgets and the deadline allow.
+
+    A further attempt goes to another replica of the target, if there is one, and not before the time that the service
+    asked for. Where nobody answered, as when a replica dies, its calls may all go elsewhere at once: then the target's
+    throttle alone counts. A request of a sequence is never tried again: it changes what its model remembers.
 
     Args:
         action: One attempt.
@@ -38,8 +44,13 @@ class Retried(Policy):
         self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
     ) -> None:
         """As ``Action.act``; the message of the last error says how many attempts there were."""
+        if request.is_in_sequence:
+            await self._action.act(frame, request, deadline_ns, context, record)
+            return
         plan, budget = self._plan, self._runtime.retry_budget
+        throttle = self._runtime.throttles.get(self.target)
         number = 1
+        is_counted = False
         try:
             while True:
                 try:
@@ -52,10 +63,14 @@ class Retried(Policy):
                         raise self._numbered(error, number) from error
                     if number == plan.attempts:
                         raise self._numbered(error, number) from error
-                    pause_ns = self._pause_ns(number)
-                    if deadline_ns is not None and self._runtime.clock_ns() + pause_ns >= deadline_ns:
+                    pause_ns = max(self._pause_ns(number), _pushback_ns(error))
+                    end_ns = _NEVER_NS if deadline_ns is None else deadline_ns
+                    if pause_ns > _MAX_PAUSE_NS or self._runtime.clock_ns() + pause_ns >= end_ns:
                         raise self._numbered(error, number, ", no time for another") from error
-                    if number == 1 and not budget.take(plan.budget_percent):
+                    is_free = is_counted or (throttle is not None and getattr(error, "is_unanswered", False))
+                    if not is_free:
+                        is_counted = budget.take(plan.budget_percent)
+                    if not (is_free or is_counted) or (throttle is not None and not throttle.take()):
                         self._counters.num_refused += 1
                         raise self._numbered(error, number, ", retry budget exhausted") from error
                 number += 1
@@ -63,7 +78,7 @@ class Retried(Policy):
                 if pause_ns:
                     await asyncio.sleep(pause_ns / 1e9)
         finally:
-            if number > 1:
+            if is_counted:
                 budget.give_back()
 
     def _pause_ns(self, number: int) -> int:
@@ -76,3 +91,8 @@ class Retried(Policy):
 
     def _numbered(self, error: WeftError, number: int, reason: str = "") -> WeftError:
         return error.with_message(f"{error.message}, attempt {number} of {self._plan.attempts}{reason}")
+
+
+def _pushback_ns(error: WeftError) -> int:
+    """How long the service asked to be left alone."""
+    return (getattr(error, "retry_after_ms", None) or 0) * _NS_PER_MS

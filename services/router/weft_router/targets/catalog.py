@@ -4,21 +4,25 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from weft_common.errors import WeftError
 from weft_common.logs import get_logger
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
+from weft_router.policies.retry_throttle import RetryThrottle
+from weft_router.targets.in_process import InProcessTarget
 from weft_router.targets.observed import ObservedTarget
+from weft_router.targets.replicated import ReplicatedTarget
 from weft_router.targets.target import Target, TargetModel
 
 #: How often each target is asked while it answers, in seconds.
 POLL_S = 2.0
 #: How long one answer may take.
 TIMEOUT_S = 2.0
-#: First pause after a failed attempt, which doubles up to ``POLL_S``; also the shortest pause between two questions.
-FIRST_BACKOFF_S = 0.1
+#: First and longest pause after a failed attempt; it doubles. The first is also the shortest between two questions.
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 0.5
 
 _log = get_logger("weft.router.catalog")
 
@@ -61,8 +65,16 @@ class Catalog:
             target.name: _Watched(ObservedTarget(target, self.statistics, self.wake, self._signature_of))
             for target in targets
         }
-        #: By name; calls through them are counted in ``statistics``.
+        #: By name; all calls through them are counted in ``statistics``.
         self.targets: Mapping[str, Target] = {name: watched.target for name, watched in self._watched.items()}
+        self._in_process = [target for target in targets if isinstance(target, InProcessTarget)]
+        #: By name: how many calls may be repeated.
+        self.throttles: Mapping[str, RetryThrottle] = {
+            name: watched.target.throttle for name, watched in self._watched.items()
+        }
+        self.replicated = [target for target in targets if isinstance(target, ReplicatedTarget)]
+        for target in self.replicated:
+            target.on_change = self._watched[target.name].wake.set
         self._poll_s = poll_s
         self._on_change = on_change
         self._tasks: list[asyncio.Task[None]] = []
@@ -104,6 +116,15 @@ class Catalog:
         entry = self.entry(model_name, version)
         return None if entry is None else (entry.target, entry.model.signature)
 
+    def counters(self) -> list[ModelStatistics]:
+        """Of every model: its own, where it is in this process, else what was seen of it from here."""
+        own = {(c.name, c.version): c for target in reversed(self._in_process) for c in target.statistics()}
+        return [own.get(key, seen) for key, seen in self.statistics.items()]
+
+    async def refresh(self, target: str) -> None:
+        """What ``target`` serves now is known."""
+        await self._refresh(self._watched[target])
+
     def names(self) -> list[str]:
         """Every model name."""
         return list(self._models)
@@ -119,13 +140,14 @@ class Catalog:
 
     async def _watch(self, watched: _Watched) -> None:
         while True:
-            await asyncio.sleep(watched.backoff_s)
-            if watched.is_reachable:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._poll_s):
-                        await watched.wake.wait()
-            else:
-                watched.backoff_s = min(2 * watched.backoff_s, self._poll_s)
+            await asyncio.sleep(FIRST_BACKOFF_S)
+            pause_s = self._poll_s
+            if not watched.is_reachable:
+                pause_s = watched.backoff_s - FIRST_BACKOFF_S
+                watched.backoff_s = min(2 * watched.backoff_s, MAX_BACKOFF_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await watched.wake.wait()
             await self._refresh(watched)
 
     async def _refresh(self, watched: _Watched) -> None:
@@ -133,20 +155,25 @@ class Catalog:
         watched.wake.clear()
         target = watched.target
         was_reachable = watched.is_reachable
+        known = watched.models
         try:
-            found = await target.discover(timeout_s=TIMEOUT_S)
+            models = await target.discover(timeout_s=TIMEOUT_S)
         except Exception as error:
             watched.is_reachable = False
-            watched.models = {key: model._replace(is_ready=False) for key, model in watched.models.items()}
+            models = [model._replace(is_ready=False, reason="the target does not answer") for model in known.values()]
             if was_reachable or watched.backoff_s == FIRST_BACKOFF_S:
                 text = error.message if isinstance(error, WeftError) else repr(error)
                 _log.warning("target '%s' (%s) does not answer: %s", target.name, target.address, text)
         else:
             watched.is_reachable = True
             watched.backoff_s = FIRST_BACKOFF_S
-            watched.models = {(model.signature.name, model.signature.version): model for model in found}
             if not was_reachable:
-                _log.info("target '%s' (%s) answers: %d models", target.name, target.address, len(found))
+                _log.info("target '%s' (%s) answers: %d models", target.name, target.address, len(models))
+        watched.models = {
+            key: _stamped(model, known.get(key))
+            for model in models
+            for key in [(model.signature.name, model.signature.version)]
+        }
         self._publish()
 
     def _publish(self) -> None:
@@ -186,6 +213,14 @@ class Catalog:
                 "model '%s' is served by the targets '%s' and '%s'; of those where it is ready, the one that was given "
                 "first is used", model, used, other,
             )  # fmt: skip
+
+
+def _stamped(model: TargetModel, before: TargetModel | None) -> TargetModel:
+    """The model with the time since when it is not ready."""
+    if model.is_ready:
+        return model
+    since = before.not_ready_since if before is not None else ""
+    return model._replace(not_ready_since=since or datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def _preference(entry: Entry) -> tuple[bool, int]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -12,8 +12,10 @@ from weft_common import telemetry
 from weft_common.channels import MAX_TIMEOUT_S, open_channel
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import DeadlineExceededError, RemoteError, UnavailableError
+from weft_common.exchange_client import ExchangeClient
 from weft_common.logs import get_logger
 from weft_common.rpc import ASKS_FOR_STATUS, EOF, begun, cancel, ended, response_of, streamed
+from weft_common.security.channel import ChannelSecurity
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.status import from_rpc_error
 from weft_common.wire import request_from_call, result_from_response
@@ -39,24 +41,46 @@ class GrpcTarget:
     Args:
         name: As given to the router.
         address: ``host:port`` or any name that gRPC resolves.
+        options: Of the channel, beside those that all have.
+        use_exchange: Calls travel together in one stream where the server offers it. False for a channel that balances
+            each call over several servers: a stream has one of them.
+        security: TLS and key; None: plaintext without a key.
     """
 
-    def __init__(self, name: str, address: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        *,
+        options: Sequence[tuple[str, Any]] = (),
+        use_exchange: bool = True,
+        security: ChannelSecurity | None = None,
+    ) -> None:
         self.name = name
         self.address = address
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, options=options, security=security)
         self._stub = GRPCInferenceServiceStub(self._channel)
+        self._exchange = ExchangeClient(self._channel) if use_exchange else None
         #: The one whose configuration was asked for longest ago comes first.
         self._known: dict[tuple[str, str], _Known] = {}
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """What it is reached over."""
+        return self._channel
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``; the time that is left becomes the gRPC deadline."""
         timeout_s = self._timeout_s(call, context)
         metadata = _metadata_of(context)
         try:
-            response = await response_of(
-                self._stub.ModelInfer(request_from_call(call), timeout=timeout_s, metadata=metadata or None)
-            )
+            begun_call = None if self._exchange is None else self._exchange.begin(call, metadata, timeout_s)
+            if begun_call is not None:
+                response = await begun_call.response()
+            else:
+                response = await response_of(
+                    self._stub.ModelInfer(request_from_call(call), timeout=timeout_s, metadata=metadata or None)
+                )
         except grpc.aio.AioRpcError as error:
             raise self._failure(error, call, timeout_s, "{} did not answer") from error
         except grpc.aio.UsageError as error:
@@ -107,6 +131,8 @@ class GrpcTarget:
 
     async def close(self) -> None:
         """As ``Target.close``."""
+        if self._exchange is not None:
+            await self._exchange.close()
         await self._channel.close(None)
 
     async def _discover(self, timeout_s: float) -> list[TargetModel]:
@@ -115,6 +141,7 @@ class GrpcTarget:
         )
         # A model without a version is one that failed to load, or is on a server that has no versions.
         states = {(m.name, m.version): m.state for m in index.models if m.version or m.state == "READY"}
+        reasons = {(m.name, m.version): m.reason for m in index.models if m.state != "READY"}
         due = set(islice(self._known, CONFIGS_PER_DISCOVERY))
         asked = [key for key, state in states.items() if key in due or self._is_news(key, state)]
         models = await asyncio.gather(*(self._model(*key, timeout_s=timeout_s) for key in asked))
@@ -124,7 +151,7 @@ class GrpcTarget:
             known[key] = _Known(states[key], model or (earlier.model if earlier else None))
         self._known = known
         return [
-            model._replace(is_ready=state == "READY")
+            model._replace(is_ready=state == "READY", reason=reasons.get(key, ""))
             for key, state in states.items()
             if (model := known[key].model) is not None
         ]

@@ -9,6 +9,7 @@ from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import WeftError
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics, failure_reason
+from weft_router.policies.retry_throttle import RetryThrottle
 from weft_router.reporting.counters import count_success
 from weft_router.targets.target import Target, TargetModel
 from weft_router.tensors.answers import rows_of
@@ -27,6 +28,9 @@ class ObservedTarget:
         statistics: Receives the counters by (model, version); shared by the targets of a router.
         on_unavailable: Called with the target's name when an answer is UNAVAILABLE.
         signature_of: What is known of a model by name and version ("" = default); None for an unknown one.
+
+    Attributes:
+        throttle: Each call earns a part of a retry.
     """
 
     def __init__(
@@ -42,10 +46,12 @@ class ObservedTarget:
         self._statistics = statistics
         self._on_unavailable = on_unavailable
         self._signature_of = signature_of
+        self.throttle = RetryThrottle()
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``."""
         start_ns = time.monotonic_ns()
+        self.throttle.earn()
         try:
             result = await self._target.infer(call, context)
         except (WeftError, asyncio.CancelledError) as error:
@@ -57,6 +63,7 @@ class ObservedTarget:
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``; a stream is one request, which lasts until its end."""
         start_ns = time.monotonic_ns()
+        self.throttle.earn()
         version = ""
         try:
             async with contextlib.aclosing(self._target.stream_infer(call, context)) as results:

@@ -17,11 +17,15 @@ class TargetModel(NamedTuple):
         signature: Names, types and shapes.
         is_ready: False while it is loaded but cannot answer.
         config: The full configuration; None where the target has none to give.
+        reason: Why it is not ready, as the target says; "" if it does not.
+        not_ready_since: When that was seen, as ISO time; "" while it is ready.
     """
 
     signature: ModelSignature
     is_ready: bool
     config: "ModelConfig | None" = None
+    reason: str = ""
+    not_ready_since: str = ""
 
 
 class Target(Protocol):

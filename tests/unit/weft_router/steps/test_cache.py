@@ -219,3 +219,27 @@ async def test_outputs_asked_for_by_path_are_part_of_what_is_kept(make: SimpleNa
         (["Y", "a/OUT"], 2, 2),
         (["Y"], 3, 2),
     ] == seen
+
+
+async def test_a_stale_answer_stands_in_for_an_unavailable_model(make: SimpleNamespace, virtual_clock: Any) -> None:
+    """For so long beyond its time, marked in path and trace, and counted; other errors, and other requests, fail."""
+    lost = make.failing("UNAVAILABLE", "down")
+    calls = [make.answering(5.0), lost, lost, make.failing("INTERNAL", "a defect"), lost, make.answering(6.0)]
+    target = make.FakeTarget(m=make.in_turn(*calls))
+    bench = Bench(make, one(make, CachePlan(100, 1 << 20, stale_if_error_ms=900)), target, virtual_clock)
+    await bench.ask()
+    await asyncio.sleep(0.15)
+    stale = await bench.ask(parameters={"graph_trace": True})
+    assert make.tensor(5.0) == stale.outputs["Y"]
+    (entry,) = json.loads(str(stale.parameters["graph_trace"]))
+    assert (True, True, "OK") == (entry["cached"], entry["stale"], entry["status"])
+    assert "down" in entry["error"]
+    assert 1 == next(iter(bench.runtime.step_counters)).num_stale_answers
+    with pytest.raises(RemoteError, match="down"):
+        await bench.ask(2.0)
+    with pytest.raises(RemoteError, match="a defect"):
+        await bench.ask()
+    await asyncio.sleep(0.85)
+    with pytest.raises(RemoteError, match="down"):
+        await bench.ask()
+    assert make.tensor(6.0) == (await bench.ask()).outputs["Y"]

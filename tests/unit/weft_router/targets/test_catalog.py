@@ -10,7 +10,11 @@ import pytest
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
-from weft_router.targets.catalog import Catalog
+from weft_router.targets.catalog import FIRST_BACKOFF_S, Catalog
+from weft_router.targets.membership import Surroundings, Tell
+from weft_router.targets.replica import Health
+from weft_router.targets.replicated import ReplicatedTarget
+from weft_router.targets.specification import Policy
 from weft_router.targets.target import TargetModel
 
 FOR_EVER_S = 3_600.0
@@ -126,6 +130,29 @@ async def test_a_lost_target_keeps_its_models_but_they_are_not_ready(make: Simpl
         await s.until(lambda: s.catalog.entry("m", "").model.is_ready)
         assert "2" == s.catalog.find("m", "")[1].version
         assert [] == s.catalog.unreachable
+
+
+async def test_a_replica_that_comes_back_ends_the_pause(make: SimpleNamespace) -> None:
+    """While all were lost the pause between two questions has grown; nobody waits for its end."""
+    tells: list[Tell] = []
+
+    async def watch(target: object, tell: Tell) -> None:
+        tells.append(tell)
+        await asyncio.Event().wait()
+
+    async def resolve() -> list[str]:
+        return ["a:1"]
+
+    fake = make.FakeTarget("a:1")
+    target = ReplicatedTarget("model", "a:1", Policy(), Surroundings(resolve, True, lambda address: fake, watch))
+    fake.models = GONE
+    async with started(target) as s:
+        s.catalog._watched["model"].backoff_s = FOR_EVER_S
+        await asyncio.sleep(2 * FIRST_BACKOFF_S)
+        serving(make, fake, "m")
+        for health in (Health.UNREACHABLE, Health.SERVING):
+            tells[0](health)
+        await s.until(lambda: s.catalog.find("m", "") is not None)
 
 
 async def test_a_target_that_is_down_at_the_start_is_tried_until_it_answers(make: SimpleNamespace) -> None:

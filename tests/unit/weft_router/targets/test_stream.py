@@ -33,6 +33,9 @@ class StreamCore:
         self.num_made = 0
         self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
+    def is_ready(self) -> bool:
+        return True
+
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         self.contexts.append(context)
         try:

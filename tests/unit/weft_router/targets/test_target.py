@@ -42,6 +42,9 @@ class TinyCore:
         self.state = "READY"
         self.answer: Callable[[], Awaitable[None]] | None = None
 
+    def is_ready(self) -> bool:
+        return True
+
     def config(self, name: str, version: str) -> ModelConfig:
         self.num_config_calls += 1
         if name != "double" or self.model_config is None:

@@ -1,0 +1,65 @@
+"""From the command line to targets."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from weft_common.security.channel import ChannelSecurity
+from weft_router.targets.addresses import resolve
+from weft_router.targets.grpc_target import GrpcTarget
+from weft_router.targets.health_watch import watch_health
+from weft_router.targets.membership import Surroundings, Tell
+from weft_router.targets.replicated import ReplicatedTarget
+from weft_router.targets.specification import Policy, channel_address, channel_options, dns_name
+from weft_router.targets.target import Target
+
+#: A server that was started again is noticed soon.
+_RECONNECT_OPTIONS: list[tuple[str, Any]] = [("grpc.max_reconnect_backoff_ms", 500)]
+
+
+def make_target(
+    name: str, address: str, policy: Policy | None = None, security: ChannelSecurity | None = None
+) -> Target:
+    """The target of ``address``, without a connection yet; on the event loop that uses it.
+
+    Args:
+        name: As given to the router.
+        address: As of ``parse_target``.
+        policy: As of ``parse_policy``, without a ``policy_fault``; None: the default, where there may be replicas.
+        security: TLS and key; None: plaintext without a key.
+    """
+    host_and_port = dns_name(address)
+    if security is not None and security.is_encrypted and host_and_port and not security.server_name:
+        security = replace(security, server_name=host_and_port.rpartition(":")[0])  # replicas are called by address
+    is_list = "," in address and not address.startswith(("ipv4:", "ipv6:"))
+    if policy is None and not host_and_port and not is_list:
+        is_xds = address.startswith("xds:")
+        return GrpcTarget(name, address, options=_RECONNECT_OPTIONS, use_exchange=not is_xds, security=security)
+    policy = policy or Policy()
+    options = [*_RECONNECT_OPTIONS, *([("grpc.default_authority", host_and_port)] if host_and_port else [])]
+    surroundings = Surroundings(
+        resolve=partial(resolve, host_and_port) if host_and_port else partial(_given, address.split(",")),
+        is_fixed=not host_and_port,
+        connect=lambda replica: GrpcTarget(name, replica, options=options, security=security),
+        watch=_watch,
+    )
+    by_grpc = None
+    if policy.is_by_grpc:
+        by_grpc = GrpcTarget(
+            name,
+            channel_address(address),
+            options=[*_RECONNECT_OPTIONS, *channel_options(policy)],
+            use_exchange=False,
+            security=security,
+        )
+    return ReplicatedTarget(name, address, policy, surroundings, by_grpc)
+
+
+async def _given(addresses: Sequence[str]) -> Sequence[str]:
+    return addresses
+
+
+async def _watch(target: Target, tell: Tell) -> None:
+    if isinstance(target, GrpcTarget):
+        await watch_health(target.channel, tell)

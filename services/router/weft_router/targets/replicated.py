@@ -1,0 +1,229 @@
+"""A target of several replicas: each call goes to one of them, and survives the loss of one that had not begun it."""
+
+import contextlib
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+
+from opentelemetry import trace
+
+from weft_common import telemetry
+from weft_common.core import CallContext, InferCall, InferResult
+from weft_common.errors import UnavailableError, WeftError
+from weft_common.logs import get_logger
+from weft_router.targets.chooser import Chooser
+from weft_router.targets.ejection import OutlierDetector, Record
+from weft_router.targets.membership import Membership, Surroundings
+from weft_router.targets.pins import Pins
+from weft_router.targets.replica import Replica, merged
+from weft_router.targets.specification import Policy
+from weft_router.targets.target import Target, TargetModel
+
+#: Name of what gRPC chooses, in metrics and spans.
+CHOSEN_BY_GRPC = "chosen by gRPC"
+
+#: After such an answer a replica is asked what it serves.
+_MODEL_IS_GONE = ("UNAVAILABLE", "NOT_FOUND")
+
+_log = get_logger("weft.router.targets")
+
+
+class ReplicatedTarget:
+    """A target whose calls are spread over replicas that serve the same models.
+
+    A call goes to a replica that has the model ready, is healthy and not ejected; where there is none such, to any that
+    can be reached. One that was provably not begun is made once more, at another replica. A sequence stays on the
+    replica that it started on, or fails.
+
+    Args:
+        name: As given to the router.
+        address: As given to the router.
+        policy: How the calls are spread.
+        surroundings: Where replicas come from and how they are reached.
+        by_grpc: Reaches all replicas over one channel on which gRPC chooses; None unless the policy is one of gRPC's.
+        clock_ns: Monotonic.
+        generator: Source of chance.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        policy: Policy,
+        surroundings: Surroundings,
+        by_grpc: Target | None = None,
+        *,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        generator: random.Random | None = None,
+    ) -> None:
+        self.name = name
+        self.address = address
+        self.on_change: Callable[[], None] = lambda: None
+        self.num_moved = 0
+        #: Address, model and version of what was odd at the last discovery.
+        self._odd: set[tuple[str, str, str]] = set()
+        self._clock_ns = clock_ns
+        self._detector = OutlierDetector(clock_ns)
+        pins = Pins(clock_ns)
+        self._by_grpc = None if by_grpc is None else Replica(CHOSEN_BY_GRPC, by_grpc, Record(), clock_ns)
+        self._membership = membership = Membership(
+            name,
+            surroundings,
+            self._detector,
+            pins.has,
+            self._changed,
+            clock_ns,
+        )
+        self._chooser = Chooser(
+            f"target '{name}' ({address})",
+            policy,
+            membership.replicas,
+            self._by_grpc,
+            self._detector,
+            pins,
+            clock_ns,
+            generator or random.Random(),  # noqa: S311  # no secret depends on it
+        )
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """Every replica, and what gRPC chooses, if it does; may be read on any thread."""
+        return [*([] if self._by_grpc is None else [self._by_grpc]), *list(self._membership.replicas.values())]
+
+    def is_ejected(self, replica: Replica) -> bool:
+        """Whether a replica is left out now because it answered badly."""
+        return replica.record.until_ns > self._clock_ns()
+
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        """As ``Target.infer``.
+
+        Raises:
+            UnavailableError: No replica has the model ready, or that of the sequence is lost.
+            WeftError: As the replica's target raised it.
+        """
+        replica = await self._chooser.choose(call, context)
+        try:
+            return await self._infer(replica, call, context)
+        except WeftError as error:
+            replica = await self._move(replica, call, context, error)
+        return await self._infer(replica, call, context)
+
+    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        """As ``Target.stream_infer``; errors as of ``infer``."""
+        replica = await self._chooser.choose(call, context)
+        has_begun = False
+        try:
+            async with contextlib.aclosing(self._stream(replica, call, context)) as results:
+                async for result in results:
+                    has_begun = True
+                    yield result
+            return
+        except WeftError as error:
+            if has_begun:
+                raise
+            replica = await self._move(replica, call, context, error)
+        async with contextlib.aclosing(self._stream(replica, call, context)) as results:
+            async for result in results:
+                yield result
+
+    async def discover(self, *, timeout_s: float) -> list[TargetModel]:
+        """As ``Target.discover``: the models of all replicas that answer, each ready where one replica has it ready.
+
+        Raises:
+            UnavailableError: The name has no address.
+            WeftError: No replica answers; the error of one.
+        """
+        try:
+            await self._membership.start()
+        except OSError as error:
+            raise UnavailableError(f"target '{self.name}' ({self.address}) cannot be resolved: {error}") from error
+        failure = await self._membership.ask(timeout_s)
+        replicas = [replica for replica in self._membership.replicas.values() if not replica.is_leaving]
+        models = merged(replicas)
+        odd = {(replica.address, *key) for replica in replicas for key in replica.odd}
+        for one in odd - self._odd:
+            _log.warning(
+                "replica %s of target '%s' has another signature of model '%s' version %s than the others, and gets no "
+                "calls of it", one[0], self.name, *one[1:],
+            )  # fmt: skip
+        self._odd = odd
+        self._chooser.note_news()
+        if not replicas:
+            raise UnavailableError(f"target '{self.name}' ({self.address}) has no address")
+        if failure is not None:
+            raise failure
+        return models
+
+    async def close(self) -> None:
+        """As ``Target.close``."""
+        await self._membership.close()
+        if self._by_grpc is not None:
+            await self._by_grpc.target.close()
+
+    def _changed(self) -> None:
+        self._chooser.note_news()
+        self.on_change()
+
+    async def _move(self, failed: Replica, call: InferCall, context: CallContext, error: WeftError) -> Replica:
+        """Another replica for a call that was not begun. Raises what is to be told where there is none."""
+        other = await self._chooser.instead(failed, call, context, error)
+        self.num_moved += 1
+        if telemetry.is_enabled():
+            attributes = {"weft.endpoint": other.address, "weft.refused_by": failed.address, "weft.reason": error.code}
+            trace.get_current_span(context.trace_context).add_event("weft.call_moved", attributes)
+        return other
+
+    async def _infer(self, replica: Replica, call: InferCall, context: CallContext) -> InferResult:
+        with self._in_work(replica, call, context):
+            return await replica.target.infer(call, context)
+
+    async def _stream(
+        self, replica: Replica, call: InferCall, context: CallContext
+    ) -> AsyncGenerator[InferResult, None]:
+        with self._in_work(replica, call, context):
+            async with contextlib.aclosing(replica.target.stream_infer(call, context)) as results:
+                async for result in results:
+                    yield result
+
+    @contextlib.contextmanager
+    def _in_work(self, replica: Replica, call: InferCall, context: CallContext) -> Iterator[None]:
+        """The replica has one call more within the block, and its outcome is noted after."""
+        start_ns = self._clock_ns()
+        replica.num_picks += 1
+        replica.num_inflight += 1
+        if context.tried is not None:
+            context.tried.append(replica.address)
+        if telemetry.is_enabled():
+            trace.get_current_span(context.trace_context).set_attribute("weft.endpoint", replica.address)
+        status = "CANCELLED"
+        is_told = False
+        try:
+            yield
+            status = "OK"
+            replica.response.measured((self._clock_ns() - start_ns) / 1e9)
+            self._chooser.note_end(call)
+        except WeftError as error:
+            status = error.code
+            is_told = error.is_refused
+            replica.is_due = replica.is_due or status in _MODEL_IS_GONE
+            raise
+        finally:
+            replica.num_inflight -= 1
+            replica.num_by_status[status] = replica.num_by_status.get(status, 0) + 1
+            # One that says itself that it takes no calls is no outlier: its health tells the rest.
+            if replica is not self._by_grpc and not is_told and self._detector.note(replica.record, status):
+                self._chooser.note_ejection()
+                self._tell_ejections(context)
+
+    def _tell_ejections(self, context: CallContext) -> None:
+        """Replicas that were ejected just now are in the log, and in the span of the call that showed it."""
+        for replica in self._membership.replicas.values():
+            record = replica.record
+            if record.num_ejected == replica.num_ejections_told:
+                continue
+            replica.num_ejections_told = record.num_ejected
+            duration_s = (record.until_ns - self._clock_ns()) / 1e9
+            _log.warning("replica %s of target '%s' is ejected for %.0f s", replica.address, self.name, duration_s)
+            if telemetry.is_enabled():
+                attributes: dict[str, str | float] = {"weft.endpoint": replica.address, "weft.duration_s": duration_s}
+                trace.get_current_span(context.trace_context).add_event("weft.ejection", attributes)

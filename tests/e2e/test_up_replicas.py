@@ -1,0 +1,70 @@
+"""`weft up --replicas`: several processes of one service behind one target."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from weft_common.tensors import decode
+
+Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
+
+
+def test_calls_are_spread_over_the_replicas_of_a_service(up: Start, repository: Path, tmp_path: Path) -> None:
+    """Each has an endpoint; the death of one costs no request that is sent after it.
+
+    With `--model-control-mode poll` a changed model serves soon, but for a service whose own arguments say otherwise.
+    """
+    changed = shutil.copytree(repository, tmp_path / "repository")
+    mesh = up(
+        *("--replicas", "model=2", "--model-control-mode", "poll", "--repository-poll-secs", "0.1"),
+        *("--service-args", "postprocess=--model-control-mode=none", "--service-args", "postprocess=--log-level debug"),
+        repository=changed,
+    )
+    for service in ("postprocess/finish", "preprocess/prepare"):
+        model = changed / service / "1" / "model.py"
+        model.write_text(model.read_text().replace("a + 1", "a + 100"))
+    end_s = time.monotonic() + 30
+    while (answer := decode(mesh.call("chain").outputs["Y"]).tolist()) != [[103.0]]:
+        assert time.monotonic() < end_s, answer
+    assert {"router", "preprocess", "model", "model-2", "postprocess"} == set(mesh.endpoints)
+    for _ in range(20):
+        mesh.call("chain")
+    with urllib.request.urlopen(f"http://{mesh.endpoints['router']['metrics']}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    for name in ("model", "model-2"):
+        endpoint = mesh.endpoints[name]["grpc"]
+        (picks,) = [line for line in lines if line.startswith("weft_endpoint_picks_total") and endpoint in line]
+        assert float(picks.rpartition(" ")[2]) >= 4
+    signal.pidfd_send_signal(mesh.pidfds["model-2"], signal.SIGKILL)
+    mesh.wait_for_end("model-2")
+    assert {"OK"} == {mesh.outcome("chain") for _ in range(10)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--replicas", "router=2"], "with a NAME of preprocess, model, postprocess"),
+        (["--replicas", "model=0"], "a COUNT of 1 to 64"),
+        (["--replicas", "model=65"], "a COUNT of 1 to 64"),
+        (["--replicas", "model"], "not of the form NAME=COUNT"),
+        (["--replicas", "model=2", "--replicas", "model=3"], "each name may be given once"),
+        (["--replicas", "model=2", "--in-process", "model"], "replicas are processes"),
+        (["--service-args", "router=--help"], "a NAME of preprocess, model, postprocess"),
+        (["--service-args", "model='--load"], "No closing quotation"),
+        (["--target-policy", "model=random"], "must be one of least_outstanding"),
+    ],
+)
+def test_wrong_usage_is_refused(repository: Path, arguments: list[str], fault: str) -> None:
+    """With what is allowed, before anything is started."""
+    command = [sys.executable, "-m", "weft_cli", "up", "--json", "--repository", str(repository), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (2, "") == (done.returncode, done.stdout)
+    assert fault in done.stderr.replace("\n", " "), json.dumps(done.stderr)

@@ -1,0 +1,203 @@
+"""Replicas of a model service as processes, a router over them, and load that counts what came of each request."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from tests.integration.routing import Router
+
+from weft_common.core import InferCall
+from weft_common.tensors import encode
+from weft_common.wire import request_from_call, result_from_response
+from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+
+MODEL = '''
+"""Adds 1, after a pause of 2 ms."""
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.002)
+        arrays = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("Y", a + 1)]) for a in arrays]
+'''
+CONFIG = """
+backend: "python"
+max_batch_size: 8
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+"""
+GRAPH = """
+name: "%s" platform: "graph" max_batch_size: 8
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+node { name: "root" sequence { step { name: "only" model_name: "work" %s } } }
+"""
+RETRY = "policy { retry { attempts: 3 } }"
+
+
+def write_repository(root: Path) -> Path:
+    """The model `work`, and the graphs `plain` and `retrying` over it."""
+    folder = root / "model" / "work" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(MODEL)
+    (folder.parent / "config.pbtxt").write_text(CONFIG)
+    for name, policy in (("plain", ""), ("retrying", RETRY)):
+        graph = root / "graphs" / name / "1"
+        graph.mkdir(parents=True)
+        (graph / "graph.pbtxt").write_text(GRAPH % (name, policy))
+    return root
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port: int = held.getsockname()[1]
+        return port
+
+
+class Service:
+    """One model service on a fixed port, which may be started again."""
+
+    def __init__(self, repository: Path) -> None:
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self._command = [
+            sys.executable, "-P", "-m", "weft_model", "--repository", str(repository / "model"),
+            "--grpc-port", str(self.port), "--metrics-port", "0", "--stop-with-stdin",
+        ]  # fmt: skip
+        self.process: subprocess.Popen[str] | None = None
+
+    def begin(self) -> None:
+        """The process runs; it need not serve yet."""
+        self.process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
+        )
+
+    def wait_serving(self) -> None:
+        """It has announced its ports."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline(), "the service ended before it served"
+
+    def start(self) -> None:
+        """It serves."""
+        self.begin()
+        self.wait_serving()
+
+    def end(self, number: signal.Signals) -> int:
+        """The process has ended by a signal; its exit status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        status = self.process.wait(30)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self.process = None
+        return status
+
+
+@contextlib.contextmanager
+def services(repository: Path, count: int) -> Iterator[list[Service]]:
+    """Replicas that serve; what runs at the end is killed."""
+    replicas = [Service(repository) for _ in range(count)]
+    try:
+        for replica in replicas:
+            replica.begin()
+        for replica in replicas:
+            replica.wait_serving()
+        yield replicas
+    finally:
+        for replica in replicas:
+            if replica.process is not None:
+                replica.end(signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def router_over(repository: Path, address: str, arguments: Sequence[str] = ()) -> Iterator[Router]:
+    """A router process with one target, `model`."""
+    command = [
+        sys.executable, "-P", "-m", "weft_router", "--repository", str(repository / "graphs"),
+        "--target", f"model={address}", "--grpc-port", "0", "--metrics-port", "0", "--stop-with-stdin", *arguments,
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline() if process.stdout is not None else ""
+            assert line, f"the router ended with exit status {process.wait(10)}"
+            yield Router(process, json.loads(line))
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+class Load:
+    """Requests in a closed loop, each with a number of its own, until the block is left.
+
+    `outcomes` counts statuses; `errors` has the texts; `wrong` counts answers to another request.
+    """
+
+    def __init__(self, address: str, model: str, num_clients: int = 16, **parameters: Any) -> None:
+        self._address = address
+        self._model = model
+        self._num_clients = num_clients
+        self._parameters = parameters
+        self._number = 0
+        self._is_over = False
+        self.outcomes: Counter[str] = Counter()
+        self.errors: list[str] = []
+        self.wrong = 0
+        self._moved = asyncio.Event()
+
+    async def __aenter__(self) -> "Load":
+        self._channel = grpc.aio.insecure_channel(self._address)
+        self._infer = GRPCInferenceServiceStub(self._channel).ModelInfer
+        self._clients = [asyncio.create_task(self._client()) for _ in range(self._num_clients)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._is_over = True
+        await asyncio.gather(*self._clients)
+        await self._channel.close()
+
+    async def answered(self, count: int) -> None:
+        """So many more requests were answered, well or not."""
+        wanted = self.outcomes.total() + count
+        async with asyncio.timeout(30):
+            while self.outcomes.total() < wanted:
+                self._moved.clear()
+                await self._moved.wait()
+
+    async def _client(self) -> None:
+        while not self._is_over:
+            self._number += 1
+            await self._ask(float(self._number))
+
+    async def _ask(self, number: float) -> None:
+        call = InferCall(
+            self._model, parameters=self._parameters, inputs={"X": encode(np.array([[number]], np.float32))}
+        )
+        try:
+            response = await self._infer(request_from_call(call), timeout=20)
+        except grpc.aio.AioRpcError as error:
+            self.outcomes[error.code().name] += 1
+            self.errors.append(error.details() or "")
+        else:
+            self.outcomes["OK"] += 1
+            answer = np.frombuffer(result_from_response(response).outputs["Y"].data, np.float32)
+            self.wrong += int(answer[0] != np.float32(number + 1))
+        self._moved.set()

@@ -1,0 +1,98 @@
+"""What Prometheus and traces are told of replicas."""
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import set_span_in_context
+from prometheus_client import CollectorRegistry, generate_latest
+
+from weft_common import telemetry
+from weft_common.core import CallContext, InferCall, InferResult
+from weft_common.errors import RemoteError
+from weft_router.policies.retry_throttle import RetryThrottle
+from weft_router.reporting.replica_metrics import ReplicaCollector
+from weft_router.targets.membership import Surroundings, Tell
+from weft_router.targets.replica import Health
+from weft_router.targets.replicated import ReplicatedTarget
+from weft_router.targets.specification import Policy
+from weft_router.targets.target import TargetModel
+
+
+async def two_replicas(make: SimpleNamespace) -> tuple[ReplicatedTarget, dict[str, Any]]:
+    """A target whose replica `a:1` refuses every call."""
+    fakes: dict[str, Any] = {}
+
+    async def refuse(call: InferCall, context: CallContext) -> InferResult:
+        raise RemoteError("UNAVAILABLE", "draining").refused()
+
+    def connect(address: str) -> Any:
+        fakes[address] = make.FakeTarget(address, **({"m": refuse} if address == "a:1" else {}))
+        fakes[address].models = [TargetModel(make.signature("m"), True)]
+        return fakes[address]
+
+    async def resolve() -> Sequence[str]:
+        return ["a:1", "b:1"]
+
+    async def watch(target: Any, tell: Tell) -> None:
+        tell(Health.SERVING)
+        await asyncio.Event().wait()
+
+    target = ReplicatedTarget("model", "a:1,b:1", Policy(), Surroundings(resolve, True, connect, watch))
+    await target.discover(timeout_s=1)
+    await asyncio.sleep(0)
+    return target, fakes
+
+
+async def test_every_replica_has_its_figures(make: SimpleNamespace) -> None:
+    """As long as it is there; the state is the one label that is 1."""
+    target, _ = await two_replicas(make)
+    for _ in range(40):
+        await target.infer(InferCall("m"), CallContext())
+    throttle = RetryThrottle(max_tokens=0)
+    throttle.take()
+    registry = CollectorRegistry()
+    registry.register(ReplicaCollector([target], {"model": throttle}))
+    text = generate_latest(registry).decode()
+    for line in (
+        f'weft_endpoint_requests_total{{endpoint="a:1",status="UNAVAILABLE",target="model"}} {float(target.num_moved)}',
+        'weft_endpoint_requests_total{endpoint="b:1",status="OK",target="model"} 40.0',
+        'weft_endpoint_picks_total{endpoint="b:1",target="model"} 40.0',
+        'weft_endpoint_ejections_total{endpoint="a:1",target="model"} 0.0',
+        'weft_endpoint_inflight{endpoint="b:1",target="model"} 0.0',
+        'weft_endpoint_state{endpoint="a:1",state="serving",target="model"} 1.0',
+        f'weft_target_moved_calls_total{{target="model"}} {float(target.num_moved)}',
+        'weft_target_retries_refused_total{target="model"} 1.0',
+    ):
+        assert line in text.splitlines()
+    first, _ = target.replicas
+    first.record.until_ns = 2**62
+    assert 'state="ejected"' in generate_latest(registry).decode()
+    first.is_leaving = True
+    assert 'state="leaving"' in generate_latest(registry).decode()
+    await target.close()
+
+
+async def test_a_span_says_which_replica_answered(make: SimpleNamespace, monkeypatch: Any) -> None:
+    """And that the call was given to another one before."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "is_enabled", lambda: True)
+    target, _ = await two_replicas(make)
+    target.replicas[1].num_inflight = 1  # the first is chosen
+    span = provider.get_tracer("t").start_span("step")
+    await target.infer(InferCall("m"), CallContext(trace_context=set_span_in_context(span)))
+    span.end()
+    (ended,) = exporter.get_finished_spans()
+    assert "b:1" == ended.attributes["weft.endpoint"]
+    (event,) = ended.events
+    assert ("weft.call_moved", "a:1", "b:1") == (
+        event.name,
+        event.attributes["weft.refused_by"],
+        event.attributes["weft.endpoint"],
+    )
+    await target.close()
