@@ -42,6 +42,9 @@ def _check_policy(file: GraphFile, policy: pb.Policy, path: str, around: list[pb
         _check_retry(file, policy, f"{path}.retry", around, report)
     if policy.HasField("hedge"):
         _check_hedge(file, policy, f"{path}.hedge", report)
+    if policy.cache.stale_if_error_ms and not policy.cache.ttl_ms:
+        text = "'stale_if_error_ms' has no effect without 'ttl_ms': an answer that never expires is not stale"
+        report.error("G018", file, f"{path}.cache.stale_if_error_ms", text, is_name=True)
 
 
 def _check_retry(file: GraphFile, policy: pb.Policy, path: str, around: list[pb.Policy], report: Report) -> None:

@@ -1,0 +1,79 @@
+"""What one request may hold, checked before anything is made of it.
+
+The size of the message bounds everything else already; these bound what a small message could make of itself: an empty
+string costs 4 bytes on the wire and more than 40 in memory. Nobody can raise them and no second try helps, so what is
+beyond one is INVALID_ARGUMENT: RESOURCE_EXHAUSTED is tried again, and taken for load.
+"""
+
+from collections.abc import Mapping
+
+from weft_common.core import InferCall, Parameters
+from weft_common.errors import InvalidArgumentError
+from weft_common.tensors import num_elements
+
+#: Inputs of a request, and outputs asked for.
+MAX_TENSORS = 1024
+#: Dimensions of a tensor; those that numpy has.
+MAX_DIMS = 64
+#: Elements of a BYTES tensor.
+MAX_STRINGS = 1 << 20
+#: Parameters of a request, or of one tensor.
+MAX_PARAMETERS = 256
+#: Characters of the names and strings of all parameters of a request, or of one tensor.
+MAX_PARAMETER_CHARS = 1 << 20
+#: Characters of a name or an id.
+MAX_NAME_CHARS = 1024
+#: Bytes of the metadata of one call, names and values; gRPC itself refuses more than 16 KiB of it.
+MAX_HEADER_BYTES = 16 << 10
+
+
+def check_count(what: str, count: int, limit: int, unit: str) -> None:
+    """No more than ``limit``. Raises InvalidArgumentError, which has both numbers."""
+    if count > limit:
+        raise InvalidArgumentError(f"{what} has {count} {unit}; at most {limit} are allowed")
+
+
+def check_call(call: InferCall) -> None:
+    """Names, shapes and requested outputs of a call are within the limits; its parameters are checked one by one.
+
+    Raises:
+        InvalidArgumentError: It has more of something than is allowed; says what, and both numbers. Or a name has
+            characters that cannot be shown.
+    """
+    _check_name("the model's name", call.model_name)
+    check_count("the model's version", len(call.model_version), MAX_NAME_CHARS, "characters")
+    check_count("the request id", len(call.request_id), MAX_NAME_CHARS, "characters")
+    for name, (datatype, shape, _) in call.inputs.items():
+        _check_name("the name of an input", name)
+        if len(shape) > MAX_DIMS:
+            check_count(f"the shape of input '{name}'", len(shape), MAX_DIMS, "dimensions")
+        if datatype == "BYTES":
+            check_count(f"input '{name}'", num_elements(shape), MAX_STRINGS, "strings")
+    for output in call.outputs:
+        _check_name("the name of a requested output", output.name)
+
+
+def check_parameters(what: str, parameters: Parameters) -> None:
+    """Names and sizes of parameters are within the limits. Raises as ``check_call``."""
+    num_chars = 0
+    for key, value in parameters.items():
+        _check_name(f"the name of a parameter of {what}", key)
+        num_chars += len(key)
+        if isinstance(value, str):
+            num_chars += len(value)
+    check_count(f"the parameters of {what}", num_chars, MAX_PARAMETER_CHARS, "characters")
+
+
+def header_fault(headers: Mapping[str, str]) -> str:
+    """Why metadata that does not travel as gRPC's own cannot be taken; "" if it can."""
+    num_bytes = sum(len(key) + len(value) for key, value in headers.items())
+    return f"the headers have {num_bytes} bytes; at most {MAX_HEADER_BYTES} are allowed" * (
+        num_bytes > MAX_HEADER_BYTES
+    )
+
+
+def _check_name(what: str, name: str) -> None:
+    if len(name) > MAX_NAME_CHARS:
+        check_count(what, len(name), MAX_NAME_CHARS, "characters")
+    if not name.isprintable():
+        raise InvalidArgumentError(f"{what} has characters that cannot be shown: {name[:80]!a}; leave them out")

@@ -1,0 +1,282 @@
+"""How a channel is secured: TLS files and a key, both taken over when they change."""
+
+import argparse
+import asyncio
+import ipaddress
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+
+from weft_common.errors import InvalidArgumentError
+from weft_common.logs import get_logger
+from weft_common.security.files import Reloaded, read_file, warn_if_shared
+from weft_common.security.tls import TlsContent, TlsFiles, channel_credentials
+
+#: A key is a header, and peers drop headers above 8 KiB.
+_MAX_KEY_BYTES = 1024
+
+#: How long a connection may take to be made at least, whatever name gRPC gives that: of 100 clients at once some were
+#: not through with their handshakes in 100 ms (2 shared cores). A peer that is gone is tried again as soon as before.
+_MIN_CONNECT_MS = 5_000
+
+_log = get_logger("weft.security")
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSecurity:
+    """What a client shows, and whom it trusts.
+
+    Attributes:
+        tls: With ``ca`` the channel is encrypted and the server is verified; without, it is plaintext.
+        server_name: Name that the server's certificate must have; "": the host of the address.
+        key_file: Its first line is sent with each call as ``authorization: Bearer``; None: no key is.
+    """
+
+    tls: TlsFiles = field(default_factory=TlsFiles)
+    server_name: str = ""
+    key_file: Path | None = None
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the channel is encrypted."""
+        return self.tls.ca is not None
+
+    @property
+    def options(self) -> list[tuple[str, Any]]:
+        """Of gRPC."""
+        if not self.is_encrypted:
+            return []
+        name = [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+        return [*name, ("grpc.min_reconnect_backoff_ms", _MIN_CONNECT_MS)]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is neither TLS nor a key."""
+        return not self.is_encrypted and self.key_file is None
+
+    def check(self) -> None:
+        """The files can be used. Raises InvalidArgumentError, which says what is wrong."""
+        if not self.is_encrypted and (self.tls.paths or self.server_name):
+            raise InvalidArgumentError("TLS needs the CA that issued the server's certificate; give it too")
+        self.read()
+
+    def read(self) -> "ChannelSecrets":
+        """What the files hold. Raises InvalidArgumentError."""
+        content = self.tls.read() if self.is_encrypted else None
+        return ChannelSecrets(content, "" if self.key_file is None else _key_in(self.key_file))
+
+    @property
+    def paths(self) -> list[Path]:
+        """Every file."""
+        return [*self.tls.paths, *([] if self.key_file is None else [self.key_file])]
+
+
+def channel_security(options: argparse.Namespace, prefix: str = "") -> ChannelSecurity | None:
+    """Of ``security.arguments.add_channel_arguments``; None: plaintext without a key.
+
+    Raises:
+        InvalidArgumentError: A file is missing or wrong.
+    """
+
+    def given(name: str) -> Path | None:
+        return getattr(options, f"{prefix}{name}".replace("-", "_"), None)
+
+    security = ChannelSecurity(
+        TlsFiles(given("tls-cert"), given("tls-key"), given("tls-ca")),
+        getattr(options, f"{prefix}tls-name".replace("-", "_"), ""),
+        given("key-file"),
+    )
+    security.check()
+    return None if security.is_plain else security
+
+
+class ChannelSecrets(NamedTuple):
+    """Contents of the files of a ``ChannelSecurity``; ``tls`` is None for plaintext, ``key`` "" for none."""
+
+    tls: TlsContent | None
+    key: str
+
+
+class SecuredChannel(grpc.aio.Channel):
+    """A channel that is made again when its files change; calls in flight end on the one they began on.
+
+    Args:
+        address: ``host:port`` or any name that gRPC resolves.
+        options: Of gRPC.
+        security: Where the files are.
+        clock_s: Seconds that only grow.
+
+    Raises:
+        InvalidArgumentError: The files are wrong now.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        options: Sequence[tuple[str, Any]],
+        security: ChannelSecurity,
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._address = address
+        self._options = [*security.options, *options]  # of one given twice gRPC takes the first
+        security.check()
+        self._secrets = Reloaded(security.paths, security.read, clock_s=clock_s)
+        self._in_force = self._secrets.get()
+        self._connection = self._opened()
+        self._old: set[_Connection] = set()
+        self._is_closed = False
+        self._closing: set[asyncio.Task[None]] = set()
+        if security.key_file is not None and not security.is_encrypted and not is_local(address):
+            _log.warning("the key in %s is sent to %s in plaintext; use TLS", security.key_file, address)
+
+    def current(self) -> "_Connection":
+        """For a call that begins now."""
+        secrets = self._in_force if self._is_closed else self._secrets.get()
+        if secrets is not self._in_force:
+            has_new_tls = _pem(secrets) != _pem(self._in_force)
+            self._in_force = secrets
+            if has_new_tls:
+                self._old.add(self._connection)
+                self._connection, old = self._opened(), self._connection
+                self._close_if_idle(old)
+        return self._connection
+
+    def ended(self, connection: "_Connection") -> None:
+        """A call over it is over."""
+        connection.num_calls -= 1
+        self._close_if_idle(connection)
+
+    def with_key(self, metadata: Any) -> Any:
+        """The metadata of a call, and the key."""
+        key = self._in_force.key
+        return (*(metadata or ()), ("authorization", f"Bearer {key}")) if key else metadata
+
+    async def close(self, grace: float | None = None) -> None:
+        """No call can begin; calls in flight are cancelled after ``grace`` seconds."""
+        self._is_closed = True
+        old, self._old = self._old, set()
+        await asyncio.gather(
+            *self._closing, *(connection.channel.close(grace) for connection in (self._connection, *old))
+        )
+
+    def _close_if_idle(self, connection: "_Connection") -> None:
+        if connection.num_calls == 0 and connection in self._old:
+            self._old.discard(connection)
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                return  # it has ended, and with it everything that calls
+            task = loop.create_task(connection.channel.close(None))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """Of the channel for calls that begin now."""
+        return self.current().channel.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """As ``grpc.aio.Channel``."""
+        await self.current().channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        """As ``grpc.aio.Channel``."""
+        await self.current().channel.channel_ready()
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``grpc.aio.Channel``."""
+        return _Method(self, "unary_unary", args, kwargs)
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``grpc.aio.Channel``."""
+        return _Method(self, "unary_stream", args, kwargs)
+
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``grpc.aio.Channel``."""
+        return _Method(self, "stream_unary", args, kwargs)
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``grpc.aio.Channel``."""
+        return _Method(self, "stream_stream", args, kwargs)
+
+    async def __aenter__(self) -> "SecuredChannel":
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close(None)
+
+    def _opened(self) -> "_Connection":
+        tls = self._in_force.tls
+        if tls is None:
+            return _Connection(grpc.aio.insecure_channel(self._address, options=self._options))
+        return _Connection(grpc.aio.secure_channel(self._address, channel_credentials(tls), options=self._options))
+
+
+class _Connection:
+    """A channel with one certificate. gRPC would cancel streams when it is closed, so the calls over it are counted.
+
+    It holds what calls over it, because gRPC keeps the socket as long as anything does.
+    """
+
+    __slots__ = ("callables", "channel", "num_calls")
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.num_calls = 0
+        self.callables: dict[_Method, Any] = {}
+
+
+class _Method:
+    """One method of a stub; each call goes through the channel that is then in force, with the key."""
+
+    __slots__ = ("_args", "_kind", "_kwargs", "_owner")
+
+    def __init__(self, owner: SecuredChannel, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._owner = owner
+        self._kind = kind
+        self._args = args
+        self._kwargs = kwargs
+
+    def __call__(self, *args: Any, metadata: Any = None, **kwargs: Any) -> Any:
+        owner = self._owner
+        connection = owner.current()
+        begin = connection.callables.get(self)
+        if begin is None:
+            begin = getattr(connection.channel, self._kind)(*self._args, **self._kwargs)
+            connection.callables[self] = begin
+        call = begin(*args, metadata=owner.with_key(metadata), **kwargs)
+        connection.num_calls += 1
+        call.add_done_callback(lambda _: owner.ended(connection))
+        return call
+
+
+def is_local(address: str) -> bool:
+    """Whether what goes to or listens on ``host``, ``host:port`` or a Unix socket stays on this machine."""
+    if address.startswith(("unix:", "unix-abstract:")):
+        return True
+    host = address.removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:").removeprefix("///")
+    if host.count(":") == 1 or host.startswith("["):
+        host = host.rpartition(":")[0] if not host.endswith("]") else host
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _pem(secrets: ChannelSecrets) -> object:
+    return None if secrets.tls is None else secrets.tls[:3]
+
+
+def _key_in(path: Path) -> str:
+    warn_if_shared(path)
+    line = read_file(path, "key file").partition(b"\n")[0].strip()
+    if not line or len(line) > _MAX_KEY_BYTES or not all(0x21 <= byte <= 0x7E for byte in line):
+        raise InvalidArgumentError(
+            f"key file {path} must have a key in its first line: 1 to {_MAX_KEY_BYTES} printable ASCII characters, as "
+            "weft key new prints it"
+        )
+    return line.decode("ascii")
