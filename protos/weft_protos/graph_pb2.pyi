@@ -1012,22 +1012,28 @@ class Cache(_message.Message):
     TTL_MS_FIELD_NUMBER: _builtins.int
     MAX_MIB_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
+    STALE_IF_ERROR_MS_FIELD_NUMBER: _builtins.int
     ttl_ms: _builtins.int
     """How long an answer is kept; 0: until the least recently used make room."""
     max_mib: _builtins.int
     """Memory for keys and answers, in MiB; default 64."""
     key: _builtins.str
     """String, int or bool: what tells requests apart beside target, version, inputs and requested outputs."""
+    stale_if_error_ms: _builtins.int
+    """How long after `ttl_ms` an answer is given all the same when the call ends with UNAVAILABLE, retries and hedges
+    included; it goes before `fallback`. 0: not at all.
+    """
     def __init__(
         self,
         *,
         ttl_ms: _builtins.int = ...,
         max_mib: _builtins.int = ...,
         key: _builtins.str = ...,
+        stale_if_error_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "max_mib", b"max_mib", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "max_mib", b"max_mib", "stale_if_error_ms", b"stale_if_error_ms", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from tests.chain import write_repository
 
 from weft_common.core import InferCall, InferResult
 from weft_common.tensors import encode
@@ -21,65 +22,6 @@ from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
-
-MODEL = '''
-"""Adds 1, after a pause of 10 ms; hangs if there is a FIFO `hang` beside this file."""
-import json
-import pathlib
-import time
-
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        config = json.loads(args["model_config"])
-        self.source, self.sink = config["input"][0]["name"], config["output"][0]["name"]
-
-    def execute(self, requests):
-        time.sleep(0.01)
-        hang = pathlib.Path(__file__).with_name("hang")
-        if hang.exists():
-            hang.open("w").close()  # a FIFO: goes on when the test has opened it too
-            time.sleep(3600)
-        arrays = [pb_utils.get_input_tensor_by_name(request, self.source).as_numpy() for request in requests]
-        return [pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(self.sink, a + 1)]) for a in arrays]
-'''
-CONFIG = """
-backend: "python"
-max_batch_size: 8
-input [ {{ name: "{source}" data_type: TYPE_FP32 dims: [ 1 ] }} ]
-output [ {{ name: "{sink}" data_type: TYPE_FP32 dims: [ 1 ] }} ]
-"""
-GRAPH = """
-name: "chain"
-platform: "graph"
-max_batch_size: 8
-input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
-output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
-node { name: "root" sequence {
-  step { name: "pre" model_name: "prepare" }
-  step { name: "run" model_name: "work" }
-  step { name: "post" model_name: "finish" }
-} }
-"""
-
-
-def write_repository(root: Path) -> Path:
-    """A repository with the graph `chain`: prepare (preprocess), work (model), finish (postprocess), each adds 1."""
-    for service, name, source, sink in (
-        ("preprocess", "prepare", "X", "A"),
-        ("model", "work", "A", "B"),
-        ("postprocess", "finish", "B", "Y"),
-    ):
-        folder = root / service / name / "1"
-        folder.mkdir(parents=True)
-        (folder / "model.py").write_text(MODEL)
-        (folder.parent / "config.pbtxt").write_text(CONFIG.format(source=source, sink=sink))
-    graph = root / "graphs" / "chain" / "1"
-    graph.mkdir(parents=True)
-    (graph / "graph.pbtxt").write_text(GRAPH)
-    return root
 
 
 class Up:

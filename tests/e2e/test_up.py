@@ -2,13 +2,17 @@
 
 import json
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
+import pytest
 import tritonclient.grpc
 
 from weft_cli.__main__ import main
@@ -17,11 +21,24 @@ from weft_common import healthcheck
 from weft_common.tensors import decode
 
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
+_CONNECTED = "03"
 SERVICES = ["router", "preprocess", "model", "postprocess"]
 
 
-def test_a_mesh_serves_and_ends_without_a_trace(up: Start, capsys) -> None:  # type: ignore[no-untyped-def]
-    """One line of JSON, four SERVING services with metrics, an answer; SIGTERM ends all of it with status 0."""
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where this process and those it starts have temporary files; short enough for sockets."""
+    with TemporaryDirectory(dir="/tmp") as name:
+        monkeypatch.setenv("TMPDIR", name)
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        yield Path(name)
+
+
+def test_a_mesh_serves_and_ends_without_a_trace(up: Start, temporary: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line of JSON, four SERVING services with metrics, an answer; SIGTERM ends all of it with status 0.
+
+    They talk over sockets in a folder that only this user may enter, through which `weft top` finds all of them.
+    """
     mesh = up()
     assert list(mesh.endpoints) == SERVICES, mesh.log()
     assert all(set(endpoint) == {"grpc", "metrics", "pid"} for endpoint in mesh.endpoints.values())
@@ -35,17 +52,40 @@ def test_a_mesh_serves_and_ends_without_a_trace(up: Start, capsys) -> None:  # t
     assert "Y  FP32[1, 1]  [[5.]]" in printed
     assert "path: root.pre;run;post" in printed
     assert "work@1 on model" in printed
+    sockets = {path.stem: path for path in temporary.glob("*/*.sock")}
+    assert sockets.keys() == set(SERVICES[1:])
+    for path in sockets.values():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    table = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    connected = {row[-1].rpartition(".")[0] for row in table if row[5] == _CONNECTED and str(temporary) in row[-1]}
+    assert connected == {str(path) for path in sockets.values()}, "the router calls each service there"
+    assert all(":" in endpoint["grpc"] for endpoint in mesh.endpoints.values())
+    assert main(["top", "--json", "--interval-s", "0.1"]) == 0
+    seen = json.loads(capsys.readouterr().out)["services"]
+    assert [(name, mesh.endpoints[name]["metrics"], True) for name in SERVICES] == [
+        (row["name"], row["address"], row["is_up"]) for row in seen
+    ]
     assert mesh.stop() == 0, mesh.log()
     assert mesh.running() == set()
     assert mesh.stdout.read() == ""
+    assert list(temporary.iterdir()) == []
+    assert main(["restart"]) == 1
+    assert "no `weft up` of this user runs" in capsys.readouterr().err
 
 
 def test_without_json_a_table_is_printed(repository: Path) -> None:
-    """A person sees each service's addresses, and logs with the service's name before each line; Ctrl-C ends it."""
-    command = [sys.executable, "-m", "weft_cli", "up", "--repository", str(repository), "--router-port", "0"]
+    """A person sees each service's addresses, and its name before each line that it logs.
+
+    Ctrl-C ends it; the end of the terminal, which is a SIGHUP, does not under nohup.
+    """
+    command = [
+        "nohup", sys.executable, "-m", "weft_cli", "up", "--repository", str(repository), "--router-port", "0"
+    ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(6)]
+        process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGINT)
         _, log = process.communicate(timeout=30)
     assert process.returncode == 0
@@ -53,20 +93,14 @@ def test_without_json_a_table_is_printed(repository: Path) -> None:
     assert "SERVING" in lines[-1]
     assert all(any(line.startswith(f"{service} ") for line in log.splitlines()) for service in SERVICES)
     assert "weft: SIGINT: stopping" in log
-
-
-def test_a_running_mesh_ends_with_its_block(repository: Path, tmp_path: Path) -> None:
-    """`running_mesh` gives endpoints and leaves nothing behind; its log is where it was told to be."""
-    with (tmp_path / "log").open("w") as log, running_mesh(repository, log=log) as endpoints:
-        assert healthcheck.main([endpoints["router"].grpc]) == 0
-    assert healthcheck.main([endpoints["router"].grpc]) == 1
-    assert all(
-        json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if not line.startswith("weft: ")
-    )
+    assert "SIGHUP" not in log
 
 
 def test_a_repository_of_triton_inference_server_is_served_as_it_stands(tmp_path: Path) -> None:
-    """Models and an ensemble side by side: both answer through the router, and every service is ready."""
+    """Models and an ensemble side by side: both answer through the router, and every service is ready.
+
+    `running_mesh` leaves nothing behind; its log is where it was told to be.
+    """
     repository = Path(__file__).parents[2] / "benchmarks" / "tis_repository"
     with (tmp_path / "log").open("w") as log, running_mesh(repository, log=log) as endpoints:
         assert ["router", "model"] == list(endpoints)
@@ -79,5 +113,9 @@ def test_a_repository_of_triton_inference_server_is_served_as_it_stands(tmp_path
                 assert row.tolist() == client.infer(name, [tensor]).as_numpy("OUTPUT0").tolist()
             index = {model.name: model.state for model in client.get_model_repository_index().models}
     assert {"identity3_py": "READY", "identity_py": "READY", "mlp_py": "READY"} == index
+    assert [1, 1] == [healthcheck.main([endpoint.grpc]) for endpoint in endpoints.values()]
+    assert all(
+        json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if not line.startswith("weft: ")
+    )
     checked = ["check", str(repository), "--repository", str(repository)]
     assert 0 == main(checked)

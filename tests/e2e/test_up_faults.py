@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +22,12 @@ Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
 
 def test_a_killed_service_is_reported_and_the_others_go_on(up: Start) -> None:
     """Requests that need the dead model get UNAVAILABLE with its name, the others are answered; the status is 1."""
-    mesh = up()
+    mesh = up("--no-restart")
     os.kill(int(mesh.endpoints["model"]["pid"]), signal.SIGKILL)
     mesh.wait_for_end("model")
+    host, _, port = mesh.endpoints["model"]["grpc"].rpartition(":")
+    with pytest.raises(OSError, match="in use"), socket.socket() as other:
+        other.bind((host, int(port)))  # it stays taken for a restart
     with pytest.raises(grpc.RpcError) as failure:
         mesh.call("chain")
     assert failure.value.code() == grpc.StatusCode.UNAVAILABLE
@@ -87,29 +91,26 @@ def test_a_second_signal_kills_at_once(up: Start, repository: Path, tmp_path: Pa
     caller.join(30)
 
 
-def test_a_service_that_does_not_end_in_time_is_killed(up: Start) -> None:
-    """A service that no longer runs its loop holds the stop up for the grace and no longer; the status is 1."""
-    mesh = up("--grace-s", "2")
-    os.kill(int(mesh.endpoints["postprocess"]["pid"]), signal.SIGSTOP)
+def test_what_does_not_end_in_time_is_killed_and_leaves_the_others_theirs(up: Start) -> None:
+    """A router and a service that hang hold the stop up for the grace and no longer; the others end by themselves."""
+    mesh = up("--grace-s", "4")
+    for service in ("router", "postprocess"):
+        os.kill(int(mesh.endpoints[service]["pid"]), signal.SIGSTOP)
+    start_s = time.monotonic()
     assert mesh.stop() == 1
-    assert "weft: postprocess did not end in time and is killed" in mesh.log()
-    assert "model did not end" not in mesh.log()
-    assert mesh.running() == set()
-
-
-def test_a_router_that_hangs_leaves_the_others_time_to_end(up: Start) -> None:
-    """It holds the stop up for half of the grace; the others are not killed with it."""
-    mesh = up("--grace-s", "6")
-    os.kill(int(mesh.endpoints["router"]["pid"]), signal.SIGSTOP)
-    assert mesh.stop() == 1
-    assert mesh.log().count("did not end in time and is killed") == 1
-    assert "weft: router did not end in time and is killed" in mesh.log()
+    assert time.monotonic() - start_s < 8
+    for service in ("router", "postprocess"):
+        assert f"weft: {service} did not end in time and is killed" in mesh.log()
+    assert mesh.log().count("did not end in time and is killed") == 2
     assert mesh.running() == set()
 
 
 def test_a_parent_that_nobody_reads_stops_what_it_started(repository: Path) -> None:
     """Standard output is a closed pipe: the reason is told without a traceback, nothing is left."""
-    command = [sys.executable, "-m", "weft_cli", "up", "--json", "--router-port", "0", "--repository", str(repository)]
+    command = [
+        *(sys.executable, "-m", "weft_cli", "up", "--json", "--router-port", "0", "--repository", str(repository)),
+        *("--in-process", "preprocess,postprocess"),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.close()
@@ -129,34 +130,44 @@ def test_a_port_in_use_is_refused_before_anything_starts(up: Start) -> None:
     assert mesh.log().count("\n") == 1
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_start(up: Start, repository: Path, tmp_path: Path) -> None:
-    """The service, the model and the reason are named, with the cure; nothing is left."""
-    broken = shutil.copytree(repository, tmp_path / "repository")
-    (broken / "model/work/1/model.py").rename(broken / "model/work/1/other.py")
-    mesh = up(repository=broken, must_serve=False)
-    assert mesh.process.wait(30) == 1
-    assert "weft: model at " in mesh.log()
-    assert "work is UNAVAILABLE: " in mesh.log()
-    assert "`make models`" in mesh.log()
-
-
 def test_a_graph_that_cannot_be_loaded_ends_the_start(up: Start, repository: Path, tmp_path: Path) -> None:
-    """The router's reason is shown with its place in the file."""
+    """The router's reason is shown with its place in the file, and a service that died meanwhile is named."""
     broken = shutil.copytree(repository, tmp_path / "repository")
     graph = broken / "graphs/chain/1/graph.pbtxt"
     graph.write_text(graph.read_text().replace('"work"', '"wrk"'))
+    model = broken / "postprocess/finish/1/model.py"
+    end = broken / "end"
+    os.mkfifo(end)
+    wait_and_die = f"open({str(end)!r}).read() or os.abort()"
+    thread = f"import os, threading; threading.Thread(target=lambda: {wait_and_die}).start()"
+    model.write_text(f"{model.read_text()}\n{thread}\n")
+
+    def kill_one() -> None:
+        end_s = time.monotonic() + 30
+        with end.open("w"):
+            while "graph.pbtxt:9:" not in (tmp_path / "log0").read_text() and time.monotonic() < end_s:
+                time.sleep(0.05)  # until the router has begun
+
+    killer = threading.Thread(target=kill_one, daemon=True)
+    killer.start()
     mesh = up(repository=broken, must_serve=False)
+    killer.join(30)
     assert mesh.process.wait(30) == 1
+    assert "weft: postprocess was ended by SIGABRT" in mesh.log()
     assert "weft: router at " in mesh.log()
     assert "graph.pbtxt:9:" in mesh.log()
     assert "did you mean 'work'?" in mesh.log()
 
 
-def test_a_service_that_dies_at_its_start_is_told(up: Start, repository: Path, tmp_path: Path) -> None:
-    """A process that ends before it serves is named with its last words, and the others are ended."""
+def test_services_that_cannot_start_are_told_at_once(up: Start, repository: Path, tmp_path: Path) -> None:
+    """One with a model that cannot be loaded, with the reason and the cure, and one that dies, with its last words."""
     broken = shutil.copytree(repository, tmp_path / "repository")
-    model = broken / "model/work/1/model.py"
+    (broken / "model/work/1/model.py").rename(broken / "model/work/1/other.py")
+    model = broken / "postprocess/finish/1/model.py"
     model.write_text(model.read_text().replace("config = ", "import os; os.abort(); config = "))
     mesh = up(repository=broken, must_serve=False)
     assert mesh.process.wait(30) == 1
-    assert "weft: model was ended by SIGABRT" in mesh.log()
+    assert "weft: model at " in mesh.log()
+    assert "work is UNAVAILABLE: " in mesh.log()
+    assert "`make models`" in mesh.log()
+    assert "weft: postprocess was ended by SIGABRT" in mesh.log()

@@ -1,69 +1,30 @@
 """What each command takes on the command line; imports nothing heavy."""
 
 import argparse
-import math
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft_cli.argument_types import (
+    MODEL_SERVICES,
+    graph_version,
+    header,
+    named_file,
+    not_negative,
+    pair,
+    port,
+    positive,
+    replicas,
+    reward,
+    service_arguments,
+    services,
+)
+from weft_common.security.arguments import add_channel_arguments, add_server_arguments
 from weft_router.arguments import add_arguments as add_router_arguments
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 ROUTER_PORT = 8001
-_HEADER = re.compile(r"[\w.-]+", re.ASCII)
-_VERSION = re.compile(r"[1-9][0-9]{0,17}")
-
-
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{port} is no port; give 0 (any free one) to 65535")
-    return port
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no finite number above 0")
-    return value
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator or not name:
-        raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME=VALUE")
-    return name, value
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, value = _pair(text)
-    if not _HEADER.fullmatch(name) or name.lower().endswith("-bin") or not (value.isascii() and value.isprintable()):
-        raise argparse.ArgumentTypeError(
-            f"'{text}' cannot be sent as metadata; a name is of letters, digits, '_', '-' and '.', a value is ASCII"
-        )
-    return name.lower(), value
-
-
-def _named_file(text: str) -> tuple[str, Path]:
-    """Input and file; "" is the input that is left open. A file whose own name has a "=" is found."""
-    name, separator, path = text.partition("=")
-    return (name, Path(path)) if separator and path and not Path(text).exists() else ("", Path(text))
-
-
-def _reward(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no reward; give a number from 0 (worst) to 1 (best)")
-    return value
-
-
-def _graph_version(text: str) -> str:
-    name, slash, version = text.partition("/")
-    if not name or (slash and not _VERSION.fullmatch(version)):
-        raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME or NAME/VERSION")
-    return text
 
 
 def add_up(commands: "Commands") -> None:
@@ -77,22 +38,70 @@ def add_up(commands: "Commands") -> None:
         "--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="default: ./model_repository"
     )
     parser.add_argument("--host", default="127.0.0.1", help="address the router listens on; the others stay local")
-    parser.add_argument("--router-port", type=_port, default=ROUTER_PORT, metavar="N", help="gRPC; 0 is any free port")
+    parser.add_argument("--router-port", type=port, default=ROUTER_PORT, metavar="N", help="gRPC; 0 is any free port")
     parser.add_argument(
         "--metrics-port",
-        type=_port,
+        type=port,
         metavar="N",
         help="the router's metrics; default: router port + 1",
+    )
+    parser.add_argument(
+        "--in-process",
+        nargs="?",
+        type=services,
+        const=MODEL_SERVICES,
+        default=(),
+        metavar="NAME,NAME",
+        help="run these services in the router's process, all of them if no name is given",
+    )
+    parser.add_argument(
+        "--replicas",
+        type=replicas,
+        action="append",
+        default=[],
+        metavar="NAME=COUNT",
+        help="start so many processes of this service; may be repeated; default: one of each",
+    )
+    parser.add_argument(
+        "--service-args",
+        type=service_arguments,
+        action="append",
+        default=[],
+        metavar="NAME='ARGUMENTS'",
+        help="more arguments of this service, for example model='--load-on-demand --warm-models 2'; may be repeated",
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON with every endpoint and pid")
     parser.add_argument(
         "--stop-with-stdin", action="store_true", help="stop when standard input ends, so as not to outlive the parent"
     )
-    parser.add_argument("--start-timeout-s", type=_positive, default=180.0, metavar="S", help="default: 180")
+    parser.add_argument("--start-timeout-s", type=positive, default=180.0, metavar="S", help="default: 180")
     parser.add_argument(
-        "--grace-s", type=_positive, default=20.0, metavar="S", help="how long stopping may take; default: 20"
+        "--grace-s", type=positive, default=20.0, metavar="S", help="how long stopping may take; default: 20"
     )
-    add_router_arguments(parser.add_argument_group("router"))
+    parser.add_argument(
+        "--no-restart", action="store_true", help="a service that dies stays dead, and the others go on"
+    )
+    parser.add_argument(
+        "--hang-timeout-s",
+        type=not_negative,
+        default=30.0,
+        metavar="S",
+        help="kill and restart a service that has not answered a health check for so long; 0: never; default: 30",
+    )
+    add_router_arguments(parser.add_argument_group("router", "poll is for models too, the rest for graphs alone"))
+    add_server_arguments(parser.add_argument_group("security of the router's ports"))
+
+
+def add_restart(commands: "Commands") -> None:
+    """Add ``weft restart``."""
+    parser = commands.add_parser(
+        "restart",
+        help="replace the services of a mesh on this machine without a gap",
+        description="Tell a running weft up of this user to replace every service by a new process, one after another.",
+    )
+    parser.add_argument(
+        "--router", metavar="ADDRESS", help="whose router listens there, HOST:PORT; default: the only one that runs"
+    )
 
 
 def add_infer(commands: "Commands") -> None:
@@ -111,23 +120,24 @@ def add_infer(commands: "Commands") -> None:
         "--file",
         action="append",
         default=[],
-        type=_named_file,
+        type=named_file,
         metavar="[NAME=]PATH",
         help="like --text, with the bytes of a file; NAME is the input, where there are several",
     )
     parser.add_argument(
-        "--input", action="append", default=[], type=_pair, metavar="NAME=JSON", help="an input's value; @FILE reads it"
+        "--input", action="append", default=[], type=pair, metavar="NAME=JSON", help="an input's value; @FILE reads it"
     )
     parser.add_argument(
-        "--param", action="append", default=[], type=_pair, metavar="NAME=VALUE", help="request parameter"
+        "--param", action="append", default=[], type=pair, metavar="NAME=VALUE", help="request parameter"
     )
-    parser.add_argument("--header", action="append", default=[], type=_header, metavar="NAME=VALUE", help="metadata")
+    parser.add_argument("--header", action="append", default=[], type=header, metavar="NAME=VALUE", help="metadata")
     parser.add_argument(
         "--output", action="append", default=[], metavar="NAME", help="ask for this output only; may be repeated"
     )
     parser.add_argument("--request-id", default="", metavar="ID")
     parser.add_argument("--url", default=f"127.0.0.1:{ROUTER_PORT}", help=f"default: 127.0.0.1:{ROUTER_PORT}")
-    parser.add_argument("--timeout-ms", type=_positive, default=30_000.0, metavar="N", help="deadline; default: 30000")
+    parser.add_argument("--timeout-ms", type=positive, default=30_000.0, metavar="N", help="deadline; default: 30000")
+    _add_security(parser)
     parser.add_argument("--trace", action="store_true", help="show the path taken, and when each step ran for how long")
 
 
@@ -151,6 +161,39 @@ def add_check(commands: "Commands") -> None:
     parser.add_argument("--format", choices=("text", "json", "github"), default="text", help="default: text")
 
 
+def add_top(commands: "Commands") -> None:
+    """Add ``weft top``."""
+    parser = commands.add_parser(
+        "top",
+        help="show services, queues, rates and latencies as they are now",
+        description="Show services, queues, rates and latencies, from the metrics of the router and of other services.",
+        epilog="example: weft top --router 127.0.0.1:8002",
+    )
+    parser.add_argument(
+        "--router",
+        metavar="ADDRESS",
+        help="the router's metrics, if no other service is given, and every service where a weft up of this user runs "
+        f"there; default: the only weft up that runs, else 127.0.0.1:{ROUTER_PORT + 1}",
+    )
+    parser.add_argument(
+        "--service",
+        action="append",
+        default=[],
+        type=pair,
+        metavar="NAME=ADDRESS",
+        help="the metrics of a service, HOST:PORT or a URL; may be repeated",
+    )
+    parser.add_argument(
+        "--endpoints", type=Path, metavar="FILE", help="every service of a mesh: the line that weft up --json prints"
+    )
+    parser.add_argument("--interval-s", type=positive, default=1.0, metavar="S", help="between frames; default: 1")
+    parser.add_argument("--once", action="store_true", help="print one frame, as without a terminal")
+    parser.add_argument("--json", action="store_true", help="print one frame as JSON")
+    add_channel_arguments(
+        parser.add_argument_group("security, of addresses that begin with https"), takes_key=False, takes_name=False
+    )
+
+
 def add_lock(commands: "Commands") -> None:
     """Add ``weft lock``."""
     parser = commands.add_parser(
@@ -170,13 +213,14 @@ def add_lock(commands: "Commands") -> None:
         "--target",
         action="append",
         default=[],
-        type=_pair,
+        type=pair,
         metavar="NAME=ADDRESS",
         help="ask this service, in place of a router; may be repeated, as for the router",
     )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: standard output")
     action.add_argument("--check", type=Path, metavar="FILE", help="print how the models differ from this file")
+    _add_security(parser)
 
 
 def add_rollback(commands: "Commands") -> None:
@@ -188,6 +232,7 @@ def add_rollback(commands: "Commands") -> None:
     )
     parser.add_argument("graph", metavar="GRAPH")
     parser.add_argument("--url", default=f"127.0.0.1:{ROUTER_PORT}", help=f"default: 127.0.0.1:{ROUTER_PORT}")
+    _add_security(parser)
 
 
 def add_feedback(commands: "Commands") -> None:
@@ -198,12 +243,34 @@ def add_feedback(commands: "Commands") -> None:
         description="Reward the steps that the bandits of a graph chose for a request.",
         epilog="example: weft feedback ranking --request-id 7f3a --reward 0.7",
     )
-    parser.add_argument("graph", type=_graph_version, metavar="GRAPH", help="NAME/VERSION for a path of one version")
+    parser.add_argument("graph", type=graph_version, metavar="GRAPH", help="NAME/VERSION for a path of one version")
     request = parser.add_mutually_exclusive_group(required=True)
     request.add_argument("--request-id", metavar="ID", help="id of the request")
     request.add_argument("--path", help="the path that it took, as weft infer --trace shows it")
-    parser.add_argument("--reward", type=_reward, required=True, metavar="X", help="0 (worst) to 1 (best)")
+    parser.add_argument("--reward", type=reward, required=True, metavar="X", help="0 (worst) to 1 (best)")
     parser.add_argument("--url", default=f"127.0.0.1:{ROUTER_PORT}", help=f"default: 127.0.0.1:{ROUTER_PORT}")
+    _add_security(parser)
+
+
+def _add_security(parser: argparse.ArgumentParser) -> None:
+    add_channel_arguments(parser.add_argument_group("security"))
+
+
+def add_key(commands: "Commands") -> None:
+    """Add ``weft key``."""
+    parser = commands.add_parser(
+        "key",
+        help="make a key for a client",
+        description="Make a key: it is shown once, on standard output; its line for the file of --auth-keys has only "
+        "its hash.",
+        epilog="example: weft key new shop --add-to weft.keys > shop.key",
+    )
+    actions = parser.add_subparsers(dest="action", required=True)
+    new = actions.add_parser("new", help="make a key")
+    new.add_argument("name", metavar="NAME", help="who will hold it")
+    new.add_argument(
+        "--add-to", type=Path, metavar="FILE", help="append the line to this file; default: print it on standard error"
+    )
 
 
 def _add_graph(parser: argparse.ArgumentParser) -> None:
@@ -244,21 +311,21 @@ def add_explain(commands: "Commands") -> None:
     )
     _add_graph(parser)
     parser.add_argument(
-        "--param", action="append", default=[], type=_pair, metavar="NAME=VALUE", help="request parameter"
+        "--param", action="append", default=[], type=pair, metavar="NAME=VALUE", help="request parameter"
     )
-    parser.add_argument("--header", action="append", default=[], type=_header, metavar="NAME=VALUE", help="metadata")
+    parser.add_argument("--header", action="append", default=[], type=header, metavar="NAME=VALUE", help="metadata")
     parser.add_argument(
-        "--shape", action="append", default=[], type=_pair, metavar="NAME=1,3", help="an input's shape, values unknown"
+        "--shape", action="append", default=[], type=pair, metavar="NAME=1,3", help="an input's shape, values unknown"
     )
     parser.add_argument(
-        "--input", action="append", default=[], type=_pair, metavar="NAME=JSON", help="an input's value; @FILE reads it"
+        "--input", action="append", default=[], type=pair, metavar="NAME=JSON", help="an input's value; @FILE reads it"
     )
     parser.add_argument(
         "--output", action="append", default=[], metavar="NAME", help="ask for this output only; may be repeated"
     )
     parser.add_argument("--request-id", default="", metavar="ID")
     parser.add_argument("--priority", type=int, metavar="N", help="the request parameter of that name")
-    parser.add_argument("--remaining-ms", type=_positive, metavar="N", help="the client's deadline; default: none")
+    parser.add_argument("--remaining-ms", type=positive, metavar="N", help="the client's deadline; default: none")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
 
 

@@ -8,6 +8,7 @@ import grpc
 
 from weft_common.channels import open_channel
 from weft_common.errors import UnsupportedError, WeftError
+from weft_common.security.channel import channel_security
 from weft_common.status import from_rpc_error
 from weft_protos import graph_service_pb2 as pb
 from weft_protos.graph_service_pb2_grpc import GraphServiceStub
@@ -35,7 +36,7 @@ async def _feedback(options: argparse.Namespace) -> pb.GraphFeedbackResponse:
         request.request_id = options.request_id
     else:
         request.path = options.path
-    async with open_channel(options.url) as channel:
+    async with open_channel(options.url, security=channel_security(options)) as channel:
         try:
             response: pb.GraphFeedbackResponse = await GraphServiceStub(channel).GraphFeedback(
                 request, timeout=_TIMEOUT_S

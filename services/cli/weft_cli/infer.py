@@ -16,6 +16,7 @@ from weft_cli.trace import painter, read_trace, render_trace, span_ms
 from weft_common.channels import MAX_TIMEOUT_S, open_channel
 from weft_common.core import InferCall, InferResult, RequestedOutput
 from weft_common.errors import WeftError
+from weft_common.security.channel import channel_security
 from weft_common.signature import TensorSpec
 from weft_common.status import from_rpc_error
 from weft_common.wire import request_from_call, result_from_response
@@ -48,7 +49,7 @@ async def _infer(options: argparse.Namespace, named: Mapping[str, str], elements
     parameters = {key: parameter_value(value) for key, value in options.param}
     if options.trace:
         parameters[_TRACE_PARAMETER] = True
-    async with open_channel(options.url) as channel:
+    async with open_channel(options.url, security=channel_security(options)) as channel:
         stub = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
             metadata = await stub.ModelMetadata(pb.ModelMetadataRequest(name=name, version=version), timeout=timeout_s)

@@ -13,6 +13,7 @@ from weft_cli.lock_file import drift, lock_text, read_lock
 from weft_common.channels import open_channel
 from weft_common.errors import UnavailableError, UnsupportedError, WeftError
 from weft_common.pbtxt import PbtxtError, render
+from weft_common.security.channel import ChannelSecurity, channel_security
 from weft_common.status import from_rpc_error
 from weft_protos import graph_service_pb2 as pb
 from weft_protos.graph_service_pb2_grpc import GraphServiceStub
@@ -49,7 +50,8 @@ async def _signatures(options: argparse.Namespace) -> pb.TargetSignaturesRespons
     Raises:
         WeftError: Router or targets do not answer, or there is no model.
     """
-    found = await (_of_targets(options.target) if options.target else _of_router(options.router))
+    security = channel_security(options)
+    found = await (_of_targets(options.target, security) if options.target else _of_router(options.router, security))
     if found.unreachable_target:
         raise UnavailableError(f"no answer from {', '.join(found.unreachable_target)}; nothing was locked or compared")
     if not found.model:
@@ -59,8 +61,8 @@ async def _signatures(options: argparse.Namespace) -> pb.TargetSignaturesRespons
     return found
 
 
-async def _of_router(address: str) -> pb.TargetSignaturesResponse:
-    async with open_channel(address) as channel:
+async def _of_router(address: str, security: ChannelSecurity | None) -> pb.TargetSignaturesResponse:
+    async with open_channel(address, security=security) as channel:
         try:
             found: pb.TargetSignaturesResponse = await GraphServiceStub(channel).TargetSignatures(
                 pb.TargetSignaturesRequest(), timeout=_TIMEOUT_S
@@ -73,8 +75,8 @@ async def _of_router(address: str) -> pb.TargetSignaturesResponse:
     return found
 
 
-async def _of_targets(targets: list[tuple[str, str]]) -> pb.TargetSignaturesResponse:
-    catalog = Catalog([GrpcTarget(name, address) for name, address in targets])
+async def _of_targets(targets: list[tuple[str, str]], security: ChannelSecurity | None) -> pb.TargetSignaturesResponse:
+    catalog = Catalog([GrpcTarget(name, address, security=security) for name, address in targets])
     try:
         await catalog.start()
         return signatures_of(catalog)

@@ -1,18 +1,24 @@
 """The four services as local processes: started in order, watched, ended together."""
 
 import asyncio
-import signal
+import os
+import shlex
+import socket
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from weft_cli.preflight import GRAPHS, MeshError, check_port, hold_port, service_folders
+from weft_cli.argument_types import MODEL_SERVICES
+from weft_cli.own_access import own_access
+from weft_cli.preflight import GRAPHS, MeshError, hold_port, service_folders, socket_paths
 from weft_cli.process import Endpoint, ServiceProcess
-from weft_cli.readiness import dialable, wait_ready
-
-#: Services that serve models; the folder in the repository has the service's name.
-MODEL_SERVICES = ("preprocess", "model", "postprocess")
+from weft_cli.readiness import dialable
+from weft_cli.registry import RunningMesh, mesh_folder, tell
+from weft_cli.supervised import SupervisedService, Supervision
+from weft_common.security.channel import ChannelSecurity
+from weft_common.unix_socket import address_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,12 @@ class MeshOptions:
         start_timeout_s: How long until everything must serve, seconds.
         grace_s: How long a stop may take, seconds.
         router_arguments: More of the router's arguments.
+        service_arguments: More of other services', by name; what the mesh itself says to them comes after.
+        in_process: Services that run in the router's process.
+        replicas: How many processes of a service; one of those that are not in it.
+        is_restarting: Whether a service that dies is started again.
+        hang_timeout_s: A service that does not answer for so long is killed and started again, seconds; 0: never.
+        is_encrypted, asks_for_keys: Whether ``router_arguments`` say so; the mesh then has a way of its own to it.
     """
 
     repository: Path
@@ -35,6 +47,13 @@ class MeshOptions:
     start_timeout_s: float = 180.0
     grace_s: float = 20.0
     router_arguments: Sequence[str] = ()
+    service_arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    in_process: Collection[str] = ()
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    is_restarting: bool = True
+    hang_timeout_s: float = 30.0
+    is_encrypted: bool = False
+    asks_for_keys: bool = False
 
 
 class Mesh:
@@ -50,62 +69,118 @@ class Mesh:
         self._options = options
         self._log = log
         self._report = report
-        self._processes: dict[str, ServiceProcess] = {}
-        self._has_lost_one = False
+        self._services: dict[str, SupervisedService] = {}
+        self._held = ExitStack()  # every port, so that none is lost to another program while a service is down
+        self._was_whole = False
+        self._is_watched = False
+        self._restarting: asyncio.Task[None] | None = None
 
     async def start(self) -> dict[str, Endpoint]:
         """Every service is SERVING; endpoints by service name, the router first.
 
-        A service whose folder is not in the repository is not started.
+        A service whose folder is not in the repository is not started; one in the router's process has its endpoint.
+        Replicas after the first have a number behind the name: ``model-2``.
 
         Raises:
             MeshError: Something is missing, in use or not ready. What was started still runs: call ``stop``.
         """
         options = self._options
         folders = service_folders(options.repository, MODEL_SERVICES)
-        check_port(options.host, options.metrics_port)
         deadline_s = asyncio.get_running_loop().time() + options.start_timeout_s
-        names = [name for name in MODEL_SERVICES if name in folders]
-        with hold_port(options.host, options.router_port) as held:  # models call other models through the router
-            router_port = held.getsockname()[1]
-            host = f"[{options.host}]" if ":" in options.host else options.host
-            router = ["--router", dialable(f"{host}:{router_port}")]
-            for name in names:
-                repository = ["--repository", str(folders[name])]
-                await self._spawn(name, [*repository, *self._listen("127.0.0.1", 0, 0), *router])
-            endpoints = await self._all_serving(names, deadline_s)
-        await self._spawn(
+        served = [name for name in MODEL_SERVICES if name in folders]
+        names = [name for name in served if name not in options.in_process]
+        fused = [name for name in served if name in options.in_process]
+        router_port = self._hold(options.host, options.router_port)
+        router_metrics_port = self._hold(options.host, options.metrics_port)
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        folder = self._held.enter_context(mesh_folder())
+        replicas = {name: _labels(name, options.replicas.get(name, 1)) for name in names}
+        sockets = socket_paths(folder, [name for name in names if len(replicas[name]) == 1])
+        access = own_access(folder, dialable(f"{host}:{router_port}"), options)
+        own_router = ["--router", access.address, *access.service_arguments]  # models call other models through it
+        for name in names:
+            repository = self._repository_arguments(name, folders[name])
+            unix_socket = [f"--unix-socket={sockets[name]}"] if name in sockets else []
+            for label in replicas[name]:
+                listen = self._listen("127.0.0.1", self._hold("127.0.0.1"), self._hold("127.0.0.1"))
+                self._add(label, [*repository, *listen, *unix_socket, *own_router], module=f"weft_{name}")
+        endpoints = await self._all_serving([label for name in names for label in replicas[name]], deadline_s)
+        addresses = {name: ",".join(endpoints[label].grpc for label in replicas[name]) for name in names}
+        addresses |= {name: address_of(path) for name, path in sockets.items()}
+        self._add(
             "router",
             [
                 "--repository",
                 str(folders[GRAPHS]),
-                *self._listen(options.host, router_port, options.metrics_port),
-                *(f"--target={name}={endpoint.grpc}" for name, endpoint in endpoints.items()),
+                *self._listen(options.host, router_port, router_metrics_port),
+                *(
+                    f"--in-process={shlex.join([name, *self._repository_arguments(name, folders[name])])}"
+                    for name in fused
+                ),
+                *(f"--target={name}={address}" for name, address in addresses.items()),
                 *options.router_arguments,
+                *access.router_arguments,
             ],
+            module="weft_cli.fused" if fused else "weft_router",
+            can_hand_over=not any(argument.startswith("--state-dir") for argument in options.router_arguments),
+            own_address=access.address,
+            security=access.security,
         )
-        return await self._all_serving(["router"], deadline_s) | endpoints
+        router = (await self._all_serving(["router"], deadline_s))["router"]
+        endpoints = {"router": router} | endpoints | {name: endpoints.get(name, router) for name in served}
+        try:
+            tell(folder, RunningMesh(os.getpid(), options.is_encrypted, endpoints))
+        except OSError as error:
+            self._report(f"weft top and weft restart will not find this mesh by themselves: {error}")
+        return endpoints
 
     async def watch(self) -> None:
-        """Report each service that dies; returns when none is left. Cancel it before ``stop``."""
-        waiting = {asyncio.create_task(process.wait()): process for process in self._processes.values()}
+        """Keep the services running; returns when none is left, as without restarts. Cancel it before ``stop``."""
+        self._is_watched = True
+        running = {asyncio.create_task(service.run()): service.name for service in self._services.values()}
         try:
-            while waiting:
-                ended, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                died = [waiting.pop(task) for task in ended]
-                self._has_lost_one = True
-                rest = ", ".join(process.name for process in waiting.values())
-                for process in died:
-                    self._report(process.describe_exit())
+            while running:
+                ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    del running[task]
+                    task.result()  # a defect of ours must not go unseen
+                rest = ", ".join(running.values())
                 self._report(f"still serving: {rest}" if rest else "no service is left")
         finally:
-            for task in waiting:
+            self._is_watched = False
+            for task in (*running, *([] if self._restarting is None else [self._restarting])):
                 task.cancel()
+
+    def restart(self) -> None:
+        """Begin to replace every service, one after another; ``watch`` must run. Without effect during another one."""
+        if not self._is_watched:
+            self._report("no restart before every service serves")
+            return
+        if self._restarting is not None and not self._restarting.done():
+            self._report("a restart is in progress already")
+            return
+        self._restarting = asyncio.create_task(self._restart())
+
+    async def _restart(self) -> None:
+        last_first = sorted(self._services.values(), key=lambda service: service.name == "router")
+        for service in last_first:
+            self._report(f"{service.name} is replaced")
+            try:
+                await service.replace()
+            except MeshError as error:
+                self._report(str(error))
+            else:
+                self._report(f"{service.name} was replaced")
+        self._report("every service was told to restart")
 
     @property
     def has_ended_well(self) -> bool:
-        """Whether no service died and each ended with status 0 when it was asked to; ask after ``stop``."""
-        return not self._has_lost_one and all(process.exit_status == 0 for process in self._processes.values())
+        """Whether each service served until it was asked to end, and then ended with status 0; ask after ``stop``."""
+        return self._was_whole and all(process.exit_status == 0 for process in self._processes())
+
+    def _processes(self) -> list[ServiceProcess]:
+        """Every process that was started and may still run."""
+        return [process for service in self._services.values() for process in service.processes if process.is_started]
 
     async def stop(self) -> None:
         """No process is left.
@@ -115,12 +190,13 @@ class Mesh:
         """
         now_s, grace_s = asyncio.get_running_loop().time(), self._options.grace_s
         deadline_s = now_s + grace_s
-        processes = list(self._processes.values())
+        processes = self._processes()
+        self._was_whole = all(service.is_running for service in self._services.values())
         try:
             for is_router, end_s in ((True, now_s + grace_s / 2), (False, deadline_s)):
                 group = [process for process in processes if (process.name == "router") is is_router]
                 for process in group:
-                    process.send_signal(signal.SIGTERM)
+                    process.terminate()
                 await _ended(group, end_s)
         finally:
             for process in processes:
@@ -128,31 +204,63 @@ class Mesh:
                     self._report(f"{process.name} did not end in time and is killed")
                     process.kill()
             await _ended(processes, deadline_s + grace_s)
+            self._held.close()
 
     def kill(self) -> None:
         """Every process is killed, without a grace."""
-        for process in self._processes.values():
+        for process in self._processes():
             process.kill()
 
     def _listen(self, host: str, grpc_port: int, metrics_port: int) -> list[str]:
         # A service drains its server, then its models, each within its grace; the router does so before the others.
         grace_s = self._options.grace_s / 4
         return [
-            "--stop-with-stdin", "--host", host, "--grpc-port", str(grpc_port), "--metrics-port", str(metrics_port),
-            "--grace-s", f"{grace_s:g}",
+            "--stop-with-stdin", "--share-ports", "--host", host, "--grpc-port", str(grpc_port),
+            "--metrics-port", str(metrics_port), "--grace-s", f"{grace_s:g}",
         ]  # fmt: skip
 
-    async def _spawn(self, name: str, arguments: Iterable[str]) -> None:
+    def _repository_arguments(self, name: str, folder: Path) -> list[str]:
+        return [*self._options.service_arguments.get(name, ()), "--repository", str(folder)]
+
+    def _hold(self, host: str, port: int = 0) -> int:
+        """The port, or a free one if it is 0, is ours until ``stop``. Raises MeshError as ``hold_port``."""
+        held: socket.socket = self._held.enter_context(hold_port(host, port))
+        number: int = held.getsockname()[1]
+        return number
+
+    def _add(
+        self,
+        name: str,
+        arguments: Iterable[str],
+        *,
+        module: str = "",
+        can_hand_over: bool = True,
+        own_address: str = "",
+        security: ChannelSecurity | None = None,
+    ) -> None:
+        options = self._options
         # -P: a file in the current folder must not shadow a library.
-        command = [sys.executable, "-P", "-m", f"weft_{name}", *arguments]
-        process = ServiceProcess(name, command, self._log)
-        await process.start()
-        self._processes[name] = process
+        command = [sys.executable, "-P", "-m", module or f"weft_{name}", *arguments]
+        supervision = Supervision(
+            options.start_timeout_s, options.grace_s, options.is_restarting, options.hang_timeout_s
+        )
+        self._services[name] = SupervisedService(
+            name,
+            command,
+            supervision,
+            self._log,
+            self._report,
+            can_hand_over=can_hand_over,
+            own_address=own_address,
+            security=security,
+        )
 
     async def _all_serving(self, names: Iterable[str], deadline_s: float) -> dict[str, Endpoint]:
         """Endpoints of the services, in order; what is wrong with each of them is in the one error raised."""
         names = list(names)
-        results = await asyncio.gather(*(self._serving(name, deadline_s) for name in names), return_exceptions=True)
+        results = await asyncio.gather(
+            *(self._services[name].start(deadline_s) for name in names), return_exceptions=True
+        )
         endpoints: dict[str, Endpoint] = {}
         failures: list[str] = []
         for name, result in zip(names, results, strict=True):
@@ -163,34 +271,16 @@ class Mesh:
             else:
                 endpoints[name] = result
         if failures:
+            # What ended meanwhile may be why.
+            others = [process for process in self._processes() if process.name not in names]
+            failures += [process.describe_exit() for process in others if not process.is_running]
             cure = [] if "router" in names else ["If model files are missing, run `make models`."]
             raise MeshError("\n".join(failures + cure))
         return endpoints
 
-    async def _serving(self, name: str, deadline_s: float) -> Endpoint:
-        process = self._processes[name]
-        ready = asyncio.create_task(self._ready(process, deadline_s))
-        died = asyncio.create_task(process.wait())
-        try:
-            await asyncio.wait((ready, died), return_when=asyncio.FIRST_COMPLETED)
-            if ready.done():
-                return ready.result()
-            raise MeshError(process.describe_exit())
-        finally:
-            ready.cancel()
-            died.cancel()
 
-    async def _ready(self, process: ServiceProcess, deadline_s: float) -> Endpoint:
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                endpoint = await process.endpoint()
-        except TimeoutError:
-            raise MeshError(
-                f"{process.name} is still loading after {self._options.start_timeout_s:g} s; its log is above; "
-                "give it longer with --start-timeout-s"
-            ) from None
-        await wait_ready(process.name, dialable(endpoint.grpc), deadline_s=deadline_s)
-        return endpoint
+def _labels(name: str, num_replicas: int) -> list[str]:
+    return [name, *(f"{name}-{number}" for number in range(2, num_replicas + 1))]
 
 
 async def _ended(processes: Iterable[ServiceProcess], deadline_s: float) -> None:

@@ -2,10 +2,11 @@
 
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from weft_common.layout import is_ensemble
+from weft_common.unix_socket import path_fault
 
 
 class MeshError(Exception):
@@ -56,6 +57,12 @@ def _is_version(folder: Path) -> bool:
     return folder.name.isdigit() and folder.is_dir()
 
 
+def socket_paths(folder: Path, services: Iterable[str]) -> dict[str, Path]:
+    """Where services listen beside their ports; none of them where the folder's path is too long for a socket."""
+    paths = {name: folder / f"{name}.sock" for name in services}
+    return {} if any(map(path_fault, paths.values())) else paths
+
+
 def check_port(host: str, port: int) -> None:
     """The port is free to listen on; 0 always is. Raises MeshError as ``hold_port``."""
     hold_port(host, port).close()
@@ -73,6 +80,9 @@ def hold_port(host: str, port: int) -> socket.socket:
         try:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed connection's TIME_WAIT is no user
             held.bind(address)
+            # Only sockets of this user that share the port, as those of services do, may now listen on it.
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         except OSError:
             held.close()
             raise

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 _LINE_LIMIT_BYTES = 1 << 20
 _NUM_LAST_LINES = 10
+#: How much of each of them is told again when the process has ended, in characters.
+_MAX_LAST_LINE = 4096
 
 
 class Endpoint(NamedTuple):
@@ -41,6 +43,12 @@ class ServiceProcess:
         self._endpoint: asyncio.Future[Endpoint] = asyncio.get_running_loop().create_future()
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
         self._exit: asyncio.Task[int] | None = None
+        self._is_told = False
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the process was started; it may have ended."""
+        return self._exit is not None
 
     @property
     def is_running(self) -> bool:
@@ -72,10 +80,11 @@ class ServiceProcess:
         """Wait for the end; ``exit_status``."""
         return await asyncio.shield(self._watch())
 
-    def send_signal(self, number: signal.Signals) -> None:
-        """The signal is sent, if the process still runs."""
-        if self._process is not None and self.is_running:
-            self._process.send_signal(number)
+    def terminate(self) -> None:
+        """The process is told to finish and end, if it runs; it is told once, for a second time would mean at once."""
+        if self._process is not None and self.is_running and not self._is_told:
+            self._is_told = True
+            self._process.terminate()
 
     def kill(self) -> None:
         """The process and what it started are killed."""
@@ -126,7 +135,7 @@ class ServiceProcess:
             self._keep(line)
 
     def _keep(self, line: str) -> None:
-        self._last_lines.append(line)
+        self._last_lines.append(line[:_MAX_LAST_LINE])
         self._log(self.name, line)
 
 

@@ -8,6 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from weft_cli.preflight import MeshError
 from weft_common.channels import open_channel
+from weft_common.security.channel import ChannelSecurity
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos import grpc_service_pb2_grpc
 
@@ -36,19 +37,20 @@ def dialable(address: str) -> str:
     return f"{loopback}:{port}"
 
 
-async def wait_ready(name: str, address: str, *, deadline_s: float) -> None:
+async def wait_ready(name: str, address: str, *, deadline_s: float, security: ChannelSecurity | None = None) -> None:
     """The service answers SERVING to ``grpc.health.v1`` and is ready by ``ServerReady``.
 
     Args:
         name: Service name, for messages.
         address: ``host:port`` to dial.
         deadline_s: Until when to wait, on the clock of the running loop, seconds.
+        security: Of the calls; None: plaintext without a key.
 
     Raises:
         MeshError: The deadline passed, or every model is settled and some cannot be served.
     """
     now = asyncio.get_running_loop().time
-    async with open_channel(address) as channel:
+    async with open_channel(address, security=security) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         inference = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
         seen: list[_Obstacle] = []

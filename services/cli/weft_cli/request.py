@@ -73,7 +73,7 @@ def tensor_from_json(spec: TensorSpec, text: str) -> WireTensor:
     """
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         hint = "; quote text twice: '\"...\"'" if spec.datatype == "BYTES" else ""
         raise InvalidArgumentError(f"value of input '{spec.name}' is no JSON: {error}{hint}") from error
     return encode(_fit(_array(spec, value), spec))
@@ -83,7 +83,7 @@ def parameter_value(text: str) -> ParameterValue:
     """Boolean, integer or number where the text is one as JSON has it, else the text itself."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, (bool, int, float)) else text
 

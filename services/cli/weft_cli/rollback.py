@@ -8,6 +8,7 @@ import grpc
 
 from weft_common.channels import open_channel
 from weft_common.errors import WeftError
+from weft_common.security.channel import channel_security
 from weft_common.status import from_rpc_error
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
@@ -29,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
 async def _rollback(options: argparse.Namespace) -> list[str]:
     request = pb.RepositoryModelLoadRequest(model_name=options.graph)
     request.parameters["rollback"].bool_param = True
-    async with open_channel(options.url) as channel:
+    async with open_channel(options.url, security=channel_security(options)) as channel:
         stub = GRPCInferenceServiceStub(channel)
         try:
             await stub.RepositoryModelLoad(request, timeout=_TIMEOUT_S)

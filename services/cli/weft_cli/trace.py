@@ -27,7 +27,7 @@ def read_trace(text: str) -> list[Mapping[str, Any]]:
     """The entries of ``graph_trace``; what is no entry is left out, so that any server's answer can be shown."""
     try:
         entries = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return [e for e in entries if isinstance(e, dict) and e.get("path")] if isinstance(entries, list) else []
 

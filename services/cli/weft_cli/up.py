@@ -9,30 +9,54 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from datetime import UTC, datetime
 from typing import TypeVar
 
+from weft_cli.argument_types import MODEL_SERVICES
 from weft_cli.mesh import Mesh, MeshOptions
 from weft_cli.preflight import MeshError
 from weft_cli.process import Endpoint
+from weft_common.logs import LineWriter
+from weft_common.security.arguments import given_to_server, server_fault
 from weft_router.arguments import given, usage_fault
 
 T = TypeVar("T")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGINT, SIGTERM or SIGHUP; 0 if every service served to the end and ended by itself, else 1."""
+    """Serve until SIGINT, SIGTERM or SIGHUP; 0 if every service served at the end and ended by itself, else 1.
+
+    SIGUSR1 replaces every service by a new process, one after another, without a gap.
+    """
     if 0 < options.router_port == options.metrics_port:
-        _report(f"--router-port and --metrics-port are both {options.router_port}; choose two")
+        _complain(f"--router-port and --metrics-port are both {options.router_port}; choose two")
         return 2
-    if fault := usage_fault(options):
-        _report(fault)
+    if fault := server_fault(options) or usage_fault(options) or _replica_fault(options):
+        _complain(fault)
         return 2
     if options.metrics_port is None:
         options.metrics_port = options.router_port + 1 if 0 < options.router_port < 65535 else 0
     return asyncio.run(_up(options))
 
 
+def _replica_fault(options: argparse.Namespace) -> str:
+    for name, count in options.replicas:
+        if name in options.in_process:
+            return f"--replicas {name}={count}: --in-process runs '{name}' in the router; replicas are processes"
+    names = [name for name, _ in options.replicas]
+    return "" if len(names) == len(set(names)) else f"--replicas: each name may be given once, got {', '.join(names)}"
+
+
+def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
+    polling = ["--model-control-mode=poll", f"--repository-poll-secs={options.repository_poll_secs}"]
+    arguments = {name: polling if options.model_control_mode == "poll" else [] for name in MODEL_SERVICES}
+    for name, more in options.service_args:
+        arguments[name] = [*arguments[name], *more]
+    return arguments
+
+
 async def _up(options: argparse.Namespace) -> int:
+    voice = _Voice(is_json=options.json)
     mesh = Mesh(
         MeshOptions(
             repository=options.repository,
@@ -41,28 +65,42 @@ async def _up(options: argparse.Namespace) -> int:
             metrics_port=options.metrics_port,
             start_timeout_s=options.start_timeout_s,
             grace_s=options.grace_s,
-            router_arguments=tuple(given(options)),
+            router_arguments=(*given(options), *given_to_server(options)),
+            service_arguments=_service_arguments(options),
+            in_process=options.in_process,
+            replicas=dict(options.replicas),
+            is_restarting=not options.no_restart,
+            hang_timeout_s=options.hang_timeout_s,
+            is_encrypted=options.tls_cert is not None,
+            asks_for_keys=bool(options.auth_keys),
         ),
-        log=_log_raw if options.json else _log_prefixed,
-        report=_report,
+        log=voice.log,
+        report=voice.report,
     )
-    stop = _stop_event(on_second_signal=mesh.kill, watch_stdin=options.stop_with_stdin)
+    stop = _stop_event(voice.report, on_second_signal=mesh.kill, watch_stdin=options.stop_with_stdin)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, mesh.restart)
     endpoints = None
     try:
         endpoints = await _until(stop, mesh.start())
         if endpoints is None:
-            _report("stopped before the mesh was ready")
+            voice.report("stopped before the mesh was ready")
         else:
             try:
-                print(_as_json(endpoints) if options.json else _as_text(endpoints), flush=True)
+                print(
+                    _as_json(endpoints)
+                    if options.json
+                    else _as_text(endpoints, is_encrypted=options.tls_cert is not None),
+                    flush=True,
+                )
             except OSError as error:
                 raise MeshError(f"the endpoints cannot be written to standard output: {error.strerror}") from error
             await _until(stop, mesh.watch())
     except MeshError as error:
         endpoints = None
-        _report(str(error))
+        voice.report(str(error))
     finally:
         await mesh.stop()
+        voice.flush()
     return 0 if endpoints is not None and mesh.has_ended_well else 1
 
 
@@ -81,7 +119,9 @@ async def _until(stop: asyncio.Event, work: Coroutine[None, None, T]) -> T | Non
         stopped.cancel()
 
 
-def _stop_event(*, on_second_signal: Callable[[], None], watch_stdin: bool) -> asyncio.Event:
+def _stop_event(
+    report: Callable[[str], None], *, on_second_signal: Callable[[], None], watch_stdin: bool
+) -> asyncio.Event:
     """An event that SIGINT, SIGTERM and SIGHUP set, and, if wanted, the end of standard input."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -90,10 +130,12 @@ def _stop_event(*, on_second_signal: Callable[[], None], watch_stdin: bool) -> a
         if stop.is_set():
             on_second_signal()
             return
-        _report(f"{number.name}: stopping; once more kills at once")
+        report(f"{number.name}: stopping; once more kills at once")
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue  # started by nohup
         loop.add_signal_handler(number, on_signal, number)
 
     def wait_for_end_of_input() -> None:
@@ -112,25 +154,51 @@ def _as_json(endpoints: Mapping[str, Endpoint]) -> str:
     return json.dumps({name: endpoint._asdict() for name, endpoint in endpoints.items()})
 
 
-def _as_text(endpoints: Mapping[str, Endpoint]) -> str:
-    rows = [("service", "gRPC", "metrics"), *((n, e.grpc, f"http://{e.metrics}/metrics") for n, e in endpoints.items())]
+def _as_text(endpoints: Mapping[str, Endpoint], *, is_encrypted: bool) -> str:
+    rows = [("service", "gRPC", "metrics")]
+    router = endpoints["router"]
+    for name, endpoint in endpoints.items():
+        scheme = "https" if is_encrypted and endpoint == router else "http"  # the router's are encrypted, no others
+        rows.append((name, endpoint.grpc, f"{scheme}://{endpoint.metrics}/metrics"))
     table = "\n".join(f"{name:<12}{grpc:<22}{metrics}" for name, grpc, metrics in rows)
     return f"{table}\nThe mesh is SERVING. Ctrl-C stops it."
 
 
-def _report(message: str) -> None:
-    _write("weft: " + message.replace("\n", "\nweft: "))
+class _Voice:
+    """Standard error of ``weft up``; whoever does not read it holds nothing up.
+
+    Args:
+        is_json: Lines of services are passed on as they are, those that are no JSON as a field of one that is. Else
+            each has the service's name before it.
+    """
+
+    def __init__(self, *, is_json: bool) -> None:
+        self._is_json = is_json
+        # Without a standard error its number may be that of anything.
+        self._writer = None if sys.stderr is None else LineWriter(sys.stderr.fileno(), "weft: %d lines were dropped")
+
+    def report(self, message: str) -> None:
+        """A message of ``weft up`` itself."""
+        self._write("weft: " + message.replace("\n", "\nweft: "))
+
+    def log(self, service: str, line: str) -> None:
+        """A line that a service logged."""
+        if not self._is_json:
+            line = f"{service:<12}{line}"
+        elif not line.startswith("{"):
+            time = datetime.now(UTC).isoformat(timespec="milliseconds")
+            line = json.dumps({"time": time, "level": "info", "logger": f"{service}.output", "message": line})
+        self._write(line)
+
+    def flush(self) -> None:
+        """What was said is written, unless nobody reads it."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def _write(self, text: str) -> None:
+        if self._writer is not None:
+            self._writer.write(text)
 
 
-def _log_prefixed(service: str, line: str) -> None:
-    _write(f"{service:<12}{line}")
-
-
-def _log_raw(service: str, line: str) -> None:
-    _write(line)
-
-
-def _write(text: str) -> None:
-    if sys.stderr is not None:  # closed from the start; print would take standard output
-        with contextlib.suppress(OSError):  # nobody reads it any more; serving goes on
-            print(text, file=sys.stderr, flush=True)
+def _complain(message: str) -> None:
+    print(f"weft: {message}", file=sys.stderr)

@@ -63,7 +63,8 @@ def cache_text(cache: CachePlan) -> str:
     """``cache 60000 ms, 64 MiB``, with the key where there is one."""
     lifetime = f"{cache.ttl_ms} ms" if cache.ttl_ms else "until evicted"
     key = f", key {condition_text(cache.key)}" if cache.key is not None else ""
-    return f"cache {lifetime}, {cache.max_bytes / (1 << 20):g} MiB{key}"
+    stale = f", {cache.stale_if_error_ms} ms longer while unavailable" if cache.stale_if_error_ms else ""
+    return f"cache {lifetime}{stale}, {cache.max_bytes / (1 << 20):g} MiB{key}"
 
 
 def shadow_text(shadow: ShadowPlan) -> str:

@@ -11,6 +11,10 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+#: A service that is SERVING as long as the event loop turns, also while models load and while the process drains: what
+#: a liveness probe asks, because a service that is not ready yet must not be restarted.
+LIVENESS = "liveness"
+
 _Response = health_pb2.HealthCheckResponse
 
 
@@ -18,11 +22,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
     """Answers ``Check`` and ``Watch``; NOT_SERVING until told otherwise.
 
     Args:
-        services: Full names of the services; the empty name, which means the server, is added.
+        services: Full names of the services; the empty name, which means the server, and ``liveness`` are added.
     """
 
     def __init__(self, services: Iterable[str]) -> None:
-        self._services = frozenset(("", *services))
+        self._services = frozenset(("", LIVENESS, *services))
         self._is_serving = False
         self._is_stopping = False
         self._changed = asyncio.Event()
@@ -65,7 +69,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
     def _status(self, service: str) -> Any:
         if service not in self._services:
             return _Response.SERVICE_UNKNOWN
-        return _Response.SERVING if self._is_serving else _Response.NOT_SERVING
+        return _Response.SERVING if self._is_serving or service == LIVENESS else _Response.NOT_SERVING
 
     def _notify(self) -> None:
         self._changed.set()

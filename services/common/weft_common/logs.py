@@ -1,11 +1,39 @@
-"""Logs: one JSON object per line on standard error."""
+"""Logs: one JSON object per line on standard error, written by a thread, so that nobody waits for who reads them.
 
+What is printed, by user models for example, warnings and exceptions that nobody caught become such lines too. What
+libraries write to the file descriptor themselves, as gRPC's core does, does not; it is rare and for people.
+"""
+
+import atexit
+import io
 import json
 import logging
+import os
 import sys
+import threading
+import time
+from collections import deque
 from datetime import UTC, datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+if TYPE_CHECKING:
+    from typing import TextIO
 
 _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {"message", "asctime", "taskName"}
+
+#: What may wait to be written, in bytes; lines beyond it are dropped and counted.
+MAX_WAITING_BYTES = 4 << 20
+#: How long an end of the process waits for what is left to be written, in seconds.
+FLUSH_S = 1.0
+#: Longest line that a program may print without a line break, in characters.
+_MAX_PRINTED = 1 << 16
+#: Pause after a write that failed, as on a full disk, in seconds.
+_PAUSE_S = 0.1
+_DROPPED = json.dumps(
+    {"level": "warning", "logger": "weft.logs", "message": "%d log lines were dropped: they could not be written"}
+)
 
 
 class JsonFormatter(logging.Formatter):
@@ -25,13 +53,207 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class LineWriter:
+    """Writes lines to a file descriptor on a thread of its own; what does not fit is dropped and counted.
+
+    Args:
+        fd: Written to; not closed.
+        tell_dropped: The line that tells how many lines (``%d``) were dropped, once others can be written again.
+        max_waiting_bytes: Lines that may wait; the next is dropped.
+
+    Attributes:
+        num_dropped: Lines that were dropped since the start.
+    """
+
+    def __init__(self, fd: int, tell_dropped: str, *, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+        self.num_dropped = 0
+        self._fd = fd
+        self._max_waiting_bytes = max_waiting_bytes
+        self._tell_dropped = tell_dropped
+        self._num_told = 0
+        self.begin()
+        self._start()
+        _writers.add(self)
+
+    def begin(self) -> None:
+        """Nothing waits, and the next line starts a thread; also in a forked process, which has none of ours."""
+        self._lines: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._is_writing = False
+        self._changed = threading.Condition()
+        self._has_thread = False
+
+    def write(self, line: str) -> None:
+        """The line will be written, or is dropped; never waits for the reader."""
+        data = (line + "\n").encode(errors="backslashreplace")
+        with self._changed:
+            if self._waiting_bytes + len(data) > self._max_waiting_bytes:
+                self.num_dropped += 1
+                return
+            self._waiting_bytes += len(data)
+            self._lines.append(data)
+            self._changed.notify_all()
+            if not self._has_thread:
+                self._start()
+
+    def flush(self, timeout_s: float = FLUSH_S) -> bool:
+        """Whether everything was written within the timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not (self._lines or self._is_writing), timeout_s)
+
+    def _start(self) -> None:
+        self._has_thread = True
+        threading.Thread(target=self._run, name="log-writer", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._lines:
+                    self._changed.wait()
+                data = self._lines.popleft()
+                self._waiting_bytes -= len(data)
+                self._is_writing = True
+            is_written = self._write(data)
+            with self._changed:
+                if not is_written:
+                    self.num_dropped += 1
+                elif self.num_dropped > self._num_told and not self._lines:
+                    text = self._tell_dropped % (self.num_dropped - self._num_told)
+                    self._num_told = self.num_dropped
+                    self._lines.append(text.encode() + b"\n")
+                    self._waiting_bytes += len(self._lines[-1])
+                self._is_writing = False
+                self._changed.notify_all()
+            if not is_written:
+                time.sleep(_PAUSE_S)  # lines wait meanwhile, and are dropped when there are too many
+
+    def _write(self, data: bytes) -> bool:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except BlockingIOError:  # somebody made the pipe non-blocking
+            return False
+        except OSError:  # a full disk, a reader that has gone
+            return False
+        return True
+
+
+#: Whose lock a fork may have copied while it was held.
+_writers: "WeakSet[LineWriter]" = WeakSet()
+
+
+def _begin_anew() -> None:
+    for writer in _writers:
+        writer.begin()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+class _Handler(logging.Handler):
+    """Gives every record to the writer."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        super().__init__()
+        self.writer = writer
+        self.setFormatter(JsonFormatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self.writer.write(self.format(record))
+        except Exception as error:  # a record that cannot be formatted must not end what logged it
+            self.writer.write(
+                json.dumps({"level": "error", "logger": record.name, "message": f"bad record: {error!r}"})
+            )
+
+
+class PrintedLines(io.TextIOBase):
+    """A text stream whose lines are log records.
+
+    Args:
+        logger: Receives them.
+        level: Their level.
+    """
+
+    def __init__(self, logger: logging.Logger, level: int) -> None:
+        self._logger = logger
+        self._level = level
+        self._parts = threading.local()  # what several threads print at once is not mixed up
+
+    def writable(self) -> bool:
+        """It can be written to."""
+        return True
+
+    def fileno(self) -> int:
+        """Of standard error, for processes that the program starts."""
+        return 2
+
+    def write(self, text: str) -> int:
+        """Every whole line is logged; the rest waits for its end."""
+        waiting = getattr(self._parts, "text", "") + text
+        *lines, rest = waiting.split("\n")
+        while len(rest) > _MAX_PRINTED:
+            lines.append(rest[:_MAX_PRINTED])
+            rest = rest[_MAX_PRINTED:]
+        self._parts.text = rest
+        for line in lines:
+            if line.strip():
+                self._logger.log(self._level, "%s", line)
+        return len(text)
+
+
 def configure(level: str = "info") -> None:
-    """Send every log record of this process to standard error as JSON lines."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter())
+    """Every log record of this process, and what it prints, goes to standard error as JSON lines.
+
+    ``sys.__stdout__`` and ``sys.__stderr__`` stay what they were.
+    """
+    # Without a standard error its number may be that of anything.
+    descriptor = os.open(os.devnull, os.O_WRONLY) if sys.__stderr__ is None else sys.__stderr__.fileno()
+    handler = _Handler(LineWriter(descriptor, _DROPPED))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = _uncaught
+    threading.excepthook = _uncaught_in_thread
+    sys.stdout = _as_text_io(PrintedLines(get_logger("stdout"), logging.INFO))
+    sys.stderr = _as_text_io(PrintedLines(get_logger("stderr"), logging.WARNING))
+    atexit.register(flush)
+
+
+def flush() -> None:
+    """What was logged is written, unless that takes more than ``FLUSH_S``."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _Handler):
+            handler.writer.flush()
+
+
+def num_dropped() -> int:
+    """Lines that could not be written since the start."""
+    return sum(handler.writer.num_dropped for handler in logging.getLogger().handlers if isinstance(handler, _Handler))
 
 
 def get_logger(name: str) -> logging.Logger:
     """The logger of a part of Weft, for example ``weft.serving``."""
     return logging.getLogger(name)
+
+
+def _as_text_io(stream: Any) -> "TextIO":
+    text_io: TextIO = stream
+    return text_io
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    get_logger("weft.uncaught").critical("uncaught exception", exc_info=(kind, error, trace))
+
+
+def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is None or issubclass(args.exc_type, SystemExit):
+        return
+    thread = args.thread.name if args.thread is not None else ""
+    get_logger("weft.uncaught").critical(
+        "uncaught exception in a thread",
+        exc_info=(args.exc_type, args.exc_value, args.exc_traceback),
+        extra={"thread_name": thread},
+    )

@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -17,7 +18,7 @@ from weft_common.telemetry import trace_id_of
 from weft_serving.backends.base import Backend, Batch, InstanceContext, ModelContext
 from weft_serving.outages import PAUSES_S, STABLE_S
 from weft_serving.outputs import OutputEncoder
-from weft_serving.request import STREAMED, InferenceRequest, InferenceResponse, Outcome
+from weft_serving.request import RESCHEDULED, STREAMED, InferenceRequest, InferenceResponse, Outcome
 
 _LOG = get_logger("weft.serving")
 
@@ -28,7 +29,7 @@ class Execution:
 
     Attributes:
         requests: Members that were run, in batch order; those cancelled before are not among them.
-        answers: One for each member.
+        answers: One for each member; None for one that is to be executed again.
         num_rows: Sum of the members' batch sizes.
         start_ns: The instance began with the batch.
         infer_start_ns: Inputs were ready.
@@ -37,7 +38,7 @@ class Execution:
     """
 
     requests: list[InferenceRequest]
-    answers: list[InferResult | WeftError]
+    answers: list[InferResult | WeftError | None]
     num_rows: int
     start_ns: int
     infer_start_ns: int
@@ -58,7 +59,12 @@ class Instance:
         context: Where to run it.
         report: Called on the event loop, once for each batch given to ``execute``.
         report_outage: Called on the event loop with the reason when the backend is lost, before ``report`` if that was
-            in a batch, and after each attempt to load it again; with "" when that succeeded.
+            in a batch, and after each attempt to load it again; with "" when that succeeded. Also when a batch has run
+            for too long, and with "" when it ends after all.
+        execution_timeout_s: What is too long; the backend is then told to give the batch up, if it can. 0: nothing is.
+
+    Attributes:
+        is_hung: Whether a batch has run for too long, and still does.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class Instance:
         context: InstanceContext,
         report: Callable[["Instance", Execution], None],
         report_outage: Callable[["Instance", str], None] = lambda instance, reason: None,
+        execution_timeout_s: float = 0.0,
     ) -> None:
         self.name = context.name
         self._model = model
@@ -82,6 +89,9 @@ class Instance:
         self._closed: asyncio.Future[None] | None = None
         self._loaded_s = 0.0
         self._abort: Callable[[], None] | None = None
+        self._execution_timeout_s = execution_timeout_s
+        self._overdue: asyncio.TimerHandle | None = None
+        self.is_hung = False
 
     @property
     def is_loading(self) -> bool:
@@ -105,6 +115,8 @@ class Instance:
 
     def execute(self, requests: Sequence[InferenceRequest]) -> None:
         """The requests are run as one batch after those given before; ``report`` gets the outcome."""
+        if self._execution_timeout_s and self._loop is not None:
+            self._overdue = self._loop.call_later(self._execution_timeout_s, self._hang)
         self._inbox.put(requests)
 
     def close(self) -> "asyncio.Future[None]":
@@ -117,7 +129,8 @@ class Instance:
 
     def _run(self) -> None:
         try:
-            backend = self._backend_class(self._model, self._context)
+            model = replace(self._model, signature=self._model.signature.for_backend())
+            backend = self._backend_class(model, self._context)
             backend.on_lost = lambda: self._inbox.put(())
             self._abort = backend.abort
             backend.load()
@@ -149,7 +162,7 @@ class Instance:
             if loss := backend.why_lost():
                 self._report_loss(loss)
             if execution is not None:
-                self._on_loop(self._report, self, execution)
+                self._on_loop(self._end_execution, execution)
                 requests = ()
             del execution  # an idle instance keeps no tensors in memory
             if loss:
@@ -164,7 +177,32 @@ class Instance:
 
     def _report_loss(self, reason: str) -> None:
         _LOG.error("%s", reason, extra={"model": self._model.signature.name, "instance": self.name})
-        self._on_loop(self._report_outage, self, reason)
+        self._on_loop(self._begin_outage, reason)
+
+    def _begin_outage(self, reason: str) -> None:
+        self.is_hung = False
+        self._report_outage(self, reason)
+
+    def _hang(self) -> None:
+        """The batch in work has run for too long: it is told, and given up where that is possible."""
+        self.is_hung = True
+        start = datetime.now(UTC) - timedelta(seconds=self._execution_timeout_s)
+        reason = (
+            f"instance {self.name} of model '{self._model.signature.name}' has executed one batch since "
+            f"{start.isoformat(timespec='milliseconds')}, longer than its execution_timeout_us, and takes no other"
+        )
+        _LOG.error("%s", reason, extra={"model": self._model.signature.name, "instance": self.name})
+        self._report_outage(self, reason)
+        self.abort()
+
+    def _end_execution(self, execution: Execution) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+        if self.is_hung:
+            _LOG.warning("instance %s has ended the batch after all, and takes others", self.name)
+            self._report_outage(self, "")
+            self.is_hung = False
+        self._report(self, execution)
 
     def _load_again(
         self, backend: Backend, loss: str, num_losses: int, held: Sequence[InferenceRequest]
@@ -211,9 +249,9 @@ class Instance:
         members = [request for request in requests if not request.is_cancelled]
         if requests:
             error = UnavailableError(f"instance {self.name} of model '{self._model.signature.name}' is lost")
-            answers: list[InferResult | WeftError] = [error.with_message(error.message) for _ in members]
+            answers: list[InferResult | WeftError | None] = [error.with_message(error.message) for _ in members]
             num_rows, now_ns = sum(member.num_rows for member in members), time.monotonic_ns()
-            self._on_loop(self._report, self, Execution(members, answers, num_rows, now_ns, now_ns, now_ns, now_ns))
+            self._on_loop(self._end_execution, Execution(members, answers, num_rows, now_ns, now_ns, now_ns, now_ns))
 
     def _execute(self, backend: Backend, requests: Sequence[InferenceRequest]) -> Execution:
         members = [request for request in requests if not request.is_cancelled]
@@ -255,9 +293,11 @@ class Instance:
         # A copy for each member: an exception that is raised in several tasks mixes up their tracebacks.
         return [error.with_message(error.message) for _ in batch.requests]
 
-    def _answer(self, request: InferenceRequest, outcome: Outcome) -> InferResult | WeftError:
+    def _answer(self, request: InferenceRequest, outcome: Outcome) -> InferResult | WeftError | None:
         if isinstance(outcome, WeftError):
             return outcome
+        if outcome is RESCHEDULED:
+            return None
         if outcome is STREAMED:
             signature = self._model.signature
             return InferResult(signature.name, signature.version, request.call.request_id, is_null=True)

@@ -30,12 +30,12 @@ class Outages:
 
     @property
     def is_total(self) -> bool:
-        """Whether every instance is lost and could not be loaded again."""
+        """Whether every instance hangs, or is lost and could not be loaded again."""
         return len(self._failed) == self._num_instances
 
-    def begin(self, instance: Hashable, reason: str) -> None:
-        """The instance is lost; or, if it was, the latest attempt to load it again failed."""
-        if instance in self._reasons:
+    def begin(self, instance: Hashable, reason: str, *, is_hung: bool = False) -> None:
+        """The instance is lost; or, if it was, the latest attempt to load it again failed, or it hangs."""
+        if is_hung or instance in self._reasons:
             self._failed.add(instance)
         self._reasons[instance] = reason
 

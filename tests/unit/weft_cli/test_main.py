@@ -7,7 +7,7 @@ import pytest
 
 from weft_cli.__main__ import main
 
-HEAVY = ("grpc", "numpy", "google.protobuf", "torch", "weft_common", "weft_router.core", "weft_serving")
+HEAVY = ("grpc", "numpy", "google.protobuf", "torch", "weft_common.core", "weft_router.core", "weft_serving")
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -28,6 +28,9 @@ def test_help_imports_nothing_heavy() -> None:
         ["fly"],
         ["up", "--router-port", "65536"],
         ["up", "--start-timeout-s", "0"],
+        ["up", "--in-process", "router"],
+        ["up", "--in-process="],
+        ["up", "--in-process", "model,"],
         ["infer"],
         ["infer", "m", "--input", "no-equals-sign"],
         ["infer", "m", "--timeout-ms", "-1"],
@@ -72,6 +75,8 @@ def test_one_port_for_two_listeners_is_refused_before_anything_starts(capsys: py
         (["--repository-poll-secs", "0"], "--repository-poll-secs must be above 0 and at most 86400, got 0"),
         (["--max-inflight", "-1"], "--max-inflight must be at least 0, got -1"),
         (["--state-dir", __file__], f"--state-dir {__file__} is no folder"),
+        (["--tls-cert", "router.pem"], "--tls-cert and --tls-key go together"),
+        (["--tls-client-ca", "ca.pem"], "--tls-client-ca needs --tls-cert and --tls-key"),
     ],
 )
 def test_wrong_arguments_of_the_router_are_told_before_anything_starts(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_cli.preflight import MeshError, check_port, service_folders
+from weft_cli.preflight import MeshError, check_port, hold_port, service_folders
 
 SERVICES = ("preprocess", "model")
 
@@ -26,6 +26,19 @@ def test_a_port_that_was_closed_is_free() -> None:
             listener.accept()[0].close()
     check_port("127.0.0.1", port)
     check_port("127.0.0.1", 0)
+
+
+def test_a_held_port_is_for_services_of_the_mesh_alone() -> None:
+    """A server that shares no port cannot take it while the service is down, also not with SO_REUSEADDR, as most do."""
+    with hold_port("127.0.0.1", 0) as held:
+        address = held.getsockname()
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(address)
+        for _ in range(2):  # a service and the one after it
+            with socket.create_server(address, reuse_port=True) as service, socket.create_connection(address):
+                service.accept()[0].close()
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(address)
 
 
 def test_a_host_of_another_machine_is_refused() -> None:

@@ -46,27 +46,30 @@ async def test_only_the_last_lines_are_kept() -> None:
     """A chatty service costs no memory, and a line without end is no obstacle."""
     log: list[tuple[str, str]] = []
     process = service(
-        "import sys; [print(n, file=sys.stderr) for n in range(500)]; sys.stderr.write('x' * 3_000_000)", log
+        "import sys; [print(n, file=sys.stderr) for n in range(500)]; print('y' * 500_000, file=sys.stderr); "
+        "sys.stderr.write('x' * 3_000_000)",
+        log,
     )
     await process.start()
     assert await process.wait() == 0
     lines = process.describe_exit().splitlines()
     assert len(lines) == 11
+    assert max(map(len, lines)) < 5000, "a service that dies again and again must not fill the log"
     assert any("was left out" in line for line in lines)
     assert [line for _, line in log[:500]] == [str(number) for number in range(500)]
 
 
 async def test_a_signal_reaches_the_process_and_only_once_it_runs() -> None:
-    """`send_signal` does nothing before the start and after the end."""
+    """`terminate` does nothing before the start and after the end."""
     process = service(
         "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); " + ANNOUNCE + "signal.pause()"
     )
-    process.send_signal(signal.SIGTERM)
+    process.terminate()
     await process.start()
     await process.endpoint()
-    process.send_signal(signal.SIGTERM)
+    process.terminate()
     assert await process.wait() == 7
-    process.send_signal(signal.SIGTERM)
+    process.terminate()
     process.kill()
 
 

@@ -135,3 +135,11 @@ def test_a_missing_value_leaves_the_input_out() -> None:
     """What may be optional is left to the server to judge."""
     assert build_inputs([FLOATS], {}, {}) == {}
     np.testing.assert_array_equal(decode(build_inputs([FLOATS, TEXT], {"X": "[1,2,3]"}, {})["X"]), [[1, 2, 3]])
+
+
+def test_nesting_without_end_is_told() -> None:
+    """A value that is nested deeper than JSON can be read is refused as an input, and plain text as a parameter."""
+    deep = "[" * 200_000
+    with pytest.raises(InvalidArgumentError, match="is no JSON"):
+        tensor_from_json(FLOATS, deep)
+    assert parameter_value(deep) == deep

@@ -106,3 +106,8 @@ def test_the_time_of_a_graph_ends_with_its_last_step() -> None:
     steps = [entry("a", start_ms=1.0, ms=5.0), entry("b", start_ms=2.0, ms=1.5), entry("c", ms="?")]
     assert 6.0 == span_ms(steps)
     assert 0.0 == span_ms([])
+
+
+def test_nesting_without_end_is_no_trace() -> None:
+    """A server that answers with text that is nested without end breaks nothing here."""
+    assert [] == read_trace("[" * 200_000)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,10 @@ from weft_common.errors import (
     UnavailableError,
     WeftError,
 )
+from weft_router.admission import DoorSettings
+
+#: A deadline that does not pass.
+LATER_NS = 1 << 62
 
 
 async def test_a_graph_is_served_as_a_model(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
@@ -119,9 +124,9 @@ async def test_the_timeout_parameter_shortens_the_deadline(
         context = CallContext(arrival_ns=1_000)
         await s.core.infer(make.request(parameters={"timeout": 5_000_000}), context)
         await s.core.infer(
-            make.request(parameters={"timeout": 5_000_000}), CallContext(arrival_ns=1_000, deadline_ns=7)
+            make.request(parameters={"timeout": 5_000_000}), CallContext(arrival_ns=1_000, deadline_ns=1_007)
         )
-    assert [5_000_001_000] * 2 + [7] * 2 == [seen.deadline_ns for seen in target.contexts]
+    assert [5_000_001_000] * 2 + [1_007] * 2 == [seen.deadline_ns for seen in target.contexts]
 
 
 async def test_unknown_names_and_versions_are_not_found(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
@@ -216,12 +221,12 @@ async def test_a_models_own_name_reaches_it_through_the_router(
 ) -> None:
     """Pass-through: deadline and headers go along, hop-by-hop headers do not."""
     async with make.started(tmp_path, target) as s:
-        context = CallContext(deadline_ns=5, headers={"x-user-id": "7", "user-agent": "a"})
+        context = CallContext(deadline_ns=LATER_NS, headers={"x-user-id": "7", "user-agent": "a"})
         call = make.request("double", outputs=(RequestedOutput("Y", {}),))
         assert ["Y"] == list((await s.core.infer(call, context)).outputs)
         assert s.core.is_model_ready("double", "")
         assert "double" == s.core.signature("double", "1").name
-    assert (5, {"x-user-id": "7"}) == (target.contexts[0].deadline_ns, target.contexts[0].headers)
+    assert (LATER_NS, {"x-user-id": "7"}) == (target.contexts[0].deadline_ns, target.contexts[0].headers)
 
 
 async def test_a_graph_waits_for_its_models(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
@@ -249,8 +254,10 @@ async def test_readiness_follows_the_models(tmp_path: Path, make: SimpleNamespac
         target.models = RemoteError("UNAVAILABLE", "refused")
         await s.refresh(lambda: not s.core.is_ready())
         assert not s.core.is_model_ready("pipe", "")
-        reason = "model 'double' on target 'model' is not ready"
-        assert ("pipe", "1", "UNAVAILABLE", reason) == s.core.index(ready_only=False)[0]
+        *entry, reason = s.core.index(ready_only=False)[0]
+        assert ["pipe", "1", "UNAVAILABLE"] == entry
+        told = r"step 'root/one': model 'double' on target 'model' is not ready since 20\S+: the target does not answer"
+        assert re.fullmatch(told, reason), reason
         await s.core.infer(make.request(), CallContext())
         make.serve(target, "double")
         await s.refresh(s.core.is_ready)
@@ -327,7 +334,10 @@ async def test_admission_is_decided_before_any_work(tmp_path: Path, make: Simple
 
     target.answers["double"] = hold
     make.write(tmp_path, make.PIPE + "policy { max_inflight: 1 }")
-    for options, text in (({}, "graph 'pipe' has 1 requests in flight"), ({"max_inflight": 1}, "the router has 1 req")):
+    for options, text in (
+        ({}, "graph 'pipe' has 1 requests in flight"),
+        ({"admission": DoorSettings(max_inflight=1)}, "the router has 1 requests in flight"),
+    ):
         is_called.clear()
         release.clear()
         async with make.started(tmp_path, target, **options) as s:

@@ -158,7 +158,7 @@ async def test_cancelling_a_lone_step_reaches_its_call(make: SimpleNamespace) ->
 
 
 async def test_a_call_carries_what_the_client_sent(make: SimpleNamespace) -> None:
-    """Request id, parameters, priority and headers go to every step; hop-by-hop headers and other inputs do not."""
+    """Request id, parameters, priority and headers go to every step; keys, hop-by-hop headers, other inputs do not."""
     target = make.FakeTarget()
     context = CallContext(
         headers={
@@ -167,6 +167,8 @@ async def test_a_call_carries_what_the_client_sent(make: SimpleNamespace) -> Non
             "grpc-accept-encoding": "gzip",
             "te": "trailers",
             "traceparent": "00-1-2-01",
+            "authorization": "Bearer secret",
+            "x-api-key": "secret",
         }
     )
     parameters = {"priority": 2, "lang": "de"}

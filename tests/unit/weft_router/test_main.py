@@ -62,6 +62,10 @@ def test_the_router_imports_no_model_framework() -> None:
         (["--target", "a=h:1", "--target", "a=h:2"], "--target: each name may be given once, got a, a"),
         (["--target", "a=h:1", "--load-model", "g"], "--load-model needs --model-control-mode explicit"),
         (["--target", "a=h:1", "--max-inflight", "-1"], "--max-inflight must be at least 0, got -1"),
+        (["--target", "a=h:1", "--max-inflight-per-client", "-1"], "--max-inflight-per-client must be at least 0, got"),
+        (["--target", "a=h:1", "--default-priority", "0"], "--default-priority must be at least 1, got 0"),
+        (["--target", "a=h:1", "--client-key-header", "X-Id"], "--client-key-header 'X-Id' must be a name of ASCII"),
+        (["--target", "a=h:1", "--client-key-header", "x-bin"], "--client-key-header 'x-bin' must be a name of ASCII"),
         *(
             (
                 ["--target", "a=h:1", "--repository-poll-secs", value],

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry
 
 from weft_common.server import add_arguments as add_common_arguments
-from weft_router.__main__ import _parser
+from weft_router.__main__ import make_parser
 from weft_router.arguments import add_arguments, given
 
 README = (Path(__file__).parents[3] / "services/router/README.md").read_text()
@@ -19,7 +19,11 @@ def test_every_flag_of_its_own_is_listed_with_its_default() -> None:
     common = argparse.ArgumentParser()
     add_common_arguments(common, grpc_port=0, metrics_port=0)
     shared = set(common._option_string_actions)
-    own = {name: action for name, action in _parser()._option_string_actions.items() if name not in shared}
+    own = {
+        name: action
+        for name, action in make_parser("weft_router", "")._option_string_actions.items()
+        if name not in shared
+    }
     rows = dict(re.findall(r"(?m)^\| `(--[\w-]+)[^|]*\| ([^|]*) \|", README))
     assert {*own} | {"--grpc-port"} == {*rows}
     for name, action in own.items():
@@ -37,7 +41,10 @@ def test_weft_up_gives_the_router_what_it_was_given() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     every = ["--model-control-mode", "explicit", "--repository-poll-secs", "2.5", "--load-model=-a", "--load-model=*"]
-    every += ["--max-inflight", "0", "--state-dir", "some where", "--allow-route-header"]
+    every += ["--max-inflight", "0", "--adaptive-inflight", "--max-inflight-per-client=3"]
+    every += ["--client-key-header", "x-client-id", "--default-priority=1"]
+    every += ["--target-policy=model=sticky:header=x-user", "--target-policy", "postprocess=round_robin"]
+    every += ["--state-dir", "some where", "--allow-route-header"]
     for arguments in ([], every):
         options = parser.parse_args(arguments)
         assert options == parser.parse_args(list(given(options)))

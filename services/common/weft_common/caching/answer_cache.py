@@ -45,11 +45,13 @@ class AnswerCache:
         max_bytes: Of all entries together; an answer that is larger alone is not kept.
         ttl_ms: How long an answer is given; 0: until it is evicted.
         clock_ns: What time is measured on.
+        stale_ms: How long after that ``get_stale`` still gives it.
     """
 
-    def __init__(self, max_bytes: int, ttl_ms: int, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, max_bytes: int, ttl_ms: int, clock_ns: Callable[[], int], stale_ms: int = 0) -> None:
         self._max_bytes = max_bytes
         self._ttl_ns = ttl_ms * 1_000_000
+        self._stale_ns = stale_ms * 1_000_000
         self._clock_ns = clock_ns
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self.num_bytes = 0
@@ -63,8 +65,17 @@ class AnswerCache:
         entry = self._entries.get(key)
         if entry is None:
             return None
-        if self._ttl_ns and self._clock_ns() >= entry.expiry_ns:
-            self._remove(key)
+        if self._ttl_ns and (past_ns := self._clock_ns() - entry.expiry_ns) >= 0:
+            if past_ns >= self._stale_ns:
+                self._remove(key)
+            return None
+        self._entries.move_to_end(key)
+        return entry.answer
+
+    def get_stale(self, key: bytes) -> Answer | None:
+        """The answer, though its time may have passed, for at most ``stale_ms``; None if there is none."""
+        entry = self._entries.get(key)
+        if entry is None or (self._ttl_ns and self._clock_ns() - entry.expiry_ns >= self._stale_ns):
             return None
         self._entries.move_to_end(key)
         return entry.answer

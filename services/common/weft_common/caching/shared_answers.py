@@ -5,18 +5,19 @@ from typing import Any
 
 from weft_common.caching.answer_cache import Answer, AnswerCache
 from weft_common.caching.single_flight import SingleFlight
+from weft_common.errors import WeftError
 
 
 class SharedAnswers:
     """The cache of a step, of a whole graph, or of the models of a service.
 
     Args:
-        max_bytes, ttl_ms: Its limits, as of ``AnswerCache``.
+        max_bytes, ttl_ms, stale_ms: Its limits, as of ``AnswerCache``.
         clock_ns: What time is measured on.
     """
 
-    def __init__(self, max_bytes: int, ttl_ms: int, clock_ns: Callable[[], int]) -> None:
-        self.cache = AnswerCache(max_bytes, ttl_ms, clock_ns)
+    def __init__(self, max_bytes: int, ttl_ms: int, clock_ns: Callable[[], int], stale_ms: int = 0) -> None:
+        self.cache = AnswerCache(max_bytes, ttl_ms, clock_ns, stale_ms)
         self._flights: SingleFlight[Answer] = SingleFlight(clock_ns)
 
     @property
@@ -47,6 +48,10 @@ class SharedAnswers:
             return kept, True
         answer, is_own = await self._flights.run(key, lambda: self._keep(key, make()), deadline_ns)
         return answer, not is_own
+
+    def instead_of(self, error: WeftError, key: bytes) -> Answer | None:
+        """A kept answer, expired or not, to give in place of an error that says that nobody is there to make one."""
+        return self.cache.get_stale(key) if error.code == "UNAVAILABLE" else None
 
     async def _keep(self, key: bytes, work: Coroutine[Any, Any, Answer]) -> Answer:
         answer = await work

@@ -67,7 +67,7 @@ class NodeBuilder(SequenceBuilder, AlternativeBuilder, EnsembleBuilder):
         message = scope.file.message
         key = self.condition(scope, "policy.cache.key", Purpose.KEY)
         if message.policy.HasField("cache") or message.response_cache.enable:
-            return CachePlan(*cache_limits(message.policy.cache), key)
+            return CachePlan(*cache_limits(message.policy.cache), key, message.policy.cache.stale_if_error_ms)
         return None
 
     def _outputs(

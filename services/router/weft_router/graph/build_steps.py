@@ -212,7 +212,9 @@ class StepBuilder(UseBuilder, ABC):
     def _cache(self, scope: Scope, step: StepDefinition, certain: Mapping[str, TensorType]) -> CachePlan | None:
         policy = step.message.policy
         key = self.condition(scope, f"{step.path}.policy.cache.key", Purpose.KEY, certain)
-        return CachePlan(*cache_limits(policy.cache), key) if policy.HasField("cache") else None
+        if not policy.HasField("cache"):
+            return None
+        return CachePlan(*cache_limits(policy.cache), key, policy.cache.stale_if_error_ms)
 
     def _call(self, scope: Scope, step: StepDefinition, target: ModelTarget) -> CallPlan:
         file, signature, path = scope.file, target.signature, target_path(step)

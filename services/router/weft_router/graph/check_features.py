@@ -9,7 +9,7 @@ from weft_router.graph.check_limits import check_limits
 from weft_router.graph.parse import GraphFile, StepDefinition
 from weft_router.graph.report import Report
 
-_TENSOR = "Weft sends tensors as they are; let the model do it, or a model before it"
+_TENSOR = "a graph passes tensors on as they are; write it into the config.pbtxt of a model, whose step takes its dims"
 _STATIC = "tensors are plain arrays here, never a model's shape values or a vendor's layout"
 #: Message: its field, and what to do instead.
 _UNSUPPORTED = {

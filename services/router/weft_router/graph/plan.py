@@ -168,11 +168,13 @@ class CachePlan:
         ttl_ms: How long; 0 means until evicted.
         max_bytes: Keys and answers together; the least recently used go first.
         key: What tells requests apart beside target, version, inputs and outputs.
+        stale_if_error_ms: How long after that an answer stands in for an UNAVAILABLE call; 0: not at all.
     """
 
     ttl_ms: int
     max_bytes: int
     key: Condition | None = None
+    stale_if_error_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

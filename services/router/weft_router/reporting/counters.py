@@ -4,10 +4,7 @@ import time
 
 from weft_common import telemetry
 from weft_common.core import CallContext, InferCall
-from weft_common.statistics import LatencyHistogram, ModelStatistics
-
-#: Requests of higher priority numbers share the histogram of this one, so that clients cannot make any number of them.
-MAX_HISTOGRAM_LEVEL = 10
+from weft_common.statistics import MAX_COUNTED_LEVEL, LatencyHistogram, ModelStatistics
 
 
 def count_success(
@@ -48,7 +45,7 @@ def count_cache_hit(
 
 def _observe(counters: ModelStatistics, call: InferCall, context: CallContext, duration_ns: int) -> None:
     priority = call.parameters.get("priority", 0)
-    level = min(max(priority, 0), MAX_HISTOGRAM_LEVEL) if isinstance(priority, int) else 0
+    level = min(max(priority, 0), MAX_COUNTED_LEVEL) if isinstance(priority, int) else 0
     histogram = counters.request_latency.get(level)
     if histogram is None:
         histogram = counters.request_latency[level] = LatencyHistogram()

@@ -10,7 +10,7 @@ Grammar of the path, the value of the trailing metadata ``x-graph-path``::
           | "<" steps ">"       cascade                            clf=moderate<tiny;base>
     steps = step *( ";" step )  in the order in which they started; those of a loop once for each round
     step  = name [ "#" rows ] [ "=" node body ] [ mark ] *( ">" step )
-    mark  = "!" | "~"           "!" it failed, "~" it was cancelled, or late
+    mark  = "!" | "~" | "^"     "!" it failed, "~" it was cancelled, or late, "^" a stale answer of its cache stood in
     rows                        how many, where the rows of a request go different ways: <tiny#32;base#5>
 
 What follows ">" are the fallbacks that were tried: ``bert_de!>xlmr``. Steps that were skipped do not appear, nor do
@@ -68,23 +68,27 @@ class StepRun:
         node: What ran in the step's place, if it is a node; of several attempts the one that counts.
         attempts: Calls that were started, retries and hedges among them; 0 where the plan has neither.
         cached: Whether the answer was there, or on its way to somebody else; None where there is no cache.
+        is_stale: The answer was kept beyond its time; it was given because the action was UNAVAILABLE.
         error: Message of a failure that did not end the request, or has not yet.
         is_missing: It failed, fallbacks included, and is soft: the request goes on without its answer.
         fallbacks: What was tried after the failure, the last of which may have answered.
         rows: How many there were, where the rows of a request go different ways; else 0.
         responses: Of a decoupled model, so far; 0 elsewhere.
         stream: Of a decoupled model: more responses may come.
+        tried: Replicas of the target that were called, by all attempts; None where there is but one attempt.
     """
 
     node: NodeRun | None = None
     attempts: int = 0
     cached: bool | None = None
+    is_stale: bool = False
     error: str = ""
     is_missing: bool = False
     fallbacks: NodeRun | None = None
     rows: int = 0
     responses: int = 0
     stream: "OpenStream | None" = None
+    tried: list[str] | None = None
 
     def __init__(
         self, name: str, path: str, start_ns: int, target: str = "", model: str = "", version: str = ""
@@ -125,7 +129,7 @@ def trace_text(run: NodeRun, origin_ns: int) -> str:
     Returns:
         A list with an object for each step, those of nodes after the step that ran the node, fallbacks after the step
         that failed: path, target, model, version, start_ms, ms, status; and only where they apply attempts, cached,
-        fallback_of (the path of the step that failed), rows, responses, error (its message).
+        stale, fallback_of (the path of the step that failed), rows, responses, error (its message).
     """
     return json.dumps([_entry(step, failed, origin_ns) for step, failed in _walk(run.steps)], separators=(",", ":"))
 
@@ -144,6 +148,8 @@ def _entry(step: StepRun, failed: StepRun | None, origin_ns: int) -> dict[str, A
         entry["attempts"] = step.attempts
     if step.cached is not None:
         entry["cached"] = step.cached
+    if step.is_stale:
+        entry["stale"] = True
     if failed is not None:
         entry["fallback_of"] = failed.path
     if step.rows:
@@ -187,7 +193,7 @@ def _write_step(step: StepRun, parts: list[str]) -> None:
         parts.append("=")
         parts.append(step.node.name)
         _write_body(step.node, parts, is_root=False)
-    parts.append(_MARKS.get(step.status, "!"))
+    parts.append("^" if step.is_stale and step.status == "OK" else _MARKS.get(step.status, "!"))
     if step.fallbacks is not None:
         for fallback in step.fallbacks.steps:
             parts.append(">")

@@ -20,6 +20,7 @@ class StepCounters:
         num_refused: Retries and hedges that the retry budget did not allow.
         num_fallbacks: Runs in which a fallback was tried.
         num_cache_hits, num_cache_misses: Answers with and without a call.
+        num_stale_answers: Expired ones of the cache, in place of a call that was UNAVAILABLE.
         num_shadows_sent, num_shadows_failed: Copies.
         num_shadows_dropped: Copies that were not sent, because the step or the router was busy.
     """
@@ -35,6 +36,7 @@ class StepCounters:
     num_fallbacks: int = 0
     num_cache_hits: int = 0
     num_cache_misses: int = 0
+    num_stale_answers: int = 0
     num_shadows_sent: int = 0
     num_shadows_failed: int = 0
     num_shadows_dropped: int = 0

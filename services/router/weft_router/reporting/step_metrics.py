@@ -17,6 +17,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[StepCounters], int]], ...] = (
     ("fallbacks", "Runs in which a fallback was tried", lambda c: c.num_fallbacks),
     ("cache_hits", "Answers that were there, or on their way to an equal request", lambda c: c.num_cache_hits),
     ("cache_misses", "Answers that were not in the cache", lambda c: c.num_cache_misses),
+    ("stale_answers", "Expired answers, given because the call was UNAVAILABLE", lambda c: c.num_stale_answers),
     ("shadows_sent", "Copies of requests that were sent", lambda c: c.num_shadows_sent),
     ("shadows_failed", "Copies of requests that failed", lambda c: c.num_shadows_failed),
     ("shadows_dropped", "Copies that were not sent: the step or the router was busy", lambda c: c.num_shadows_dropped),

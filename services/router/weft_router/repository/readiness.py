@@ -1,13 +1,21 @@
 """What of a graph must be ready for it to answer: a model whose loss the graph is made to bear is not among it."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from weft_router.graph.plan import CallPlan, CombineMethod, NodeKind, NodePlan, StepPlan
 
 IsReady = Callable[[CallPlan], bool]
 
 
-def missing_call(node: NodePlan, is_ready: IsReady) -> CallPlan | None:
+class Missing(NamedTuple):
+    """A step and its call of a model that is not ready."""
+
+    step: StepPlan
+    call: CallPlan
+
+
+def missing_call(node: NodePlan, is_ready: IsReady) -> Missing | None:
     """A call that keeps the node from answering some request; None where there is none.
 
     A step can do without its model if one of its fallbacks is ready, a node without a step that is soft, as long as
@@ -32,6 +40,20 @@ def missing_call(node: NodePlan, is_ready: IsReady) -> CallPlan | None:
             return _first([*customs, *([] if is_race else hard), *too_few])
 
 
+def borne_calls(node: NodePlan, is_ready: IsReady) -> list[Missing]:
+    """Calls that cannot be made and that the node answers without, as if nothing of it were ``missing_call``.
+
+    Args:
+        node: The node, the graph's root for example.
+        is_ready: Whether a model is ready.
+    """
+    return [
+        Missing(step, step.action)
+        for _, step in steps_of(node)
+        if step.shadow is None and isinstance(step.action, CallPlan) and not is_ready(step.action)
+    ]
+
+
 def steps_of(node: NodePlan) -> Iterator[tuple[NodePlan, StepPlan]]:
     """Every step under a node with the node that it is in: of nested nodes, fallbacks, combines and shadows too."""
     customs = (combine.custom for combine in node.combines if combine.custom is not None)
@@ -44,10 +66,10 @@ def steps_of(node: NodePlan) -> Iterator[tuple[NodePlan, StepPlan]]:
             one = one.fallback
 
 
-def _missing_of(step: StepPlan, is_ready: IsReady) -> CallPlan | None:
+def _missing_of(step: StepPlan, is_ready: IsReady) -> Missing | None:
     """A call without which the step cannot answer: its own, if its fallbacks cannot answer either."""
     if isinstance(step.action, CallPlan):
-        missing = None if is_ready(step.action) else step.action
+        missing = None if is_ready(step.action) else Missing(step, step.action)
     else:
         missing = missing_call(step.action, is_ready)
     if missing is None or step.fallback is None:
@@ -55,5 +77,5 @@ def _missing_of(step: StepPlan, is_ready: IsReady) -> CallPlan | None:
     return missing if _missing_of(step.fallback, is_ready) is not None else None
 
 
-def _first(found: Iterable[CallPlan | None]) -> CallPlan | None:
+def _first(found: Iterable[Missing | None]) -> Missing | None:
     return next((missing for missing in found if missing is not None), None)

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from weft_common.logs import get_logger
 from weft_common.pbtxt import render
 from weft_protos.model_config_pb2 import ModelConfig
-from weft_router.admission import Admission
 from weft_router.bandits.store import KnownArm
 from weft_router.executor import GraphExecutor
 from weft_router.graph.compile import compile_with_warnings
@@ -15,7 +15,7 @@ from weft_router.graph.source import GraphSource
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.repository.config import config_of_graph
 from weft_router.repository.files import GraphRepository
-from weft_router.repository.readiness import missing_call, steps_of
+from weft_router.repository.readiness import Missing, borne_calls, missing_call, steps_of
 from weft_router.runtime import Runtime
 from weft_router.targets.catalog import Catalog
 
@@ -119,7 +119,6 @@ class ServingGraph:
         self.arms: tuple[KnownArm, ...] = tuple(
             arm for node in bandits.values() for arm in runtime.bandits.arms(name, node)
         )
-        self.admission = Admission(f"graph '{name}'", plan.max_inflight, "'max_inflight' of the graph's policy")
         self._nested = dict(graph.nested)
 
     def fits(self, catalog: Catalog) -> bool:
@@ -143,14 +142,28 @@ class ServingGraph:
 
 
 def why_not_ready(plan: GraphPlan, catalog: Catalog) -> str:
-    """The model for want of which a graph cannot answer every request; "" where there is none."""
+    """The step and its model for want of which a graph cannot answer every request; "" where there is none."""
+    missing = missing_call(plan.root, partial(_is_ready, catalog))
+    return "" if missing is None else _told(missing, catalog)
 
-    def is_ready(call: CallPlan) -> bool:
-        found = catalog.entry(call.model_name, call.model_version)
-        return found is not None and found.model.is_ready
 
-    call = missing_call(plan.root, is_ready)
-    if call is None:
-        return ""
+def why_degraded(plan: GraphPlan, catalog: Catalog) -> str:
+    """The steps that a graph that is ready answers without, as their models are not; "" where there is none."""
+    return "; ".join(_told(missing, catalog) for missing in borne_calls(plan.root, partial(_is_ready, catalog)))
+
+
+def _is_ready(catalog: Catalog, call: CallPlan) -> bool:
+    found = catalog.entry(call.model_name, call.model_version)
+    return found is not None and found.model.is_ready
+
+
+def _told(missing: Missing, catalog: Catalog) -> str:
+    """The step, the model, where it is, since when it is not ready and why."""
+    step, call = missing
     version = f" version {call.model_version}" if call.model_version else ""
-    return f"model '{call.model_name}'{version} on target '{call.target}' is not ready"
+    text = f"step '{step.path}': model '{call.model_name}'{version} on target '{call.target}' is not ready"
+    found = catalog.entry(call.model_name, call.model_version)
+    if found is None:
+        return f"{text}: the target has no such model"
+    since = f" since {found.model.not_ready_since}" if found.model.not_ready_since else ""
+    return text + since + (f": {found.model.reason}" if found.model.reason else "")

@@ -1,6 +1,6 @@
 """The graphs of a router as they are now: which version answers, and what keeps the others from it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from weft_common.core import IndexEntry
 from weft_common.errors import NotFoundError
@@ -8,7 +8,7 @@ from weft_common.validation import version_number
 from weft_router.graph.plan import GraphPlan
 from weft_router.graph.source import GraphSource
 from weft_router.reporting.step_counters import StepCounters
-from weft_router.repository.serving import why_not_ready
+from weft_router.repository.serving import why_degraded, why_not_ready
 from weft_router.repository.versions import Graph, GraphVersion
 from weft_router.targets.catalog import Catalog
 
@@ -18,14 +18,16 @@ class GraphTable:
 
     Args:
         catalog: What the targets serve.
+        on_choice: Called after ``choose_defaults``, and so whenever something else may serve.
 
     Attributes:
         graphs: By name. One that is gone has no versions.
     """
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, on_choice: Callable[[], None] = lambda: None) -> None:
         self.graphs: dict[str, Graph] = {}
         self._catalog = catalog
+        self._on_choice = on_choice
         self._defaults: dict[str, GraphVersion] = {}
 
     def __iter__(self) -> Iterator[GraphVersion]:
@@ -80,8 +82,13 @@ class GraphTable:
             return entry.reason or "not loaded"
         return why_not_ready(entry.serving.plan, self._catalog)
 
+    def why_degraded(self, entry: GraphVersion) -> str:
+        """What a graph that is ready answers without: models of soft steps, or of steps with fallbacks; "" for none."""
+        serving = entry.serving
+        return "" if serving is None or self.why_not_ready(entry) else why_degraded(serving.plan, self._catalog)
+
     def index_entry(self, entry: GraphVersion) -> IndexEntry:
-        """State of a version. One that serves while its file cannot be loaded is READY, with the reason of that."""
+        """State of a version. One that serves though its file, or a model it can do without, is bad says so."""
         name, version = entry.file.name, entry.file.version
         if not entry.is_wanted and not entry.reason:
             return IndexEntry(name, version, "", "")  # never loaded
@@ -89,7 +96,9 @@ class GraphTable:
             return IndexEntry(name, version, "LOADING", "")
         fault = self.why_not_ready(entry)
         pending = f"reload failed: {entry.reason}" if entry.serving is not None and entry.reason else ""
-        return IndexEntry(name, version, "UNAVAILABLE" if fault else "READY", "\n".join(filter(None, (fault, pending))))
+        degraded = f"degraded: {reason}" if not fault and (reason := self.why_degraded(entry)) else ""
+        reasons = "\n".join(filter(None, (fault, degraded, pending)))
+        return IndexEntry(name, version, "UNAVAILABLE" if fault else "READY", reasons)
 
     def step_counters(self) -> Iterator[StepCounters]:
         """Those of every step that serves."""
@@ -111,3 +120,4 @@ class GraphTable:
                 )
             else:
                 self._defaults.pop(name, None)
+        self._on_choice()

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from weft_common.caching.answer_cache import Answer, answer_key, key_base
 from weft_common.caching.shared_answers import SharedAnswers
+from weft_common.errors import WeftError
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import CachePlan, GraphPlan
 from weft_router.requests.selection import Selection
@@ -30,7 +31,7 @@ class GraphAnswers:
         self._inputs = plan.root.inputs
         self._condition = cache.key
         self._origin = origin
-        self._answers = SharedAnswers(cache.max_bytes, cache.ttl_ms, runtime.clock_ns)
+        self._answers = SharedAnswers(cache.max_bytes, cache.ttl_ms, runtime.clock_ns, cache.stale_if_error_ms)
 
     async def outputs(
         self,
@@ -63,7 +64,13 @@ class GraphAnswers:
             return Answer(tuple(map(outputs.get, selection.names)), own.request.response_parameters)
 
         key = answer_key(key_base(self._subject, selection.names), inputs, extra)
-        answer, is_cached = await self._answers.answer(key, make, deadline_ns)
+        try:
+            answer, is_cached = await self._answers.answer(key, make, deadline_ns)
+        except WeftError as error:
+            stale = self._answers.instead_of(error, key)
+            if stale is None:
+                raise
+            answer, is_cached = stale, True
         request.response_parameters.update(answer.parameters)
         outputs = zip(selection.names, answer.outputs, strict=True)
         return {name: tensor for name, tensor in outputs if tensor is not None}, is_cached

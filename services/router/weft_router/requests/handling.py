@@ -1,4 +1,4 @@
-"""One request of a graph from arrival to answer: admitted, checked, run, counted."""
+"""One request of a graph from arrival to answer: checked, run, counted."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,6 @@ from weft_common.validation import scheduling_parameters, validate
 from weft_router.reporting.counters import count_cache_hit, count_success
 from weft_router.repository.serving import ServingGraph
 from weft_router.repository.versions import GraphVersion
-from weft_router.steps import earlier
 
 #: Of requested outputs. ``binary_data`` says how JSON carries a tensor; gRPC always carries bytes.
 _KNOWN_PARAMETERS = frozenset({"binary_data", PARAMETER})
@@ -27,11 +26,10 @@ async def infer(graph: GraphVersion, call: InferCall, context: CallContext) -> I
 
     Raises:
         UnavailableError: The graph is not loaded.
-        ResourceExhaustedError: Too many requests of the graph are in flight.
         WeftError: As validation or a step raised it.
     """
     with _counted(graph, context) as serving:
-        num_rows = _checked(serving, call, context)
+        num_rows = _checked(serving, call)
         start_ns = time.monotonic_ns()
         result, is_cached = await serving.executor.answer(call, context)
         result = await classified(result, call.outputs, serving.plan.signature)
@@ -52,7 +50,7 @@ async def stream_infer(graph: GraphVersion, call: InferCall, context: CallContex
         WeftError: As ``infer``, also after some responses.
     """
     with _counted(graph, context) as serving:
-        num_rows = _checked(serving, call, context)
+        num_rows = _checked(serving, call)
         start_ns = time.monotonic_ns()
         async with contextlib.aclosing(serving.executor.stream(call, context)) as results:
             async for result in results:
@@ -70,15 +68,10 @@ def serving_of(graph: GraphVersion) -> ServingGraph:
 
 @contextlib.contextmanager
 def _counted(graph: GraphVersion, context: CallContext) -> Iterator[ServingGraph]:
-    """A request of the graph is in flight; if it fails it is counted as failed."""
+    """What answers for the graph; if the request fails it is counted as failed."""
     counters = graph.statistics
     try:
-        serving = serving_of(graph)
-        serving.admission.enter()
-        try:
-            yield serving
-        finally:
-            serving.admission.leave(time.monotonic_ns() - context.arrival_ns)
+        yield serving_of(graph)
     except BaseException as error:
         reason = "BACKEND"
         if isinstance(error, WeftError):
@@ -89,8 +82,8 @@ def _counted(graph: GraphVersion, context: CallContext) -> Iterator[ServingGraph
         raise
 
 
-def _checked(serving: ServingGraph, call: InferCall, context: CallContext) -> int:
-    """Number of rows of a call that fits the graph; its ``timeout`` (microseconds) becomes part of the deadline."""
+def _checked(serving: ServingGraph, call: InferCall) -> int:
+    """Number of rows of a call that fits the graph."""
     signature = serving.plan.signature
     try:
         own_outputs = serving.executor.intermediates.own_outputs(call.outputs, signature.name)
@@ -99,9 +92,7 @@ def _checked(serving: ServingGraph, call: InferCall, context: CallContext) -> in
     num_rows = validate(
         call if own_outputs is call.outputs else dataclasses.replace(call, outputs=own_outputs), signature
     )
-    _, timeout_us = scheduling_parameters(call.parameters)
-    if timeout_us:
-        context.deadline_ns = earlier(context.deadline_ns, context.arrival_ns + timeout_us * 1_000)
+    scheduling_parameters(call.parameters)  # they were used at the door, if they make sense
     check_classification(call.outputs)
     for output in call.outputs:
         unknown = output.parameters.keys() - _KNOWN_PARAMETERS

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from weft_common.security.access import KEY_HEADERS
+
 #: Added to the calls of a shadow step.
 SHADOW_HEADER = "x-graph-shadow"
 #: Metadata that belongs to one connection, or that each hop writes anew.
@@ -20,6 +22,8 @@ _HOP_BY_HOP = frozenset(
         "user-agent",
     }
 )
+#: A key is for the service that it was sent to.
+_NOT_FORWARDED = _HOP_BY_HOP | KEY_HEADERS
 _TRACE_CONTEXT = frozenset({"traceparent", "tracestate"})
 
 
@@ -33,5 +37,7 @@ def forwarded_headers(headers: Mapping[str, str], *, is_traced: bool) -> dict[st
     return {
         key: value
         for key, value in headers.items()
-        if key not in _HOP_BY_HOP and not key.startswith(("grpc-", ":")) and not (is_traced and key in _TRACE_CONTEXT)
+        if key not in _NOT_FORWARDED
+        and not key.startswith(("grpc-", ":"))
+        and not (is_traced and key in _TRACE_CONTEXT)
     }

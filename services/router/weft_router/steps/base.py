@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from weft_common import telemetry
 from weft_common.core import ParameterValue
-from weft_common.errors import InternalError, InvalidArgumentError, WeftError
+from weft_common.errors import InternalError, InvalidArgumentError, RemoteError, WeftError
 from weft_common.logs import get_logger
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import Condition, Frame, NodePlan, RequestScope
@@ -45,6 +45,11 @@ class GraphRequest:
     captures: Mapping[str, tuple[str, ...]] | None = None
     captured: dict[str, WireTensor] = field(default_factory=dict)
 
+    @property
+    def is_in_sequence(self) -> bool:
+        """Whether it is one of a sequence, whose model remembers the requests before it."""
+        return bool(self.scope.parameters.get("sequence_id"))
+
     def fork(self) -> "GraphRequest":
         """The same request for an attempt that may come to nothing: what it collects is its own until ``merge``."""
         return GraphRequest(self.scope, self.headers, self.is_traced, pins=self.pins, captures=self.captures)
@@ -77,6 +82,7 @@ class Origin:
     def place(self, error: WeftError, where: str) -> WeftError:
         """The same error, its message telling where in the graph it happened."""
         placed = error.with_message(f"{self.prefix}{where}: {error.message}")
+        placed.is_refused = placed.is_refused and isinstance(placed, RemoteError)  # a graph that has run was begun
         if isinstance(placed, InternalError):
             _log.error("%s", placed.message, extra={"error_id": placed.error_id})
         return placed

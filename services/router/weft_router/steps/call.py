@@ -67,7 +67,7 @@ class CallAction(Action):
             requested = self._requested_with(captured) if captured else self._requested
             result = await self._target_object.infer(
                 InferCall(self.model, self._sent_version, scope.request_id, scope.parameters, inputs, requested),
-                CallContext(deadline_ns, request.headers, [], context, record.start_ns),
+                CallContext(deadline_ns, request.headers, [], context, record.start_ns, tried=record.tried),
             )
             num_rows = rows_of(inputs, is_batching=self._is_batching)
             restored = self._store(result.outputs, frame, num_rows, is_fitted=is_fitted)

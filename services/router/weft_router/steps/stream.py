@@ -63,7 +63,7 @@ class StreamAction(CallAction):
             self.model, self._sent_version, scope.request_id, scope.parameters, inputs, self._requested_with(captured)
         )
         results = self._target_object.stream_infer(
-            call, CallContext(deadline_ns, request.headers, [], context, record.start_ns)
+            call, CallContext(deadline_ns, request.headers, [], context, record.start_ns, tried=record.tried)
         )
         stream = OpenStream(self, results, record, captured, is_fitted=is_fitted)
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,7 +127,10 @@ async def test_a_new_version_of_a_file_waits_for_its_models(
         with pytest.raises(UnavailableError, match="model 'twice' on target 'model' is not ready"):
             await s.core.load("pipe", {})
         assert "a/1" == await answered_by(s.core, make)
-        assert ("READY", "reload failed: model 'twice' on target 'model' is not ready") == index_of(s.core)["1"]
+        state, reason = index_of(s.core)["1"]
+        assert "READY" == state
+        told = r"reload failed: step 'root/b': model 'twice' on target 'model' is not ready since 20\S+"
+        assert re.fullmatch(told, reason), reason
         make.serve(target, "double", "twice")
         await s.refresh(lambda: index_of(s.core)["1"] == ("READY", ""))
         assert "b/1" == await answered_by(s.core, make)
@@ -336,3 +340,38 @@ async def test_a_load_goes_on_when_its_client_is_gone(
         await is_reached.wait()
     assert isinstance((await asyncio.gather(client, return_exceptions=True))[0], asyncio.CancelledError)
     assert 0 == make.num_other_tasks()
+
+
+DEGRADABLE = """
+name: "pipe" platform: "graph" max_batch_size: 4
+input  [ { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "Z" data_type: TYPE_FP32 dims: [ 2 ] } ]
+node { name: "root" sequence {
+  step { name: "a" model_name: "double" output_map { key: "Y" value: "Z" }
+         fallback { model_name: "twice" output_map { key: "Y" value: "Z" } } } } }
+"""
+
+
+async def test_a_graph_that_can_do_without_a_model_is_degraded(
+    tmp_path: Path, make: SimpleNamespace, target: object
+) -> None:
+    """It stays READY; the index says which step lacks which model since when, and a metric counts it."""
+    make.serve(target, "double", "twice")
+    make.write(tmp_path, DEGRADABLE)
+
+    def degraded(core: object) -> float:
+        (family,) = (f for c in core.extension().collectors for f in c.collect() if f.name == "weft_graph_degraded")
+        (sample,) = family.samples
+        return sample.value
+
+    async with make.started(tmp_path, target) as s:
+        assert (("READY", ""), 0.0) == (index_of(s.core)["1"], degraded(s.core))
+        target.models[0] = target.models[0]._replace(is_ready=False, reason="no file")
+        await s.refresh(lambda: index_of(s.core)["1"] != ("READY", ""))
+        state, reason = index_of(s.core)["1"]
+        told = r"degraded: step 'root/a': model 'double' on target 'model' is not ready since 20\S+: no file"
+        assert re.fullmatch(told, reason), reason
+        assert ("READY", True, 1.0) == (state, s.core.is_model_ready("pipe", ""), degraded(s.core))
+        make.serve(target, "double", "twice")
+        await s.refresh(lambda: index_of(s.core)["1"] == ("READY", ""))
+        assert 0.0 == degraded(s.core)

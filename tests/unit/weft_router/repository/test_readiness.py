@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from weft_router.graph.plan import CombineMethod, NodeKind, NodePlan, ShadowPlan
-from weft_router.repository.readiness import missing_call, steps_of
+from weft_router.repository.readiness import borne_calls, missing_call, steps_of
 
 
 def missing(node: NodePlan, *lost: str) -> str:
     """Name of the model for want of which the node cannot answer; "" if it can."""
-    call = missing_call(node, lambda call: call.model_name not in lost)
-    return "" if call is None else call.model_name
+    found = missing_call(node, lambda call: call.model_name not in lost)
+    return "" if found is None else found.call.model_name
 
 
 def node(make: SimpleNamespace, kind: NodeKind, *steps: Any, **options: Any) -> NodePlan:
@@ -95,3 +95,18 @@ def test_every_step_is_known(make: SimpleNamespace) -> None:
     assert ["nested", "deep", "deep_fallback", "spare", "judge", "shadow"] == names
     assert inner.steps[0] in [step for node, step in steps_of(root) if node is inner]
     assert ["judge", ""] == [missing(root, "judge"), missing(root, "shadow")]
+
+
+def test_what_is_borne_is_named(make: SimpleNamespace) -> None:
+    """Soft steps and steps with a fallback that lack their model, with their paths; shadows do not count."""
+    root = node(
+        make,
+        NodeKind.SEQUENCE,
+        make.step("soft", "soft", {"IN": "X"}, {"OUT": "S"}, is_soft=True),
+        step(make, "a", fallback=step(make, "b")),
+        make.step("shadow", "shadow", {"IN": "X"}, {}, shadow=ShadowPlan(10.0, 0)),
+    )
+    assert "" == missing(root, "soft", "a", "shadow")
+    found = borne_calls(root, lambda call: call.model_name not in ("soft", "a", "shadow"))
+    assert ["soft", "a"] == [borne.call.model_name for borne in found]
+    assert [root.steps[0], root.steps[1]] == [borne.step for borne in found]

@@ -105,7 +105,7 @@ async def test_rollback_is_refused_where_it_would_break(tmp_path: Path, make: Si
         target.models[1] = twice._replace(is_ready=False)
         await s.refresh(lambda: not s.core.is_model_ready("twice", ""))
         with pytest.raises(
-            UnavailableError, match="cannot be rolled back: model 'twice' on target 'model' is not ready"
+            UnavailableError, match="cannot be rolled back: step 'root/a': model 'twice' on target 'model' is not ready"
         ):
             await s.core.load("pipe", ROLLBACK)
         narrow = dataclasses.replace(twice.signature, inputs=(make.spec("X", "INT8", (2,)),))

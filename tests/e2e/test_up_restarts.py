@@ -1,0 +1,133 @@
+"""`weft up` keeps its services running: after deaths and hangs, and through a rolling restart."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from weft_cli.__main__ import main
+from weft_common.core import InferCall
+from weft_common.tensors import decode, encode
+from weft_common.wire import request_from_call
+from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+
+Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
+WAIT_S = 40.0
+
+
+def wait_until(is_true: Callable[[], object], what: str) -> None:
+    """Poll until it holds; fails after ``WAIT_S``."""
+    end_s = time.monotonic() + WAIT_S
+    while not is_true():
+        assert time.monotonic() < end_s, f"not within {WAIT_S:g} s: {what}"
+        time.sleep(0.02)
+
+
+@contextmanager
+def load(address: str, num_clients: int = 8) -> Iterator[Counter[str]]:
+    """Outcomes of plain clients that call `chain` one request after another, without retries, until the block ends."""
+    outcomes: Counter[str] = Counter()
+    is_over = threading.Event()
+    request = request_from_call(InferCall("chain", inputs={"X": encode(np.array([[1.0]], np.float32))}))
+
+    def client() -> None:
+        with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stub = GRPCInferenceServiceStub(channel)
+            while not is_over.is_set():
+                try:
+                    stub.ModelInfer(request, timeout=20)
+                    outcomes["OK"] += 1
+                except grpc.RpcError as error:
+                    outcomes[f"{error.code().name}: {error.details()}"] += 1
+
+    clients = [threading.Thread(target=client) for _ in range(num_clients)]
+    for thread in clients:
+        thread.start()
+    try:
+        yield outcomes
+    finally:
+        is_over.set()
+        for thread in clients:
+            thread.join(30)
+
+
+def test_dead_and_hung_services_come_back_on_their_ports(up: Start) -> None:
+    """After `kill -9` of two and SIGSTOP of a third the old addresses answer, all is told, the stop is clean."""
+    mesh = up("--hang-timeout-s", "4")
+    for service in ("model", "router"):
+        os.kill(int(mesh.endpoints[service]["pid"]), signal.SIGKILL)
+    for service in ("model", "router"):
+        wait_until(lambda service=service: f"weft: {service} serves again after" in mesh.log(), mesh.log())
+        assert f"weft: {service} was ended by SIGKILL" in mesh.log()
+        assert f"{service} is started again in 0." in mesh.log()
+    wait_until(lambda: mesh.outcome("chain") == "OK", "an answer")
+    os.kill(int(mesh.endpoints["postprocess"]["pid"]), signal.SIGSTOP)
+    wait_until(lambda: "weft: postprocess serves again after" in mesh.log(), mesh.log())
+    log = mesh.log()
+    silent = log.index("weft: postprocess does not answer health checks")
+    assert silent < log.index("weft: postprocess has not answered for 4 s and was killed")
+    wait_until(lambda: mesh.outcome("chain") == "OK", "an answer")
+    assert mesh.stop() == 0, mesh.log()
+
+
+def test_a_rolling_restart_under_load_loses_nothing(up: Start) -> None:
+    """`weft restart` replaces every service, one replica of each, while plain clients call: each call is answered."""
+    mesh = up()
+    with load(mesh.endpoints["router"]["grpc"]) as outcomes:
+        wait_until(lambda: outcomes["OK"] >= 50, "load")
+        assert main(["restart", "--router", mesh.endpoints["router"]["grpc"]]) == 0
+        wait_until(lambda: "every service was told to restart" in mesh.log(), mesh.log())
+        num_before = outcomes["OK"]
+        wait_until(lambda: outcomes["OK"] >= num_before + 50, "load after the restart")
+    assert set(outcomes) == {"OK"}, outcomes
+    for service, endpoint in mesh.endpoints.items():
+        assert f"weft: {service} was replaced" in mesh.log()
+        assert not Path(f"/proc/{endpoint['pid']}").exists()
+    assert mesh.stop() == 0, mesh.log()
+
+
+def test_a_service_that_cannot_start_any_more(up: Start, repository: Path, tmp_path: Path) -> None:
+    """It is not replaced; once it dies it is tried with growing pauses, which do not hold up a stop of status 1."""
+    broken = shutil.copytree(repository, tmp_path / "repository")
+    mesh = up("--in-process", "preprocess,postprocess", repository=broken)
+    (broken / "model/work/1/model.py").write_text("import os; os.abort()\n")
+    mesh.process.send_signal(signal.SIGUSR1)
+    told = "weft: model was not replaced; the process before goes on serving"
+    wait_until(lambda: told in mesh.log(), mesh.log())
+    assert decode(mesh.call("chain").outputs["Y"]).tolist() == [[4.0]]
+    os.kill(int(mesh.endpoints["model"]["pid"]), signal.SIGKILL)
+    wait_until(lambda: "attempt 2" in mesh.log(), mesh.log())
+    start_s = time.monotonic()
+    assert mesh.stop() == 1
+    assert time.monotonic() - start_s < 15
+    assert mesh.running() == set()
+
+
+def test_logs_that_nobody_reads_stop_nothing(repository: Path, tmp_path: Path) -> None:
+    """Standard error is a pipe that nobody reads, models print 10 kB a request: all are answered, the end is clean."""
+    chatty = shutil.copytree(repository, tmp_path / "repository")
+    for model in chatty.glob("*/*/1/model.py"):
+        model.write_text(model.read_text().replace("time.sleep(0.01)", "print('x' * 10_000)"))
+    command = [
+        *(sys.executable, "-m", "weft_cli", "up", "--json", "--router-port", "0", "--repository", str(chatty)),
+        *("--in-process", "preprocess,postprocess"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        endpoints = json.loads(process.stdout.readline())
+        with load(endpoints["router"]["grpc"]) as outcomes:
+            wait_until(lambda: outcomes["OK"] >= 300, "answers")
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+    assert set(outcomes) == {"OK"}
