@@ -46,8 +46,8 @@ def host_ports(service: dict[str, Any]) -> list[str]:
 
 
 def test_the_mesh_and_its_observers_are_there() -> None:
-    """The four services run beside Jaeger and Prometheus."""
-    assert set(COMPOSE["services"]) == {*OURS, "jaeger", "prometheus"}
+    """The four services run beside Jaeger, Prometheus and Grafana."""
+    assert set(COMPOSE["services"]) == {*OURS, "jaeger", "prometheus", "grafana"}
 
 
 def test_the_file_fits_the_schema_of_the_compose_specification() -> None:
@@ -103,12 +103,19 @@ def test_the_router_targets_the_ports_that_the_images_open() -> None:
 
 def test_prometheus_scrapes_the_metrics_port_of_every_service() -> None:
     """The scrape targets are the second port of each image."""
-    (volume,) = COMPOSE["services"]["prometheus"]["volumes"]
+    volume, _ = COMPOSE["services"]["prometheus"]["volumes"]
     source, destination, mode = volume.split(":")
     assert (destination, mode) == ("/etc/prometheus/prometheus.yml", "ro")
     (job,) = yaml.safe_load((ROOT / source).read_text())["scrape_configs"]
     expected = {f"{name}:{re.search(r'EXPOSE [0-9]+ ([0-9]+)', dockerfile(name))[1]}" for name in OURS}  # type: ignore[index]
     assert set(job["static_configs"][0]["targets"]) == expected
+
+
+def test_whatever_is_mounted_is_there() -> None:
+    """Every file and folder that a container mounts is in the repository, the alert rules among them."""
+    volumes = [volume for service in COMPOSE["services"].values() for volume in service.get("volumes", [])]
+    assert all((ROOT / volume.split(":")[0]).exists() for volume in volumes)
+    assert any(volume.endswith("/etc/prometheus/alerts.yml:ro") for volume in volumes)
 
 
 @pytest.mark.parametrize("service", PACKAGES)

@@ -1,0 +1,204 @@
+"""deploy/kubernetes: what is applied fits Kubernetes' schemas, the services' own arguments, and itself."""
+
+import argparse
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from tests.unit.deploy.kustomization import Manifest, render
+
+import weft_router.__main__
+import weft_serving.main
+from weft_common import server
+from weft_common.health import LIVENESS
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "deploy/kubernetes"
+RENDERED = {name: render(FOLDER / name) for name in ("base", "overlays/production", "overlays/gpu")}
+OURS = ("router", "preprocess", "model", "postprocess")
+PORTS = {"router": 8001} | {name: weft_serving.main.GRPC_PORTS[name] for name in OURS[1:]}
+KUBERNETES_VERSIONS = ("1.32", "1.34")
+KEDA_SCHEMA = json.loads((Path(__file__).parent / "keda.schema.json").read_text())
+
+
+def of_kind(overlay: str, kind: str) -> dict[str, Manifest]:
+    """Manifests of one kind by name."""
+    return {m["metadata"]["name"]: m for m in RENDERED[overlay] if m["kind"] == kind}
+
+
+def pod_of(manifest: Manifest) -> dict[str, Any]:
+    """The pod template of a deployment."""
+    template: dict[str, Any] = manifest["spec"]["template"]
+    return template
+
+
+def container_of(manifest: Manifest) -> dict[str, Any]:
+    """The only container of a deployment."""
+    (container,) = pod_of(manifest)["spec"]["containers"]
+    return dict(container)
+
+
+def matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    """Whether a label selector, or the plain selector of a Service, selects these labels."""
+    wanted = selector.get("matchLabels", {} if "matchExpressions" in selector else selector)
+    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+        labels.get(term["key"]) in term["values"] for term in selector.get("matchExpressions", [])
+    )
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+@pytest.mark.parametrize("overlay", RENDERED)
+def test_every_manifest_fits_the_schema(overlay: str, version: str) -> None:
+    """Strictly: no unknown field, no value of a wrong type; KEDA's objects by the fields of its documentation."""
+    for manifest in RENDERED[overlay]:
+        if manifest["kind"] == "ScaledObject":
+            jsonschema.validate(manifest, KEDA_SCHEMA)
+        else:
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_the_check_finds_a_wrong_field() -> None:
+    """A field with a typing error does not pass."""
+    broken = json.loads(json.dumps(of_kind("base", "Deployment")["router"]))
+    container = broken["spec"]["template"]["spec"]["containers"][0]
+    container["readinesProbe"] = container.pop("readinessProbe")
+    with pytest.raises(kubernetes_validate.ValidationError, match="readinesProbe"):
+        kubernetes_validate.validate(broken, KUBERNETES_VERSIONS[0], strict=True)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.parametrize("overlay", RENDERED)
+def test_kustomize_renders_the_same(overlay: str) -> None:
+    """The manifests tested here are those that ``kubectl apply -k`` sends, but for namespace and labels."""
+    rendered = subprocess.run(
+        ["kubectl", "kustomize", str(FOLDER / overlay)], capture_output=True, text=True, check=True
+    ).stdout
+    theirs = {(m["kind"], m["metadata"]["name"]): m for m in yaml.safe_load_all(rendered)}
+    ours = {(m["kind"], m["metadata"]["name"]): m for m in RENDERED[overlay] if m["kind"] != "ConfigMap"}
+    assert ours.keys() == {key for key in theirs if key[0] != "ConfigMap"}
+    for key, manifest in ours.items():
+        if key[0] == "Deployment":
+            want, got = container_of(manifest), container_of(theirs[key])
+            assert {**want, "image": want["image"].partition(":")[0]} == {
+                **got,
+                "image": got["image"].partition(":")[0],
+            }
+        elif key[0] not in ("RoleBinding", "Namespace"):
+            assert manifest.get("spec") == theirs[key].get("spec"), key
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_service_understands_its_arguments(name: str, tmp_path: Path) -> None:
+    """The arguments of the container, after those of the image's entry point, are the service's own."""
+    if name == "router":
+        parser = weft_router.__main__.make_parser("weft_router", "")
+    else:
+        parser = argparse.ArgumentParser()
+        weft_serving.main.add_arguments(parser)
+        server.add_arguments(parser, grpc_port=0, metrics_port=0)
+    options = parser.parse_args(
+        ["--repository", str(tmp_path), *container_of(of_kind("base", "Deployment")[name])["args"]]
+    )
+    stop_s = (
+        options.grace_s + container_of(of_kind("base", "Deployment")[name])["lifecycle"]["preStop"]["sleep"]["seconds"]
+    )
+    assert stop_s < pod_of(of_kind("base", "Deployment")[name])["spec"]["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_ports_and_probes_are_those_of_the_service(name: str) -> None:
+    """A pod opens the service's ports; probes ask its gRPC port for a name that its health service knows."""
+    container = container_of(of_kind("base", "Deployment")[name])
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"grpc": PORTS[name], "metrics": PORTS[name] + 1}
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["grpc"]["port"] == PORTS[name]
+        assert container[probe]["grpc"].get("service", "") in ("", LIVENESS, server.SERVICE_NAME)
+    assert container["livenessProbe"]["grpc"]["service"] == LIVENESS
+
+
+@pytest.mark.parametrize("overlay", RENDERED)
+def test_whatever_is_named_is_there(overlay: str) -> None:
+    """What selects pods finds some; hosts in arguments and variables are Services that have the port."""
+    deployments, services = of_kind(overlay, "Deployment"), of_kind(overlay, "Service")
+    labels = [pod_of(manifest)["metadata"]["labels"] for manifest in deployments.values()]
+    selectors = [
+        (m, m["spec"]["selector"])
+        for kind in ("Service", "PodDisruptionBudget")
+        for m in of_kind(overlay, kind).values()
+    ]
+    selectors += [(m, m["spec"]["podSelector"]) for m in of_kind(overlay, "NetworkPolicy").values()]
+    for manifest, selector in selectors:
+        assert any(matches(selector, found) for found in labels), manifest["metadata"]["name"]
+    for kind in ("HorizontalPodAutoscaler", "ScaledObject"):
+        for manifest in of_kind(overlay, kind).values():
+            name = manifest["spec"]["scaleTargetRef"]["name"]
+            assert "replicas" not in deployments[name]["spec"], "an autoscaler owns the number"
+    addresses = []
+    for manifest in deployments.values():
+        container = container_of(manifest)
+        addresses += [
+            argument.rpartition("dns:///")[2] for argument in container.get("args", []) if "dns:///" in argument
+        ]
+        addresses += [v["value"].rpartition("//")[2] for v in container.get("env", []) if "//" in v.get("value", "")]
+    assert len(addresses) >= 6
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        assert int(port) in [entry["port"] for entry in services[host]["spec"]["ports"]], address
+
+
+@pytest.mark.parametrize("overlay", RENDERED)
+def test_every_call_of_the_mesh_is_allowed(overlay: str) -> None:
+    """Each service reaches what its arguments name, through the policies that apply to the pods behind it."""
+    deployments, services = of_kind(overlay, "Deployment"), of_kind(overlay, "Service")
+    policies = of_kind(overlay, "NetworkPolicy").values()
+    for caller, manifest in deployments.items():
+        here = pod_of(manifest)["metadata"]["labels"]
+        for argument in container_of(manifest).get("args", []):
+            host, _, _ = argument.rpartition("dns:///")[2].rpartition(":")
+            if not host or "dns:///" not in argument:
+                continue
+            there = services[host]["spec"]["selector"]
+            allowed = [
+                peer
+                for policy in policies
+                if matches(policy["spec"]["podSelector"], there)
+                for rule in policy["spec"].get("ingress", [])
+                if {"port": "grpc"} in rule["ports"]
+                for peer in rule["from"]
+            ]
+            assert any("podSelector" in peer and matches(peer["podSelector"], here) for peer in allowed), (caller, host)
+
+
+@pytest.mark.parametrize("overlay", RENDERED)
+def test_no_pod_may_more_than_it_must(overlay: str) -> None:
+    """The restricted pod security standard: no root, no privileges, no capability; the models are read only."""
+    for name, manifest in of_kind(overlay, "Deployment").items():
+        pod, container = pod_of(manifest)["spec"], container_of(manifest)
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not container["securityContext"]["allowPrivilegeEscalation"]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert "memory" in container["resources"]["limits"]
+        if name in OURS:
+            assert all(mount["readOnly"] for mount in container["volumeMounts"] if mount["name"] == "models")
+
+
+def test_only_the_gpu_overlay_asks_for_a_gpu() -> None:
+    """There each model pod has one, and tolerates the taint of GPU nodes."""
+    for overlay in RENDERED:
+        limits = container_of(of_kind(overlay, "Deployment")["model"])["resources"]["limits"]
+        assert limits.get("nvidia.com/gpu") == (1 if overlay == "overlays/gpu" else None)
+
+
+def test_the_model_service_scales_to_zero_and_wakes() -> None:
+    """KEDA takes it to no pod, and the first request, which only the router sees, is above the activation threshold."""
+    spec = of_kind("overlays/production", "ScaledObject")["model"]["spec"]
+    assert spec["minReplicaCount"] == 0
+    assert any(trigger["metadata"].get("activationThreshold") == "0" for trigger in spec["triggers"])
