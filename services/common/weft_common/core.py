@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from weft_common.errors import WeftError
 from weft_common.statistics import ModelStatistics
 from weft_common.tensors import WireTensor
 
@@ -57,6 +58,8 @@ class InferResult:
         is_final: No response to the request follows.
         is_null: A decoupled model has sent all its responses; this is none, it only says so. Clients see it if they
             asked for it with the parameter ``triton_enable_empty_final_response``.
+        error: What this response of a decoupled model is in place of outputs; others follow. An error that ends the
+            request is raised.
     """
 
     model_name: str
@@ -66,6 +69,7 @@ class InferResult:
     outputs: dict[str, WireTensor] = field(default_factory=dict)
     is_final: bool = True
     is_null: bool = False
+    error: WeftError | None = None
 
 
 @dataclass(slots=True)
@@ -78,6 +82,9 @@ class CallContext:
         trailing_metadata: Pairs that are sent after the answer, also after an error.
         trace_context: OpenTelemetry context whose span is the parent of everything done for this call.
         arrival_ns: When the request was received, ``time.monotonic_ns``.
+        tried: Replicas of the target that were called for this request, the latest last; the target adds the one that
+            it chooses, and chooses another while there is one. None: nobody asks for it.
+        client_key: Who calls, for limits by client: the authenticated principal; "" without authentication.
     """
 
     deadline_ns: int | None = None
@@ -85,6 +92,8 @@ class CallContext:
     trailing_metadata: list[tuple[str, str]] = field(default_factory=list)
     trace_context: "Context | None" = None
     arrival_ns: int = field(default_factory=time.monotonic_ns)
+    client_key: str = ""
+    tried: list[str] | None = None
 
 
 class IndexEntry(NamedTuple):

@@ -1,19 +1,24 @@
 """Where a call enters and leaves: headers, deadline and span on the way in, status and trailing metadata at the end."""
 
+import functools
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar, cast
 
 import grpc
+from opentelemetry.context import Context as TraceContext
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from weft_common import telemetry
 from weft_common.core import CallContext
 from weft_common.errors import DeadlineExceededError, InternalError, RequestCancelledError, WeftError
 from weft_common.logs import get_logger
+from weft_common.security.access import KEY_HEADERS, caller_name
 from weft_common.status import cut_message, to_status, trailing_pairs
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Request = TypeVar("Request")
+Response = TypeVar("Response")
 
 _log = get_logger("weft.servicer")
 
@@ -28,12 +33,20 @@ class Edge:
     def __init__(self, service: str) -> None:
         self.service = service
 
-    def begin(self, model_name: str, headers: Mapping[str, str], deadline_ns: int | None) -> tuple[CallContext, Span]:
-        """Context and SERVER span of a call that has just come in."""
-        call_context = CallContext(deadline_ns=deadline_ns, headers=headers)
+    def begin(
+        self,
+        model_name: str,
+        headers: Mapping[str, str],
+        deadline_ns: int | None,
+        parent: TraceContext | None = None,
+    ) -> tuple[CallContext, Span]:
+        """Context and SERVER span of a call that has just come in; the parent of the span is given, or in a header."""
+        client = caller_name()
+        call_context = CallContext(deadline_ns=deadline_ns, headers=headers, client_key=client)
         if not telemetry.is_enabled():
             return call_context, INVALID_SPAN
-        parent = telemetry.extract(headers)
+        if parent is None:
+            parent = telemetry.extract(headers)
         span = telemetry.start_span(
             f"{self.service}/{model_name}",
             parent=parent,
@@ -42,6 +55,7 @@ class Edge:
                 "rpc.system": "grpc",
                 "rpc.service": "inference.GRPCInferenceService",
                 "weft.model": model_name,
+                **({"weft.client": client} if client else {}),
             },
         )
         call_context.trace_context = telemetry.context_of(span, parent)
@@ -56,6 +70,8 @@ class Edge:
         internal = InternalError(f"{self.service} failed" + (f" on model '{model_name}'" if model_name else ""))
         trace_id = telemetry.trace_id_of(call_context.trace_context) if call_context else ""
         extra = {"error_id": internal.error_id, "model": model_name, "trace_id": trace_id}
+        if client := caller_name():
+            extra["client"] = client
         _log.error("unexpected error", exc_info=error, extra=extra)
         return internal
 
@@ -80,6 +96,30 @@ class Edge:
         context.set_trailing_metadata(trailing_of(failure, call_context))
 
 
+class _Served(Protocol):
+    _edge: Edge
+
+
+Served = TypeVar("Served", bound=_Served)
+
+
+def answering(
+    rpc: Callable[[Served, Request, Context], Awaitable[Response]],
+) -> Callable[[Served, Request, Context], Awaitable[Response]]:
+    """The RPC, ended with the status of whatever it raises."""
+
+    @functools.wraps(rpc)
+    async def answer(self: Served, request: Request, context: Context) -> Response:
+        try:
+            return await rpc(self, request, context)
+        except Exception as error:
+            model_name = getattr(request, "model_name", "") or getattr(request, "name", "")
+            self._edge.fail(context, error, model_name=model_name)
+            return cast(Response, None)  # not sent
+
+    return answer
+
+
 def trailing_of(failure: WeftError, call_context: CallContext | None) -> tuple[tuple[str, str], ...]:
     """What is sent after an error: its own metadata, those of the call, and the id of the trace."""
     trailing = trailing_pairs(failure)
@@ -92,8 +132,12 @@ def trailing_of(failure: WeftError, call_context: CallContext | None) -> tuple[t
 
 
 def headers_of(context: Context) -> dict[str, str]:
-    """The client's ASCII metadata."""
-    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    """The client's ASCII metadata; keys that it shows to this service end here."""
+    return {
+        key: value
+        for key, value in context.invocation_metadata() or ()
+        if isinstance(value, str) and key not in KEY_HEADERS
+    }
 
 
 def deadline_ns_of(context: Context) -> int | None:

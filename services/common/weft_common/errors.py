@@ -4,6 +4,8 @@
 
     WeftError
     ├── InvalidArgumentError       INVALID_ARGUMENT    wrong name, shape, dtype, size; no switch branch matches
+    ├── UnauthenticatedError       UNAUTHENTICATED     no key, or one that is not valid
+    ├── PermissionDeniedError      PERMISSION_DENIED   the key does not allow it
     ├── NotFoundError              NOT_FOUND           unknown model, version or region
     ├── AlreadyExistsError         ALREADY_EXISTS      a name is taken
     ├── ResourceExhaustedError     RESOURCE_EXHAUSTED  queue full, limit reached; carries ``retry_after_ms``
@@ -19,7 +21,7 @@ imports gRPC.
 """
 
 import uuid
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class WeftError(Exception):
@@ -27,13 +29,22 @@ class WeftError(Exception):
 
     Args:
         message: What is wrong, the value got, the value allowed, the cure.
+
+    Attributes:
+        is_refused: The request was never begun, so that the same call at another server cannot do anything twice.
     """
 
     code: ClassVar[str] = "UNKNOWN"
+    is_refused: bool = False
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+    def refused(self) -> Self:
+        """This error, of a request that was never begun."""
+        self.is_refused = True
+        return self
 
     def with_message(self, message: str) -> "WeftError":
         """The same error (class, code and extra fields) with another message; used to add where it happened."""
@@ -48,6 +59,18 @@ class InvalidArgumentError(WeftError):
     """The request is wrong and will be wrong again. INVALID_ARGUMENT."""
 
     code = "INVALID_ARGUMENT"
+
+
+class UnauthenticatedError(WeftError):
+    """The caller showed no key, or one that is not valid. UNAUTHENTICATED."""
+
+    code = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(WeftError):
+    """The caller is known and may not do this. PERMISSION_DENIED."""
+
+    code = "PERMISSION_DENIED"
 
 
 class NotFoundError(WeftError):
@@ -128,6 +151,8 @@ ERROR_BY_CODE: dict[str, type[WeftError]] = {
     cls.code: cls
     for cls in (
         InvalidArgumentError,
+        UnauthenticatedError,
+        PermissionDeniedError,
         NotFoundError,
         AlreadyExistsError,
         ResourceExhaustedError,
@@ -147,9 +172,21 @@ class RemoteError(WeftError):
         code: gRPC status name, for example ``"UNAVAILABLE"``.
         message: The other service's text, or where and what.
         retry_after_ms: The other service's hint, if any.
+        is_unanswered: Nobody answered: the connection could not be made, or was lost.
+        error_id: What to look for in the other service's log, if it said so.
     """
 
-    def __init__(self, code: str, message: str, *, retry_after_ms: int | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        retry_after_ms: int | None = None,
+        is_unanswered: bool = False,
+        error_id: str | None = None,
+    ) -> None:
         super().__init__(message)
+        self.is_unanswered = is_unanswered
+        self.error_id = error_id
         self.code = code  # type: ignore[misc]  # per instance here: the code is data, not a kind
         self.retry_after_ms = retry_after_ms

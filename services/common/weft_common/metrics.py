@@ -5,13 +5,18 @@ made for TIS read them as they are. ``weft_*`` histograms carry exemplars (trace
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, UnknownMetricFamily
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
+from weft_common import logs
+from weft_common.logs import get_logger
+from weft_common.security.tls import ServerTls
 from weft_common.statistics import LATENCY_BUCKETS_S, LatencyHistogram, ModelStatistics
 
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
@@ -24,6 +29,11 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("nv_inference_compute_infer_duration_us", "Time in the model", lambda s: s.compute_infer.total_ns / 1e3),
     ("nv_inference_compute_output_duration_us", "Time to scatter outputs", lambda s: s.compute_output.total_ns / 1e3),
 )
+#: How long a client of ``/metrics`` may be silent, in seconds; each holds a thread meanwhile.
+SCRAPE_TIMEOUT_S = 30.0
+
+_log = get_logger("weft.metrics")
+
 _REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelStatistics], dict[int, LatencyHistogram]]], ...] = (
     ("weft_request_latency_seconds", "End-to-end latency by priority level", lambda s: s.request_latency),
@@ -83,6 +93,16 @@ class StatisticsCollector(Collector):
             yield family
 
 
+class DroppedLogsCollector(Collector):
+    """Counts what this process could not log."""
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family."""
+        dropped = CounterMetricFamily("weft_log_lines_dropped", "Log lines that could not be written")
+        dropped.add_metric((), logs.num_dropped())
+        yield dropped
+
+
 def cumulative_buckets(histogram: LatencyHistogram) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
     """Cumulative buckets with their exemplars."""
     bounds = [*(str(bound) for bound in LATENCY_BUCKETS_S), "+Inf"]
@@ -99,7 +119,13 @@ def cumulative_buckets(histogram: LatencyHistogram) -> list[tuple[str, float] | 
 
 
 def start_metrics_server(
-    statistics: Callable[[], Iterable[ModelStatistics]], host: str, port: int, collectors: Iterable[Collector] = ()
+    statistics: Callable[[], Iterable[ModelStatistics]],
+    host: str,
+    port: int,
+    collectors: Iterable[Collector] = (),
+    tls: ServerTls | None = None,
+    *,
+    shares_port: bool = False,
 ) -> int:
     """Serve ``/metrics`` on a thread of its own and return the port (chosen by the system when ``port`` is 0).
 
@@ -108,6 +134,8 @@ def start_metrics_server(
         host: Address to listen on.
         port: To listen on.
         collectors: Of further metrics; called on that thread.
+        tls: Certificate of the server; None: plaintext.
+        shares_port: Whether other processes that say so too may listen on the port.
 
     Raises:
         OSError: The port is taken.
@@ -117,5 +145,22 @@ def start_metrics_server(
     for collector in collectors:
         registry.register(collector)
     ProcessCollector(registry=registry)
-    server, _ = start_http_server(port, addr=host, registry=registry)
+    ThreadingWSGIServer.allow_reuse_port = shares_port  # the library makes its server of a subclass
+    if tls is None:
+        server, _ = start_http_server(port, addr=host, registry=registry)
+    else:
+        server, _ = start_http_server(port, addr=host, registry=registry, **tls.http_arguments())
+        listening: Any = server.socket  # an SSLSocket
+        # Else one client that connects and says nothing holds up all others: hands are shaken where connections are
+        # accepted, on one thread.
+        listening.do_handshake_on_connect = False
+        tls.follow(listening.context)
+    behaved: Any = server
+    behaved.RequestHandlerClass = type("_Handler", (behaved.RequestHandlerClass,), {"timeout": SCRAPE_TIMEOUT_S})
+    behaved.handle_error = _broken_off
     return int(server.server_port)
+
+
+def _broken_off(_request: object, address: tuple[str, int]) -> None:
+    """Instead of a traceback on standard error for each handshake that somebody else gets wrong."""
+    _log.debug("a scrape from %s broke off", address[0], exc_info=True)

@@ -5,31 +5,30 @@ Protobuf comes in and goes out here; ``weft_common.edge`` has the spans and turn
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from importlib import metadata
-from typing import TypeVar, cast
-
-import grpc
 
 from weft_common import telemetry
-from weft_common.core import InferenceCore, InferResult
-from weft_common.edge import Context, Edge, deadline_ns_of, headers_of, sendable, trailing_of, withdrawal
-from weft_common.errors import UnavailableError, UnsupportedError, WeftError
+from weft_common.channels import MAX_MESSAGE_BYTES
+from weft_common.core import CallContext, InferCall, InferenceCore, Parameters
+from weft_common.edge import Context, Edge, answering, deadline_ns_of, headers_of, sendable, withdrawal
+from weft_common.errors import UnsupportedError, WeftError
+from weft_common.exchange import ExchangeServicer
+from weft_common.exchange_wire import EXTENSION as EXCHANGE
 from weft_common.logs import get_logger
-from weft_common.shared_memory import DISABLED, Place, SharedMemory
-from weft_common.status import cut_message
-from weft_common.stream_answers import Outgoing, StreamCall
+from weft_common.security import access
+from weft_common.shared_memory import Place, SharedMemory
+from weft_common.shared_memory_servicer import SharedMemoryServicer
+from weft_common.stream_servicer import StreamServicer
 from weft_common.wire import (
     call_from_request,
+    fill_response,
     metadata_from_signature,
     output_places,
     parameters_from,
-    response_from_result,
     statistics_message,
 )
 from weft_protos import grpc_service_pb2 as pb
-from weft_protos import grpc_service_pb2_grpc as pb_grpc
 
 EXTENSIONS = (
     "classification",
@@ -39,61 +38,69 @@ EXTENSIONS = (
     "parameters",
     "schedule_policy",
     "statistics",
+    EXCHANGE,
 )
 
-#: Requests of one stream that may be in work at once; beyond it the stream is not read, which gRPC turns into
-#: back-pressure at the client.
-MAX_STREAM_INFLIGHT = 256
-
 _SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests"
-_EMPTY_FINAL = "triton_enable_empty_final_response"
-#: Parameter of the response that comes with an error's text in a stream: the name of its gRPC status.
-_STATUS = "grpc_status"
 
-Request = TypeVar("Request")
-Response = TypeVar("Response")
+#: Model, version, what gives the parameters, and what surrounds the call.
+Precheck = Callable[[str, str, Callable[[], Parameters], CallContext], None]
 
 _log = get_logger("weft.servicer")
 
 
-def _answering(
-    rpc: Callable[["V2Servicer", Request, Context], Awaitable[Response]],
-) -> Callable[["V2Servicer", Request, Context], Awaitable[Response]]:
-    """The RPC, ended with the status of whatever it raises."""
-
-    @functools.wraps(rpc)
-    async def answer(self: "V2Servicer", request: Request, context: Context) -> Response:
-        try:
-            return await rpc(self, request, context)
-        except Exception as error:
-            model_name = getattr(request, "model_name", "") or getattr(request, "name", "")
-            self._edge.fail(context, error, model_name=model_name)
-            return cast(Response, None)  # not sent
-
-    return answer
-
-
-class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
+class V2Servicer(SharedMemoryServicer):
     """Answers V2 RPCs from a core.
 
     Args:
         core: What answers.
         service: Name for spans and ``ServerMetadata``, for example ``weft.router``.
         memory: Shared memory that clients may use; None: it is disabled.
+        is_ready: What ``ServerReady`` says; the core's by default.
+        max_message_bytes: Largest message of an exchange.
+        precheck: Called with each request before its tensors are looked at; may raise as ``core.infer`` does.
+
+    Attributes:
+        exchange: Takes the same requests as ``ModelInfer``, many in one stream.
     """
 
-    def __init__(self, core: InferenceCore, service: str, memory: SharedMemory | None = None) -> None:
+    def __init__(
+        self,
+        core: InferenceCore,
+        service: str,
+        memory: SharedMemory | None = None,
+        is_ready: Callable[[], bool] | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        precheck: Precheck | None = None,
+    ) -> None:
+        super().__init__(Edge(service), memory)
         self._core = core
-        self._memory = memory
-        self._edge = Edge(service)
-        self._is_draining = False
-        self._stream_readers: set[asyncio.Task[None]] = set()
+        self._precheck = precheck
+        self._is_ready = is_ready
+        self._released: asyncio.Event | None = None  # of a server that drains
+        self.num_held = 0  # since then
+        self._streams = StreamServicer(core, self._edge, self._read_call, _SHUTTING_DOWN)
+        self.exchange = ExchangeServicer(self._infer, self._edge, _SHUTTING_DOWN, max_message_bytes)
 
     def drain(self) -> None:
-        """Take no more requests: new ones get UNAVAILABLE, and so does a stream when it has answered what it took."""
-        self._is_draining = True
-        for reader in self._stream_readers:
-            reader.cancel()
+        """New requests wait for ``release``; a stream ends with UNAVAILABLE when it has answered what it took.
+
+        Callers of an exchange are told to send no more on it; what they have sent is answered.
+        """
+        self._released = self._released or asyncio.Event()
+        self._streams.drain()
+        self.exchange.drain()
+
+    def release(self) -> None:
+        """Requests that came since ``drain`` are taken; call it when clients were told to send no more."""
+        if self._released is not None:
+            self._released.set()
+
+    async def _wait_for_release(self) -> None:
+        """The request came since ``drain``, and ``release`` was called."""
+        self.num_held += 1
+        if self._released is not None:
+            await self._released.wait()
 
     # Health and metadata.
 
@@ -101,27 +108,29 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
         """Live as long as it answers."""
         return pb.ServerLiveResponse(live=True)
 
-    @_answering
+    @answering
     async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
-        """Ready when every model is."""
-        return pb.ServerReadyResponse(ready=self._core.is_ready())
+        """Ready when every model is, unless the service was started with ``--strict-readiness=false``."""
+        return pb.ServerReadyResponse(ready=(self._is_ready or self._core.is_ready)())
 
     async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
         """Name, version, extensions."""
         return pb.ServerMetadataResponse(
             name=self._edge.service,
             version=metadata.version("weft"),
-            extensions=EXTENSIONS if self._memory is None else (*EXTENSIONS, "system_shared_memory"),
+            extensions=(*EXTENSIONS, *(() if self._memory is None else self._memory.extensions)),
         )
 
-    @_answering
+    @answering
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
         """NOT_FOUND for an unknown model, as in TIS."""
+        access.check_model(request.name)
         return pb.ModelReadyResponse(ready=self._core.is_model_ready(request.name, request.version))
 
-    @_answering
+    @answering
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
         """Wire datatypes; shapes show the batch dimension as a leading -1."""
+        access.check_model(request.name)
         signature = self._core.signature(request.name, request.version)
         versions = [
             entry.version
@@ -130,39 +139,82 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
         ]
         return metadata_from_signature(signature, versions or [signature.version])
 
-    @_answering
+    @answering
     async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
         """The whole configuration."""
+        access.check_model(request.name)
         return pb.ModelConfigResponse(config=self._core.config(request.name, request.version))
 
-    @_answering
+    @answering
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
         """Counters of one model, or of all when no name is given."""
+        if request.name:
+            access.check_model(request.name)
         statistics = self._core.statistics(request.name, request.version)
-        return pb.ModelStatisticsResponse(model_stats=map(statistics_message, statistics))
+        shown = (entry for entry in statistics if access.allows(entry.name))
+        return pb.ModelStatisticsResponse(model_stats=map(statistics_message, shown))
 
     # Inference.
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         """One request, one response."""
-        call_context, span = self._edge.begin(request.model_name, headers_of(context), deadline_ns_of(context))
-        try:
-            if self._is_draining:
-                raise UnavailableError(_SHUTTING_DOWN)
-            memory = self._memory
-            call = call_from_request(request, memory)
-            places = {} if memory is None else output_places(request, memory)
-            response = response_from_result(await self._core.infer(call, call_context), places)
-        except asyncio.CancelledError:
-            telemetry.end_span(span, withdrawal(call_context))
-            raise
-        except Exception as error:
-            self._edge.fail(context, error, model_name=request.model_name, call_context=call_context, span=span)
+        if self._released is not None:
+            await self._wait_for_release()
+        response = pb.ModelInferResponse()
+        call_context, failure = await self._infer(request, response, headers_of(context), deadline_ns_of(context))
+        if failure is not None:
+            self._edge.fail(context, failure, call_context=call_context)
             return pb.ModelInferResponse()  # not sent
         if call_context.trailing_metadata:
             context.set_trailing_metadata(sendable(call_context.trailing_metadata))
-        telemetry.end_span(span)
         return response
+
+    async def _infer(
+        self,
+        request: pb.ModelInferRequest,
+        response: pb.ModelInferResponse,
+        headers: Mapping[str, str],
+        deadline_ns: int | None,
+    ) -> tuple[CallContext, WeftError | None]:
+        """Fill the response to one request; what surrounded it, and why it failed. A cancel withdraws the request."""
+        call_context, span = self._edge.begin(request.model_name, headers, deadline_ns)
+        failure: WeftError | None = None
+        try:
+            with access.admission(request.model_name):
+                call, places = self._read_call(request, call_context)
+                fill_response(response, await self._core.infer(call, call_context), places)
+        except asyncio.CancelledError:
+            failure = withdrawal(call_context)
+            raise
+        except Exception as error:
+            failure = self._edge.as_weft_error(error, request.model_name, call_context)
+            return call_context, failure
+        else:
+            return call_context, None
+        finally:
+            telemetry.end_span(span, failure)
+            del failure  # it holds this frame, and with it the tensors
+
+    def _read_call(
+        self, request: pb.ModelInferRequest, call_context: CallContext
+    ) -> tuple[InferCall, Mapping[str, Place]]:
+        """What a request asks for, and where its outputs are to be written. Raises as the precheck does."""
+        self._check_early(request, call_context)
+        call = call_from_request(request, self._memory)
+        access.lower_priority(call.parameters)
+        return call, {} if self._memory is None else output_places(request, self._memory)
+
+    def _check_early(self, request: pb.ModelInferRequest, call_context: CallContext) -> None:
+        """As the precheck raises; the parameters are read only if it asks for them."""
+        if self._precheck is None:
+            return
+
+        def parameters() -> Parameters:
+            values = parameters_from(request.parameters)
+            access.lower_priority(values)
+            return values
+
+        self._precheck(request.model_name, request.model_version, parameters, call_context)
 
     async def ModelStreamInfer(
         self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context
@@ -173,171 +225,41 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
         sent the metadata ``triton_grpc_error: true``: then the first error ends the stream with its status. Cancelling
         the stream cancels what is in work. No more answers are made than the client reads, but for a few that wait.
         """
-        if self._is_draining:
-            self._edge.fail(context, UnavailableError(_SHUTTING_DOWN))
-            return
-        headers, deadline_ns = headers_of(context), deadline_ns_of(context)
-        ends_on_error = headers.get("triton_grpc_error") == "true"
-        outgoing = Outgoing()
-        free = asyncio.Semaphore(MAX_STREAM_INFLIGHT)
-        running: set[asyncio.Task[None]] = set()
-
-        async def read() -> None:
-            turn = asyncio.get_running_loop().create_future()
-            turn.set_result(None)
-            with contextlib.suppress(grpc.RpcError):  # the client broke the stream off
-                async for request in request_iterator:
-                    await free.acquire()
-                    stream_call = StreamCall(request, *self._edge.begin(request.model_name, headers, deadline_ns), turn)
-                    turn = stream_call.is_passed
-                    task = asyncio.create_task(self._answer(stream_call, outgoing))
-                    running.add(task)
-                    task.add_done_callback(end_of_request)
-
-        def end_of_request(task: asyncio.Task[None]) -> None:
-            running.discard(task)
-            free.release()
-            end_when_answered()
-
-        def end_of_requests(reader: asyncio.Task[None]) -> None:
-            self._stream_readers.discard(reader)
-            end_when_answered()
-
-        def end_when_answered() -> None:
-            if running or not reader.done():
-                return
-            if reader.cancelled():
-                outgoing.end(UnavailableError(_SHUTTING_DOWN))
-            else:
-                error = reader.exception()
-                outgoing.end(self._edge.as_weft_error(error) if isinstance(error, Exception) else None)
-
-        reader = asyncio.create_task(read())
-        self._stream_readers.add(reader)
-        reader.add_done_callback(end_of_requests)
-        try:
-            while (item := await outgoing.get()) is not None:
-                stream_call, answer = item
-                if isinstance(answer, WeftError):
-                    if ends_on_error:
-                        self._edge.fail(context, answer, call_context=stream_call.context)
-                        return
-                    yield _stream_error(answer, stream_call)
-                else:
-                    yield answer
-            if outgoing.failure is not None:
-                self._edge.fail(context, outgoing.failure)
-        finally:
-            reader.cancel()
-            for task in running:
-                task.cancel()
-
-    async def _answer(self, stream_call: StreamCall, outgoing: Outgoing) -> None:
-        """Send every response of one request of a stream, or its error."""
-        request = stream_call.request
-        wants_null = request.parameters[_EMPTY_FINAL].bool_param if _EMPTY_FINAL in request.parameters else False
-        failure: WeftError | None = None
-        try:
-            memory = self._memory
-            places = {} if memory is None else output_places(request, memory)
-            results = self._core.stream_infer(call_from_request(request, memory), stream_call.context)
-            async with contextlib.aclosing(results):
-                async for result in results:
-                    if result.is_null or not result.is_final:
-                        stream_call.leave_line()
-                    if wants_null or not result.is_null:
-                        await outgoing.put(stream_call, _stream_response(result, places))
-        except asyncio.CancelledError:
-            failure = withdrawal(stream_call.context)
-            raise
-        except Exception as error:
-            failure = self._edge.as_weft_error(error, request.model_name, stream_call.context)
-            await outgoing.put(stream_call, failure)
-        finally:
-            stream_call.leave_line()
-            telemetry.end_span(stream_call.span, failure)
-            del failure  # it holds this frame, and with it the tensors
+        if self._released is not None:
+            await self._wait_for_release()
+        async with contextlib.aclosing(self._streams.serve(request_iterator, context)) as answers:
+            async for answer in answers:
+                yield answer
 
     # Repository control.
 
-    @_answering
+    @answering
     async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
         """Every model version with its state and, where it does not serve, the reason."""
         entry_message = pb.RepositoryIndexResponse.ModelIndex
-        entries = self._core.index(ready_only=request.ready)
+        entries = (entry for entry in self._core.index(ready_only=request.ready) if access.allows(entry.name))
         return pb.RepositoryIndexResponse(models=[entry_message(**entry._asdict()) for entry in entries])
 
-    @_answering
+    @answering
     async def RepositoryModelLoad(
         self, request: pb.RepositoryModelLoadRequest, context: Context
     ) -> pb.RepositoryModelLoadResponse:
         """Returns when the model serves."""
+        access.check_model(request.model_name)
         await self._core.load(request.model_name, parameters_from(request.parameters))
         return pb.RepositoryModelLoadResponse()
 
-    @_answering
+    @answering
     async def RepositoryModelUnload(
         self, request: pb.RepositoryModelUnloadRequest, context: Context
     ) -> pb.RepositoryModelUnloadResponse:
         """Returns when the model has stopped."""
+        access.check_model(request.model_name)
         parameters = parameters_from(request.parameters)
         await self._core.unload(request.model_name, unload_dependents=parameters.get("unload_dependents") is True)
         return pb.RepositoryModelUnloadResponse()
 
-    # Shared memory. Status and unregister succeed also where it is disabled, because clients call them unasked.
-
-    @_answering
-    async def SystemSharedMemoryStatus(
-        self, request: pb.SystemSharedMemoryStatusRequest, context: Context
-    ) -> pb.SystemSharedMemoryStatusResponse:
-        """One region, or every one."""
-        regions = () if self._memory is None else self._memory.regions(request.name)
-        status = pb.SystemSharedMemoryStatusResponse.RegionStatus
-        return pb.SystemSharedMemoryStatusResponse(
-            regions={
-                region.name: status(name=region.name, key=region.key, offset=region.offset, byte_size=region.byte_size)
-                for region in regions
-            }
-        )
-
-    @_answering
-    async def SystemSharedMemoryRegister(
-        self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
-    ) -> pb.SystemSharedMemoryRegisterResponse:
-        """UNIMPLEMENTED where it is disabled."""
-        if self._memory is None:
-            raise UnsupportedError(DISABLED)
-        self._memory.register(request.name, request.key, request.offset, request.byte_size)
-        return pb.SystemSharedMemoryRegisterResponse()
-
-    async def SystemSharedMemoryUnregister(
-        self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
-    ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """One region, or every one; requests in flight keep what they use."""
-        if self._memory is not None:
-            self._memory.unregister(request.name)
-        return pb.SystemSharedMemoryUnregisterResponse()
-
-    async def CudaSharedMemoryStatus(
-        self, request: pb.CudaSharedMemoryStatusRequest, context: Context
-    ) -> pb.CudaSharedMemoryStatusResponse:
-        """No region is registered."""
-        return pb.CudaSharedMemoryStatusResponse()
-
-    @_answering
-    async def CudaSharedMemoryRegister(
-        self, request: pb.CudaSharedMemoryRegisterRequest, context: Context
-    ) -> pb.CudaSharedMemoryRegisterResponse:
-        """UNIMPLEMENTED."""
-        raise UnsupportedError("CUDA shared memory is not supported by this version; use system shared memory")
-
-    async def CudaSharedMemoryUnregister(
-        self, request: pb.CudaSharedMemoryUnregisterRequest, context: Context
-    ) -> pb.CudaSharedMemoryUnregisterResponse:
-        """Nothing to do."""
-        return pb.CudaSharedMemoryUnregisterResponse()
-
-    @_answering
+    @answering
     async def TraceSetting(self, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
         """The settings in force; they come from ``OTEL_*`` variables and cannot be changed while the service runs."""
         if request.settings:
@@ -356,7 +278,7 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
             }
         )
 
-    @_answering
+    @answering
     async def LogSettings(self, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
         """The settings in force; ``--log-level`` sets them when the service starts."""
         if request.settings:
@@ -375,21 +297,3 @@ class V2Servicer(pb_grpc.GRPCInferenceServiceServicer):
                 "log_format": value(string_param="json"),
             }
         )
-
-
-def _stream_response(result: InferResult, places: Mapping[str, Place]) -> pb.ModelStreamInferResponse:
-    response = response_from_result(result, places)
-    response.parameters["triton_final_response"].bool_param = result.is_final
-    return pb.ModelStreamInferResponse(infer_response=response)
-
-
-def _stream_error(error: WeftError, stream_call: StreamCall) -> pb.ModelStreamInferResponse:
-    """The error as text, all that some clients show; its status and metadata are parameters of the response too."""
-    response = pb.ModelInferResponse(id=stream_call.request.id)
-    response.parameters["triton_final_response"].bool_param = True
-    response.parameters[_STATUS].string_param = error.code
-    for key, value in trailing_of(error, stream_call.context):
-        response.parameters[key].string_param = value
-    return pb.ModelStreamInferResponse(
-        error_message=cut_message(f"{error.code}: {error.message}"), infer_response=response
-    )

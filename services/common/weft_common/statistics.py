@@ -8,6 +8,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+#: Requests of higher priority numbers are counted with this level, so that clients cannot make any number of series.
+MAX_COUNTED_LEVEL = 32
+
 LATENCY_BUCKETS_S = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
@@ -93,6 +96,8 @@ class ModelStatistics:
         failures_by_reason: REJECTED, CANCELED, BACKEND or OTHER.
         pending_count: Requests in the queue now.
         count_pending_by_level: Gives the same by priority level; may be called from any thread.
+        occupancy: Gives the share of the instances that are busy, plus what waits in relation to what they take at
+            once; may be called from any thread.
         restart_count: How often an instance was lost and loaded again.
         request_latency, queue_latency, compute_latency: By priority level.
     """
@@ -115,6 +120,7 @@ class ModelStatistics:
     failures_by_reason: dict[str, int] = field(default_factory=dict)
     pending_count: int = 0
     count_pending_by_level: Callable[[], Mapping[int, int]] = dict
+    occupancy: Callable[[], float] = float
     restart_count: int = 0
     request_latency: dict[int, LatencyHistogram] = field(default_factory=dict)
     queue_latency: dict[int, LatencyHistogram] = field(default_factory=dict)

@@ -48,24 +48,26 @@ class Outgoing:
 
     def __init__(self) -> None:
         self.failure: WeftError | None = None
-        self._answers: asyncio.Queue[tuple[StreamCall, pb.ModelStreamInferResponse | WeftError] | None]
+        self._answers: asyncio.Queue[tuple[StreamCall, pb.ModelStreamInferResponse | WeftError, bool] | None]
         self._answers = asyncio.Queue()
         self._room = asyncio.Semaphore(MAX_STREAM_ANSWERS)
 
-    async def put(self, stream_call: StreamCall, answer: pb.ModelStreamInferResponse | WeftError) -> None:
-        """The answer is on its way, in its turn."""
+    async def put(
+        self, stream_call: StreamCall, answer: pb.ModelStreamInferResponse | WeftError, *, is_final: bool
+    ) -> None:
+        """The answer is on its way, in its turn; ``is_final``: no other to its request follows."""
         if stream_call.is_in_line:
             await asyncio.shield(stream_call.turn)
         await self._room.acquire()
-        self._answers.put_nowait((stream_call, answer))
+        self._answers.put_nowait((stream_call, answer, is_final))
 
     def end(self, failure: WeftError | None) -> None:
         """Nothing more comes."""
         self.failure = failure
         self._answers.put_nowait(None)
 
-    async def get(self) -> tuple[StreamCall, pb.ModelStreamInferResponse | WeftError] | None:
-        """The next answer; None at the end."""
+    async def get(self) -> tuple[StreamCall, pb.ModelStreamInferResponse | WeftError, bool] | None:
+        """The next answer as it was put; None at the end."""
         item = await self._answers.get()
         self._room.release()
         return item

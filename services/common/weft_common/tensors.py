@@ -15,6 +15,9 @@ from weft_common.errors import InvalidArgumentError
 
 Array = npt.NDArray[Any]
 
+#: Longest element of a BYTES tensor that a request may have, for example an encoded image.
+MAX_STRING_BYTES = 256 << 20
+
 NUMPY_BY_DATATYPE: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
     "UINT8": np.dtype(np.uint8),
@@ -114,12 +117,18 @@ def check_bytes(data: bytes, expected: int, *, name: str, model: str) -> None:
     """Return if ``data`` is exactly ``expected`` BYTES elements; nothing is copied, and no more elements are looked at.
 
     Raises:
-        InvalidArgumentError: Truncated, too few or too many elements.
+        InvalidArgumentError: Truncated, too few or too many elements, or one is longer than ``MAX_STRING_BYTES``.
     """
     offset, end, count = 0, len(data), 0
     while offset + 4 <= end and count <= expected:
-        offset += 4 + _LENGTH.unpack_from(data, offset)[0]
+        length = _LENGTH.unpack_from(data, offset)[0]
+        offset += 4 + length
         count += 1
+        if MAX_STRING_BYTES < length <= end:
+            raise InvalidArgumentError(
+                f"input '{name}' for model '{model}' has a string of {length} bytes; at most {MAX_STRING_BYTES} are "
+                "allowed"
+            )
     if offset != end and count <= expected:
         what, count = ("data", count) if offset > end else ("length indicator", count + 1)
         raise InvalidArgumentError(

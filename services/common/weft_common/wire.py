@@ -6,6 +6,14 @@ from typing import Any
 
 from weft_common.core import InferCall, InferResult, Parameters, RequestedOutput
 from weft_common.errors import InvalidArgumentError, RemoteError, UnsupportedError
+from weft_common.limits import (
+    MAX_PARAMETERS,
+    MAX_STRINGS,
+    MAX_TENSORS,
+    check_call,
+    check_count,
+    check_parameters,
+)
 from weft_common.shared_memory import DISABLED, REGION_PARAMETER, Place, SharedMemory, place_of
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.statistics import DurationCount, ModelStatistics
@@ -74,17 +82,20 @@ def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None
     """The call that a request message makes; typed ``contents`` become raw bytes, and so does what lies in ``memory``.
 
     Raises:
-        InvalidArgumentError: Data is missing, given twice, or does not fit its datatype; a reserved parameter is set.
+        InvalidArgumentError: Data is missing, given twice, or does not fit its datatype; a reserved parameter is set; a
+            limit of ``weft_common.limits`` is passed.
         NotFoundError: A region of shared memory is not registered.
         UnsupportedError: An input lies in shared memory and there is none.
     """
-    parameters = parameters_from(request.parameters) if request.parameters else {}
+    parameters = _checked_parameters("the request", request.parameters) if request.parameters else {}
     for key in parameters:
         if key.startswith(_RESERVED_PREFIX) and key != _ALLOWED_RESERVED:
             raise InvalidArgumentError(
                 f"parameter '{key}' is reserved: keys that start with '{_RESERVED_PREFIX}' may not be set; "
                 "use another name"
             )
+    check_count("the request", len(request.inputs), MAX_TENSORS, "inputs")
+    check_count("the request", len(request.outputs), MAX_TENSORS, "requested outputs")
     raw = request.raw_input_contents
     inputs: dict[str, WireTensor] = {}
     position = -1  # among the inputs whose data is in the message
@@ -92,9 +103,11 @@ def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None
         name = tensor.name
         if name in inputs:
             raise InvalidArgumentError(f"input '{name}' is given twice in a request for model '{request.model_name}'")
-        if tensor.parameters and (place := place_of(memory, parameters_from(tensor.parameters), name)) is not None:
-            inputs[name] = WireTensor(tensor.datatype, tuple(tensor.shape), _data_at(place, tensor))
-            continue
+        if tensor.parameters:
+            place = place_of(memory, _checked_parameters("an input", tensor.parameters), name)
+            if place is not None:
+                inputs[name] = WireTensor(tensor.datatype, tuple(tensor.shape), _data_at(place, tensor))
+                continue
         position += 1
         if raw:
             if tensor.HasField("contents"):
@@ -119,12 +132,23 @@ def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None
     outputs: tuple[RequestedOutput, ...] = ()
     if request.outputs:
         outputs = tuple(_requested_output(output, is_memory_allowed=memory is not None) for output in request.outputs)
-    return InferCall(request.model_name, request.model_version, request.id, parameters, inputs, outputs)
+    call = InferCall(request.model_name, request.model_version, request.id, parameters, inputs, outputs)
+    check_call(call)
+    return call
 
 
 def request_from_call(call: InferCall) -> pb.ModelInferRequest:
     """The request message of a call; every input travels raw."""
-    request = pb.ModelInferRequest(model_name=call.model_name, model_version=call.model_version, id=call.request_id)
+    request = pb.ModelInferRequest()
+    fill_request(request, call)
+    return request
+
+
+def fill_request(request: pb.ModelInferRequest, call: InferCall) -> None:
+    """Write a call into an empty message; every input travels raw."""
+    request.model_name = call.model_name
+    request.model_version = call.model_version
+    request.id = call.request_id
     if call.parameters:
         fill_parameters(request.parameters, call.parameters)
     for name, tensor in call.inputs.items():
@@ -134,7 +158,6 @@ def request_from_call(call: InferCall) -> pb.ModelInferRequest:
         message = request.outputs.add(name=output.name)
         if output.parameters:
             fill_parameters(message.parameters, output.parameters)
-    return request
 
 
 def output_places(request: pb.ModelInferRequest, memory: SharedMemory) -> dict[str, Place]:
@@ -157,14 +180,21 @@ def output_places(request: pb.ModelInferRequest, memory: SharedMemory) -> dict[s
 
 
 def response_from_result(result: InferResult, places: Mapping[str, Place] = _NO_PLACES) -> pb.ModelInferResponse:
-    """The response message of a result; outputs travel raw, those that have a place are written there.
+    """The response message of a result, as ``fill_response`` makes it."""
+    response = pb.ModelInferResponse()
+    fill_response(response, result, places)
+    return response
+
+
+def fill_response(response: pb.ModelInferResponse, result: InferResult, places: Mapping[str, Place]) -> None:
+    """Write a result into an empty message; outputs travel raw, those that have a place are written there.
 
     Raises:
         InvalidArgumentError: A place is too small.
     """
-    response = pb.ModelInferResponse(
-        model_name=result.model_name, model_version=result.model_version, id=result.request_id
-    )
+    response.model_name = result.model_name
+    response.model_version = result.model_version
+    response.id = result.request_id
     if result.parameters:
         fill_parameters(response.parameters, result.parameters)
     for name, tensor in result.outputs.items():
@@ -176,7 +206,6 @@ def response_from_result(result: InferResult, places: Mapping[str, Place] = _NO_
             place.write(tensor.data, name)
             fill_parameters(output.parameters, place.parameters(len(tensor.data)))
             response.raw_output_contents.append(b"")  # clients find their data by position
-    return response
 
 
 def result_from_response(response: pb.ModelInferResponse) -> InferResult:
@@ -277,7 +306,15 @@ def _requested_output(
         if not is_memory_allowed:
             raise UnsupportedError(DISABLED)
         return RequestedOutput(output.name, {})
-    return RequestedOutput(output.name, parameters_from(output.parameters))
+    return RequestedOutput(output.name, _checked_parameters("a requested output", output.parameters))
+
+
+def _checked_parameters(what: str, message: Mapping[str, Any]) -> dict[str, Any]:
+    """``parameters_from``, within the limits."""
+    check_count(what, len(message), MAX_PARAMETERS, "parameters")
+    parameters = parameters_from(message)
+    check_parameters(what, parameters)
+    return parameters
 
 
 def _data_at(place: Place, tensor: pb.ModelInferRequest.InferInputTensor) -> bytes:
@@ -307,6 +344,8 @@ def _typed_contents(tensor: Any, kind: str, model_name: str) -> bytes:
         raise InvalidArgumentError(
             f"{kind} '{tensor.name}' of datatype '{datatype}' must fill {field}, but {', '.join(filled)} is set"
         )
+    if datatype == "BYTES":
+        check_count(f"{kind} '{tensor.name}'", len(tensor.contents.bytes_contents), MAX_STRINGS, "strings")
     values = getattr(tensor.contents, field)[:]
     if datatype == "BYTES":
         return encode_bytes(values)

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft_common import server
+from weft_common.security.arguments import server_fault
+from weft_router.admission import DoorSettings
+from weft_router.admission.gate import LOWEST_LEVEL
 from weft_router.arguments import add_arguments, usage_fault
 from weft_router.core import RouterCore
-from weft_router.targets.grpc_target import GrpcTarget
-
-_SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:")
+from weft_router.targets.connect import make_target
+from weft_router.targets.securing import add_target_security_arguments, target_securities
+from weft_router.targets.specification import parse_target, policy_fault
+from weft_router.targets.target import Target
 
 
 class _Router(RouterCore):
@@ -32,28 +36,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments; those of the process when None.
     """
-    options = _parser().parse_args(argv)
-    if fault := _usage_fault(options):
+    options = make_parser("weft_router", "Serve graphs over model services.").parse_args(argv)
+    if fault := fault_of(options):
         print(f"weft_router: error: {fault}", file=sys.stderr)  # noqa: T201  # before the log is set up
         return 2
+    return server.run("router", lambda: make_core(options), options, extend=RouterCore.extension)
 
-    def make_core() -> RouterCore:
-        return _Router(
-            options.repository,
-            [GrpcTarget(name, address) for name, address in options.target],
-            model_control=options.model_control_mode,
-            load_graphs=options.load_model,
+
+def make_core(options: argparse.Namespace, in_process: Sequence[Target] = ()) -> RouterCore:
+    """The core that arguments of ``make_parser`` ask for; on the running event loop.
+
+    Args:
+        options: Parsed, without a fault.
+        in_process: Targets that come before those of the arguments.
+    """
+    policies = dict(options.target_policy)
+    securities = target_securities(options)
+    return _Router(
+        options.repository,
+        [
+            *in_process,
+            *(make_target(name, address, policies.get(name), securities.get(name)) for name, address in options.target),
+        ],
+        model_control=options.model_control_mode,
+        load_graphs=options.load_model,
+        admission=DoorSettings(
             max_inflight=options.max_inflight,
-            repository_poll_s=options.repository_poll_secs,
-            state_dir=options.state_dir,
-            allow_route_header=options.allow_route_header,
-        )
+            is_adaptive=options.adaptive_inflight,
+            max_inflight_per_client=options.max_inflight_per_client,
+            client_key_header=options.client_key_header,
+            default_level=min(options.default_priority, LOWEST_LEVEL),
+        ),
+        repository_poll_s=options.repository_poll_secs,
+        state_dir=options.state_dir,
+        allow_route_header=options.allow_route_header,
+    )
 
-    return server.run("router", make_core, options, extend=RouterCore.extension)
 
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="weft_router", description="Serve graphs over model services.")
+def make_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """What a router takes on its command line."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument(
         "--repository", type=Path, required=True, metavar="DIR", help="folder of graphs: DIR/GRAPH/VERSION/graph.pbtxt"
     )
@@ -63,37 +85,39 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=ADDRESS",
-        help="a V2 server that answers steps, for example model=127.0.0.1:8021; may be repeated; of several where "
-        "a model is ready, the first is used",
+        help="a V2 server that answers steps, for example model=127.0.0.1:8021, or several that serve the same models: "
+        "model=host1:8021,host2:8021, or dns:///NAME:PORT; may be repeated; of several targets where a model is ready, "
+        "the first is used",
     )
     add_arguments(parser)
+    add_target_security_arguments(parser)
     server.add_arguments(parser, grpc_port=8001, metrics_port=8002)
     return parser
 
 
 def _target(text: str) -> tuple[str, str]:
-    name, separator, address = text.partition("=")
-    if not (name and separator and address):
-        raise argparse.ArgumentTypeError(f"'{text}' must be NAME=ADDRESS, for example model=127.0.0.1:8021")
-    host, _, port = address.rpartition(":")
-    is_host_and_port = host and port.isdecimal() and 0 < int(port) < 65536  # gRPC takes port 65537 for 1, none for 443
-    if not (is_host_and_port or address.startswith(_SCHEMES)) or address.startswith(("http:", "https:")):
-        raise argparse.ArgumentTypeError(
-            f"address '{address}' of '{name}' must be HOST:PORT, or a name that gRPC resolves, which starts with "
-            f"{', '.join(_SCHEMES)}"
-        )
-    return name, address
+    try:
+        return parse_target(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _usage_fault(options: argparse.Namespace) -> str:
+def fault_of(options: argparse.Namespace, in_process: Sequence[str] = ()) -> str:
+    """What is wrong with these arguments of ``make_parser``, beside targets of these names; "" if nothing is."""
     if not options.repository.is_dir():
         return f"--repository {options.repository}: there is no such folder"
-    names = [name for name, _ in options.target]
+    names = [*in_process, *(name for name, _ in options.target)]
     if not names:
         return "--target is missing; give at least one, for example --target model=127.0.0.1:8021"
     if len(names) != len(set(names)):
         return f"--target: each name may be given once, got {', '.join(names)}"
-    return usage_fault(options)
+    addresses = dict(options.target)
+    for name, policy in options.target_policy:
+        if name not in addresses:
+            return f"--target-policy {name}={policy.text}: --target has no such name, it has {', '.join(addresses)}"
+        if fault := policy_fault(addresses[name], policy):
+            return f"--target-policy {name}={policy.text}: {fault}"
+    return server_fault(options) or usage_fault(options)
 
 
 if __name__ == "__main__":

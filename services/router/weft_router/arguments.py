@@ -1,10 +1,14 @@
 """What the router takes on its command line and ``weft up`` takes for it; imports nothing heavy."""
 
 import argparse
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from weft_router.targets.specification import Policy, parse_policy
+
 _MAX_POLL_SECS = 86_400.0
+_HEADER = re.compile(r"[0-9a-z_.-]+(?<!-bin)")
 
 
 def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
@@ -38,6 +42,42 @@ def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -
         help="requests in the router at once; the next is refused; 0: no limit (default %(default)s)",
     )
     parser.add_argument(
+        "--adaptive-inflight",
+        action="store_true",
+        help="limit each graph, and each model called by its name, to what the servers behind can work on at once, as "
+        "its latency shows",
+    )
+    parser.add_argument(
+        "--max-inflight-per-client",
+        type=int,
+        default=0,
+        metavar="N",
+        help="requests of one client at once; 0: no limit but its share (default %(default)s)",
+    )
+    parser.add_argument(
+        "--client-key-header",
+        default="",
+        metavar="NAME",
+        help="metadata that tells clients apart which are not authenticated, for example x-client-id (default: they "
+        "are one client)",
+    )
+    parser.add_argument(
+        "--default-priority",
+        type=int,
+        default=2,
+        metavar="N",
+        help="of requests without the parameter 'priority'; 1 is the highest (default %(default)s)",
+    )
+    parser.add_argument(
+        "--target-policy",
+        action="append",
+        default=[],
+        type=_target_policy,
+        metavar="NAME=POLICY",
+        help="how a target's calls are spread over its replicas: least_outstanding (default), least_response_time, "
+        "sticky, sticky:parameter=NAME, sticky:header=NAME, round_robin, weighted_round_robin; may be repeated",
+    )
+    parser.add_argument(
         "--state-dir",
         type=Path,
         metavar="DIR",
@@ -60,8 +100,17 @@ def usage_fault(options: argparse.Namespace) -> str:
             f"--repository-poll-secs must be above 0 and at most {_MAX_POLL_SECS:.0f}, got "
             f"{options.repository_poll_secs:g}"
         )
-    if options.max_inflight < 0:
-        return f"--max-inflight must be at least 0, got {options.max_inflight}"
+    for name, minimum in (("max_inflight", 0), ("max_inflight_per_client", 0), ("default_priority", 1)):
+        if (value := getattr(options, name)) < minimum:
+            return f"--{name.replace('_', '-')} must be at least {minimum}, got {value}"
+    if options.client_key_header and not _HEADER.fullmatch(options.client_key_header):
+        return (
+            f"--client-key-header '{options.client_key_header}' must be a name of ASCII metadata: lower-case letters, "
+            "digits, '-', '_' and '.', not ending in '-bin'"
+        )
+    policies = [name for name, _ in options.target_policy]
+    if len(policies) != len(set(policies)):
+        return f"--target-policy: each name may be given once, got {', '.join(policies)}"
     if options.state_dir is not None and options.state_dir.exists() and not options.state_dir.is_dir():
         return f"--state-dir {options.state_dir} is no folder"
     return ""
@@ -73,7 +122,23 @@ def given(options: argparse.Namespace) -> Iterator[str]:
     yield f"--repository-poll-secs={options.repository_poll_secs}"
     yield from (f"--load-model={name}" for name in options.load_model)
     yield f"--max-inflight={options.max_inflight}"
+    if options.adaptive_inflight:
+        yield "--adaptive-inflight"
+    yield f"--max-inflight-per-client={options.max_inflight_per_client}"
+    yield f"--client-key-header={options.client_key_header}"
+    yield f"--default-priority={options.default_priority}"
+    yield from (f"--target-policy={name}={policy.text}" for name, policy in options.target_policy)
     if options.state_dir is not None:
         yield f"--state-dir={options.state_dir}"
     if options.allow_route_header:
         yield "--allow-route-header"
+
+
+def _target_policy(text: str) -> tuple[str, Policy]:
+    name, separator, policy = text.partition("=")
+    try:
+        if not (name and separator):
+            raise ValueError(f"'{text}' must be NAME=POLICY, for example model=round_robin")
+        return name, parse_policy(policy)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

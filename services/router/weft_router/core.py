@@ -3,20 +3,23 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from weft_common.core import CallContext, IndexEntry, InferCall, InferResult, ParameterValue
-from weft_common.errors import NotFoundError, UnsupportedError
+from weft_common.core import CallContext, IndexEntry, InferCall, InferResult, Parameters, ParameterValue
+from weft_common.errors import NotFoundError, UnsupportedError, WeftError
 from weft_common.server import Extension
 from weft_common.signature import ModelSignature
-from weft_common.statistics import ModelStatistics
+from weft_common.statistics import ModelStatistics, failure_reason
 from weft_common.validation import version_number
 from weft_protos.model_config_pb2 import ModelConfig
-from weft_router.admission import Admission
+from weft_router.admission import Door, DoorSettings, Gate
+from weft_router.admission.visit import Visit
 from weft_router.bandits.file import BanditFile
 from weft_router.feedback import GraphServicer
+from weft_router.reporting.admission_metrics import AdmissionCollector
 from weft_router.reporting.graph_metrics import RouterCollector
+from weft_router.reporting.replica_metrics import ReplicaCollector
 from weft_router.reporting.step_metrics import StepCollector
 from weft_router.repository.config import config_of_signature
 from weft_router.repository.control import ModelControl
@@ -28,9 +31,12 @@ from weft_router.repository.watch import FileWatcher
 from weft_router.requests import handling
 from weft_router.requests.handling import serving_of
 from weft_router.runtime import Runtime
+from weft_router.steps import earlier
 from weft_router.targets.catalog import Catalog, Entry
 from weft_router.targets.passthrough import pass_through, stream_through
 from weft_router.targets.target import Target
+
+_NO_LIMITS = DoorSettings()
 
 
 class RouterCore:
@@ -39,7 +45,8 @@ class RouterCore:
     Statistics of a graph: ``success`` is the time from arrival to answer, ``compute_infer`` the wall time of the
     execution (parallel steps count once), ``compute_input`` the time from arrival to its start, so that the parts never
     exceed the whole; ``queue`` counts requests and no time, because a graph has no queue. The models of the targets are
-    counted as seen from here: each call's whole duration is ``compute_infer``.
+    counted as seen from here: each call's whole duration is ``compute_infer``; those of an ``InProcessTarget`` have the
+    counters that their own core keeps.
 
     Args:
         repository: Folder with the graphs.
@@ -48,7 +55,7 @@ class RouterCore:
             changes in the repository is taken over. ``"explicit"``: ``load_graphs`` are, and clients load, reload and
             unload.
         load_graphs: Explicit mode: graphs to load at the start; ``"*"`` is all.
-        max_inflight: Requests in the router at once; 0 means no limit.
+        admission: Limits on requests in flight.
         poll_s: How often each target is asked what it serves, in seconds.
         repository_poll_s: Poll mode: how often the repository is looked at, in seconds.
         state_dir: Folder where bandits keep what they have learned; None: nowhere.
@@ -62,7 +69,7 @@ class RouterCore:
         *,
         model_control: str = "none",
         load_graphs: Sequence[str] = (),
-        max_inflight: int = 0,
+        admission: DoorSettings = _NO_LIMITS,
         poll_s: float = 2.0,
         repository_poll_s: float = 15.0,
         state_dir: Path | None = None,
@@ -72,19 +79,20 @@ class RouterCore:
         self._catalog = Catalog(targets, poll_s=poll_s, on_change=self._on_catalog_change)
         self._runtime = Runtime(
             self._catalog.targets,
-            is_busy=lambda: self._admission.is_busy,
+            throttles=self._catalog.throttles,
+            is_busy=lambda: self._door.router.is_busy,
             is_pinning_allowed=allow_route_header,
         )
         self._bandit_file = None if state_dir is None else BanditFile(self._runtime.bandits, state_dir)
         self._repository = GraphRepository(repository)
-        self._graphs = GraphTable(self._catalog)
+        self._graphs = GraphTable(self._catalog, self._renew_gates)
         self._lifecycle = GraphLifecycle(self._graphs, self._repository, self._catalog, self._runtime)
         self._watcher = FileWatcher(self._repository, self._lifecycle)
         self._repository_poll_s = repository_poll_s
         self._control = ModelControl(self._lifecycle, model_control)
         self._is_polling = model_control == "poll"
         self._load_graphs = tuple(load_graphs) if model_control == "explicit" else ("*",)
-        self._admission = Admission("the router", max_inflight, "--max-inflight")
+        self._door = Door(admission)
         self._is_started = False
         self._followers: list[asyncio.Task[None]] = []
 
@@ -120,8 +128,13 @@ class RouterCore:
     def extension(self) -> Extension:
         """What a router offers beside the V2 protocol: ``weft.graph.GraphService`` and its own metrics."""
         servicer = GraphServicer(self._graphs, self._runtime.bandits, self._catalog)
-        collectors = (RouterCollector(self._graphs), StepCollector(self._graphs.step_counters))
-        return Extension(servicer.add_to, collectors)
+        collectors = (
+            RouterCollector(self._graphs),
+            StepCollector(self._graphs.step_counters),
+            AdmissionCollector(self._door),
+            ReplicaCollector(self._catalog.replicated, self._catalog.throttles),
+        )
+        return Extension(servicer.add_to, collectors, self._check_early)
 
     def is_ready(self) -> bool:
         """Whether every graph that is not unloaded is ready."""
@@ -170,14 +183,14 @@ class RouterCore:
         counters: Iterable[ModelStatistics]
         if not name:
             wanted = [graph.statistics for graph in self._graphs if graph.is_wanted]
-            return wanted + list(self._catalog.statistics.values())
+            return wanted + self._catalog.counters()
         graph = self._graphs.find(name, version)
         if graph is not None:
             found = graph.file.version
             counters = [graph.statistics for graph in self._graphs]
         else:
             found = self._model(name, version).model.signature.version
-            counters = self._catalog.statistics.values()
+            counters = self._catalog.counters()
         return [c for c in counters if c.name == name and (not version or c.version == found)]
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
@@ -185,15 +198,18 @@ class RouterCore:
 
         Raises:
             ResourceExhaustedError: Too many requests are in flight.
+            DeadlineExceededError: It cannot be answered in time, as far as is known.
             NotFoundError: There is no such graph or model.
             UnsupportedError: It is decoupled.
             UnavailableError: The graph cannot run; says why.
             WeftError: As validation or a step raised it.
         """
-        with self._admitted(context):
-            served = self._served(call)
-            if _is_decoupled(served):
-                raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        served = self._served(call)
+        if _is_decoupled(served):
+            raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        with self._admitted(served, call.parameters, context) as visit:
+            if visit.is_waiting:
+                await self._place(visit, served)
             return await self._answer(served, call, context)
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
@@ -202,18 +218,25 @@ class RouterCore:
         Raises:
             WeftError: As ``infer``, also after some responses.
         """
-        with self._admitted(context):
-            served = self._served(call)
-            if not _is_decoupled(served):
-                yield await self._answer(served, call, context)
+        served = self._served(call)
+        with self._admitted(served, call.parameters, context) as visit:
+            if visit.is_waiting:
+                await self._place(visit, served)
+            if _is_decoupled(served):
+                async with contextlib.aclosing(self._answers(served, call, context)) as results:
+                    async for result in results:
+                        yield result
                 return
-            if isinstance(served, GraphVersion):
-                results = handling.stream_infer(served, call, context)
-            else:
-                results = stream_through(self._catalog.targets[served.target], served.model, call, context)
-            async with contextlib.aclosing(results):
-                async for result in results:
-                    yield result
+            answer = await self._answer(served, call, context)
+        yield answer  # a client that is slow to read it holds no place
+
+    def has_graph(self, name: str) -> bool:
+        """Whether a graph of that name is known, ready or not."""
+        return any(graph.file.name == name for graph in self._graphs)
+
+    async def refresh(self, target: str) -> None:
+        """What a target serves now is known; graphs follow."""
+        await self._catalog.refresh(target)
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """As ``ModelControl.load``."""
@@ -234,14 +257,58 @@ class RouterCore:
             self._changed.clear()
             await self._lifecycle.recheck()
 
-    @contextlib.contextmanager
-    def _admitted(self, context: CallContext) -> Iterator[None]:
-        """A request is in the router. Raises ResourceExhaustedError when it is full."""
-        self._admission.enter()
+    def _admitted(self, served: GraphVersion | Entry, parameters: Parameters, context: CallContext) -> Visit:
+        """The request is in, or in line, until the block is left; its ``timeout`` (us) is part of a graph's deadline.
+
+        Raises as ``Door.check``, and UnavailableError for a graph that is not loaded; a graph counts that.
+        """
+        door = self._door
+        if isinstance(served, GraphVersion):  # what the parameter means to a model is for that to say
+            timeout_us = parameters.get("timeout")
+            if type(timeout_us) is int and timeout_us > 0:
+                context.deadline_ns = earlier(context.deadline_ns, context.arrival_ns + timeout_us * 1_000)
         try:
-            yield
-        finally:
-            self._admission.leave(time.monotonic_ns() - context.arrival_ns)
+            return door.enter(self._gate(served), door.level_of(parameters), door.client_of(context), context)
+        except WeftError as error:
+            _count_refusal(served, error, context)
+            raise
+
+    async def _place(self, visit: Visit, served: GraphVersion | Entry) -> None:
+        """The request has waited in line and is in. Raises as ``Visit.wait``; a graph counts that."""
+        try:
+            await visit.wait()
+        except WeftError as error:
+            _count_refusal(served, error, visit.context)
+            raise
+
+    def _check_early(self, name: str, version: str, parameters: Callable[[], Parameters], context: CallContext) -> None:
+        """A request that would be refused is, before its tensors are looked at. Raises as ``Door.check``."""
+        door = self._door
+        gate = door.gates.get(name)
+        if gate is None or not (gate.is_crowded or door.router.is_crowded):
+            return
+        try:
+            door.check(gate, door.level_of(parameters()), door.client_of(context), context)
+        except WeftError as error:
+            _count_refusal(self._graphs.find(name, version), error, context)
+            raise
+
+    def _gate(self, served: GraphVersion | Entry) -> Gate:
+        if not isinstance(served, GraphVersion):
+            signature = served.model.signature
+            return self._door.gate("model", signature.name, is_stream=signature.is_decoupled)
+        plan = serving_of(served).plan
+        return self._door.gate("graph", served.file.name, plan.max_inflight, is_stream=plan.signature.is_decoupled)
+
+    def _renew_gates(self) -> None:
+        """The door has gates of what serves alone, with the limits that their policies have now."""
+        kept = []
+        for name in list(self._door.gates):
+            served = self._graphs.find(name, "") or self._catalog.entry(name, "")
+            if served is not None and not (isinstance(served, GraphVersion) and served.serving is None):
+                self._gate(served)
+                kept.append(name)
+        self._door.keep(kept)
 
     def _served(self, call: InferCall) -> GraphVersion | Entry:
         """The graph, or else the target's model, that a call is for. Raises NotFoundError or InvalidArgumentError."""
@@ -258,6 +325,13 @@ class RouterCore:
             return await handling.infer(served, call, context)
         return await pass_through(self._catalog.targets[served.target], served.model, call, context)
 
+    def _answers(
+        self, served: GraphVersion | Entry, call: InferCall, context: CallContext
+    ) -> AsyncGenerator[InferResult, None]:
+        if isinstance(served, GraphVersion):
+            return handling.stream_infer(served, call, context)
+        return stream_through(self._catalog.targets[served.target], served.model, call, context)
+
     def _model(self, name: str, version: str) -> Entry:
         """A target's model, ready or not. Raises NotFoundError, or InvalidArgumentError for a version that is none."""
         entry = self._catalog.entry(name, version)
@@ -270,6 +344,12 @@ class RouterCore:
             hint = f"; targets that do not answer: {', '.join(silent)}" if silent else ""
             raise NotFoundError(f"Request for unknown model: {shown} is not found{hint}")
         return entry
+
+
+def _count_refusal(served: GraphVersion | Entry | None, error: WeftError, context: CallContext) -> None:
+    """A graph counts a request that was refused as failed."""
+    if isinstance(served, GraphVersion):
+        served.statistics.record_failure(failure_reason(error.code), time.monotonic_ns() - context.arrival_ns)
 
 
 def _is_decoupled(served: GraphVersion | Entry) -> bool:

@@ -8,6 +8,7 @@ import grpc
 
 from weft_common.edge import Context, Edge
 from weft_common.errors import InvalidArgumentError, NotFoundError
+from weft_common.security.access import check_model
 from weft_protos import graph_service_pb2 as pb
 from weft_protos import graph_service_pb2_grpc as pb_grpc
 from weft_router.bandits.store import BanditStore, Choice, KnownArm
@@ -63,6 +64,7 @@ class GraphServicer(pb_grpc.GraphServiceServicer):
     @_answering
     async def GraphFeedback(self, request: pb.GraphFeedbackRequest, context: Context) -> pb.GraphFeedbackResponse:
         """Counts the reward; statuses are told in ``graph_service.proto``."""
+        check_model(request.graph)
         if self._graphs.find(request.graph, "") is None:
             raise NotFoundError(f"'{request.graph[:_MAX_SHOWN_CHARS]}' is no graph of this router")
         if not request.HasField("reward"):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from weft_router.bandits.store import BanditStore
 from weft_router.policies.retry_budget import RetryBudget
+from weft_router.policies.retry_throttle import RetryThrottle
 from weft_router.policies.shadow_pool import ShadowPool
 from weft_router.reporting.step_counters import StepCounterTable
 from weft_router.targets.target import Target
@@ -21,6 +22,7 @@ class Runtime:
         clock_ns: What deadlines are measured on; ``time.monotonic_ns`` except in tests.
         generator: Draws of splitters without a key, of shadows, of the jitter between attempts.
         retry_budget: Of all requests together.
+        throttles: By target: how many of its calls may be repeated, all graphs together.
         shadows: Copies of requests that nobody waits for.
         is_busy: Whether the router has so much to do that no shadow is started.
         is_pinning_allowed: Whether the header ``x-graph-route`` chooses the steps of splitters.
@@ -32,6 +34,7 @@ class Runtime:
     clock_ns: Callable[[], int] = time.monotonic_ns
     generator: random.Random = field(default_factory=random.Random)
     retry_budget: RetryBudget = field(default_factory=RetryBudget)
+    throttles: Mapping[str, RetryThrottle] = field(default_factory=dict)
     shadows: ShadowPool = field(default_factory=ShadowPool)
     is_busy: Callable[[], bool] = lambda: False
     is_pinning_allowed: bool = False

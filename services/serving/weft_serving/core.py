@@ -11,7 +11,9 @@ from weft_common.caching.shared_answers import SharedAnswers
 from weft_common.classification import check_classification, classified
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult, ParameterValue
 from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError
+from weft_common.load_report import LoadReporter
 from weft_common.logs import get_logger
+from weft_common.security.channel import ChannelSecurity
 from weft_common.server import Extension
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
@@ -19,9 +21,12 @@ from weft_protos.model_config_pb2 import ModelConfig
 from weft_serving.backends.base import Backend
 from weft_serving.config import ModelDefinition, define_model
 from weft_serving.config.placement import count_gpus
+from weft_serving.custom_metrics import CustomMetrics
+from weft_serving.gpu_metrics import gpu_collectors
 from weft_serving.lifecycle import ManagedModel
 from weft_serving.limited import make_limiter
-from weft_serving.nested_calls import NestedCalls
+from weft_serving.model_control import ModelControl
+from weft_serving.nested_calls import Callee, NestedCalls
 from weft_serving.rate_limiter import ResourceKey
 from weft_serving.repository import ModelRepository
 from weft_serving.router_client import RouterClient
@@ -52,7 +57,9 @@ class ServingCore(InferenceCore):
         drain_grace_s: How long the requests of a replaced or unloaded version may still run.
         repository_poll_s: Poll mode: seconds between two looks at the repository.
         on_demand: Models are loaded by their first request, within these limits; None: when they are to serve.
-        router: Address of the router, which models call other models through; "": they call those of this core.
+        router: Address of the router, which models call other models through; "": they call ``callee``.
+        router_security: How the router is called; None: in plaintext without a key.
+        callee: Answers what they call without a router; None: this core does.
         rate_limits: Resources that instances share, as ``RateLimiter`` takes them; None: ``rate_limiter`` of the
             configurations is without effect.
         response_cache_bytes: Of the answers that models with ``response_cache`` keep, all together.
@@ -71,6 +78,8 @@ class ServingCore(InferenceCore):
         repository_poll_s: float = DEFAULT_REPOSITORY_POLL_S,
         on_demand: WarmLimits | None = None,
         router: str = "",
+        router_security: ChannelSecurity | None = None,
+        callee: Callee | None = None,
         rate_limits: Mapping[ResourceKey, int] | None = None,
         response_cache_bytes: int = DEFAULT_RESPONSE_CACHE_BYTES,
     ) -> None:
@@ -88,9 +97,11 @@ class ServingCore(InferenceCore):
         self._pool = None if on_demand is None else WarmPool(on_demand)
         self._limiter = None if rate_limits is None else make_limiter(rate_limits)
         self._answers = SharedAnswers(response_cache_bytes, 0, time.monotonic_ns)
+        self._metrics = CustomMetrics()
+        self._control = ModelControl(self, asyncio.get_running_loop())
         self._is_started = False
-        self._router = RouterClient(router) if router else None
-        self._caller = NestedCalls(self._router or self, asyncio.get_running_loop())
+        self._router = RouterClient(router, router_security) if router else None
+        self._caller = NestedCalls(self._router or callee or self, asyncio.get_running_loop())
 
     async def start(self) -> None:
         """Everything to be served at start is ready, or the index says why not.
@@ -122,8 +133,10 @@ class ServingCore(InferenceCore):
             await self._router.close()
 
     def extension(self) -> Extension:
-        """What the service offers beside the V2 protocol: figures of what loads on demand."""
-        return Extension(collectors=() if self._pool is None else (WarmPoolCollector(self._pool),))
+        """What the service offers beside the V2 protocol: load reports, metrics of models, GPUs and loads on demand."""
+        warm = () if self._pool is None else (WarmPoolCollector(self._pool),)
+        reporter = LoadReporter(lambda: self.statistics("", ""))
+        return Extension(reporter.add_to, (self._metrics, *gpu_collectors(), *warm))
 
     def is_ready(self) -> bool:
         """Whether the start is over and every model that should serve does."""
@@ -137,6 +150,13 @@ class ServingCore(InferenceCore):
         try:
             return not model.select(version).served.outages.is_total
         except UnavailableError:
+            return False
+
+    async def has_model(self, name: str) -> bool:
+        """Whether a model of that name was seen, or is in the repository now."""
+        try:
+            return name in self._models or bool(await asyncio.to_thread(self._repository.directory, name))
+        except (NotFoundError, InvalidArgumentError):
             return False
 
     def signature(self, name: str, version: str) -> ModelSignature:
@@ -193,6 +213,15 @@ class ServingCore(InferenceCore):
             NotFoundError: The repository has no such model.
             WeftError: It cannot be loaded; what served before still does.
         """
+        await self._load(name, parameters)
+
+    async def load_nested(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
+        """As ``load``, for a model that may be loading itself: it takes no other load's place."""
+        await self._load(name, parameters, is_nested=True)
+
+    async def _load(
+        self, name: str, parameters: Mapping[str, ParameterValue | bytes], *, is_nested: bool = False
+    ) -> None:
         self._check_control()
         override = _override(name, parameters)
         try:
@@ -201,7 +230,7 @@ class ServingCore(InferenceCore):
             raise error.with_message(
                 f"failed to load '{name}', failed to poll from model repository: {error.message}"
             ) from None
-        task = asyncio.create_task(self._manage(name).load(partial(self._define, name, override)))
+        task = asyncio.create_task(self._manage(name).load(partial(self._define, name, override), is_nested=is_nested))
         self._keep(task)
         await asyncio.shield(task)
 
@@ -218,7 +247,7 @@ class ServingCore(InferenceCore):
     def _find(self, name: str) -> ManagedModel:
         model = self._models.get(name)
         if model is None:
-            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+            raise NotFoundError(f"Request for unknown model: '{name}' is not found").refused()
         return model
 
     def _manage(self, name: str) -> ManagedModel:
@@ -241,6 +270,8 @@ class ServingCore(InferenceCore):
             num_gpus=self._num_gpus,
             override=override,
             caller=self._caller,
+            metrics=self._metrics,
+            control=self._control,
         )
 
     async def _load_or_log(self, name: str) -> None:
@@ -276,8 +307,8 @@ def _override(name: str, parameters: Mapping[str, ParameterValue | bytes]) -> st
     for key in parameters:
         if key.startswith("file:"):
             raise UnsupportedError(
-                f"failed to load '{name}': parameter '{key}' is not supported by this version; put the file into the "
-                "repository"
+                f"failed to load '{name}': parameter '{key}' is not supported by this version: a restart would not "
+                "have the file; put the file into the repository"
             )
         if key != "config":
             raise InvalidArgumentError(f"failed to load '{name}': unknown parameter '{key}'; a load takes 'config'")

@@ -5,6 +5,7 @@ makes the new ones serve, then the old ones drain. If anything fails before that
 """
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from weft_serving.warm_pool import WarmPool
 
 _VERSION = re.compile(r"0*[1-9][0-9]{0,17}", re.ASCII)
 _UNLOADED = "unloaded"
+#: How long reading and completing a configuration may take; the model's own code is run for that, in seconds.
+DEFINE_LIMIT_S = 180.0
 
 _log = get_logger("weft.serving.lifecycle")
 
@@ -121,8 +124,8 @@ class ManagedModel:
             if ready:
                 return self._versions[max(ready)]
             if self._is_changing():
-                raise UnavailableError(f"{unknown} is not at ready state; it is loading or unloading")
-            raise NotFoundError(f"{unknown} has no available versions")
+                raise UnavailableError(f"{unknown} is not at ready state; it is loading or unloading").refused()
+            raise NotFoundError(f"{unknown} has no available versions").refused()
         if not _VERSION.fullmatch(version):
             raise InvalidArgumentError(
                 f"failed to get model version from specified version string '{version[:80]}', version should be an "
@@ -130,9 +133,10 @@ class ManagedModel:
             )
         chosen = self._versions.get(int(version))
         if chosen is None:
-            raise NotFoundError(f"{unknown} version {int(version)} is not found")
+            raise NotFoundError(f"{unknown} version {int(version)} is not found").refused()
         if chosen.state is not State.READY:
-            raise UnavailableError(f"{unknown} version {int(version)} is not at ready state; it is {chosen.state}")
+            fault = f"{unknown} version {int(version)} is not at ready state; it is {chosen.state}"
+            raise UnavailableError(fault).refused()
         return chosen
 
     def serving(self, call: InferCall) -> Served:
@@ -166,11 +170,12 @@ class ManagedModel:
             for number, version in sorted(self._versions.items())
         ]
 
-    async def load(self, define: Callable[[], ModelDefinition]) -> None:
+    async def load(self, define: Callable[[], ModelDefinition], *, is_nested: bool = False) -> None:
         """The definition serves, and what served before drains.
 
         Args:
             define: Reads the definition; called on a thread.
+            is_nested: Another load waits for this one, which therefore does not wait for a slot.
 
         Raises:
             WeftError: Why it cannot be loaded. What served before still does.
@@ -181,7 +186,7 @@ class ManagedModel:
                 self._versions, self._state, self._reason = {}, State.LOADING, ""
             fresh: dict[int, ModelVersion] = {}
             try:
-                async with self._slots:
+                async with contextlib.nullcontext() if is_nested else self._slots:
                     fresh = self._prepare(await self._define(define))
                     await self._start(fresh)
             except (WeftError, asyncio.CancelledError) as error:
@@ -203,8 +208,11 @@ class ManagedModel:
         _log.info("unloaded", extra={"model": self.name})
 
     async def close(self, *, grace_s: float) -> None:
-        """Everything has stopped; requests in work were given ``grace_s``."""
+        """Everything has stopped; requests in work were given ``grace_s``. None may be sent any more."""
         self._drain_grace_s = grace_s
+        for version in (*self._draining, *self.ready_versions()):
+            if isinstance(version.served, SequenceModel):
+                version.served.expect_no_more()
         for version, task in list(self._draining.items()):  # begun earlier, with another grace
             task.cancel()
             await asyncio.wait([task])
@@ -221,7 +229,13 @@ class ManagedModel:
     async def _define(self, define: Callable[[], ModelDefinition]) -> ModelDefinition:
         prefix = f"failed to load '{self.name}', failed to poll from model repository"
         try:
-            return await in_daemon_thread(define, name=f"define-{self.name}")
+            async with asyncio.timeout(DEFINE_LIMIT_S):
+                return await in_daemon_thread(define, name=f"define-{self.name}")
+        except TimeoutError:
+            raise UnavailableError(
+                f"{prefix}: its configuration was not complete after {DEFINE_LIMIT_S:g} s; auto_complete_config of the "
+                "model, or something that it imports, does not return"
+            ) from None
         except WeftError as error:
             raise error.with_message(f"{prefix}: {error.message}") from error
         except Exception as error:
@@ -243,7 +257,9 @@ class ManagedModel:
         if self._limiter is None and any(place.rate_limit is not None for place in definition.instances):
             _log.warning("%s: rate_limiter is without effect; start the service with --rate-limit", self.name)
         made = make() if self._pool is None else OnDemandModel(make, context, self._pool)
-        return CachedModel(made, self._answers) if definition.config.response_cache.enable else made
+        if not definition.config.response_cache.enable:
+            return made
+        return CachedModel(made, self._answers, definition.settings.level_of)
 
     async def _start(self, fresh: Mapping[int, ModelVersion]) -> None:
         """Every version is started; if one cannot be, all are stopped again."""

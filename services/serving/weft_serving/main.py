@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from weft_common import server
+from weft_common.security.arguments import add_channel_arguments, server_fault
+from weft_common.security.channel import channel_security
 from weft_serving.backends.base import Backend
 from weft_serving.core import DEFAULT_REPOSITORY_POLL_S, DEFAULT_RESPONSE_CACHE_BYTES, MODEL_CONTROL_MODES, ServingCore
+from weft_serving.nested_calls import Callee
 from weft_serving.rate_limiter import ResourceKey, parse_limit
 from weft_serving.warm_pool import WarmLimits
 
@@ -25,31 +28,46 @@ def main(service: str, backends: Mapping[str, type[Backend]], argv: Sequence[str
         backends: By name; a value may be imported when it is taken.
         argv: Arguments; those of the process when None.
     """
-    options = _parser(service).parse_args(argv)
-    if fault := _usage_fault(options):
-        print(f"weft_{service}: error: {fault}", file=sys.stderr)  # noqa: T201  # before the log is set up
-        return 2
-
-    def make_core() -> ServingCore:
-        return ServingCore(
-            options.repository,
-            backends,
-            model_control=options.model_control_mode,
-            load_models=options.load_model,
-            repository_poll_s=options.repository_poll_secs,
-            response_cache_bytes=options.response_cache_mib << 20,
-            on_demand=_warm_limits(options) if options.load_on_demand else None,
-            router=options.router,
-            rate_limits=dict(options.rate_limit_resource) if options.rate_limit == "execution_count" else None,
-        )
-
-    return server.run(service, make_core, options, extend=ServingCore.extension)
-
-
-def _parser(service: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"weft_{service}", description=f"Serve the models of one repository ({service})."
     )
+    add_arguments(parser)
+    grpc_port = GRPC_PORTS.get(service, 0)
+    server.add_arguments(parser, grpc_port=grpc_port, metrics_port=grpc_port + 1 if grpc_port else 0)
+    options = parser.parse_args(argv)
+    if fault := server_fault(options) or usage_fault(options):
+        print(f"weft_{service}: error: {fault}", file=sys.stderr)  # noqa: T201  # before the log is set up
+        return 2
+    return server.run(service, lambda: make_core(options, backends), options, extend=ServingCore.extension)
+
+
+def make_core(
+    options: argparse.Namespace, backends: Mapping[str, type[Backend]], callee: Callee | None = None
+) -> ServingCore:
+    """The core that arguments of ``add_arguments`` ask for; on the running event loop.
+
+    Args:
+        options: Parsed, without a ``usage_fault``.
+        backends: By name.
+        callee: Answers what models ask of other models, unless ``--router`` does.
+    """
+    return ServingCore(
+        options.repository,
+        backends,
+        model_control=options.model_control_mode,
+        load_models=options.load_model,
+        repository_poll_s=options.repository_poll_secs,
+        response_cache_bytes=options.response_cache_mib << 20,
+        on_demand=_warm_limits(options) if options.load_on_demand else None,
+        router=options.router,
+        router_security=channel_security(options, "router-"),
+        callee=callee,
+        rate_limits=dict(options.rate_limit_resource) if options.rate_limit == "execution_count" else None,
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what says which models are served, and how; where it listens is of ``weft_common.server``."""
     parser.add_argument(
         "--repository", type=Path, required=True, metavar="DIR", help="folder of models: DIR/MODEL/config.pbtxt"
     )
@@ -81,6 +99,7 @@ def _parser(service: str) -> argparse.ArgumentParser:
         help="the router, which Python models call other models and graphs through; without it they call the models of "
         "this service",
     )
+    add_channel_arguments(parser, "router-", "the router")
     parser.add_argument(
         "--response-cache-mib",
         type=int,
@@ -126,19 +145,10 @@ def _parser(service: str) -> argparse.ArgumentParser:
         help="units of a resource, on each device or on one; may be repeated; default: what the most demanding "
         "instance needs",
     )
-    grpc_port = GRPC_PORTS.get(service, 0)
-    server.add_arguments(parser, grpc_port=grpc_port, metrics_port=grpc_port + 1 if grpc_port else 0)
-    return parser
 
 
-def _limit(text: str) -> tuple[ResourceKey, int]:
-    try:
-        return parse_limit(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _usage_fault(options: argparse.Namespace) -> str:
+def usage_fault(options: argparse.Namespace) -> str:
+    """What is wrong with these arguments; "" if nothing is."""
     if not options.repository.is_dir():
         return f"--repository {options.repository}: there is no such folder"
     if options.load_model and options.model_control_mode != "explicit":
@@ -155,6 +165,13 @@ def _usage_fault(options: argparse.Namespace) -> str:
     if any(limits) and not options.load_on_demand:
         return "--warm-models, --warm-mib and --warm-idle-s need --load-on-demand"
     return ""
+
+
+def _limit(text: str) -> tuple[ResourceKey, int]:
+    try:
+        return parse_limit(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _warm_limits(options: argparse.Namespace) -> WarmLimits:

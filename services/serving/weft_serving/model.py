@@ -1,7 +1,6 @@
 """One loaded model version: its queue, its instances, its statistics; lives on the event loop."""
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 
@@ -16,8 +15,7 @@ from weft_common.errors import (
 )
 from weft_common.logs import get_logger
 from weft_common.statistics import ModelStatistics
-from weft_common.tensors import num_elements
-from weft_common.validation import scheduling_parameters, validate
+from weft_common.validation import scheduling_parameters
 from weft_serving import spans
 from weft_serving.alarm import Alarm
 from weft_serving.answers import Answers
@@ -25,6 +23,7 @@ from weft_serving.backends.base import Backend, InstanceContext, ModelContext
 from weft_serving.call_path import CALL_PATH_HEADER, SelfCalls
 from weft_serving.decoupled import DecoupledRequests
 from weft_serving.instance import Execution, Instance
+from weft_serving.intake import CheckedCall, Intake
 from weft_serving.limited import idle_instances
 from weft_serving.outages import Outages
 from weft_serving.rate_limiter import RateLimiter
@@ -34,20 +33,15 @@ from weft_serving.scheduler.admission import DeadlineAdmission
 from weft_serving.scheduler.batcher import Batcher, make_batcher
 from weft_serving.scheduler.grouping import make_batch_key
 from weft_serving.scheduler.queue import PriorityQueue
+from weft_serving.scheduler.retry_after import RetryAfter
 from weft_serving.scheduler.sequence import SequenceQueue
 from weft_serving.scheduler.settings import SchedulerSettings, num_to_hold
-from weft_serving.split import SplitRequest, split_call
+from weft_serving.split import SplitRequest
 
 _LOG = get_logger("weft.serving")
 
-#: Hint of a full queue before anything was measured.
-_DEFAULT_RETRY_AFTER_MS = 100
-#: Weight of the newest execution in the running mean of the time that a request takes.
-_NEWEST_WEIGHT = 0.1
 #: Least time that backends get to close.
 _MIN_CLOSE_S = 5.0
-#: Strings of one input that are still checked on the event loop; checking one costs 0.1 us.
-_MANY_STRINGS = 16_384
 
 
 class ServedModel:
@@ -85,7 +79,8 @@ class ServedModel:
         self.statistics.count_pending_by_level = self._queue.num_by_level
         buckets = context.layout.buckets
         self._batcher: Batcher = make_batcher(settings, buckets, num_to_hold=num_to_hold())
-        self._batch_key = make_batch_key(signature, buckets) if settings.is_batching else None
+        self._batch_key = make_batch_key(signature.for_backend(), buckets) if settings.is_batching else None
+        self._intake = Intake(signature, settings)
         self._admission = DeadlineAdmission(settings, len(instances))
         self._answers = Answers(signature.name, self._recorder, is_ordered=settings.preserve_ordering, drop=self._drop)
         self._decoupled = DecoupledRequests(
@@ -93,14 +88,18 @@ class ServedModel:
         )
         self._self_calls = SelfCalls(signature.name, [place.origin(signature) for place in instances])
         self.outages = Outages(signature.name, len(instances))
-        self._instances = [Instance(context, backend, place, self._on_executed, self._on_outage) for place in instances]
+        limit_s = settings.execution_timeout_us / 1e6
+        self._instances = [
+            Instance(context, backend, place, self._on_executed, self._on_outage, limit_s) for place in instances
+        ]
         self._idle = idle_instances(limiter, self._instances, instances, lambda: self._queue, self._dispatch)
         self._running: dict[Instance, Sequence[InferenceRequest]] = {}
+        self.statistics.occupancy = self._occupancy
         self._is_accepting = False
         self._is_dispatch_due = False
         self._alarm: Alarm | None = None
         self._drained: asyncio.Event = asyncio.Event()
-        self._request_ns = 0.0  # running mean of the time that one instance spends on one request
+        self._retry_after = RetryAfter(len(instances), has_sequences=settings.sequences is not None)
 
     async def start(self) -> None:
         """Every instance is loaded, one after another, and requests are accepted.
@@ -190,8 +189,7 @@ class ServedModel:
     ) -> tuple[InferenceRequest, "asyncio.Future[InferResult | WeftError]"]:
         """The request, checked and in the queue, and its answer to come; one that is refused is counted."""
         try:
-            num_rows, parts = await self._checked(call)
-            return self._admit(call, context, num_rows, parts)
+            return self._admit(await self._intake.checked(call), context)
         except WeftError as error:
             self._recorder.failed(error, context.arrival_ns, time.monotonic_ns())
             raise
@@ -199,31 +197,15 @@ class ServedModel:
             self._recorder.failed(_cancelled(), context.arrival_ns, time.monotonic_ns())
             raise
 
-    async def _checked(self, call: InferCall) -> tuple[int, list[InferCall]]:
-        """Batch size of a call that fits the model, and its parts if it is split.
-
-        Many strings are looked at on a thread, not on the event loop.
-        """
-        for tensor in call.inputs.values():
-            if tensor.datatype == "BYTES" and num_elements(tensor.shape) > _MANY_STRINGS:
-                return await asyncio.to_thread(self._check, call)
-        return self._check(call)
-
-    def _check(self, call: InferCall) -> tuple[int, list[InferCall]]:
-        max_rows = self._settings.max_batch_size
-        if not self._settings.can_split:
-            return validate(call, self.signature), []
-        num_rows = validate(call, self.signature, can_split=True)
-        return num_rows, split_call(call, num_rows, max_rows) if num_rows > max_rows else []
-
     def _admit(
-        self, call: InferCall, context: CallContext, num_rows: int, parts: list[InferCall]
+        self, checked: CheckedCall, context: CallContext
     ) -> tuple[InferenceRequest, "asyncio.Future[InferResult | WeftError]"]:
         """The request, in the queue, and its answer to come."""
+        call, num_rows, parts = checked
         if not self._is_accepting:
-            raise self._not_ready()
+            raise self._not_ready().refused()
         if self.outages.is_total:
-            raise self.outages.error()
+            raise self.outages.error().refused()
         priority, timeout_us = scheduling_parameters(call.parameters)
         request = InferenceRequest(call, context, num_rows, priority, timeout_us)
         if CALL_PATH_HEADER in context.headers:
@@ -262,7 +244,7 @@ class ServedModel:
                 self._dispatch()
                 self._enqueue(request, now_ns)
                 return
-            error.retry_after_ms = self._retry_after_ms()
+            error.retry_after_ms = self._retry_after.hint_ms(len(self._queue))
             raise
         if self._settings.preserve_ordering:
             self._answers.expect(request)
@@ -319,9 +301,8 @@ class ServedModel:
         if not requests:
             return
         duration_ns = execution.end_ns - execution.start_ns
-        request_ns = duration_ns / len(requests)
-        self._request_ns += (request_ns - self._request_ns) * (_NEWEST_WEIGHT if self._request_ns else 1.0)
-        if any(isinstance(answer, InferResult) for answer in execution.answers):
+        self._retry_after.measured(len(requests), duration_ns)
+        if not all(isinstance(answer, WeftError) for answer in execution.answers):
             self._recorder.executed(execution)
             self._admission.measured(execution.num_rows, duration_ns, execution.end_ns)
         self._answers.deliver(execution)
@@ -332,12 +313,12 @@ class ServedModel:
         """The instance takes no batches, or does so again; requests that no instance is left for fail."""
         if not reason:
             self.outages.end(instance)
-            self.statistics.restart_count += 1
+            self.statistics.restart_count += not instance.is_hung  # else it has come back by itself
             if instance not in self._running:
                 self._idle.append(instance)
             self._dispatch()
             return
-        self.outages.begin(instance, reason)
+        self.outages.begin(instance, reason, is_hung=instance.is_hung)
         self._idle.discard(instance)
         if self.outages.is_total:
             for request in list(self._queue):
@@ -383,17 +364,17 @@ class ServedModel:
                 _LOG.warning("instance %s still runs; it closes when its model returns", instance.name)
                 instance.abort()
 
+    def _occupancy(self) -> float:
+        """As ``ModelStatistics.occupancy``."""
+        num_instances = len(self._instances)
+        num_rows = num_instances * max(self._settings.max_batch_size, 1)
+        return len(self._running) / num_instances + len(self._queue) / num_rows
+
     def _not_ready(self) -> UnavailableError:
         return UnavailableError(
             f"model '{self.signature.name}' version {self.signature.version} is not at ready state: it is loading or "
             "being unloaded; try again later"
         )
-
-    def _retry_after_ms(self) -> int:
-        """When the requests that wait now will have been executed."""
-        if not self._request_ns:
-            return _DEFAULT_RETRY_AFTER_MS
-        return max(1, math.ceil(len(self._queue) * self._request_ns / len(self._instances) / 1e6))
 
 
 def _cancelled() -> RequestCancelledError:

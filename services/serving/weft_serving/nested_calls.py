@@ -15,7 +15,7 @@ from weft_serving.call_path import CALL_PATH_HEADER, longer_path, path_of
 from weft_serving.request import InferenceRequest
 
 #: Headers of the calling request that go along, beside those that begin with ``x-``.
-_FORWARDED = frozenset({"authorization", "traceparent", "tracestate"})
+_FORWARDED = frozenset({"traceparent", "tracestate"})
 
 _log = get_logger("weft.serving.nested")
 
@@ -77,6 +77,8 @@ class NestedCalls:
                         result = await anext(results, None)
                     if result is None:
                         return
+                    if result.error is not None:
+                        raise result.error.with_message(result.error.message)
                     if not result.is_null:
                         yield result
 
@@ -143,7 +145,7 @@ def _nested(call: InferCall, parents: Sequence[InferenceRequest], origin: str) -
     headers: dict[str, str] = {}
     for parent in parents:
         for key, value in parent.context.headers.items():
-            if key.startswith("x-") or (key in _FORWARDED and not (telemetry.is_enabled() and key != "authorization")):
+            if key.startswith("x-") or (key in _FORWARDED and not telemetry.is_enabled()):
                 headers.setdefault(key, value)
     path = longer_path((path_of(parent.context.headers) for parent in parents), origin, call.model_name)
     headers[CALL_PATH_HEADER] = path
@@ -163,6 +165,7 @@ def _nested(call: InferCall, parents: Sequence[InferenceRequest], origin: str) -
             trace_context=telemetry.context_of(span, parent_context),
         )
     except WeftError as raised:
+        raised.is_refused = False  # the request that made this call was begun
         error = raised
         raise
     except asyncio.CancelledError:

@@ -4,6 +4,7 @@ import time
 
 from weft_common.errors import WeftError
 from weft_common.statistics import (
+    MAX_COUNTED_LEVEL,
     BatchStatistics,
     LatencyHistogram,
     ModelStatistics,
@@ -13,7 +14,6 @@ from weft_common.statistics import (
 from weft_common.telemetry import trace_id_of
 from weft_serving.instance import Execution
 from weft_serving.request import InferenceRequest
-from weft_serving.scheduler.queue import MAX_COUNTED_LEVEL
 from weft_serving.stream import Sent
 
 _NS_PER_S = 1e9
@@ -78,7 +78,7 @@ class Recorder:
         """Count a response of a decoupled model; the one before it was sent at ``before_ns``."""
         response = self._response(number)
         infer_ns = sent.sent_ns - max(before_ns, request.start_ns)
-        if isinstance(sent.answer, WeftError):
+        if isinstance(sent.answer, WeftError) or sent.answer.error is not None:
             response.fail.add(infer_ns + sent.encode_ns)
         elif sent.answer.is_null:
             response.empty_response.add(infer_ns)

@@ -12,6 +12,7 @@ from weft_common.channels import MAX_TIMEOUT_S, open_channel
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError, UnavailableError
 from weft_common.rpc import ASKS_FOR_FINAL, ASKS_FOR_STATUS, EOF, begun, cancel, ended, response_of, streamed
+from weft_common.security.channel import ChannelSecurity
 from weft_common.status import from_rpc_error
 from weft_common.wire import request_from_call, result_from_response
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
@@ -22,11 +23,12 @@ class RouterClient:
 
     Args:
         address: ``host:port``.
+        security: TLS and key; None: plaintext without a key.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, security: ChannelSecurity | None = None) -> None:
         self._where = f"the router ({address})"
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, security=security)
         self._stub: Any = GRPCInferenceServiceStub(self._channel)
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:

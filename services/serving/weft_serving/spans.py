@@ -50,7 +50,8 @@ def record_execution(model: str, instance: str, execution: Execution) -> None:
         start_unix_ns=start_ns,
     )
     for request, answer in zip(requests, execution.answers, strict=True):
-        record_queue(model, request, execution.start_ns)
+        if answer is not None:  # else it waits again already
+            record_queue(model, request, execution.start_ns)
         compute = start_span(
             "compute",
             parent=request.context.trace_context,

@@ -1,4 +1,4 @@
-"""A service process with the scripted core: ``python scripted_service.py [--hold-load | --fail-load] OPTIONS``.
+"""A service process with the scripted core: ``python scripted_service.py [--hold-load | --fail-load | ...] OPTIONS``.
 
 SIGUSR1 releases the calls of the model ``hang``. What the core does is told on standard error, one JSON line each.
 """
@@ -6,6 +6,7 @@ SIGUSR1 releases the calls of the model ``hang``. What the core does is told on 
 import argparse
 import asyncio
 import json
+import os
 import signal
 import sys
 
@@ -17,7 +18,7 @@ from weft_common.statistics import LatencyHistogram
 
 
 def tell(**fields):
-    print(json.dumps(fields), file=sys.stderr, flush=True)
+    os.write(2, json.dumps(fields).encode() + b"\n")  # at once, for the log is written to it too
 
 
 class OwnedCore(ScriptedCore):
@@ -26,6 +27,7 @@ class OwnedCore(ScriptedCore):
     def __init__(self, options):
         super().__init__()
         self.options = options
+        self.ready = not options.lack_model
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.release.set)
         histogram = LatencyHistogram()
         histogram.observe(0.003, trace_id="ab" * 16, unix_time_s=1700000000.0)
@@ -66,6 +68,7 @@ def main():
     server.add_arguments(parser, grpc_port=0, metrics_port=0)
     parser.add_argument("--hold-load", action="store_true")
     parser.add_argument("--fail-load", action="store_true")
+    parser.add_argument("--lack-model", action="store_true")
     options = parser.parse_args()
     return server.run("scripted", lambda: OwnedCore(options), options)
 

@@ -1,6 +1,7 @@
 """Ports are not shared, large tensors pass, and a channel outlives its server."""
 
 import asyncio
+import contextlib
 
 import grpc
 import pytest
@@ -23,6 +24,31 @@ async def test_large_tensors_pass_both_ways(address, make_request):
     async with open_channel(address) as channel:
         response = await GRPCInferenceServiceStub(channel).ModelInfer(make_request(data=data))
     assert data == response.raw_output_contents[0]
+
+
+async def test_a_peer_may_be_far_away(address, services, make_request):
+    """A peer whose first bytes take 300 ms is reached, over the first connection."""
+    host, port = address.split(":")
+    num_connections = 0
+
+    async def copy(reader, writer, delay_s):
+        await asyncio.sleep(delay_s)
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        writer.close()
+
+    async def relay(reader, writer):
+        nonlocal num_connections
+        num_connections += 1
+        far_reader, far_writer = await asyncio.open_connection(host, port)
+        await asyncio.gather(copy(reader, far_writer, 0), copy(far_reader, writer, 0.3))
+
+    async with await asyncio.start_server(relay, host, 0) as far:
+        far_port = far.sockets[0].getsockname()[1]
+        async with open_channel(f"{host}:{far_port}") as channel:
+            await GRPCInferenceServiceStub(channel).ModelInfer(make_request(), timeout=10)
+    assert 1 == num_connections
 
 
 async def test_channel_outlives_its_server(core, make_request):

@@ -11,7 +11,7 @@ import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
 from weft_common.errors import ResourceExhaustedError
-from weft_common.servicer import MAX_STREAM_INFLIGHT
+from weft_common.stream_servicer import MAX_STREAM_INFLIGHT
 
 GRPC_ERROR = (("triton_grpc_error", "true"),)
 
@@ -245,7 +245,7 @@ async def test_garbage_ends_the_stream_after_its_answers(channel, make_request, 
 
 
 async def test_draining_answers_and_then_ends(stub, services, core, make_request):
-    """A draining server answers what a stream has sent, ends it with UNAVAILABLE and takes no new stream."""
+    """A draining server answers what a stream has sent and ends it with UNAVAILABLE; a new one waits, and is served."""
     stream = stub.ModelStreamInfer()
     await stream.write(make_request("hang", "a"))
     await core.started.wait()
@@ -255,7 +255,11 @@ async def test_draining_answers_and_then_ends(stub, services, core, make_request
     shutting_down = ("UNAVAILABLE", "GRPC server is shutting down and has stopped accepting new requests", {})
     assert shutting_down == await ended(stream)
     late = stub.ModelStreamInfer()
-    assert shutting_down == await ended(late)
+    await late.write(make_request("echo", "b"))
+    answer = asyncio.create_task(late.read())
+    assert not (await asyncio.wait([answer], timeout=0.2))[0]
+    services.inference.release()
+    assert "b" == (await answer).infer_response.id
 
 
 async def test_idle_stream_does_not_hold_up_a_stop(stub, server, services, make_request):

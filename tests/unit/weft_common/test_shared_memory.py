@@ -12,7 +12,7 @@ from tritonclient.utils import InferenceServerException
 
 from weft_common.errors import ResourceExhaustedError
 from weft_common.server import add_services, set_serving
-from weft_common.shared_memory import MAX_REGIONS, SharedMemory
+from weft_common.shared_memory import MAX_REGIONS, SharedMemory, SystemRegion
 
 X = np.arange(8, dtype=np.int32).reshape(2, 4)
 
@@ -226,5 +226,5 @@ def test_no_more_regions_than_there_are_descriptors_for(make_object):
         memory.register(str(i), key, 0, 64)
     with pytest.raises(ResourceExhaustedError, match="unregister those not in use"):
         memory.register("more", key, 0, 64)
-    memory.unregister("7")
+    memory.unregister("7", SystemRegion)
     memory.register("more", key, 0, 64)

@@ -4,12 +4,21 @@ import grpc
 import pytest
 
 from weft_common import errors
-from weft_common.errors import ERROR_BY_CODE, InternalError, RemoteError, ResourceExhaustedError, WeftError
+from weft_common.errors import (
+    ERROR_BY_CODE,
+    InternalError,
+    RemoteError,
+    ResourceExhaustedError,
+    UnavailableError,
+    WeftError,
+)
 from weft_common.status import MAX_TEXT_BYTES, cut_message, from_rpc_error, to_status, trailing_pairs
 
 WHERE = "target 'model' (127.0.0.1:8021)"
 DECLARED = {
     "InvalidArgumentError": "INVALID_ARGUMENT",
+    "UnauthenticatedError": "UNAUTHENTICATED",
+    "PermissionDeniedError": "PERMISSION_DENIED",
     "NotFoundError": "NOT_FOUND",
     "AlreadyExistsError": "ALREADY_EXISTS",
     "ResourceExhaustedError": "RESOURCE_EXHAUSTED",
@@ -41,6 +50,15 @@ def test_tree_is_complete():
 def test_remote_error_keeps_any_status(code):
     """A status that came from a peer goes on as the same status, also those that Weft never makes."""
     assert code is to_status(from_rpc_error(rpc_error(code, "text"), WHERE))
+
+
+def test_a_call_that_a_stopping_server_dropped_is_unavailable():
+    """It ends as CANCELLED, which the caller did not do; a peer's own CANCELLED, with a text, stays."""
+    dropped = from_rpc_error(rpc_error(grpc.StatusCode.CANCELLED, "CANCELLED"), WHERE)
+    assert ("UNAVAILABLE", True) == (dropped.code, dropped.is_unanswered)
+    assert f"{WHERE} cannot be reached: CANCELLED" == dropped.message
+    for details, trailing in (("the client cancelled", ()), ("CANCELLED", [("x-trace-id", "ab")])):
+        assert "CANCELLED" == from_rpc_error(rpc_error(grpc.StatusCode.CANCELLED, details, trailing), WHERE).code
 
 
 def test_codes_of_policy_map_back_to_classes():
@@ -107,6 +125,29 @@ def test_silent_peer_is_named(details):
 def test_answer_of_a_peer_is_kept(details):
     """An UNAVAILABLE that the peer itself gave keeps its text, whatever the model is called."""
     assert details == from_rpc_error(rpc_error(grpc.StatusCode.UNAVAILABLE, details), WHERE).message
+
+
+@pytest.mark.parametrize(
+    ("details", "expected"),
+    [
+        ("failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused", (True, True)),
+        ("connections to all backends failing; last error: UNAVAILABLE: backend unhealthy", (True, True)),
+        ("errors resolving nowhere:1: [field:hostname lookup error]", (True, True)),
+        ("Socket closed", (False, True)),
+        ("draining", (False, False)),
+    ],
+)
+def test_what_never_left_is_told_from_what_was_lost(details, expected):
+    """The former was not begun and may be called elsewhere; the latter may have run, and nobody answered."""
+    error = from_rpc_error(rpc_error(grpc.StatusCode.UNAVAILABLE, details), WHERE)
+    assert expected == (error.is_refused, error.is_unanswered)
+
+
+def test_a_refusal_is_told_by_the_server_that_refused():
+    """In its trailing metadata; what a server behind it refused says nothing about the work done before."""
+    assert ("x-refused", "true") in trailing_pairs(UnavailableError("draining").refused())
+    assert [] == trailing_pairs(UnavailableError("draining"))
+    assert [] == trailing_pairs(RemoteError("UNAVAILABLE", "draining").refused())
 
 
 def test_empty_text_gets_one():

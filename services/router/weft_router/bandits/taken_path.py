@@ -5,7 +5,7 @@ from weft_router.bandits.store import Choice
 from weft_router.graph.plan import NodeKind, NodePlan, StepPlan
 from weft_router.reporting.path import BRACKETS, MAX_PATH_CHARS
 
-_ENDS = frozenset("#=!~>;)]}")
+_ENDS = frozenset("#=!~^>;)]}")
 _MAX_SHOWN_CHARS = 200
 
 
@@ -73,7 +73,7 @@ class _Reader:
                 raise self._fault(f"no node, because step '{step.name}' is a call")
             self._expect(step.action.name, f"node '{step.action.name}'")
             self._body(step.action)
-        return not (self._take("!") or self._take("~"))
+        return self._take("^") or not (self._take("!") or self._take("~"))
 
     def _one_of(self, node: NodePlan) -> StepPlan:
         customs = (combine.custom for combine in node.combines if combine.custom is not None)
