@@ -7,6 +7,8 @@ import select
 import signal
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -86,6 +88,32 @@ class Up:
         """Send a signal and wait; the exit status."""
         self.process.send_signal(number)
         return self.process.wait(STOP_TIMEOUT_S)
+
+    def stop_under_load(self, model: str) -> tuple[int, Counter[str]]:
+        """SIGTERM while 8 clients send requests: the exit status, and how often each outcome was seen.
+
+        Each client has had three answers before the stop, and leaves with its first failure.
+        """
+        outcomes: Counter[str] = Counter()
+        is_busy = threading.Barrier(9)
+
+        def client() -> None:
+            for number in range(100_000):
+                if number == 3:
+                    is_busy.wait(30)
+                outcome = self.outcome(model)
+                outcomes[outcome] += 1
+                if outcome != "OK":
+                    return
+
+        clients = [threading.Thread(target=client) for _ in range(8)]
+        for thread in clients:
+            thread.start()
+        is_busy.wait(30)
+        status = self.stop()
+        for thread in clients:
+            thread.join(30)
+        return status, outcomes
 
     def close(self) -> None:
         """Nothing is left, whatever the test did."""

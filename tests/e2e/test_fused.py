@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections import Counter
@@ -290,25 +289,8 @@ def test_a_fused_mesh_ends_cleanly_under_load(up: Start) -> None:
     mesh = up("--in-process")
     assert ["router", "preprocess", "model", "postprocess"] == list(mesh.endpoints)
     assert 1 == len({(e["pid"], e["grpc"], e["metrics"]) for e in mesh.endpoints.values()})
-    outcomes: Counter[str] = Counter()
-    is_busy = threading.Barrier(9)
-
-    def client() -> None:
-        for number in range(100_000):
-            if number == 3:
-                is_busy.wait(30)
-            outcome = mesh.outcome("chain")
-            outcomes[outcome] += 1
-            if outcome != "OK":
-                return
-
-    clients = [threading.Thread(target=client) for _ in range(8)]
-    for thread in clients:
-        thread.start()
-    is_busy.wait(30)
-    assert mesh.stop() == 0, mesh.log()
-    for thread in clients:
-        thread.join(30)
+    status, outcomes = mesh.stop_under_load("chain")
+    assert status == 0, mesh.log()
     assert mesh.running() == set()
     assert set(outcomes) == {"OK", "UNAVAILABLE"}
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,25 +42,8 @@ def test_a_killed_service_is_reported_and_the_others_go_on(up: Start) -> None:
 def test_a_stop_under_load_is_clean(up: Start) -> None:
     """SIGTERM under load: every request is answered or refused as unavailable, status 0, no process is left."""
     mesh = up("--grace-s", "20")
-    outcomes: Counter[str] = Counter()
-    is_busy = threading.Barrier(9)
-
-    def client() -> None:
-        for number in range(100_000):
-            if number == 3:
-                is_busy.wait(30)
-            outcome = mesh.outcome("chain")
-            outcomes[outcome] += 1
-            if outcome != "OK":
-                return
-
-    clients = [threading.Thread(target=client) for _ in range(8)]
-    for thread in clients:
-        thread.start()
-    is_busy.wait(30)
-    assert mesh.stop() == 0, mesh.log()
-    for thread in clients:
-        thread.join(30)
+    status, outcomes = mesh.stop_under_load("chain")
+    assert status == 0, mesh.log()
     assert mesh.running() == set()
     assert outcomes["OK"] >= 24
     assert set(outcomes) == {"OK", "UNAVAILABLE"}

@@ -3,11 +3,10 @@
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +17,7 @@ from tests.certificates import Authority
 from tests.chain import write_repository
 from tests.faults.load import Record
 from tests.faults.relay import Relay
+from tests.ports import free_port
 
 START_S = 60.0
 #: A second try for what fails, and a second call for what hangs.
@@ -99,6 +99,14 @@ class Service:
             return 0
         self._process.send_signal(number)
         return self._process.wait(30)
+
+    def restart(
+        self, number: signal.Signals = signal.SIGTERM, program: Path | None = None, log: Path | None = None
+    ) -> None:
+        """It has ended by a signal, was started as ``start`` does, and serves."""
+        self.end(number)
+        self.start(program, log)
+        wait_serving(self.address)
 
 
 class Mesh:
@@ -190,13 +198,6 @@ class RunningLoad:
         self._process.communicate()
 
 
-@contextlib.contextmanager
-def load_on(address: str, **options: float) -> Iterator[RunningLoad]:
-    """Requests while the block runs; call ``finish`` in it."""
-    with contextlib.closing(RunningLoad(address, **options)) as load:  # type: ignore[arg-type]
-        yield load
-
-
 def wait_serving(address: str, timeout_s: float = START_S) -> None:
     """Health says SERVING. Raises AssertionError when it does not in time."""
     until_s = time.monotonic() + timeout_s
@@ -208,10 +209,3 @@ def wait_serving(address: str, timeout_s: float = START_S) -> None:
                     return
             time.sleep(0.05)
     raise AssertionError(f"{address} does not serve after {timeout_s:g} s")
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])

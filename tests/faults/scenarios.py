@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tests.certificates import Authority
 from tests.faults.load import Record
-from tests.faults.mesh import Mesh, Service, load_on, wait_serving
+from tests.faults.mesh import Mesh, RunningLoad, wait_serving
 from tests.faults.relay import Mode
 
 #: It is so inside the block; at the end everything is as it was.
@@ -71,7 +71,7 @@ def play(mesh: Mesh, fault: Fault, *, hold_s: float, after_s: float) -> Outcome:
         hold_s: How long the fault stays, beyond what injecting it takes.
         after_s: How long the load goes on afterwards.
     """
-    with load_on(mesh.router.address) as load:
+    with contextlib.closing(RunningLoad(mesh.router.address)) as load:
         time.sleep(min(hold_s, 1.0))
         begin_s = time.monotonic()
         with fault.inject(mesh):
@@ -99,12 +99,6 @@ def judge(records: list[Record], allowed: frozenset[str], begin_s: float, end_s:
     )
 
 
-def _restarted(service: Service, number: signal.Signals, program: Path | None = None, log: Path | None = None) -> None:
-    service.end(number)
-    service.start(program, log)
-    wait_serving(service.address)
-
-
 @contextlib.contextmanager
 def killed_replica(mesh: Mesh) -> Iterator[None]:
     mesh.models[0].end(signal.SIGKILL)
@@ -116,7 +110,7 @@ def killed_replica(mesh: Mesh) -> Iterator[None]:
 @contextlib.contextmanager
 def rolling_restart(mesh: Mesh) -> Iterator[None]:
     for model in mesh.models:
-        _restarted(model, signal.SIGTERM)
+        model.restart()
     yield
 
 
@@ -142,35 +136,35 @@ def relayed(mode: Mode, *, num_replicas: int = 1, delay_s: float = 0.0) -> Injec
 
 @contextlib.contextmanager
 def lying_replica(mesh: Mesh) -> Iterator[None]:
-    _restarted(mesh.models[0], signal.SIGTERM, _HERE / "lying_service.py")
+    mesh.models[0].restart(program=_HERE / "lying_service.py")
     yield
-    _restarted(mesh.models[0], signal.SIGTERM)
+    mesh.models[0].restart()
 
 
 @contextlib.contextmanager
 def no_room_for_logs(mesh: Mesh) -> Iterator[None]:
     for model in mesh.models:
-        _restarted(model, signal.SIGTERM, log=Path("/dev/full"))
+        model.restart(log=Path("/dev/full"))
     yield
     for model in mesh.models:
-        _restarted(model, signal.SIGTERM)
+        model.restart()
 
 
 @contextlib.contextmanager
 def jumping_clocks(mesh: Mesh) -> Iterator[None]:
     for model in mesh.models:
-        _restarted(model, signal.SIGTERM, _HERE / "jumping_clock.py")
+        model.restart(program=_HERE / "jumping_clock.py")
     for model in mesh.models:
         model.send(signal.SIGUSR2)
     yield
     for model in mesh.models:
-        _restarted(model, signal.SIGTERM)
+        model.restart()
 
 
 def replaced(kind: str, number: signal.Signals) -> Injection:
     @contextlib.contextmanager
     def inject(mesh: Mesh) -> Iterator[None]:
-        _restarted(getattr(mesh, kind), number)
+        getattr(mesh, kind).restart(number)
         yield
 
     return inject

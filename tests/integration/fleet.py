@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 from tests.integration.routing import Router
+from tests.ports import free_port
 
 from weft_common.core import InferCall
 from weft_common.tensors import encode
@@ -60,14 +60,6 @@ def write_repository(root: Path) -> Path:
         graph.mkdir(parents=True)
         (graph / "graph.pbtxt").write_text(GRAPH % (name, policy))
     return root
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port: int = held.getsockname()[1]
-        return port
 
 
 class Service:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.chain import MODEL
-from tests.faults.mesh import Mesh, Service, load_on, wait_serving
+from tests.faults.mesh import Mesh, RunningLoad
 from tests.soak.actors import ACTS, at_work
 from tests.soak.watch import Growth, Sample, growths, take
 
@@ -33,7 +33,8 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 def soak(mesh: Mesh, duration_s: float) -> tuple[dict[str, list[Sample]], Counter[str], Counter[str]]:
     """Samples by service, the statuses of the plain load beside, and what else was done."""
     samples: dict[str, list[Sample]] = {service.log.stem: [] for service in mesh.services}
-    with load_on(mesh.router.address, rate_per_s=30.0) as load, at_work(mesh.router.address) as done:
+    plain = contextlib.closing(RunningLoad(mesh.router.address, rate_per_s=30.0))
+    with plain as load, at_work(mesh.router.address) as done:
         for _ in range(NUM_SAMPLES):
             time.sleep(duration_s / NUM_SAMPLES)
             for service in mesh.services:
@@ -65,19 +66,12 @@ def test_a_planted_leak_is_found(mesh: Mesh) -> None:
     for model in mesh.models:
         file = Path(model.repository) / "work/1/model.py"
         file.write_text(LEAK)
-        restart(model)
+        model.restart()
     samples, _, _ = soak(mesh, min(DURATION_S, 9.0))
     found = leaks(samples)
     assert {"model0", "model1"} <= found.keys()
     assert {growth.figure for growth in found["model0"]} == {"rss_bytes"}
     assert not {"router", "preprocess", "postprocess"} & found.keys()
-
-
-def restart(service: Service) -> None:
-    """It serves again, with what is in its folder now."""
-    service.end()
-    service.start()
-    wait_serving(service.address)
 
 
 def test_what_counts_as_growth() -> None:

@@ -1,10 +1,12 @@
-"""Blocking work on threads that the end of the process does not wait for."""
+"""Work that crosses between threads and the event loop: to a thread of its own, and back onto the loop."""
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from weft_common.errors import UnavailableError
 
 T = TypeVar("T")
 
@@ -30,3 +32,20 @@ async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await asyncio.wrap_future(outcome)
+
+
+def on_loop(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop, too_late: str) -> "Future[Any]":
+    """The coroutine runs on the event loop, which may be another thread's; cancelling the future cancels it.
+
+    Args:
+        coroutine: Not yet begun.
+        loop: Where it runs.
+        too_late: Text of the UnavailableError that the future has if the loop is closed.
+    """
+    try:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop)
+    except RuntimeError:  # the loop is closed
+        coroutine.close()
+        future: Future[Any] = Future()
+        future.set_exception(UnavailableError(too_late))
+        return future

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from weft_common.core import ParameterValue
-from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from weft_common.errors import InvalidArgumentError, NotFoundError
+from weft_serving.background import on_loop
 
 
 class Loader(Protocol):
@@ -98,10 +99,4 @@ class ModelControl:
                 del self._waits_for[asker]
 
     def _submit(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
-        try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        except RuntimeError:  # the loop is closed
-            coroutine.close()
-            future: Future[Any] = Future()
-            future.set_exception(UnavailableError("the service is stopping; it loads and unloads no models"))
-            return future
+        return on_loop(coroutine, self._loop, "the service is stopping; it loads and unloads no models")

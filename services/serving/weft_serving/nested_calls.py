@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from weft_common import telemetry
 from weft_common.core import CallContext, InferCall, InferResult
-from weft_common.errors import DeadlineExceededError, InternalError, RequestCancelledError, UnavailableError, WeftError
+from weft_common.errors import DeadlineExceededError, InternalError, RequestCancelledError, WeftError
 from weft_common.logs import get_logger
+from weft_serving.background import on_loop
 from weft_serving.call_path import CALL_PATH_HEADER, longer_path, path_of
 from weft_serving.request import InferenceRequest
 
@@ -54,13 +55,7 @@ class NestedCalls:
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
         """The coroutine runs on the event loop; cancelling the future cancels it."""
-        try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        except RuntimeError:  # the loop is closed
-            coroutine.close()
-            future: Future[Any] = Future()
-            future.set_exception(UnavailableError("the service is stopping and calls no other models"))
-            return future
+        return on_loop(coroutine, self._loop, "the service is stopping and calls no other models")
 
     async def _infer(self, call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> InferResult:
         with _nested(call, parents, origin) as context:

@@ -18,6 +18,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from tests.ports import free_port
 
 from weft_common.health import LIVENESS
 from weft_protos import grpc_service_pb2 as pb
@@ -105,12 +106,6 @@ def endpoints():
 def stub_of(endpoints):
     with grpc.insecure_channel(endpoints["grpc"]) as channel:
         yield GRPCInferenceServiceStub(channel)
-
-
-def free_port():
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
 
 
 def outcome_of(stub, request):
