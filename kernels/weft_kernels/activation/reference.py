@@ -1,0 +1,19 @@
+"""The gated activation in plain torch: the oracle of the kernel, and what serves on a CPU."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name torch's own documentation gives it
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """Returns ``silu(gate) * up`` of rows that hold the gate in their first half and ``up`` in their second.
+
+    A row's result depends on that row alone, bit for bit.
+
+    Args:
+        gate_up: Shape ``[num_rows, 2 * F]``, float32, float16 or bfloat16. Not modified.
+
+    Returns:
+        Shape ``[num_rows, F]``, dtype of ``gate_up``; computed in float32 and rounded once.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate.float()).mul_(up).to(gate_up.dtype)

@@ -1,0 +1,43 @@
+"""The gated activation of Llama-shaped feed-forward layers; one program a tile of a row."""
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 1024
+
+
+@triton.jit
+def _silu_mul_kernel(gate_up_ptr, out_ptr, num_columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < num_columns
+    gate_ptr = gate_up_ptr + row * 2 * num_columns
+    gate = tl.load(gate_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_ptr + num_columns + offs, mask=mask, other=0.0).to(tl.float32)
+    product = gate * tl.sigmoid(gate) * up
+    tl.store(out_ptr + row * num_columns + offs, product.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """Returns ``silu(gate) * up`` of rows that hold the gate in their first half and ``up`` in their second.
+
+    Args:
+        gate_up: Shape ``[num_rows, 2 * F]``, float32, float16 or bfloat16, contiguous. Not modified.
+
+    Returns:
+        Shape ``[num_rows, F]``, dtype and device of ``gate_up``; computed in float32 and rounded once.
+
+    Raises:
+        ValueError: ``gate_up`` is not 2-D, has an odd number of columns, or is not contiguous.
+    """
+    if gate_up.ndim != 2 or gate_up.shape[1] == 0 or gate_up.shape[1] % 2:
+        raise ValueError(f"gate_up must be [num_rows, 2 * F] with F at least 1; got shape {tuple(gate_up.shape)}")
+    if not gate_up.is_contiguous():
+        raise ValueError("gate_up must be contiguous; call .contiguous() first")
+    num_rows, num_columns = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((num_rows, num_columns), dtype=gate_up.dtype, device=gate_up.device)
+    if num_rows:
+        block = min(triton.next_power_of_2(num_columns), _BLOCK)
+        _silu_mul_kernel[(num_rows, triton.cdiv(num_columns, block))](gate_up, out, num_columns, BLOCK=block)
+    return out

@@ -1,0 +1,129 @@
+"""How the attention kernel is cut into programs, and what it refuses. Plain rules: nothing is tuned while it serves."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_DOT_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+_KEYS_PER_TILE = 32
+_PROMPT_ROWS_PER_TILE = 64
+_PROGRAMS_PER_PROCESSOR = 4  # enough to hide the latency of loads
+_MIN_TILES_PER_PART = 4  # a shorter part costs more to merge than it saves
+_DETERMINISTIC_KEYS_PER_PART = 512
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """How one call is cut into programs.
+
+    Attributes:
+        num_row_tiles: Tiles of rows, all sequences together; an upper bound, programs past the end return at once.
+        rows_per_tile: Tokens times query heads of a group, a power of two, 16 at least.
+        keys_per_tile: Keys per step of a program, a power of two, 16 at least.
+        keys_per_part: Keys of one part, a multiple of ``keys_per_tile``.
+        num_parts: Programs that share the keys of one tile of rows; 1 for none.
+        merges_parts: A program that walks all the keys merges them part by part, as if others had walked them.
+        is_one_token: Every sequence has exactly one new token.
+        dot_dtype: Triton dtype of what is multiplied; the sums are float32.
+        num_warps: Warps of a program.
+        num_stages: Tiles of keys and values in flight.
+    """
+
+    num_row_tiles: int
+    rows_per_tile: int
+    keys_per_tile: int
+    keys_per_part: int
+    num_parts: int
+    merges_parts: bool
+    is_one_token: bool
+    dot_dtype: Any
+    num_warps: int
+    num_stages: int
+
+
+def plan_launch(
+    q: Tensor, kv_layer: Tensor, num_sequences: int, max_q_len: int, max_ctx_len: int, *, deterministic: bool
+) -> LaunchPlan:
+    """The cut for these shapes; in deterministic mode what touches a row's sums follows from the model alone."""
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = kv_layer.shape[3]
+    group_size = num_heads // num_kv_heads
+    rows = max(16, triton.next_power_of_2(group_size))
+    if not deterministic and max_q_len * group_size > rows:
+        rows = max(rows, _PROMPT_ROWS_PER_TILE)
+    is_one_token = max_q_len == 1 and num_tokens == num_sequences
+    num_row_tiles = num_sequences if is_one_token else num_tokens // (rows // group_size) + num_sequences
+    num_missing = triton.cdiv(
+        _PROGRAMS_PER_PROCESSOR * _num_processors(q.device), max(1, num_row_tiles * num_kv_heads)
+    )  # parts that would fill the device
+    if deterministic:
+        keys_per_part = _DETERMINISTIC_KEYS_PER_PART
+    else:
+        min_keys = _MIN_TILES_PER_PART * _KEYS_PER_TILE
+        num_parts = max(1, min(num_missing, triton.cdiv(max_ctx_len, min_keys)))
+        keys_per_part = triton.cdiv(triton.cdiv(max_ctx_len, num_parts), _KEYS_PER_TILE) * _KEYS_PER_TILE
+    num_parts = triton.cdiv(max_ctx_len, keys_per_part) if num_missing > 1 else 1
+    is_wide = q.dtype == torch.float32 or head_dim > 128
+    return LaunchPlan(
+        num_row_tiles=num_row_tiles,
+        rows_per_tile=rows,
+        keys_per_tile=_KEYS_PER_TILE,
+        keys_per_part=keys_per_part,
+        num_parts=num_parts,
+        merges_parts=deterministic and num_parts == 1,
+        is_one_token=is_one_token,
+        dot_dtype=dot_dtype(q),
+        num_warps=4,
+        num_stages=2 if is_wide else 3,
+    )
+
+
+def dot_dtype(x: Tensor) -> Any:
+    """The Triton dtype in which products of ``x`` are taken; the interpreter cannot multiply bfloat16."""
+    if x.device.type == "cpu" and x.dtype == torch.bfloat16:
+        return tl.float32
+    return _DOT_DTYPES[x.dtype]
+
+
+def check_arguments(q: Tensor, kv_layer: Tensor, block_tables: Tensor, q_start: Tensor, ctx_len: Tensor) -> None:
+    """The tensors are as ``paged_attention`` documents.
+
+    Raises:
+        ValueError: One is not; the message names it and gives the shape, dtype or strides got.
+    """
+    if q.dim() != 3 or q.stride(2) != 1 or q.stride(1) != q.shape[2]:
+        raise ValueError(
+            f"q has shape {list(q.shape)} and strides {list(q.stride())}; it must be [T, H, D], H and D contiguous"
+        )
+    if q.dtype not in _DOT_DTYPES:
+        raise ValueError(f"q is {q.dtype}; it must be float32, float16 or bfloat16")
+    if kv_layer.dim() != 5 or kv_layer.shape[1] != 2 or not kv_layer[0, 0].is_contiguous():
+        raise ValueError(
+            f"kv_layer has shape {list(kv_layer.shape)} and strides {list(kv_layer.stride())}; "
+            "it must be [num_blocks, 2, P, K, D], the last three contiguous"
+        )
+    if kv_layer.dtype != q.dtype or kv_layer.shape[4] != q.shape[2] or q.shape[1] % kv_layer.shape[3]:
+        raise ValueError(
+            f"kv_layer is {kv_layer.dtype} {list(kv_layer.shape)}, q is {q.dtype} {list(q.shape)}; they must agree in "
+            "dtype and D, and H must be a multiple of K"
+        )
+    num_sequences = ctx_len.shape[0]
+    if block_tables.dim() != 2 or block_tables.shape[0] != num_sequences or block_tables.stride(1) != 1:
+        raise ValueError(
+            f"block_tables has shape {list(block_tables.shape)}; it must be [{num_sequences}, M], rows contiguous"
+        )
+    if q_start.shape != (num_sequences + 1,):
+        raise ValueError(f"q_start has shape {list(q_start.shape)}; it must be [{num_sequences + 1}]")
+    for name, tensor in (("block_tables", block_tables), ("q_start", q_start), ("ctx_len", ctx_len)):
+        if tensor.dtype != torch.int32 or tensor.device != q.device:
+            raise ValueError(f"{name} is {tensor.dtype} on {tensor.device}; it must be int32 on {q.device}")
+
+
+@lru_cache
+def _num_processors(device: torch.device) -> int:
+    return 1 if device.type == "cpu" else int(torch.cuda.get_device_properties(device).multi_processor_count)

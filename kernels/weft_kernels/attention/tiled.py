@@ -1,0 +1,153 @@
+"""Attention over a paged KV cache with rows that are bitwise the same in any batch; see ``reference``."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+ROWS_PER_TILE = 16
+KEYS_PER_TILE = 64
+# A finite stand-in for minus infinity: a row that has seen nothing yet has no NaN when its maximum is subtracted.
+_NOTHING = -1e30
+
+
+def tiled_attention(
+    q: Tensor,
+    kv_layer: Tensor,
+    block_tables: Tensor,
+    q_start: Tensor,
+    ctx_len: Tensor,
+    scale: float,
+    window: int,
+    soft_cap: float,
+    step_cache: dict[str, Any] | None,
+) -> Tensor:
+    """``reference.paged_attention`` with its promise of determinism: takes and gives the same.
+
+    BLAS orders its sums by the shape of a product. Here every product is 16 rows by 64 keys, the rows of a sequence
+    padded with zeros and the keys counted from position 0, and a tile of keys that a row does not see changes nothing
+    in its sums, so neither the batch nor the chunk that a row came in can be told from its result.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    block_size, num_kv_heads = kv_layer.shape[2:4]
+    group_size = num_heads // num_kv_heads
+    cache = {} if step_cache is None else step_cache
+    tiles: _Tiles | None = cache.get("tiled_attention")
+    if tiles is None:
+        tiles = cache["tiled_attention"] = _Tiles(block_tables, q_start.long(), ctx_len.long(), group_size, block_size)
+
+    queries = q.new_zeros(tiles.count * ROWS_PER_TILE, num_kv_heads, head_dim, dtype=torch.float32)
+    queries[tiles.rows] = q.view(num_tokens, num_kv_heads, group_size, head_dim).transpose(1, 2).flatten(0, 1).float()
+    queries = queries.mul_(scale).unflatten(0, (tiles.count, -1)).transpose(1, 2).contiguous()
+    out = torch.zeros_like(queries)
+    row_max = queries.new_full((tiles.count, num_kv_heads, ROWS_PER_TILE, 1), _NOTHING)
+    row_sum = torch.zeros_like(row_max)
+    for keys_tile in tiles.of_keys:
+        count = keys_tile.num_row_tiles
+        keys, values = (
+            half.index_select(0, keys_tile.blocks).view(count, -1, num_kv_heads, head_dim)
+            for half in kv_layer.unbind(1)
+        )
+        values = values.float().masked_fill_(keys_tile.is_beyond, 0.0)  # a weight of 0 does not stop a NaN
+        scores = _products(queries[:count], keys.float().permute(0, 2, 3, 1))
+        if soft_cap:
+            scores.div_(soft_cap).tanh_().mul_(soft_cap)
+        is_hidden = keys_tile.is_ahead
+        if window:
+            is_hidden = is_hidden | (keys_tile.positions <= tiles.positions[:count, None, :, None] - window)
+        scores.masked_fill_(is_hidden, float("-inf"))
+        new_max = torch.maximum(row_max[:count], scores.amax(-1, keepdim=True))
+        weights = scores.sub_(new_max).exp_()
+        shrink = (row_max[:count] - new_max).exp_()
+        row_max[:count] = new_max
+        row_sum[:count].mul_(shrink).add_(weights.sum(-1, keepdim=True))
+        out[:count].mul_(shrink).add_(_products(weights, values.transpose(1, 2)))
+    out = out.div_(row_sum).transpose(1, 2).flatten(0, 1)[tiles.rows].to(q.dtype)
+    return out.view(num_tokens, group_size, num_kv_heads, head_dim).transpose(1, 2).reshape(q.shape)
+
+
+class _KeysTile(NamedTuple):
+    """A tile of keys and the ``n`` first tiles of rows, which have a row that sees one of them.
+
+    Attributes:
+        num_row_tiles: ``n``.
+        blocks: The keys' blocks, those of one tile of rows next to one another, shape ``[n * blocks_per_tile]``.
+        positions: Of the keys, int64.
+        is_beyond: Which keys are beyond the context, shape ``[n, keys_per_tile, 1, 1]``.
+        is_ahead: Which keys come after a row's own position, shape ``[n, 1, 16, keys_per_tile]``.
+    """
+
+    num_row_tiles: int
+    blocks: Tensor
+    positions: Tensor
+    is_beyond: Tensor
+    is_ahead: Tensor
+
+
+class _Tiles:
+    """The rows of every sequence, one for each token and query head of a group, in tiles of 16; longest view first.
+
+    Attributes:
+        count: Number of tiles.
+        rows: Row of each token and head of a group, token by token, shape ``[T * group_size]``, int64.
+        positions: Absolute position of each row, shape ``[count, 16]``, int64; padding rows stand at position 0.
+        of_keys: The tiles of keys from position 0 on.
+    """
+
+    def __init__(
+        self, block_tables: Tensor, q_start: Tensor, ctx_len: Tensor, group_size: int, block_size: int
+    ) -> None:
+        q_len = q_start.diff()
+        num_tiles = (q_len * group_size + ROWS_PER_TILE - 1) // ROWS_PER_TILE
+        sequences = torch.repeat_interleave(num_tiles)
+        self.count = len(sequences)
+        first_tile = num_tiles.cumsum(0) - num_tiles
+        rows_before_end = (torch.arange(1, self.count + 1) - first_tile[sequences]) * ROWS_PER_TILE
+        last_token = ((rows_before_end - 1) // group_size).minimum(q_len[sequences] - 1)
+        last_position, order = ((ctx_len - q_len)[sequences] + last_token).sort(descending=True, stable=True)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(self.count)
+
+        sequence_of_token = torch.repeat_interleave(q_len)
+        token = torch.arange(len(sequence_of_token)) - q_start[sequence_of_token]
+        local = token.unsqueeze(1) * group_size + torch.arange(group_size)
+        tile = place[first_tile[sequence_of_token].unsqueeze(1) + local // ROWS_PER_TILE]
+        self.rows = (tile * ROWS_PER_TILE + local % ROWS_PER_TILE).flatten()
+        positions = torch.zeros(self.count * ROWS_PER_TILE, dtype=torch.int64)
+        positions[self.rows] = ((ctx_len - q_len)[sequence_of_token] + token).repeat_interleave(group_size)
+        self.positions = positions.view(self.count, ROWS_PER_TILE)
+        self.of_keys = self._keys_tiles(block_tables, sequences[order], ctx_len, last_position, block_size)
+
+    def _keys_tiles(
+        self, block_tables: Tensor, sequences: Tensor, ctx_len: Tensor, last_position: Tensor, block_size: int
+    ) -> list[_KeysTile]:
+        """The tiles of keys, where tile ``t`` of rows is of ``sequences[t]`` and sees up to ``last_position[t]``."""
+        keys_per_tile = max(KEYS_PER_TILE, block_size)
+        blocks_per_tile = keys_per_tile // block_size
+        tables = functional.pad(block_tables, (0, -block_tables.shape[1] % blocks_per_tile))
+        tables = tables.index_select(0, sequences).unflatten(1, (-1, blocks_per_tile))
+        contexts = ctx_len[sequences]
+        furthest = last_position // keys_per_tile
+        num_tiles = int(furthest[0]) + 1 if self.count else 0
+        counts = (furthest.unsqueeze(0) >= torch.arange(num_tiles).unsqueeze(1)).sum(1).tolist()
+        tiles = []
+        for index, count in enumerate(counts):
+            positions = torch.arange(index * keys_per_tile, (index + 1) * keys_per_tile)
+            tiles.append(
+                _KeysTile(
+                    count,
+                    tables[:count, index].flatten(),
+                    positions,
+                    positions[:, None, None] >= contexts[:count, None, None, None],
+                    positions > self.positions[:count, None, :, None],
+                )
+            )
+        return tiles
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """``left[n, K, 16, a] @ right[n, K, a, b]``, laid out the same whatever ``n`` is, so that BLAS does the same."""
+    count, num_kv_heads = left.shape[:2]
+    product = torch.bmm(left.flatten(0, 1).contiguous(), right.flatten(0, 1).contiguous())
+    return product.unflatten(0, (count, num_kv_heads))

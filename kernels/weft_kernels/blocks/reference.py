@@ -1,0 +1,42 @@
+"""Copies of whole KV-cache blocks, in torch: copy-on-write, and moving blocks out of the cache and into it."""
+
+import torch
+from torch import Tensor
+
+
+def copy_blocks(kv: Tensor, pairs: Tensor) -> None:
+    """Block ``pairs[c, 0]`` stands in block ``pairs[c, 1]`` too, for every ``c``.
+
+    Args:
+        kv: The cache, shape ``[num_blocks, ...]``, contiguous. Written.
+        pairs: ``(source, destination)`` block ids, shape ``[C, 2]``, int32. No block is the destination of two pairs,
+            nor the source of one and the destination of another.
+    """
+    if pairs.shape[0]:
+        source, destination = pairs.to(torch.int64).unbind(1)
+        kv.index_copy_(0, destination, kv.index_select(0, source))
+
+
+def gather_blocks(kv: Tensor, ids: Tensor) -> Tensor:
+    """The blocks ``ids``, one after the other, in a new tensor.
+
+    Args:
+        kv: The cache, shape ``[num_blocks, ...]``, contiguous. Not modified.
+        ids: Block ids, shape ``[C]``, int32; repeats are allowed.
+
+    Returns:
+        Shape ``[C, ...]``, dtype and device of ``kv``.
+    """
+    return kv.index_select(0, ids)
+
+
+def scatter_blocks(kv: Tensor, ids: Tensor, data: Tensor) -> None:
+    """Block ``ids[c]`` holds ``data[c]``, for every ``c``.
+
+    Args:
+        kv: The cache, shape ``[num_blocks, ...]``, contiguous. Written.
+        ids: Block ids, shape ``[C]``, int32, all different.
+        data: Shape ``[C, ...]``, contiguous, dtype and device of ``kv``. Not modified.
+    """
+    if ids.shape[0]:
+        kv.index_copy_(0, ids.to(torch.int64), data)

@@ -1,0 +1,171 @@
+"""Rotary position embedding and the store into the KV cache in one kernel; see ``reference.rope_and_store``."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def rope_and_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slot_map: Tensor,
+    kv_layer: Tensor,
+    *,
+    step_cache: dict[str, Any] | None = None,
+) -> None:
+    """``reference.rope_and_store`` in one pass over ``q``, ``k`` and ``v``; one program a token.
+
+    Args:
+        q: As the reference's; heads and elements contiguous, so it may be a part of a wider row.
+        k: As ``q``.
+        v: As ``q``.
+        cos: As the reference's, contiguous.
+        sin: As the reference's, contiguous.
+        positions: As the reference's.
+        slot_map: As the reference's.
+        kv_layer: As the reference's; ``P``, ``K`` and ``D`` contiguous.
+        step_cache: Not used: nothing is worked out before the launch.
+
+    Raises:
+        ValueError: A shape, dtype or layout is not as above; the message gives the one got.
+    """
+    _check(q, k, v, cos, sin, positions, slot_map, kv_layer)
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = k.shape[1]
+    if not num_tokens:
+        return
+    _rope_and_store[(num_tokens,)](
+        q,
+        k,
+        v,
+        cos,
+        sin,
+        positions,
+        slot_map,
+        kv_layer,
+        Q_TOKEN_STRIDE=q.stride(0),
+        K_TOKEN_STRIDE=k.stride(0),
+        V_TOKEN_STRIDE=v.stride(0),
+        KV_BLOCK_STRIDE=kv_layer.stride(0),
+        KV_HALF_STRIDE=kv_layer.stride(1),
+        BLOCK_SIZE=kv_layer.shape[2],
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HALF=head_dim // 2,
+        PADDED_HEADS=triton.next_power_of_2(num_heads),
+        PADDED_KV_HEADS=triton.next_power_of_2(num_kv_heads),
+        PADDED_HALF=triton.next_power_of_2(head_dim // 2),
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _rope_and_store(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_ptr,
+    sin_ptr,
+    position_ptr,
+    slot_ptr,
+    kv_ptr,
+    Q_TOKEN_STRIDE: tl.constexpr,
+    K_TOKEN_STRIDE: tl.constexpr,
+    V_TOKEN_STRIDE: tl.constexpr,
+    KV_BLOCK_STRIDE: tl.constexpr,
+    KV_HALF_STRIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    PADDED_HEADS: tl.constexpr,
+    PADDED_KV_HEADS: tl.constexpr,
+    PADDED_HALF: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    pairs = tl.arange(0, PADDED_HALF)
+    angle = tl.load(position_ptr + token).to(tl.int64) * HALF + pairs
+    cos = tl.load(cos_ptr + angle, mask=pairs < HALF, other=0.0)[None, :]
+    sin = tl.load(sin_ptr + angle, mask=pairs < HALF, other=0.0)[None, :]
+
+    heads = tl.arange(0, PADDED_HEADS)
+    is_pair = (heads < NUM_HEADS)[:, None] & (pairs < HALF)[None, :]
+    first_ptr = q_ptr + token * Q_TOKEN_STRIDE + heads[:, None] * (2 * HALF) + pairs[None, :]
+    first, second = _rotated(first_ptr, cos, sin, is_pair, HALF)
+    tl.store(first_ptr, first, mask=is_pair)
+    tl.store(first_ptr + HALF, second, mask=is_pair)
+
+    slot = tl.load(slot_ptr + token)
+    kv_slot_ptr = kv_ptr + slot // BLOCK_SIZE * KV_BLOCK_STRIDE + slot % BLOCK_SIZE * (NUM_KV_HEADS * 2 * HALF)
+    heads = tl.arange(0, PADDED_KV_HEADS)
+    is_pair = (heads < NUM_KV_HEADS)[:, None] & (pairs < HALF)[None, :]
+    offset = heads[:, None] * (2 * HALF) + pairs[None, :]
+    first_ptr = k_ptr + token * K_TOKEN_STRIDE + offset
+    first, second = _rotated(first_ptr, cos, sin, is_pair, HALF)
+    tl.store(first_ptr, first, mask=is_pair)
+    tl.store(first_ptr + HALF, second, mask=is_pair)
+    tl.store(kv_slot_ptr + offset, first, mask=is_pair)
+    tl.store(kv_slot_ptr + offset + HALF, second, mask=is_pair)
+    v_first_ptr = v_ptr + token * V_TOKEN_STRIDE + offset
+    tl.store(kv_slot_ptr + KV_HALF_STRIDE + offset, tl.load(v_first_ptr, mask=is_pair), mask=is_pair)
+    tl.store(kv_slot_ptr + KV_HALF_STRIDE + offset + HALF, tl.load(v_first_ptr + HALF, mask=is_pair), mask=is_pair)
+
+
+@triton.jit
+def _rotated(first_ptr, cos, sin, is_pair, HALF: tl.constexpr):
+    """Both halves of the heads at ``first_ptr`` after the rotation, in the dtype they are stored in."""
+    first = tl.load(first_ptr, mask=is_pair, other=0.0).to(tl.float32)
+    second = tl.load(first_ptr + HALF, mask=is_pair, other=0.0).to(tl.float32)
+    dtype = first_ptr.dtype.element_ty
+    return (first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype)
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slot_map: Tensor,
+    kv_layer: Tensor,
+) -> None:
+    num_tokens, num_kv_heads, head_dim = k.shape
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 3 or x.stride(2) != 1 or x.stride(1) != x.shape[2] or x.shape[::2] != (num_tokens, head_dim):
+            raise ValueError(
+                f"{name} has shape {list(x.shape)} and strides {list(x.stride())}; it must be "
+                f"[{num_tokens}, heads, {head_dim}], heads and elements contiguous"
+            )
+        if x.dtype not in _DTYPES or x.dtype != kv_layer.dtype:
+            raise ValueError(
+                f"{name} is {x.dtype} and kv_layer {kv_layer.dtype}; both must be one of float32, float16, bfloat16"
+            )
+    if v.shape != k.shape or head_dim % 2:
+        raise ValueError(f"k is {list(k.shape)} and v {list(v.shape)}; they must be equal, the last size even")
+    if kv_layer.shape[1:2] + kv_layer.shape[3:] != (2, num_kv_heads, head_dim) or not kv_layer[0, 0].is_contiguous():
+        raise ValueError(
+            f"kv_layer has shape {list(kv_layer.shape)} and strides {list(kv_layer.stride())}; it must be "
+            f"[num_blocks, 2, P, {num_kv_heads}, {head_dim}], the last three contiguous"
+        )
+    for name, table in (("cos", cos), ("sin", sin)):
+        if table.dtype != torch.float32 or table.shape[1:] != (head_dim // 2,) or not table.is_contiguous():
+            raise ValueError(
+                f"{name} is {table.dtype} {list(table.shape)}; it must be float32 [max_pos, {head_dim // 2}], "
+                "contiguous"
+            )
+    if positions.dtype != torch.int32 or slot_map.dtype != torch.int64:
+        raise ValueError(f"positions is {positions.dtype}, slot_map {slot_map.dtype}; they must be int32 and int64")
+    if positions.shape != (num_tokens,) or slot_map.shape != (num_tokens,):
+        raise ValueError(
+            f"positions is {list(positions.shape)}, slot_map {list(slot_map.shape)}; both must be [{num_tokens}]"
+        )

@@ -1,0 +1,287 @@
+"""Paged attention: the reference against a plain softmax, and the kernel against the reference."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft_kernels.attention import reference, triton_kernel
+from weft_kernels.attention.launch import plan_launch
+
+MIXED = ((1, 37), (5, 18), (33, 33))
+SINGLE = ((1, 1), (1, 70), (1, 33))
+HEADS = ((4, 4), (8, 2), (5, 1))
+BLOCK_SIZE = 16
+LAYER = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Sequences of ``(q_len, ctx_len)`` in a cache that holds NaN wherever none of their tokens stands."""
+
+    q: Tensor
+    kv_layer: Tensor
+    block_tables: Tensor
+    q_start: Tensor
+    ctx_len: Tensor
+    keys: tuple[Tensor, ...]  # of each sequence, [ctx_len, K, D]
+    values: tuple[Tensor, ...]
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The arguments that bound the batch."""
+        return {"max_q_len": int(self.q_start.diff().max()), "max_ctx_len": int(self.ctx_len.max())}
+
+    def run(self, attention: Callable[..., Tensor], **options) -> Tensor:
+        """The result of ``attention`` for the whole batch."""
+        scale = options.pop("scale", self.q.shape[2] ** -0.5)
+        arguments = (self.q, self.kv_layer, self.block_tables, self.q_start, self.ctx_len)
+        return attention(*arguments, scale=scale, **self.limits, **options)
+
+    def only(self, sequence: int, first: int, last: int) -> "Batch":
+        """A batch of the tokens ``[first, last)`` of one sequence's step, as a chunked prompt would bring them."""
+        begin, end = self.q_start[sequence : sequence + 2].tolist()
+        context = self.ctx_len[sequence : sequence + 1] - (end - begin) + last
+        return dataclasses.replace(
+            self,
+            q=self.q[begin + first : begin + last],
+            block_tables=self.block_tables[sequence : sequence + 1],
+            q_start=torch.tensor([0, last - first], dtype=torch.int32, device=self.q.device),
+            ctx_len=context,
+        )
+
+    def chunks(self, sequence: int, size: int) -> list["Batch"]:
+        """One sequence's step in chunks of ``size`` tokens."""
+        q_len = int(self.q_start.diff()[sequence])
+        return [self.only(sequence, first, min(first + size, q_len)) for first in range(0, q_len, size)]
+
+
+def make_batch(sequences, num_heads, num_kv_heads, head_dim, *, device="cpu", dtype=torch.float32, seed=0, layout=0):
+    """A ``Batch`` with values by ``seed`` and blocks strewn over the cache by ``layout``."""
+    generator = torch.Generator().manual_seed(seed)
+    needed = [-(-context // BLOCK_SIZE) for _, context in sequences]
+    num_blocks = sum(needed) + 3
+    free = (torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(layout)) + 1).tolist()
+    kv = torch.full((num_blocks, 3, 2, BLOCK_SIZE, num_kv_heads, head_dim), float("nan"), dtype=dtype)
+    block_tables = torch.zeros(len(sequences), max(needed) + 1, dtype=torch.int32)
+    keys, values, queries = [], [], []
+    for sequence, (q_len, context) in enumerate(sequences):
+        key, value = torch.randn(2, context, num_kv_heads, head_dim, generator=generator).to(dtype)
+        for index in range(needed[sequence]):
+            block = block_tables[sequence, index] = free.pop()
+            first = index * BLOCK_SIZE
+            count = min(BLOCK_SIZE, context - first)
+            kv[block, LAYER, 0, :count] = key[first : first + count]
+            kv[block, LAYER, 1, :count] = value[first : first + count]
+        queries.append(torch.randn(q_len, num_heads, head_dim, generator=generator).to(dtype))
+        keys.append(key)
+        values.append(value)
+    q_start = torch.tensor([0, *itertools.accumulate(q_len for q_len, _ in sequences)], dtype=torch.int32)
+    ctx_len = torch.tensor([context for _, context in sequences], dtype=torch.int32)
+    tensors = (torch.cat(queries), kv, block_tables, q_start, ctx_len)
+    q, kv, block_tables, q_start, ctx_len = (tensor.to(device) for tensor in tensors)
+    return Batch(q, kv[:, LAYER], block_tables, q_start, ctx_len, tuple(keys), tuple(values))
+
+
+def plain_attention(batch: Batch, *, window=0, soft_cap=0.0) -> Tensor:
+    """Softmax attention sequence by sequence, from the keys and values that went into the cache, in float64."""
+    parts = []
+    bounds = itertools.pairwise(batch.q_start.tolist())
+    for (begin, end), *cached in zip(bounds, batch.keys, batch.values, strict=True):
+        q = batch.q[begin:end].double().cpu()
+        key, value = (x.double().repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in cached)
+        scores = torch.einsum("qhd,khd->hqk", q, key) * q.shape[2] ** -0.5
+        if soft_cap:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        own = torch.arange(key.shape[0] - q.shape[0], key.shape[0])[:, None]
+        seen = torch.arange(key.shape[0])[None]
+        is_visible = (seen <= own) & ((seen > own - window) if window else True)
+        weights = scores.masked_fill(~is_visible, float("-inf")).softmax(-1)
+        parts.append(torch.einsum("hqk,khd->qhd", weights, value))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (7, 0.0), (0, 2.0), (20, 3.0)])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [*HEADS, (12, 6)])
+@pytest.mark.parametrize("sequences", [MIXED, SINGLE, ((1, 200), (1, 64), (1, 65), (3, 130)), ((70, 150), (1, 5))])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_reference_is_a_softmax_over_what_a_token_sees(
+    sequences, num_heads, num_kv_heads, window, soft_cap, deterministic
+):
+    """Both ways of the reference agree with a plain softmax, and no NaN beyond a context reaches them."""
+    batch = make_batch(sequences, num_heads, num_kv_heads, 80)
+    actual = batch.run(reference.paged_attention, window=window, soft_cap=soft_cap, deterministic=deterministic)
+    expected = plain_attention(batch, window=window, soft_cap=soft_cap)
+    assert (expected - actual).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("sequences", [MIXED, SINGLE, ((1, 40), (70, 150), (1, 5), (1, 130))])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_layers_share_what_a_step_works_out(sequences, deterministic):
+    """With one dict for all layers, whose windows differ, each result is bitwise that of a call of its own."""
+    batch = make_batch(sequences, 8, 2, 32)
+    cache: dict = {}
+    for window in (0, 7, 0, 20):
+        expected = batch.run(reference.paged_attention, window=window, deterministic=deterministic)
+        options = {"window": window, "deterministic": deterministic, "step_cache": cache}
+        assert torch.equal(expected, batch.run(reference.paged_attention, **options))
+    assert 1 == len(cache)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_reference_in_bfloat16_rounds_once(deterministic):
+    """What bfloat16 costs is the rounding of the result, since the sums are float32."""
+    batch = make_batch(((1, 90), (1, 40), (1, 7), (20, 60)), 8, 2, 64, dtype=torch.bfloat16)
+    actual = batch.run(reference.paged_attention, deterministic=deterministic)
+    assert torch.bfloat16 == actual.dtype
+    assert (plain_attention(batch) - actual).abs().max() < 1.5e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(8, 4, 32), (5, 1, 80), (14, 2, 64), (1, 1, 16)])
+@pytest.mark.parametrize("window", [0, 9])
+def test_a_row_of_the_deterministic_reference_is_bitwise_its_own(dtype, num_heads, num_kv_heads, head_dim, window):
+    """A sequence's rows are equal alone, in a batch, permuted, chunked in any way and in other blocks."""
+    sequences = ((150, 150), (3, 77), (1, 130), (40, 41))
+    batch = make_batch(sequences, num_heads, num_kv_heads, head_dim, dtype=dtype)
+    options = {"window": window, "deterministic": True}
+    together = batch.run(reference.paged_attention, **options)
+    for sequence, (begin, end) in enumerate(itertools.pairwise(batch.q_start.tolist())):
+        for size in (1, 7, 16, 150):
+            chunks = [chunk.run(reference.paged_attention, **options) for chunk in batch.chunks(sequence, size)]
+            assert torch.equal(together[begin:end], torch.cat(chunks)), f"sequence {sequence}, chunks of {size}"
+    elsewhere = make_batch(sequences, num_heads, num_kv_heads, head_dim, dtype=dtype, layout=1)
+    assert not torch.equal(batch.block_tables, elsewhere.block_tables)
+    assert torch.equal(together, elsewhere.run(reference.paged_attention, **options))
+    order = [2, 0, 3, 1]
+    rows = [together[batch.q_start[i] : batch.q_start[i + 1]] for i in order]
+    permuted = dataclasses.replace(
+        batch,
+        q=torch.cat([batch.q[batch.q_start[i] : batch.q_start[i + 1]] for i in order]),
+        block_tables=batch.block_tables[order],
+        q_start=torch.tensor([0, *itertools.accumulate(len(part) for part in rows)], dtype=torch.int32),
+        ctx_len=batch.ctx_len[order],
+    )
+    assert torch.equal(torch.cat(rows), permuted.run(reference.paged_attention, **options))
+
+
+def check_kernel(attention: Callable[..., Tensor], place, **options) -> None:
+    """``attention`` agrees with the reference on a mixed batch: the check that a wrong kernel must not pass."""
+    batch = make_batch(MIXED, 8, 2, 64, device=place.device, dtype=place.dtype)
+    expected = plain_attention(batch, window=options.get("window", 0), soft_cap=options.get("soft_cap", 0.0))
+    place.assert_close(expected, batch.run(attention, **options))
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), HEADS)
+@pytest.mark.parametrize(("sequences", "head_dim", "options"), [
+    (MIXED, 32, {}),
+    (MIXED, 80, {"window": 7}),
+    (MIXED, 64, {"soft_cap": 2.0, "deterministic": True}),
+    (SINGLE, 80, {}),
+    (SINGLE, 64, {"window": 20, "soft_cap": 3.0}),
+])  # fmt: skip
+def test_the_kernel_agrees_with_the_reference(place, sequences, num_heads, num_kv_heads, head_dim, options):
+    """Prompts, chunks and single tokens over scattered blocks, whose neighbours and rests hold NaN."""
+    batch = make_batch(sequences, num_heads, num_kv_heads, head_dim, device=place.device, dtype=place.dtype)
+    expected = batch.run(reference.paged_attention, **options) if place.device == "cpu" else None
+    if expected is None:
+        expected = plain_attention(batch, **{k: v for k, v in options.items() if k != "deterministic"})
+    place.assert_close(expected, batch.run(triton_kernel.paged_attention, **options))
+
+
+@pytest.mark.parametrize(("right", "wrong"), [
+    ("keys[None, :] <= position[:, None]", "keys[None, :] < ctx_len"),
+    ("for first in range(low, high, KEYS):", "for first in range(low, tl.maximum(low + 1, high - KEYS), KEYS):"),
+    ("head = kv_head * GROUP_SIZE + rows % GROUP_SIZE", "head = rows % GROUP_SIZE * NUM_KV_HEADS + kv_head"),
+    ("row_sum * shrink + tl.sum(weights, 1)", "row_sum + tl.sum(weights, 1)"),
+    ("mask=is_key[:, None] & is_dim[None, :]", "mask=is_dim[None, :]"),
+], ids=["no causal mask", "last tile dropped", "heads mixed", "sum not rescaled", "values past the end"])  # fmt: skip
+def test_the_check_catches_a_wrong_kernel(place_float32, planted, right, wrong):
+    """Each defect makes the check fail that the kernel passes."""
+    check_kernel(triton_kernel.paged_attention, place_float32)
+    defective = planted(triton_kernel, right, wrong)
+    with pytest.raises(AssertionError, match="differs by"):
+        check_kernel(defective.paged_attention, place_float32)
+
+
+def plan_in_parts(batch: Batch, *, is_stored: bool):
+    """A deterministic plan with parts of 32 keys, each walked by its own program or all by one."""
+    plan = plan_launch(batch.q, batch.kv_layer, len(batch.ctx_len), **batch.limits, deterministic=True)
+    num_parts = -(-batch.limits["max_ctx_len"] // 32) if is_stored else 1
+    return dataclasses.replace(plan, keys_per_part=32, num_parts=num_parts, merges_parts=not is_stored)
+
+
+def run_in_parts(batch: Batch, *, is_stored: bool) -> Tensor:
+    """The kernel's result with ``plan_in_parts``."""
+    arguments = (batch.q, batch.kv_layer, batch.block_tables, batch.q_start, batch.ctx_len)
+    plan = plan_in_parts(batch, is_stored=is_stored)
+    return triton_kernel.launch(*arguments, scale=batch.q.shape[2] ** -0.5, window=0, soft_cap=0.0, plan=plan)
+
+
+@pytest.mark.parametrize("sequences", [((1, 70), (1, 9), (1, 32)), ((2, 70), (9, 40))])
+def test_parts_are_merged_alike_by_one_program_and_by_a_second_kernel(place, sequences):
+    """The result is right, and bitwise the same however the parts are spread over programs."""
+    batch = make_batch(sequences, 4, 2, 32, device=place.device, dtype=place.dtype)
+    stored = run_in_parts(batch, is_stored=True)
+    place.assert_close(plain_attention(batch), stored)
+    assert torch.equal(stored, run_in_parts(batch, is_stored=False))
+
+
+@pytest.mark.parametrize("size", [1, 7, 16])
+def test_a_row_of_the_deterministic_kernel_is_bitwise_its_own(place, size):
+    """A prompt in chunks, whose single tokens are walked in parts, equals the prompt at once beside others."""
+    batch = make_batch(((17, 45), (1, 37)), 2, 1, 32, device=place.device, dtype=place.dtype)
+    together = run_in_parts(batch, is_stored=False)
+    chunks = [run_in_parts(chunk, is_stored=size == 1) for chunk in batch.chunks(0, size)]
+    assert torch.equal(together[:17], torch.cat(chunks))
+
+
+def test_a_plan_fills_the_device_and_keeps_to_one_shape_where_it_must(monkeypatch):
+    """Few programs share the keys; a deterministic plan has one tile and one part length for all shapes."""
+    monkeypatch.setattr("weft_kernels.attention.launch._num_processors", lambda device: 132)
+    kv_layer = torch.empty(1, 2, 16, 8, 128)
+    alone = plan_launch(torch.empty(1, 32, 128), kv_layer, 1, 1, 8192, deterministic=False)
+    assert 64 == alone.num_parts  # of 128 keys at least
+    assert 1 == alone.num_row_tiles
+    many = plan_launch(torch.empty(256, 32, 128), kv_layer, 256, 1, 8192, deterministic=False)
+    assert 1 == many.num_parts
+    plans = [
+        plan_launch(torch.empty(num_tokens, 32, 128), kv_layer, 1, num_tokens, 8192, deterministic=True)
+        for num_tokens in (1, 2000)
+    ]
+    assert 1 == len({(p.rows_per_tile, p.keys_per_tile, p.keys_per_part, p.num_warps, p.num_stages) for p in plans})
+    assert (16, 1) == (plans[0].num_parts, plans[1].num_parts)
+    assert (False, True) == (plans[0].merges_parts, plans[1].merges_parts)
+
+
+def test_a_block_far_into_the_cache_is_read(place_float32):
+    """An element's offset may exceed 32 bits; the cache is address space of which three pages are touched."""
+    shape = (3, 2, 16, 1, 16)
+    stride = 1 << 30
+    memory = torch.empty(2 * stride + 512, dtype=torch.float16, device=place_float32.device)
+    kv_layer = memory.as_strided(shape, (stride, 256, 16, 16, 1))
+    near = make_batch(((1, 16),), 1, 1, 16, device=place_float32.device, dtype=torch.float16)
+    kv_layer[2] = near.kv_layer[near.block_tables[0, 0]]
+    far = dataclasses.replace(near, kv_layer=kv_layer, block_tables=torch.full_like(near.block_tables, 2))
+    expected = near.run(triton_kernel.paged_attention)
+    assert torch.equal(expected, far.run(triton_kernel.paged_attention))
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"q": torch.zeros(3, 4, 64)[..., :32]}, "q has shape"),
+    ({"q": torch.zeros(3, 4, 32, dtype=torch.float64)}, "float64; it must be float32"),
+    ({"q": torch.zeros(3, 5, 32)}, "H must be a multiple of K"),
+    ({"kv_layer": torch.zeros(9, 16, 2, 2, 32)}, "kv_layer has shape"),
+    ({"block_tables": torch.zeros(2, 3, dtype=torch.int32)}, r"block_tables has shape \[2, 3\]; it must be \[3, M\]"),
+    ({"q_start": torch.zeros(3, dtype=torch.int32)}, r"q_start has shape \[3\]; it must be \[4\]"),
+    ({"ctx_len": torch.ones(3, dtype=torch.int64)}, "ctx_len is torch.int64"),
+])  # fmt: skip
+def test_the_kernel_refuses_what_it_would_read_wrongly(change, message):
+    """A wrong shape, dtype or layout is named before anything is launched."""
+    batch = dataclasses.replace(make_batch(SINGLE, 4, 2, 32), **change)
+    arguments = (batch.q, batch.kv_layer, batch.block_tables, batch.q_start, batch.ctx_len)
+    with pytest.raises(ValueError, match=message):
+        triton_kernel.paged_attention(*arguments, scale=1.0, max_q_len=1, max_ctx_len=70)

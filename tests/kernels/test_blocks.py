@@ -1,0 +1,75 @@
+"""Copies of cache blocks: the kernel and the reference do what plain indexing does."""
+
+import pytest
+import torch
+
+from weft_kernels.blocks import reference, triton_kernel
+
+IMPLEMENTATIONS = [reference, triton_kernel]
+SHAPE = (7, 3, 2, 16, 5, 9)  # 4,320 elements a block: more than one program, and no power of two
+
+
+def ids(place, *values: int) -> torch.Tensor:
+    """Block ids."""
+    return torch.tensor(values, dtype=torch.int32, device=place.device)
+
+
+def check_copy(implementation, place) -> None:
+    """Destinations equal their sources, all other blocks stay."""
+    kv = place.randn(*SHAPE)
+    expected = kv.clone()
+    expected[[2, 6, 0]] = kv[[1, 1, 5]]
+    implementation.copy_blocks(kv, ids(place, 1, 2, 1, 6, 5, 0).view(3, 2))
+    assert torch.equal(expected, kv), "copied wrongly"
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_copy(implementation, place):
+    """A source may serve two destinations."""
+    check_copy(implementation, place)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gather_and_scatter(implementation, place):
+    """What was gathered in one order and scattered elsewhere is what indexing gives."""
+    kv = place.randn(*SHAPE)
+    before = kv.clone()
+    data = implementation.gather_blocks(kv, ids(place, 6, 0, 6))
+    assert torch.equal(before[[6, 0, 6]], data)
+    implementation.scatter_blocks(kv, ids(place, 3, 1, 4), data)
+    before[[3, 1, 4]] = data
+    assert torch.equal(before, kv)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_no_blocks_are_no_work(implementation, place_float32):
+    """Empty lists leave the cache as it was, and gather nothing."""
+    kv = place_float32.randn(*SHAPE)
+    before = kv.clone()
+    implementation.copy_blocks(kv, ids(place_float32).view(0, 2))
+    implementation.scatter_blocks(kv, ids(place_float32), kv[:0])
+    assert (0, *SHAPE[1:]) == implementation.gather_blocks(kv, ids(place_float32)).shape
+    assert torch.equal(before, kv)
+
+
+@pytest.mark.parametrize(("right", "wrong"), [
+    ("triton.cdiv(row_size, _ELEMENTS_PER_PROGRAM)", "row_size // _ELEMENTS_PER_PROGRAM"),
+    ("tl.load(target_id_ptr + index * ID_STRIDE)", "tl.load(target_id_ptr + index)"),
+], ids=["rest dropped", "stride ignored"])  # fmt: skip
+def test_the_check_catches_a_wrong_kernel(place_float32, planted, right, wrong):
+    """Each defect makes the check fail that the kernel passes."""
+    with pytest.raises(AssertionError, match="copied wrongly"):
+        check_copy(planted(triton_kernel, right, wrong), place_float32)
+
+
+def test_the_kernel_refuses_what_it_would_copy_wrongly(place_float32):
+    """A wrong shape, dtype or layout is named."""
+    kv = place_float32.randn(*SHAPE)
+    with pytest.raises(ValueError, match=r"pairs has shape \[4\]; it must be \[C, 2\]"):
+        triton_kernel.copy_blocks(kv, ids(place_float32, 1, 2, 3, 4))
+    with pytest.raises(ValueError, match=r"ids is torch\.int64"):
+        triton_kernel.gather_blocks(kv, ids(place_float32, 1).long())
+    with pytest.raises(ValueError, match=r"it must be \[blocks, ...\], contiguous"):
+        triton_kernel.gather_blocks(kv.transpose(0, 1), ids(place_float32, 1))
+    with pytest.raises(ValueError, match=r"data is .*; it must be torch.float32 \[2, 3, 2, 16, 5, 9\]"):
+        triton_kernel.scatter_blocks(kv, ids(place_float32, 1, 2), kv[:1])

@@ -1,0 +1,115 @@
+"""Rotary embedding and the store into the cache: the reference against a rotation, the kernel against the reference."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft_kernels.rope_kv import reference, triton_kernel
+
+SLOTS = (0, 21, 64, 20, 79)  # the first is one of padding, in the null block
+POSITIONS = (0, 1, 37, 99, 5)
+
+
+@dataclasses.dataclass
+class Step:
+    """The arguments of a call; queries, keys and values are parts of one row, as a fused projection leaves them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor
+    slot_map: Tensor
+    kv_layer: Tensor
+
+    def run(self, rope_and_store: Callable[..., None]) -> None:
+        """``rope_and_store`` with these arguments."""
+        rope_and_store(*(getattr(self, field.name) for field in dataclasses.fields(self)))
+
+
+def make_step(place, num_heads, num_kv_heads, head_dim) -> Step:
+    """Five tokens for the middle one of three layers whose five blocks of 16 hold NaN."""
+    row = place.randn(len(SLOTS), num_heads + 2 * num_kv_heads, head_dim)
+    q, k, v = row.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    angles = torch.arange(100)[:, None] / 10000.0 ** (torch.arange(head_dim // 2) / (head_dim // 2))
+    cos, sin = angles.cos().to(place.device), angles.sin().to(place.device)
+    positions = torch.tensor(POSITIONS, dtype=torch.int32, device=place.device)
+    slot_map = torch.tensor(SLOTS, device=place.device)
+    kv = torch.full((5, 3, 2, 16, num_kv_heads, head_dim), float("nan"), dtype=place.dtype, device=place.device)
+    return Step(q, k, v, cos, sin, positions, slot_map, kv[:, 1])
+
+
+def rotated(x: Tensor, step: Step) -> Tensor:
+    """``x`` with each pair of elements as a complex number turned by its token's angle, in float64."""
+    half = x.shape[-1] // 2
+    x = x.double()
+    turn = torch.complex(step.cos.double(), step.sin.double())[step.positions.long()].unsqueeze(1)
+    turned = torch.complex(x[..., :half], x[..., half:]) * turn
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def check(rope_and_store: Callable[..., None], place, num_heads, num_kv_heads, head_dim) -> None:
+    """Queries and keys are turned, keys and values stand in their slots, nothing else is written."""
+    step = make_step(place, num_heads, num_kv_heads, head_dim)
+    expected_q, expected_k, expected_v = rotated(step.q, step), rotated(step.k, step), step.v.clone()
+    step.run(rope_and_store)
+    place.assert_close(expected_q, step.q)
+    place.assert_close(expected_k, step.k)
+    assert torch.equal(expected_v, step.v)
+    stored = step.kv_layer.permute(1, 0, 2, 3, 4).flatten(1, 2)
+    assert torch.equal(step.k, stored[0, list(SLOTS)]), "keys are not in their slots"
+    assert torch.equal(step.v, stored[1, list(SLOTS)]), "values are not in their slots"
+    others = [slot for slot in range(80) if slot not in SLOTS]
+    assert stored[:, others].isnan().all()
+    whole = step.kv_layer._base
+    assert whole[:, [0, 2]].isnan().all()
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(8, 4, 32), (4, 4, 64), (5, 1, 80), (3, 3, 2)])
+def test_reference_and_kernel_rotate_and_store(place, num_heads, num_kv_heads, head_dim):
+    """Both hold for odd numbers of heads and head sizes that are no power of two."""
+    check(reference.rope_and_store, place, num_heads, num_kv_heads, head_dim)
+    check(triton_kernel.rope_and_store, place, num_heads, num_kv_heads, head_dim)
+
+
+@pytest.mark.parametrize(("right", "wrong"), [
+    ("second * cos + first * sin", "second * cos - first * sin"),
+    ("tl.load(first_ptr + HALF, mask=is_pair", "tl.load(first_ptr + 1, mask=is_pair"),
+    ("tl.load(position_ptr + token)", "token"),
+    ("slot % BLOCK_SIZE * (", "(slot + 1) % BLOCK_SIZE * ("),
+], ids=["wrong sign", "wrong half", "row for position", "wrong slot"])  # fmt: skip
+def test_the_check_catches_a_wrong_kernel(place_float32, planted, right, wrong):
+    """Each defect makes the check fail that the kernel passes."""
+    defective = planted(triton_kernel, right, wrong)
+    with pytest.raises(AssertionError, match=r"differs by|not in their slots"):
+        check(defective.rope_and_store, place_float32, 4, 2, 32)
+
+
+def test_no_tokens_are_no_work(place_float32):
+    """An empty step leaves the cache as it was."""
+    step = make_step(place_float32, 4, 2, 32)
+    for name in ("q", "k", "v", "positions", "slot_map"):
+        setattr(step, name, getattr(step, name)[:0])
+    step.run(triton_kernel.rope_and_store)
+    step.run(reference.rope_and_store)
+    assert step.kv_layer.isnan().all()
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"k": torch.zeros(4, 2, 32)}, r"q has shape \[5, 4, 32\]"),
+    ({"v": torch.zeros(5, 2, 32, dtype=torch.float64)}, "v is torch.float64"),
+    ({"kv_layer": torch.zeros(5, 2, 16, 4, 32)}, "kv_layer has shape"),
+    ({"cos": torch.zeros(100, 32)}, r"cos is torch.float32 \[100, 32\]; it must be float32 \[max_pos, 16\]"),
+    ({"slot_map": torch.zeros(5, dtype=torch.int32)}, "slot_map torch.int32"),
+    ({"positions": torch.zeros(4, dtype=torch.int32)}, r"positions is \[4\]"),
+])  # fmt: skip
+def test_the_kernel_refuses_what_it_would_store_wrongly(place_float32, change, message):
+    """A wrong shape, dtype or layout is named before anything is written."""
+    step = dataclasses.replace(make_step(place_float32, 4, 2, 32), **change)
+    with pytest.raises(ValueError, match=message):
+        step.run(triton_kernel.rope_and_store)
+    assert step.kv_layer.isnan().all() or "kv_layer" in change
