@@ -1,0 +1,45 @@
+"""Names of cached blocks: a keyed hash of a block's tokens and of everything before them."""
+
+from array import array
+from collections.abc import Mapping
+from hashlib import blake2b
+
+_DIGEST_BYTES = 16
+
+
+class BlockHasher:
+    """Chain hashes: BLAKE2b, 128 bits, keyed, over the parent's hash and the block's tokens.
+
+    Equal hashes mean equal KV, so all that KV depends on goes in: every token before, the tenant's salt, and the fields
+    that name the model. The key makes collisions unfindable for clients, who choose the tokens.
+
+    Args:
+        key: Secret, up to 64 bytes; one for each process is enough.
+        block_size: Tokens of a block.
+        fields: What else KV depends on, such as the model, an adapter, the dtype of the cache. Each name and value goes
+            in with its length, so that no value can pose as another field.
+    """
+
+    def __init__(self, key: bytes, block_size: int, fields: Mapping[str, str]) -> None:
+        self._block_size = block_size
+        self._block = blake2b(digest_size=_DIGEST_BYTES, key=key, person=b"block")
+        self._root = blake2b(digest_size=_DIGEST_BYTES, key=key, person=b"root")
+        for name, value in sorted(fields.items()):
+            for text in (name.encode(), value.encode()):
+                self._root.update(len(text).to_bytes(8, "little") + text)
+
+    def root(self, salt: bytes) -> bytes:
+        """Parent of the first block of every sequence with this salt."""
+        root = self._root.copy()
+        root.update(salt)  # last, and alone without its length: nothing follows that it could run into
+        return root.digest()
+
+    def extend(self, hashes: list[bytes], root: bytes, tokens: "array[int]", num_blocks: int) -> None:
+        """``hashes`` has those of the first ``num_blocks`` blocks of ``tokens``; what it has already is kept."""
+        block_size, keyed = self._block_size, self._block
+        parent = hashes[-1] if hashes else root
+        for index in range(len(hashes), num_blocks):
+            block = keyed.copy()
+            block.update(parent + tokens[index * block_size : (index + 1) * block_size].tobytes())
+            parent = block.digest()
+            hashes.append(parent)

@@ -1,0 +1,209 @@
+"""Settings of an engine, each checked when it is made: ``EngineConfig``. ``ModelConfig`` is here by name as well."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+from weft_common.errors import InvalidArgumentError
+from weft_common.suggestion import suggestion
+from weft_model.llm.model_config import DTYPE_BYTES, ModelConfig
+
+__all__ = ["EngineConfig", "ModelConfig"]
+
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+_BLOCK_SIZES = (4, 8, 16, 32, 64, 128, 256)
+_DTYPES = ("auto", *DTYPE_BYTES)
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+_DEFAULT_STEP_TOKENS = {"cpu": 128, "cuda": 2048}
+_CPU_CACHE_BYTES = 256 * 2**20
+#: Of the memory that is free; the rest is for what a step computes.
+_GPU_CACHE_SHARE = 0.9
+
+#: Smallest and largest value of every number.
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "num_blocks": (0, _INT32_MAX),
+    "kv_cache_bytes": (0, _INT64_MAX),
+    "max_num_seqs": (1, 65536),
+    "max_num_batched_tokens": (0, 2**20),
+    "max_model_len": (0, 2**24),
+    "long_prefill_token_threshold": (0, 2**20),
+    "max_long_prefills": (1, 65536),
+    "watermark": (0.0, 0.5),
+    "max_queued": (0, _INT32_MAX),
+    "aging_ns": (0, _INT64_MAX),
+    "num_threads": (1, 1024),
+    "seed": (0, _INT64_MAX),
+    "slo_ttft_ms": (0.0, 1e9),
+    "slo_tpot_ms": (0.0, 1e9),
+    "peak_flops_per_s": (0.0, 1e18),
+    "peak_bytes_per_s": (0.0, 1e18),
+}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How an engine runs a model. Fields that are 0 "by default" get their value here or in ``resolved``.
+
+    Attributes:
+        block_size: Tokens in a block of the KV cache: 4, 8, 16, 32, 64, 128 or 256.
+        num_blocks: Blocks in the KV cache, with the null block. 0: as many as ``kv_cache_bytes`` holds.
+        kv_cache_bytes: Size of the KV cache where ``num_blocks`` is 0. 0: 256 MiB on a CPU; on a GPU 90 % of the memory
+            that is free when the weights are there.
+        max_num_seqs: Sequences that run at a time.
+        max_num_batched_tokens: Tokens that a step computes, at least ``max_num_seqs``. 0: 128 on a CPU, 2048 on a GPU,
+            or twice ``max_num_seqs`` where that is more, so that prompts go on while every other seat answers.
+        max_model_len: Longest sequence, prompt and answer, in tokens. 0: what the model can do.
+        enable_prefix_caching: Keep the blocks of ended sequences and use them for prompts that begin the same.
+        deterministic: A sequence's logits are bitwise the same alone, in any batch, in any chunks, after a preemption.
+        dtype: ``float32``, ``float16`` or ``bfloat16``, for weights and KV cache; ``auto``: the model's.
+        long_prefill_token_threshold: Most tokens of one prompt in a step; a prompt with more to compute is a long one.
+            0: ``max_num_batched_tokens``.
+        max_long_prefills: Long prompts that go on in the same step.
+        watermark: Part of the blocks that admission keeps free, 0 to 0.5.
+        max_queued: Requests that wait; more are RESOURCE_EXHAUSTED. 0: no limit.
+        aging_ns: Waiting so long counts as one priority level, in nanoseconds. 0: levels are strict.
+        num_threads: Threads of torch on a CPU. Holds for the whole process.
+        seed: From which the seeds of requests that name none are drawn.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        slo_ttft_ms: Promised time to the first token, in milliseconds, of requests that name none. 0: none is promised.
+        slo_tpot_ms: Promised mean time of each token after the first, likewise.
+        peak_flops_per_s: Floating-point operations that the device can do in a second, for MFU. 0: unknown.
+        peak_bytes_per_s: Bytes that its memory can move in a second, for MBU. 0: unknown.
+
+    Raises:
+        InvalidArgumentError: A field is out of its range; the message has its name, the value and the range.
+    """
+
+    block_size: int = 16
+    num_blocks: int = 0
+    kv_cache_bytes: int = 0
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 0
+    max_model_len: int = 0
+    enable_prefix_caching: bool = True
+    deterministic: bool = False
+    dtype: str = "auto"
+    long_prefill_token_threshold: int = 0
+    max_long_prefills: int = 2
+    watermark: float = 0.03
+    max_queued: int = 0
+    aging_ns: int = 0
+    num_threads: int = 1
+    seed: int = 0
+    device: str = "cpu"
+    slo_ttft_ms: float = 0.0
+    slo_tpot_ms: float = 0.0
+    peak_flops_per_s: float = 0.0
+    peak_bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            self._check_type(field.name, type(field.default))
+        for name, (least, most) in _BOUNDS.items():
+            if not least <= getattr(self, name) <= most:
+                raise self._fault(name, f"must be from {least} to {most}")
+        if self.block_size not in _BLOCK_SIZES:
+            raise self._fault("block_size", f"must be one of {', '.join(map(str, _BLOCK_SIZES))}")
+        if self.dtype not in _DTYPES:
+            raise self._fault("dtype", f"must be one of {', '.join(_DTYPES)}")
+        if not _DEVICE.fullmatch(self.device):
+            raise self._fault("device", "must be cpu, cuda or cuda:N")
+        if self.num_blocks == 1:
+            raise self._fault("num_blocks", "must be 0 or at least 2: block 0 holds no tokens")
+        if not self.max_num_batched_tokens:
+            default = _DEFAULT_STEP_TOKENS[self.device.partition(":")[0]]
+            object.__setattr__(self, "max_num_batched_tokens", max(default, 2 * self.max_num_seqs))
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise self._fault(
+                "max_num_batched_tokens",
+                f"must be at least max_num_seqs = {self.max_num_seqs}, so that each sequence gets a token in every "
+                f"step; raise it, or lower max_num_seqs",
+            )
+        if not self.long_prefill_token_threshold:
+            object.__setattr__(self, "long_prefill_token_threshold", self.max_num_batched_tokens)
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
+        """The configuration that ``parameters { key value { string_value } }`` of a ``config.pbtxt`` spell.
+
+        Args:
+            parameters: Values as written, by the names of the fields. Absent ones keep their default.
+
+        Raises:
+            InvalidArgumentError: A name is unknown, or a value is not of its field's type or range.
+        """
+        defaults = {field.name: field.default for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for name, text in parameters.items():
+            if name not in defaults:
+                raise InvalidArgumentError(f"engine: unknown parameter '{name}'{suggestion(name, defaults)}")
+            values[name] = _parsed(name, text, type(defaults[name]))
+        return cls(**values)
+
+    def resolved(self, model: ModelConfig) -> Self:
+        """This configuration with every default that depends on the model filled in, checked against it.
+
+        Args:
+            model: What will be run.
+
+        Returns:
+            A copy in which ``dtype``, ``max_model_len`` and ``num_blocks`` are set; ``num_blocks`` is 0 where it
+            depends on the memory of a GPU: see ``with_cache``.
+
+        Raises:
+            InvalidArgumentError: ``max_model_len`` is more than the model can do, or ``kv_cache_bytes`` holds no block.
+        """
+        longest = model.max_context_len
+        if self.max_model_len > longest:
+            raise self._fault("max_model_len", f"must be at most {longest}, the context of the model; lower it, or 0")
+        dtype = model.dtype if self.dtype == "auto" else self.dtype
+        resolved = replace(self, dtype=dtype, max_model_len=self.max_model_len or longest)
+        num_bytes = self.kv_cache_bytes or (_CPU_CACHE_BYTES if self.device == "cpu" else 0)
+        return resolved if self.num_blocks or not num_bytes else resolved._sized(model, num_bytes)
+
+    def with_cache(self, model: ModelConfig, free_bytes: Callable[[], int]) -> Self:
+        """This resolved configuration, with ``num_blocks``.
+
+        Args:
+            model: What will be run; its weights are loaded.
+            free_bytes: Reads how much memory of the device is free; called only where ``num_blocks`` is 0.
+
+        Raises:
+            InvalidArgumentError: That holds no block.
+        """
+        return self if self.num_blocks else self._sized(model, int(free_bytes() * _GPU_CACHE_SHARE))
+
+    def _sized(self, model: ModelConfig, num_bytes: int) -> Self:
+        """A copy with the blocks that so many bytes hold."""
+        block_bytes = self.block_size * model.kv_bytes_per_token(self.dtype)
+        num_blocks = min(num_bytes // block_bytes, _INT32_MAX)
+        if num_blocks < 2:
+            raise InvalidArgumentError(
+                f"engine: kv_cache_bytes must be at least {2 * block_bytes}, two blocks of this model, got {num_bytes}"
+                "; raise it, free memory of the device, or lower block_size"
+            )
+        return replace(self, num_blocks=num_blocks)
+
+    def _check_type(self, name: str, wanted: type) -> None:
+        value = getattr(self, name)
+        if wanted is float and type(value) is int:
+            object.__setattr__(self, name, float(value))
+        elif type(value) is not wanted or (isinstance(value, float) and not math.isfinite(value)):
+            raise self._fault(name, f"must be {_A[wanted]}")
+
+    def _fault(self, name: str, problem: str) -> InvalidArgumentError:
+        return InvalidArgumentError(f"engine: {name} {problem}, got {getattr(self, name)!r}")
+
+
+_A: dict[type, str] = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
+
+
+def _parsed(name: str, text: str, wanted: type) -> Any:
+    try:
+        return _TRUTHS[text.strip().lower()] if wanted is bool else wanted(text.strip())
+    except (ValueError, KeyError) as error:
+        raise InvalidArgumentError(f"engine: {name} must be {_A[wanted]}, got '{text}'") from error

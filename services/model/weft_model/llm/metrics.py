@@ -1,0 +1,298 @@
+"""What the engine does, in numbers: latencies, rates, occupancy, goodput, use of the hardware.
+
+The engine's thread writes; any thread may read: every number is one that was true a moment ago.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from weft_model.llm.config import EngineConfig, ModelConfig
+from weft_model.llm.distribution import Distribution
+from weft_model.llm.plan import StepPlan
+from weft_model.llm.request import EngineRequest
+from weft_model.llm.scheduler import StepResult
+from weft_model.llm.step_cost import StepCost
+
+#: Outcomes of requests that got all they asked for.
+ANSWERED = ("stop", "length")
+
+
+@dataclass(slots=True, frozen=True)
+class StepRecord:
+    """One step that ran.
+
+    Attributes:
+        duration_s: From the plan to its tokens.
+        num_sequences: How many took part.
+        num_tokens: Tokens whose keys and values it computed.
+        num_sampled: New tokens.
+        num_running: Sequences with a seat, after it.
+        num_waiting: Sequences without one.
+        num_preemptions: Seats lost so far, of all steps.
+        num_used_blocks: Blocks of the cache that belong to a sequence.
+        num_blocks: All of them.
+    """
+
+    duration_s: float
+    num_sequences: int
+    num_tokens: int
+    num_sampled: int
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    num_used_blocks: int
+    num_blocks: int
+
+
+@dataclass(slots=True, frozen=True)
+class RequestRecord:
+    """One request that ended.
+
+    Attributes:
+        outcome: ``"stop"`` or ``"length"`` (that of its last choice), ``"cancelled"``, or the code of its error.
+        queue_s: From its arrival until it first had a seat; None if it never had one.
+        ttft_s: From its arrival to its first token; None if there was none.
+        tpot_s: Mean time of each token after the first, of its slowest choice; None without a second token.
+        e2e_s: From its arrival to its end.
+        num_prompt_tokens: Length of its prompt.
+        num_output_tokens: New tokens of all its choices.
+        is_good: It was answered, and as soon as was promised.
+    """
+
+    outcome: str
+    queue_s: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    is_good: bool
+
+
+class EngineObserver:
+    """Is told what happens, as it happens, on the engine's thread; must be quick and must not raise.
+
+    This one ignores it; derive from it and override what is of interest.
+    """
+
+    def on_first_token(self, queue_s: float, ttft_s: float) -> None:
+        """A request has its first token; how long after its arrival it had its first seat, and this."""
+
+    def on_inter_token(self, seconds: float, count: int) -> None:
+        """So many choices got a token, each so long after its previous one."""
+
+    def on_request(self, record: RequestRecord) -> None:
+        """A request ended."""
+
+    def on_step(self, record: StepRecord) -> None:
+        """A step ran."""
+
+
+class _Choice:
+    """When one choice got its first and its last token, and how many it has."""
+
+    __slots__ = ("first_ns", "last_ns", "num_tokens")
+
+    def __init__(self) -> None:
+        self.first_ns = self.last_ns = self.num_tokens = 0
+
+    @property
+    def tpot_ns(self) -> float:
+        """Mean time of each token after the first; 0 without a second one."""
+        return (self.last_ns - self.first_ns) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
+
+
+class _Timeline:
+    """What is known of one request that has not ended."""
+
+    __slots__ = ("choices", "first_ns")
+
+    def __init__(self, num_choices: int) -> None:
+        self.first_ns = 0
+        self.choices = [_Choice() for _ in range(num_choices)]
+
+
+class Totals(NamedTuple):
+    """What an engine had done by some time; two of them make rates.
+
+    Attributes:
+        time_ns: The time, by the engine's clock.
+        num_output_tokens: New tokens.
+        num_good_requests: Requests that were answered as soon as was promised.
+        busy_ns: Time spent in steps.
+        num_flops: Arithmetic that the steps could not do without; 0 where no peak is known.
+        num_bytes: Memory traffic that they could not do without, likewise.
+    """
+
+    time_ns: int
+    num_output_tokens: int
+    num_good_requests: int
+    busy_ns: int
+    num_flops: int
+    num_bytes: int
+
+
+class Rates(NamedTuple):
+    """What an engine did between two times.
+
+    Attributes:
+        tokens_per_s: New tokens in a second.
+        goodput_per_s: Requests that were answered as soon as was promised, in a second.
+        mfu: Share of the peak arithmetic that was used while steps ran; None where the peak is unknown.
+        mbu: Share of the peak memory bandwidth, likewise.
+    """
+
+    tokens_per_s: float
+    goodput_per_s: float
+    mfu: float | None
+    mbu: float | None
+
+
+class EngineMetrics:
+    """Totals, distributions and rates of one engine.
+
+    Args:
+        config: The engine's; promises and peak rates are taken from it.
+        model_config: The model's shape, from which arithmetic and memory traffic are counted.
+        observer: Is told everything besides.
+
+    Attributes:
+        queue_time: From arrival to the first seat, of requests that got a token.
+        ttft: Time to first token, from arrival.
+        itl: Inter-token latency: from each token of a choice to its next.
+        tpot: Time per output token: mean of a choice's ``itl``.
+        e2e: From arrival to the end.
+        outcomes: Requests that ended, by outcome; see ``RequestRecord``.
+        num_good_requests: Those that were answered as soon as was promised.
+        num_prompt_tokens: Of the requests that got a token.
+        num_cached_tokens: How many of these the cache had.
+        num_computed_tokens: Whose keys and values were computed; again after a preemption counts again.
+        num_output_tokens: New ones.
+        num_steps: That ran.
+        num_failed_steps: That raised.
+        busy_ns: Time spent in steps.
+        last_step: Occupancy after the last step; None before the first.
+    """
+
+    def __init__(
+        self, config: EngineConfig, model_config: ModelConfig, *, observer: EngineObserver | None = None
+    ) -> None:
+        self._config = config
+        self._observer = observer or EngineObserver()
+        self._cost = (
+            StepCost(model_config, config.dtype) if config.peak_flops_per_s or config.peak_bytes_per_s else None
+        )
+        self._timelines: dict[EngineRequest, _Timeline] = {}
+        self._num_flops = self._num_bytes = 0
+        self.queue_time, self.ttft, self.itl = Distribution(), Distribution(), Distribution()
+        self.tpot, self.e2e = Distribution(), Distribution()
+        self.outcomes: Counter[str] = Counter()
+        self.num_prompt_tokens = self.num_cached_tokens = self.num_computed_tokens = self.num_output_tokens = 0
+        self.num_good_requests = self.num_steps = self.num_failed_steps = self.busy_ns = 0
+        self.last_step: StepRecord | None = None
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prompt tokens that the prefix cache had; 0 before the first token."""
+        return self.num_cached_tokens / max(self.num_prompt_tokens, 1)
+
+    def totals(self, now_ns: int) -> Totals:
+        """What was done until now, for ``rates``. Any thread."""
+        return Totals(
+            now_ns, self.num_output_tokens, self.num_good_requests, self.busy_ns, self._num_flops, self._num_bytes
+        )
+
+    def rates(self, before: Totals, after: Totals) -> Rates:
+        """What was done between two ``totals``. Any thread."""
+        elapsed_s = max(after.time_ns - before.time_ns, 1) / 1e9
+        busy_s = max(after.busy_ns - before.busy_ns, 1) / 1e9
+        peak_flops_per_s, peak_bytes_per_s = self._config.peak_flops_per_s, self._config.peak_bytes_per_s
+        return Rates(
+            tokens_per_s=(after.num_output_tokens - before.num_output_tokens) / elapsed_s,
+            goodput_per_s=(after.num_good_requests - before.num_good_requests) / elapsed_s,
+            mfu=(after.num_flops - before.num_flops) / busy_s / peak_flops_per_s if peak_flops_per_s else None,
+            mbu=(after.num_bytes - before.num_bytes) / busy_s / peak_bytes_per_s if peak_bytes_per_s else None,
+        )
+
+    def request_came(self, request: EngineRequest) -> None:
+        """The engine has the request; its ``arrival_ns`` is set."""
+        self._timelines[request] = _Timeline(request.params.n)
+
+    def tokens_came(self, results: Iterable[StepResult], now_ns: int) -> None:
+        """The sequence of each result has one more token."""
+        previous: dict[int, int] = {}
+        for result in results:
+            sequence = result.seq
+            request = sequence.request
+            timeline = self._timelines[request]
+            choice = timeline.choices[sequence.choice]
+            if choice.num_tokens:
+                previous[choice.last_ns] = previous.get(choice.last_ns, 0) + 1
+            else:
+                choice.first_ns = now_ns
+                if not timeline.first_ns:
+                    self._first_token_came(request, timeline, now_ns)
+            choice.num_tokens += 1
+            choice.last_ns = now_ns
+        for last_ns, count in previous.items():  # few: most choices had their last token in the same step
+            seconds = (now_ns - last_ns) / 1e9
+            self.itl.add(seconds, count)
+            self._observer.on_inter_token(seconds, count)
+
+    def request_ended(self, request: EngineRequest, outcome: str, now_ns: int) -> None:
+        """Nothing more comes for the request."""
+        timeline = self._timelines.pop(request)
+        record = self._record(request, timeline, outcome, now_ns)
+        self.outcomes[outcome] += 1
+        self.num_good_requests += record.is_good
+        self.e2e.add(record.e2e_s)
+        for choice in timeline.choices:
+            if choice.num_tokens > 1:
+                self.tpot.add(choice.tpot_ns / 1e9)
+        self._observer.on_request(record)
+
+    def step_ran(self, plan: StepPlan, record: StepRecord) -> None:
+        """A step ended without an error."""
+        self.num_steps += 1
+        self.num_computed_tokens += record.num_tokens
+        self.num_output_tokens += record.num_sampled
+        self.busy_ns += round(record.duration_s * 1e9)
+        self.last_step = record
+        if self._cost is not None:
+            num_flops, num_bytes = self._cost.of(plan)
+            self._num_flops += num_flops
+            self._num_bytes += num_bytes
+        self._observer.on_step(record)
+
+    def _first_token_came(self, request: EngineRequest, timeline: _Timeline, now_ns: int) -> None:
+        timeline.first_ns = now_ns
+        first = request.sequences[0]
+        self.num_prompt_tokens += first.num_prompt
+        self.num_cached_tokens += first.num_cached
+        queue_s = (first.first_seat_ns - request.arrival_ns) / 1e9
+        ttft_s = (now_ns - request.arrival_ns) / 1e9
+        self.queue_time.add(queue_s)
+        self.ttft.add(ttft_s)
+        self._observer.on_first_token(queue_s, ttft_s)
+
+    def _record(self, request: EngineRequest, timeline: _Timeline, outcome: str, now_ns: int) -> RequestRecord:
+        arrival_ns = request.arrival_ns
+        first_seat_ns = request.sequences[0].first_seat_ns if request.sequences else 0
+        ttft_s = (timeline.first_ns - arrival_ns) / 1e9 if timeline.first_ns else None
+        tpot_s = max(choice.tpot_ns for choice in timeline.choices) / 1e9
+        slo_ttft_ms = request.slo_ttft_ms or self._config.slo_ttft_ms
+        slo_tpot_ms = request.slo_tpot_ms or self._config.slo_tpot_ms
+        return RequestRecord(
+            outcome=outcome,
+            queue_s=(first_seat_ns - arrival_ns) / 1e9 if first_seat_ns else None,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s or None,
+            e2e_s=(now_ns - arrival_ns) / 1e9,
+            num_prompt_tokens=len(request.prompt_ids),
+            num_output_tokens=sum(choice.num_tokens for choice in timeline.choices),
+            is_good=outcome in ANSWERED
+            and (not slo_ttft_ms or (ttft_s or 0.0) * 1e3 <= slo_ttft_ms)
+            and (not slo_tpot_ms or tpot_s * 1e3 <= slo_tpot_ms),
+        )

@@ -1,0 +1,70 @@
+"""What the penalties of one sequence need to know of its tokens: ``PenaltyRow``, kept up token by token."""
+
+from array import array
+from collections.abc import Iterable
+
+from weft_model.llm.sampling_params import SamplingParams
+
+_NEITHER = -1
+_FORBIDDEN = float("-inf")
+
+
+class PenaltyRow:
+    """Unique tokens of prompt, output and biases of one sequence; appending costs O(1).
+
+    Args:
+        params: Penalties, biases and ``min_tokens`` of the sequence.
+        tokens: All its tokens so far.
+        num_prompt: How many of them are the prompt.
+        stop_ids: Tokens that end it, forbidden until it has ``min_tokens`` new ones.
+
+    Attributes:
+        tokens: Token ids, int32, each once.
+        counts: Times that each is in the output; 0: in the prompt only; -1: in neither.
+        biases: To be added to each one's logit, float32; minus infinity while forbidden.
+    """
+
+    __slots__ = ("_forbidden", "_keeps_counts", "_num_to_allow", "_places", "biases", "counts", "tokens")
+
+    def __init__(self, params: SamplingParams, tokens: "array[int]", num_prompt: int, stop_ids: Iterable[int]) -> None:
+        self.tokens = array("i")
+        self.counts = array("i")
+        self.biases = array("f")
+        self._places: dict[int, int] = {}
+        self._keeps_counts = bool(
+            params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
+        )
+        for token, bias in params.logit_bias:
+            self.biases[self._place(token)] = bias
+        if self._keeps_counts and params.repetition_penalty != 1.0:
+            for token in set(tokens[:num_prompt]):
+                self.counts[self._place(token)] = 0
+        biases = dict(params.logit_bias)
+        self._num_to_allow = params.min_tokens
+        self._forbidden = [(self._place(token), biases.get(token, 0.0)) for token in stop_ids if params.min_tokens]
+        for place, _ in self._forbidden:
+            self.biases[place] = _FORBIDDEN
+        for token in tokens[num_prompt:]:
+            self.append(token)
+
+    def append(self, token: int) -> None:
+        """The output has one ``token`` more."""
+        if self._keeps_counts:
+            place = self._places.get(token)
+            if place is None:
+                place = self._place(token)
+            count = self.counts[place]
+            self.counts[place] = count + 1 if count > 0 else 1
+        if self._num_to_allow:
+            self._num_to_allow -= 1
+            if not self._num_to_allow:
+                for place, bias in self._forbidden:
+                    self.biases[place] = bias
+
+    def _place(self, token: int) -> int:
+        place = self._places.setdefault(token, len(self._places))
+        if place == len(self.tokens):
+            self.tokens.append(token)
+            self.counts.append(_NEITHER)
+            self.biases.append(0.0)
+        return place

@@ -1,0 +1,67 @@
+"""What an engine can do for a request, held against the request before it waits."""
+
+import numpy as np
+import numpy.typing as npt
+
+from weft_common.errors import InvalidArgumentError
+from weft_model.llm.config import EngineConfig, ModelConfig
+from weft_model.llm.request import EngineRequest
+
+
+class RequestLimits:
+    """Refuses requests that an engine could never serve, or that would read beyond a table of the model.
+
+    Args:
+        config: The engine's, resolved.
+        model_config: The model's.
+        num_blocks: Blocks of the KV cache, with the null block.
+    """
+
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, num_blocks: int) -> None:
+        self._vocab_size = model_config.vocab_size
+        self._max_model_len = config.max_model_len
+        self._num_cached_tokens = (num_blocks - 1) * config.block_size
+
+    def check(self, request: EngineRequest) -> None:
+        """The request can be served. Any thread.
+
+        Raises:
+            InvalidArgumentError: It cannot; the message says what is wrong, what is allowed and what to do.
+        """
+        self._check_prompt(request)
+        params = request.params
+        self._check_token_ids("stop_token_ids", params.stop_token_ids)
+        self._check_token_ids("logit_bias", [token for token, _ in params.logit_bias])
+        if params.logprobs is not None and params.logprobs > self._vocab_size:
+            raise InvalidArgumentError(
+                f"logprobs must be at most {self._vocab_size}, the model's number of tokens, got {params.logprobs}"
+            )
+
+    def _check_prompt(self, request: EngineRequest) -> None:
+        prompt = request.prompt_ids
+        if not isinstance(prompt, np.ndarray) or prompt.dtype != np.int32 or prompt.ndim != 1:
+            shape = f"{prompt.dtype} {list(prompt.shape)}" if isinstance(prompt, np.ndarray) else type(prompt).__name__
+            raise InvalidArgumentError(f"prompt must be a 1-D array of int32 token ids, got {shape}")
+        if not len(prompt):
+            raise InvalidArgumentError("prompt is empty; give at least one token, such as the one that begins a text")
+        self._check_token_ids("prompt", prompt)
+        if len(prompt) >= self._max_model_len:
+            raise InvalidArgumentError(
+                f"prompt has {len(prompt)} tokens, but with at least one new token a text may have "
+                f"{self._max_model_len} (max_model_len); shorten the prompt"
+            )
+        if len(prompt) >= self._num_cached_tokens:
+            raise InvalidArgumentError(
+                f"prompt has {len(prompt)} tokens, but with at least one new token the KV cache holds "
+                f"{self._num_cached_tokens}; shorten the prompt, or raise kv_cache_bytes of the model"
+            )
+
+    def _check_token_ids(self, name: str, token_ids: npt.ArrayLike) -> None:
+        ids = np.asarray(token_ids, np.int64)
+        is_wrong = (ids < 0) | (ids >= self._vocab_size)
+        if is_wrong.any():
+            index = int(is_wrong.argmax())
+            raise InvalidArgumentError(
+                f"{name}: token ids of this model are 0 to {self._vocab_size - 1}, got {ids[index]} at index {index}; "
+                f"use the model's own tokenizer"
+            )

@@ -1,0 +1,138 @@
+"""Runs a planned step on the device: copies, forward pass, sampling; knows tensors and no requests."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from weft_model.llm import ops
+from weft_model.llm.allocator import keep_freed_memory
+from weft_model.llm.config import EngineConfig
+from weft_model.llm.model import LlamaModel
+from weft_model.llm.plan import StepPlan
+from weft_model.llm.state import DeviceState
+
+
+class StepLogprobs(NamedTuple):
+    """Log probabilities at the sampled rows, of the model's distribution before penalties and temperature.
+
+    Attributes:
+        sampled: Of the sampled tokens, float32 ``[S]``.
+        top_ids: The most probable tokens of each row, best first, int32 ``[S, k]``; ``k`` is the most that a row asked.
+        top: Theirs, float32 ``[S, k]``.
+    """
+
+    sampled: npt.NDArray[np.float32]
+    top_ids: npt.NDArray[np.int32]
+    top: npt.NDArray[np.float32]
+
+
+class StepTokens(NamedTuple):
+    """What a step sampled.
+
+    Attributes:
+        token_ids: One for each of the plan's sample rows, int32 ``[S]``.
+        logprobs: None where no row asked.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    logprobs: StepLogprobs | None
+
+
+class ModelRunner:
+    """Owns the KV cache and the device's tables; one thread at a time may use it.
+
+    Args:
+        model: What to run; the cache and the tables are where its weights are.
+        config: Resolved: ``dtype``, ``max_model_len`` and ``num_blocks`` are set.
+        num_blocks: Blocks of the KV cache, with the null block; None for those of ``config``.
+
+    Attributes:
+        num_blocks: The same.
+        kv: The cache, ``[num_blocks, num_layers, 2, P, K, D]``, zeros at first, so that no block holds NaN by accident.
+    """
+
+    def __init__(self, model: LlamaModel, config: EngineConfig, num_blocks: int | None = None) -> None:
+        self._model = model
+        self.num_blocks = config.num_blocks if num_blocks is None else num_blocks
+        self._block_size = config.block_size
+        self._num_threads = config.num_threads
+        self.kv = torch.zeros(
+            model.kv_shape(self.num_blocks, config.block_size), dtype=model.dtype, device=model.device
+        )
+        num_columns = -(-config.max_model_len // config.block_size)
+        self._state = DeviceState(config.max_num_seqs, num_columns, model.device)
+
+    def bind_thread(self) -> None:
+        """The calling thread is the one that runs steps: it has the device and ``config.num_threads`` threads."""
+        torch.set_num_threads(self._num_threads)
+        if self.kv.is_cuda:
+            torch.cuda.set_device(self.kv.device)
+        else:
+            keep_freed_memory()
+
+    def run(self, plan: StepPlan) -> StepTokens:
+        """The plan's tokens have their keys and values in the cache, and its sample rows a new token each.
+
+        Blocks until the tokens are on the host. Whatever it raises, no block is changed but those that the plan writes.
+        """
+        with torch.inference_mode():
+            hidden = self._forward(plan)
+            num_rows = len(plan.sample_rows)
+            if not num_rows:
+                return StepTokens(np.empty(0, np.int32), None)
+            if num_rows != len(hidden):
+                hidden = hidden.index_select(0, self._state.upload(plan.sample_rows))
+            return self._sample(self._model.logits(hidden), plan)
+
+    def _forward(self, plan: StepPlan) -> Tensor:
+        """Hidden states of the plan's tokens, ``[T, hidden_size]``."""
+        state, upload = self._state, self._state.upload
+        state.update(plan)
+        if len(plan.copies):
+            ops.copy_blocks(self.kv, upload(plan.copies))
+        return self._model.forward(
+            upload(plan.token_ids),
+            upload(plan.positions),
+            self.kv,
+            state.block_tables(upload(plan.slots), -(-plan.max_ctx_len // self._block_size)),
+            upload(plan.q_start),
+            upload(plan.ctx_len),
+            upload(plan.slot_map),
+            plan.max_q_len,
+            plan.max_ctx_len,
+        )
+
+    def _sample(self, logits: Tensor, plan: StepPlan) -> StepTokens:
+        upload = self._state.upload
+        rows = self._state.sampling(upload(plan.sample_slots))
+        num_top = int(plan.num_logprobs.max())
+        before = logits.clone() if num_top >= 0 and len(plan.penalty_tokens) else logits
+        if len(plan.penalty_tokens):
+            ops.apply_penalties(
+                logits,
+                upload(plan.penalty_start),
+                upload(plan.penalty_tokens),
+                upload(plan.penalty_counts),
+                upload(plan.penalty_bias),
+                rows.repetition,
+                rows.presence,
+                rows.frequency,
+            )
+        token_ids = ops.sample(
+            logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, upload(plan.sample_positions)
+        )
+        logprobs = _logprobs(before, token_ids, num_top) if num_top >= 0 else None
+        return StepTokens(token_ids.cpu().numpy(), logprobs)
+
+
+def _logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> StepLogprobs:
+    """Log probabilities of ``token_ids`` and of the ``num_top`` best tokens, by the float32 ``logits`` ``[S, V]``."""
+    sampled = logits.gather(1, token_ids.to(torch.int64).unsqueeze(1)).squeeze(1) - logits.logsumexp(1)
+    if num_top:
+        top, top_ids = ops.softmax_topk(logits, num_top, log=True)
+    else:
+        top, top_ids = logits.new_empty(len(logits), 0), token_ids.new_empty(len(logits), 0)
+    return StepLogprobs(sampled.cpu().numpy(), top_ids.cpu().numpy(), top.cpu().numpy())

@@ -1,0 +1,92 @@
+"""Seeded sampling: what a request gets depends on its own prompt, parameters and seed alone."""
+
+import numpy as np
+import pytest
+from tests.unit.weft_model.llm.engine_fixture import Answer, alone, finish, make_engine, random_prompts, serve
+
+_NEEDLE = random_prompts(1, 33, 33, seed=7)[0]
+_SAMPLED = {"temperature": 1.0, "seed": 12345, "max_tokens": 12, "logprobs": 5}
+
+
+def _others(count: int, seed: int) -> list[Answer]:
+    """Requests with all kinds of parameters, some seeded, most not."""
+    random = np.random.default_rng(seed)
+    kinds = [
+        {"temperature": 0.0},
+        {"temperature": 1.3, "top_k": 7, "seed": 12345},
+        {"temperature": 0.7, "top_p": 0.8, "logprobs": 1},
+        {"min_p": 0.05, "frequency_penalty": 1.0, "repetition_penalty": 1.3},
+        {"logit_bias": ((3, 50.0), (5, -100.0)), "presence_penalty": -1.0, "n": 2},
+    ]
+    prompts = random_prompts(count, 1, 50, seed=seed + 1)
+    return [
+        Answer(prompt, max_tokens=int(random.integers(1, 20)), **({"temperature": 1.0} | kinds[random.integers(5)]))
+        for prompt in prompts
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_needle_among_64_others_is_as_alone(dtype: str):
+    """Sampled at temperature 1 at a random place among 64 others, tokens and log probabilities are bitwise the same."""
+    expected = Answer(_NEEDLE, **_SAMPLED)
+    serve([expected], dtype=dtype, max_num_seqs=1)
+    for seed in range(3):
+        others, needle = _others(64, seed), Answer(_NEEDLE, **_SAMPLED)
+        others.insert(int(np.random.default_rng(seed).integers(65)), needle)
+        serve(others, dtype=dtype, max_num_seqs=65, max_num_batched_tokens=200, num_blocks=1024)
+        assert expected.text == needle.text
+        assert expected.logprobs == needle.logprobs
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_neighbours_are_felt_only_without_deterministic_mode(dtype: str, deterministic: bool):
+    """The test above could fail: with the mode off, log probabilities depend on the number of rows in a step."""
+    logprobs = []
+    for num_others in (0, 63):
+        needle = Answer(_NEEDLE, **_SAMPLED)
+        answers = [*(Answer(prompt, max_tokens=12) for prompt in random_prompts(num_others, 1, 2)), needle]
+        serve(answers, shape="wide", dtype=dtype, deterministic=deterministic, max_num_batched_tokens=256)
+        logprobs.append(needle.logprobs)
+    assert deterministic == (logprobs[0] == logprobs[1])
+
+
+def test_requests_without_a_seed_differ():
+    """Two requests that name no seed draw different tokens; with the same seed they draw the same."""
+    unseeded = [Answer(_NEEDLE, temperature=1.0, max_tokens=20) for _ in range(2)]
+    seeded = [Answer(_NEEDLE, temperature=1.0, max_tokens=20, seed=-(2**63)) for _ in range(2)]
+    serve([*unseeded, *seeded])
+    assert unseeded[0].text != unseeded[1].text
+    assert seeded[0].text == seeded[1].text
+
+
+@pytest.mark.parametrize("num_step_tokens", [8, 128])
+def test_choices_equal_independent_runs(num_step_tokens: int):
+    """Choice ``i`` of a request with ``n`` is what a request of its own with the seed ``seed + i`` gets."""
+    params = {"temperature": 1.0, "max_tokens": 40, "logprobs": 2}
+    several = Answer(_NEEDLE, n=4, seed=100, **params)
+    plans = []
+    serve([several], max_num_seqs=6, max_num_batched_tokens=num_step_tokens, before_step=plans.append)
+    assert sum(len(plan.copies) for plan in plans) > 0
+    for choice in range(4):
+        expected = alone(_NEEDLE, seed=100 + choice, **params)
+        assert expected.text == several.tokens[choice]
+        assert expected.logprobs[0] == several.logprobs[choice]
+
+
+def test_no_step_writes_to_a_shared_block():
+    """Of the blocks that a step writes, each belongs to one sequence and is in no cache."""
+    shared: list[int] = []
+    engines = []
+
+    def find_shared(plan) -> None:
+        written = {*(plan.slot_map // 16).tolist(), *plan.copies[:, 1].tolist()}
+        shared.extend(block for block in written if engines[0].pool.is_shared(block))
+
+    answers = [Answer(_NEEDLE, n=5, temperature=1.0, max_tokens=40), Answer(_NEEDLE, n=3, temperature=0.8)]
+    answers += [Answer(prompt, n=2, temperature=1.0, max_tokens=20) for prompt in random_prompts(5, 1, 60)]
+    engines.append(make_engine(num_blocks=30, max_num_seqs=8, before_step=find_shared))
+    for answer in answers:
+        engines[0].submit(answer.request)
+    finish(engines[0], answers)
+    assert [] == shared
