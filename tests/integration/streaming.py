@@ -26,12 +26,15 @@ from weft_common.tensors import bytes_tensor, split_bytes
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.repository.config import config_of_signature
 
-MODELS = ("pre", "llm", "post")
+MODELS = ("pre", "llm", "all", "post")
 TIMEOUT_S = 20.0
 
 
 class TokenCore(InferenceCore):
     """``pre`` and ``post`` put their name behind a text; ``llm`` is decoupled and gives ``text.0``, ``text.1``, ...
+
+    ``all`` is decoupled too, and gives one response ``text.0``, which waits for ``gate`` where the request says so; to
+    a unary call it gives ``text,all``.
 
     Request parameters tell ``llm`` what to do: ``count`` responses, each padded to ``num_bytes``; ``fail_after`` and
     ``hang_after`` so many, and ``post`` that it waits for ``gate``.
@@ -64,7 +67,7 @@ class TokenCore(InferenceCore):
 
     def signature(self, name: str, version: str) -> ModelSignature:
         text, answer = TensorSpec("TEXT", "BYTES", (1,)), TensorSpec("OUT", "BYTES", (1,))
-        return ModelSignature(name, "1", "tokens", 0, (text,), (answer,), is_decoupled=name == "llm")
+        return ModelSignature(name, "1", "tokens", 0, (text,), (answer,), name in ("llm", "all"), name == "all")
 
     def config(self, name: str, version: str) -> ModelConfig:
         return config_of_signature(self.signature(name, version))
@@ -90,6 +93,11 @@ class TokenCore(InferenceCore):
         return self._answer(call, b"%s,%s" % (said, call.model_name.encode()))
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        if call.model_name == "all":
+            if call.parameters.get("gate"):
+                await self.gate.wait()
+            yield self._answer(call, split_bytes(call.inputs["TEXT"].data)[0] + b".0")
+            return
         if call.model_name != "llm":
             yield await self.infer(call, context)
             return

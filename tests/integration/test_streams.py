@@ -16,14 +16,14 @@ TEXTS = "data_type: TYPE_STRING dims: [ 1 ]"
 LARGE_BYTES = 256 << 10
 
 
-def chat(name: str, *, options: str = "", policy: str = "") -> str:
-    """A graph: pre, once; then llm; then post, for each of its responses."""
+def chat(name: str, *, options: str = "", policy: str = "", model: str = "llm") -> str:
+    """A graph: pre, once; then llm, or another decoupled model; then post, for each of its responses."""
     return f"""name: "{name}" platform: "graph" {policy}
 input [ {{ name: "TEXT" {TEXTS} }} ]
 output [ {{ name: "ANSWER" {TEXTS} }} ]
 node {{ name: "root" sequence {{ {options}
   step {{ name: "pre" model_name: "pre" output_map {{ key: "OUT" value: "PROMPT" }} }}
-  step {{ name: "llm" model_name: "llm" input_map {{ key: "TEXT" value: "PROMPT" }}
+  step {{ name: "llm" model_name: "{model}" input_map {{ key: "TEXT" value: "PROMPT" }}
          output_map {{ key: "OUT" value: "TOKEN" }} }}
   step {{ name: "post" model_name: "post" input_map {{ key: "TEXT" value: "TOKEN" }}
          output_map {{ key: "OUT" value: "ANSWER" }} }} }} }}
@@ -52,6 +52,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(root, chat("chat"), "chat")
     write(root, chat("wide", options="max_inflight_responses: 4"), "wide")
     write(root, chat("brief", policy="policy { timeout_ms: 500 }"), "brief")
+    write(root, chat("whole", model="all"), "whole")
     write(root, PLAIN, "plain")
     (root / "old" / "1").mkdir(parents=True)
     (root / "old" / "config.pbtxt").write_text(ENSEMBLE)
@@ -257,3 +258,28 @@ def test_one_answer_is_not_to_be_had(core: TokenCore, router: Router, name: str)
             client.infer(name, [text_input("hi")])
     assert "StatusCode.UNIMPLEMENTED" == caught.value.status()
     assert "ModelInfer RPC doesn't support models with decoupled transaction policy" == caught.value.message()
+
+
+def test_one_answer_of_what_can_collect(core: TokenCore, router: Router) -> None:
+    """A unary call reaches the model as one, also as a step of a graph; the configuration of both says that it can."""
+    with triton.InferenceServerClient(router.grpc) as client:
+        for name, expected in (("all", b"hi,all"), ("whole", b"hi,pre,all,post")):
+            result = client.infer(name, [text_input("hi")], request_id="7", parameters={"graph_trace": True})
+            response = result.get_response()
+            assert ("7", expected) == (response.id, result.as_numpy(response.outputs[0].name)[0])
+            assert response.parameters["graph_trace"].string_param
+            config = client.get_model_config(name, as_json=True)["config"]
+            assert {"collects_responses": {"string_value": "true"}} == config["parameters"]
+
+
+@pytest.mark.parametrize("name", ["all", "whole"])
+def test_an_only_response_waits_for_no_request_before_it(
+    core: TokenCore, service: TokenService, stream: Stream, name: str
+) -> None:
+    """On the same stream, of what is decoupled, as at the model itself."""
+    service.close_gate()
+    stream.send("all", "slow", "slow", gate=True)
+    stream.send(name, "fast", "fast")
+    assert "fast" == stream.take()[0]
+    service.open_gate()
+    assert "slow" == stream.take()[0]

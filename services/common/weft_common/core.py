@@ -58,6 +58,7 @@ class InferResult:
         is_final: No response to the request follows.
         is_null: A decoupled model has sent all its responses; this is none, it only says so. Clients see it if they
             asked for it with the parameter ``triton_enable_empty_final_response``.
+        is_unordered: Of a decoupled model: it does not wait for answers to requests that came before on its stream.
         error: What this response of a decoupled model is in place of outputs; others follow. An error that ends the
             request is raised.
     """
@@ -69,6 +70,7 @@ class InferResult:
     outputs: dict[str, WireTensor] = field(default_factory=dict)
     is_final: bool = True
     is_null: bool = False
+    is_unordered: bool = False
     error: WeftError | None = None
 
 

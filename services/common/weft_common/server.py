@@ -188,7 +188,7 @@ class Services(NamedTuple):
 async def _serve(
     service: str, make_core: Callable[[], Core], options: argparse.Namespace, extend: Callable[[Core], Extension]
 ) -> int:
-    stop = _stop_event(watch_stdin=options.stop_with_stdin)
+    stop = stop_event(watch_stdin=options.stop_with_stdin)
     try:
         listener = Listener(f"weft.{service}", options)
         core = make_core()
@@ -330,7 +330,7 @@ async def _follow_readiness(is_ready: Callable[[], bool], services: Services) ->
         await set_serving(services, is_ready())
 
 
-def _stop_event(*, watch_stdin: bool) -> asyncio.Event:
+def stop_event(*, watch_stdin: bool) -> asyncio.Event:
     """An event that a signal, or the end of standard input, sets; a second signal ends the process at once."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

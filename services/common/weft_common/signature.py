@@ -5,6 +5,9 @@ from dataclasses import dataclass, field, replace
 
 from weft_protos import model_config_pb2
 
+#: Parameter of a configuration that is "true" where a decoupled model ``can_collect``; set by its server.
+COLLECTS_PARAMETER = "collects_responses"
+
 _DATATYPE_BY_ENUM: dict[int, str] = {
     number: ("BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_"))
     for name, number in model_config_pb2.DataType.items()
@@ -49,7 +52,8 @@ class ModelSignature:
         platform: ``platform``, or ``backend`` where that is empty.
         max_batch_size: 0 means no batch dimension.
         inputs, outputs: In declared order.
-        is_decoupled: Any number of responses per request; only over ``ModelStreamInfer``.
+        is_decoupled: Any number of responses per request; only over ``ModelStreamInfer``, unless it ``can_collect``.
+        can_collect: A unary call is answered with everything at once, although the model is decoupled.
     """
 
     name: str
@@ -59,6 +63,7 @@ class ModelSignature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     is_decoupled: bool = False
+    can_collect: bool = field(default=False, compare=False)
 
     @classmethod
     def from_config(
@@ -66,6 +71,7 @@ class ModelSignature:
     ) -> "ModelSignature":
         """Signature of ``config`` for one of its versions; ``labels`` by output."""
         labels = labels or {}
+        is_decoupled = config.model_transaction_policy.decoupled
         return cls(
             name=config.name,
             version=version,
@@ -92,7 +98,10 @@ class ModelSignature:
                 )
                 for o in config.output
             ),
-            is_decoupled=config.model_transaction_policy.decoupled,
+            is_decoupled=is_decoupled,
+            can_collect=is_decoupled
+            and COLLECTS_PARAMETER in config.parameters
+            and config.parameters[COLLECTS_PARAMETER].string_value == "true",
         )
 
     def full_shape(self, spec: TensorSpec) -> tuple[int, ...]:

@@ -122,7 +122,7 @@ class StreamServicer:
                 results = self._core.stream_infer(call, stream_call.context)
                 async with contextlib.aclosing(results):
                     async for result in results:
-                        if result.is_null or not result.is_final:
+                        if result.is_unordered or result.is_null or not result.is_final:
                             stream_call.leave_line()
                         if wants_null or not result.is_null:
                             answer = result.error or _stream_response(result, places)

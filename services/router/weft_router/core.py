@@ -200,12 +200,13 @@ class RouterCore:
             ResourceExhaustedError: Too many requests are in flight.
             DeadlineExceededError: It cannot be answered in time, as far as is known.
             NotFoundError: There is no such graph or model.
-            UnsupportedError: It is decoupled.
+            UnsupportedError: It is decoupled, and cannot give all its responses as one.
             UnavailableError: The graph cannot run; says why.
             WeftError: As validation or a step raised it.
         """
         served = self._served(call)
-        if _is_decoupled(served):
+        signature = _signature(served)
+        if signature is not None and signature.is_decoupled and not signature.can_collect:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
         with self._admitted(served, call.parameters, context) as visit:
             if visit.is_waiting:
@@ -225,6 +226,7 @@ class RouterCore:
             if _is_decoupled(served):
                 async with contextlib.aclosing(self._answers(served, call, context)) as results:
                     async for result in results:
+                        result.is_unordered = True  # as of the model's own server
                         yield result
                 return
             answer = await self._answer(served, call, context)
@@ -352,10 +354,16 @@ def _count_refusal(served: GraphVersion | Entry | None, error: WeftError, contex
         served.statistics.record_failure(failure_reason(error.code), time.monotonic_ns() - context.arrival_ns)
 
 
-def _is_decoupled(served: GraphVersion | Entry) -> bool:
+def _signature(served: GraphVersion | Entry) -> ModelSignature | None:
+    """What is called; None of a graph that is not loaded."""
     if isinstance(served, GraphVersion):
-        return served.serving is not None and served.serving.plan.signature.is_decoupled
-    return served.model.signature.is_decoupled
+        return None if served.serving is None else served.serving.plan.signature
+    return served.model.signature
+
+
+def _is_decoupled(served: GraphVersion | Entry) -> bool:
+    signature = _signature(served)
+    return signature is not None and signature.is_decoupled
 
 
 def _model_entry(entry: Entry) -> IndexEntry:

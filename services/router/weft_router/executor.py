@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from weft_common import telemetry
 from weft_common.core import CallContext, InferCall, InferResult, Parameters, ParameterValue
-from weft_common.errors import UnsupportedError, WeftError
+from weft_common.errors import InternalError, UnsupportedError, WeftError
 from weft_common.tensors import WireTensor
 from weft_common.validation import scheduling_parameters
 from weft_router.admission import Admission
@@ -101,6 +101,20 @@ class GraphExecutor:
         parameters = start.request.response_parameters | self._trace(call, execution)
         return self._result(call, parameters, outputs), is_cached
 
+    async def collected(self, call: InferCall, context: CallContext) -> InferResult:
+        """The one answer of a decoupled graph that can collect: each decoupled model gives all its responses as one.
+
+        Otherwise as ``execute``.
+        """
+        execution = self._begun(call, context)
+        execution.start.request.is_collected = True
+        async with contextlib.aclosing(self._responses(call, execution, context)) as results:
+            answers = [result async for result in results]
+        if not answers:
+            raise InternalError(f"graph '{self.plan.signature.name}' gave no response")
+        answers[0].parameters = {**answers[0].parameters, **self._trace(call, execution)}
+        return answers[0]
+
     async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """The responses of a decoupled graph to a valid call, as they are made; the last is null.
 
@@ -112,6 +126,18 @@ class GraphExecutor:
         Closing the generator, or cancelling the task that awaits it, cancels every call in flight; no task is left.
         """
         execution = self._begun(call, context)
+        async with contextlib.aclosing(self._responses(call, execution, context)) as results:
+            async for result in results:
+                result.is_final = False
+                yield result
+        last = self._result(call, self._trace(call, execution), {})
+        last.is_null = not last.parameters
+        yield last
+
+    async def _responses(
+        self, call: InferCall, execution: _Execution, context: CallContext
+    ) -> AsyncGenerator[InferResult, None]:
+        """The responses of a decoupled graph, each with the parameters of its steps."""
         stages = execution.selection.stages
         if stages is None:
             raise UnsupportedError(f"graph '{self.plan.signature.name}' is not decoupled")
@@ -120,12 +146,7 @@ class GraphExecutor:
             async with contextlib.aclosing(responses):
                 async for response in responses:
                     outputs = execution.selection.outputs(response)
-                    result = self._result(call, response.request.response_parameters, outputs)
-                    result.is_final = False
-                    yield result
-        last = self._result(call, self._trace(call, execution), {})
-        last.is_null = not last.parameters
-        yield last
+                    yield self._result(call, response.request.response_parameters, outputs)
 
     def _begun(self, call: InferCall, context: CallContext) -> _Execution:
         """A request with all that is known before the first step. Raises InvalidArgumentError."""

@@ -22,6 +22,7 @@ from weft_serving.backends.base import Backend
 from weft_serving.config import ModelDefinition, define_model
 from weft_serving.config.placement import count_gpus
 from weft_serving.custom_metrics import CustomMetrics
+from weft_serving.exported_metrics import ExportedMetrics
 from weft_serving.gpu_metrics import gpu_collectors
 from weft_serving.lifecycle import ManagedModel
 from weft_serving.limited import make_limiter
@@ -98,6 +99,7 @@ class ServingCore(InferenceCore):
         self._limiter = None if rate_limits is None else make_limiter(rate_limits)
         self._answers = SharedAnswers(response_cache_bytes, 0, time.monotonic_ns)
         self._metrics = CustomMetrics()
+        self._exports = ExportedMetrics()
         self._control = ModelControl(self, asyncio.get_running_loop())
         self._is_started = False
         self._router = RouterClient(router, router_security) if router else None
@@ -136,7 +138,7 @@ class ServingCore(InferenceCore):
         """What the service offers beside the V2 protocol: load reports, metrics of models, GPUs and loads on demand."""
         warm = () if self._pool is None else (WarmPoolCollector(self._pool),)
         reporter = LoadReporter(lambda: self.statistics("", ""))
-        return Extension(reporter.add_to, (self._metrics, *gpu_collectors(), *warm))
+        return Extension(reporter.add_to, (self._metrics, self._exports, *gpu_collectors(), *warm))
 
     def is_ready(self) -> bool:
         """Whether the start is over and every model that should serve does."""
@@ -182,7 +184,7 @@ class ServingCore(InferenceCore):
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """Answer one request. Cancelling the awaiting task withdraws it from queue or batch."""
         served = self._find(call.model_name).serving(call)
-        if served.signature.is_decoupled:
+        if served.signature.is_decoupled and not served.signature.can_collect:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
         check_classification(call.outputs)
         return await classified(await served.infer(call, context), call.outputs, served.signature)
@@ -272,6 +274,7 @@ class ServingCore(InferenceCore):
             caller=self._caller,
             metrics=self._metrics,
             control=self._control,
+            exports=self._exports,
         )
 
     async def _load_or_log(self, name: str) -> None:

@@ -25,7 +25,7 @@ class DecoupledRequests:
         signature: Of the model.
         recorder: Counts each request once, when it ends, and each response.
         withdraw: Ends a request with an error that is not the model's.
-        on_end: Called when a request has ended.
+        on_end: Called with a request that has ended.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class DecoupledRequests:
         recorder: Recorder,
         *,
         withdraw: Callable[[InferenceRequest, WeftError], None],
-        on_end: Callable[[], None],
+        on_end: Callable[[InferenceRequest], None],
     ) -> None:
         self._signature = signature
         self._encoder = OutputEncoder(signature)
@@ -116,4 +116,4 @@ class DecoupledRequests:
             if not stream.has_last:
                 self._recorder.dropped(stream.num_sent, stream.last_ns, time.monotonic_ns())
             stream.fail(outcome)
-        self._on_end()
+        self._on_end(request)

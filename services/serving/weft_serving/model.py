@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from weft_common import telemetry
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import (
+    InternalError,
     RequestCancelledError,
     ResourceExhaustedError,
     UnavailableError,
@@ -34,6 +36,7 @@ from weft_serving.scheduler.batcher import Batcher, make_batcher
 from weft_serving.scheduler.grouping import make_batch_key
 from weft_serving.scheduler.queue import PriorityQueue
 from weft_serving.scheduler.retry_after import RetryAfter
+from weft_serving.scheduler.seats import SeatBatcher
 from weft_serving.scheduler.sequence import SequenceQueue
 from weft_serving.scheduler.settings import SchedulerSettings, num_to_hold
 from weft_serving.split import SplitRequest
@@ -79,12 +82,14 @@ class ServedModel:
         self.statistics.count_pending_by_level = self._queue.num_by_level
         buckets = context.layout.buckets
         self._batcher: Batcher = make_batcher(settings, buckets, num_to_hold=num_to_hold())
-        self._batch_key = make_batch_key(signature.for_backend(), buckets) if settings.is_batching else None
+        self._num_seats = backend.num_seats(context)
+        is_keyed = settings.is_batching and not self._num_seats
+        self._batch_key = make_batch_key(signature.for_backend(), buckets) if is_keyed else None
         self._intake = Intake(signature, settings)
         self._admission = DeadlineAdmission(settings, len(instances))
         self._answers = Answers(signature.name, self._recorder, is_ordered=settings.preserve_ordering, drop=self._drop)
         self._decoupled = DecoupledRequests(
-            signature, self._recorder, withdraw=self._withdraw, on_end=self._check_drained
+            signature, self._recorder, withdraw=self._withdraw, on_end=self._on_stream_end
         )
         self._self_calls = SelfCalls(signature.name, [place.origin(signature) for place in instances])
         self.outages = Outages(signature.name, len(instances))
@@ -93,13 +98,18 @@ class ServedModel:
             Instance(context, backend, place, self._on_executed, self._on_outage, limit_s) for place in instances
         ]
         self._idle = idle_instances(limiter, self._instances, instances, lambda: self._queue, self._dispatch)
+        self._seats: SeatBatcher | None = None
+        if self._num_seats:
+            self._seats = SeatBatcher(settings, self._num_seats, self._idle, num_to_hold=num_to_hold())
+            self._batcher = self._seats
         self._running: dict[Instance, Sequence[InferenceRequest]] = {}
         self.statistics.occupancy = self._occupancy
         self._is_accepting = False
         self._is_dispatch_due = False
         self._alarm: Alarm | None = None
         self._drained: asyncio.Event = asyncio.Event()
-        self._retry_after = RetryAfter(len(instances), has_sequences=settings.sequences is not None)
+        num_at_once = len(instances) * max(self._num_seats, 1)
+        self._retry_after = RetryAfter(num_at_once, has_sequences=settings.sequences is not None)
 
     async def start(self) -> None:
         """Every instance is loaded, one after another, and requests are accepted.
@@ -120,7 +130,7 @@ class ServedModel:
         self._is_accepting = True
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """The answer to one request, which is checked, queued and executed.
+        """The answer to one request, which is checked, queued and executed; all that a decoupled model says, as one.
 
         Cancelling the awaiting task takes the request out of the queue at once; one that runs is flagged, and its
         answer dropped. Neither touches the other members of its batch.
@@ -133,6 +143,8 @@ class ServedModel:
             InternalError: The model failed; the log has the cause under the same error id.
             WeftError: Any other error that the model answered with.
         """
+        if self.signature.is_decoupled:
+            return await self._collected(call, context)
         request, answer = await self._accepted(call, context)
         try:
             outcome = await answer
@@ -146,16 +158,23 @@ class ServedModel:
             raise outcome.with_message(outcome.message)
         return outcome
 
-    async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+    async def stream(
+        self, call: InferCall, context: CallContext, *, is_collected: bool = False
+    ) -> AsyncGenerator[InferResult, None]:
         """The responses of a decoupled model as it sends them, the last with ``is_final``.
 
         The model waits when ``weft_serving.stream.MAX_WAITING`` of them were not asked for yet. Closing the generator,
         or cancelling the task that awaits it, withdraws the request as in ``infer``; what is still sent is dropped.
 
+        Args:
+            call: The request.
+            context: Of the call.
+            is_collected: One response with everything is wanted, of a model that ``can_collect``.
+
         Raises:
             WeftError: As ``infer``, also after some responses.
         """
-        request, answer = await self._accepted(call, context)
+        request, answer = await self._accepted(call, context, is_collected=is_collected)
         stream = request.stream
         if stream is None:
             raise UnsupportedError(f"model '{self.signature.name}' is not decoupled")
@@ -184,12 +203,23 @@ class ServedModel:
                 self._abandon()
         await self._close(max(end_s - time.monotonic(), _MIN_CLOSE_S))
 
+    async def _collected(self, call: InferCall, context: CallContext) -> InferResult:
+        """The one response of a decoupled model to a request that is collected."""
+        async with aclosing(self.stream(call, context, is_collected=True)) as responses:
+            async for response in responses:
+                if response.error is not None:
+                    raise response.error
+                if not response.is_null:
+                    response.is_final = True
+                    return response
+        raise InternalError(f"model '{self.signature.name}' sent no response")
+
     async def _accepted(
-        self, call: InferCall, context: CallContext
+        self, call: InferCall, context: CallContext, *, is_collected: bool = False
     ) -> tuple[InferenceRequest, "asyncio.Future[InferResult | WeftError]"]:
         """The request, checked and in the queue, and its answer to come; one that is refused is counted."""
         try:
-            return self._admit(await self._intake.checked(call), context)
+            return self._admit(await self._intake.checked(call), context, is_collected=is_collected)
         except WeftError as error:
             self._recorder.failed(error, context.arrival_ns, time.monotonic_ns())
             raise
@@ -198,7 +228,7 @@ class ServedModel:
             raise
 
     def _admit(
-        self, checked: CheckedCall, context: CallContext
+        self, checked: CheckedCall, context: CallContext, *, is_collected: bool
     ) -> tuple[InferenceRequest, "asyncio.Future[InferResult | WeftError]"]:
         """The request, in the queue, and its answer to come."""
         call, num_rows, parts = checked
@@ -207,7 +237,7 @@ class ServedModel:
         if self.outages.is_total:
             raise self.outages.error().refused()
         priority, timeout_us = scheduling_parameters(call.parameters)
-        request = InferenceRequest(call, context, num_rows, priority, timeout_us)
+        request = InferenceRequest(call, context, num_rows, priority, timeout_us, is_collected=is_collected)
         if CALL_PATH_HEADER in context.headers:
             self._self_calls.check(request, self._queue)
             self._idle.check_call(request)
@@ -226,16 +256,14 @@ class ServedModel:
             self._wake_at(self._queue.next_expiry_ns(), now_ns)
         elif not self._settings.is_batching:
             self._dispatch()
-        elif not self._is_dispatch_due:
-            # Requests that arrive in the same turn of the loop get the chance to share a batch.
-            self._is_dispatch_due = True
-            self._loop.call_soon(self._dispatch)
+        else:
+            self._dispatch_soon()  # requests that arrive in the same turn of the loop may share a batch
         return request, answer
 
     def _enqueue(self, request: InferenceRequest, now_ns: int) -> None:
         if self._batch_key is not None:
             request.batch_key = self._batch_key(request.call.inputs)
-        if request.context.deadline_ns is not None:
+        if request.context.deadline_ns is not None and self._seats is None:  # what a stream takes is not known
             self._admission.check(request, self._queue, now_ns)
         try:
             self._queue.add(request, now_ns)
@@ -268,6 +296,12 @@ class ServedModel:
                 whole.answer.cancel()  # a part that runs already has nobody to answer
             raise
 
+    def _dispatch_soon(self) -> None:
+        """``_dispatch`` is called once when the loop has done what is due now."""
+        if not self._is_dispatch_due:
+            self._is_dispatch_due = True
+            self._loop.call_soon(self._dispatch)
+
     def _dispatch(self) -> None:
         """Expired requests are answered, free instances have what they may run now, the timer is set for the rest."""
         self._is_dispatch_due = False
@@ -281,6 +315,8 @@ class ServedModel:
                 break
             queue.take(requests, now_ns)
             instance = self._idle.take(wanted)
+            if self._seats is not None:
+                self._seats.seat(requests, instance)
             self._running[instance] = requests
             instance.execute(requests)
         self.statistics.pending_count = len(queue)
@@ -301,13 +337,21 @@ class ServedModel:
         if not requests:
             return
         duration_ns = execution.end_ns - execution.start_ns
-        self._retry_after.measured(len(requests), duration_ns)
+        if self._seats is None:  # else the requests are at work yet
+            self._retry_after.measured(len(requests), duration_ns)
         if not all(isinstance(answer, WeftError) for answer in execution.answers):
             self._recorder.executed(execution)
             self._admission.measured(execution.num_rows, duration_ns, execution.end_ns)
         self._answers.deliver(execution)
         if telemetry.is_enabled():
             spans.record_execution(self.signature.name, instance.name, execution)
+
+    def _on_stream_end(self, request: InferenceRequest) -> None:
+        """A request of a decoupled model has ended, and has left its seat if it had one."""
+        if self._seats is not None and self._seats.leave(request):
+            self._retry_after.measured(1, time.monotonic_ns() - request.start_ns)
+            self._dispatch_soon()
+        self._check_drained()
 
     def _on_outage(self, instance: Instance, reason: str) -> None:
         """The instance takes no batches, or does so again; requests that no instance is left for fail."""
@@ -367,6 +411,8 @@ class ServedModel:
     def _occupancy(self) -> float:
         """As ``ModelStatistics.occupancy``."""
         num_instances = len(self._instances)
+        if self._seats is not None:
+            return (len(self._seats) + len(self._queue)) / (num_instances * self._num_seats)
         num_rows = num_instances * max(self._settings.max_batch_size, 1)
         return len(self._running) / num_instances + len(self._queue) / num_rows
 

@@ -46,6 +46,7 @@ class InferenceRequest:
         answer: Receives the result or the error; None outside a served model.
         split: What the request is a part of, or was split into; None for the others.
         stream: Takes the responses of a decoupled model; None for the others, and when nobody reads any longer.
+        is_collected: The model is decoupled, and one response with everything is wanted.
         turn: Its place in its sequence; None where the model does not batch by sequence.
     """
 
@@ -66,6 +67,7 @@ class InferenceRequest:
     answer: "Future[InferResult | WeftError] | None" = None
     split: "SplitRequest | None" = None
     stream: "ResponseStream | None" = None
+    is_collected: bool = False
     turn: "Turn | None" = None
     _arrays: dict[str, Array] = field(default_factory=dict)
     _on_cancel: list[Callable[[], None]] | None = None

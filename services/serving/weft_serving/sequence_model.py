@@ -110,6 +110,4 @@ class SequenceModel(ServedModel):
 
     def _drop(self, request: InferenceRequest) -> None:
         super()._drop(request)
-        if not self._is_dispatch_due:  # others of its sequence are to be answered, and its slot is free
-            self._is_dispatch_due = True
-            self._loop.call_soon(self._dispatch)
+        self._dispatch_soon()  # others of its sequence are to be answered, and its slot is free

@@ -1,6 +1,7 @@
 """Spans of queue, batch and compute, written when all their times are known; call only when telemetry is enabled."""
 
 import time
+from collections.abc import Mapping
 
 from opentelemetry.trace import get_current_span
 
@@ -68,6 +69,34 @@ def record_execution(model: str, instance: str, execution: Execution) -> None:
     first = execution.answers[0]
     has_failed = all(isinstance(answer, WeftError) for answer in execution.answers)
     end_span(batch, first if has_failed and isinstance(first, WeftError) else None, end_unix_ns=end_ns)
+
+
+def record_generation(
+    request: InferenceRequest, numbers: Mapping[str, int], first_token_ns: int, error: WeftError | None
+) -> None:
+    """A ``generation`` span from when the request left the queue until now, with an event at its first token.
+
+    Args:
+        request: Of a language model.
+        numbers: Attributes.
+        first_token_ns: ``time.monotonic_ns`` of the first token; 0: there was none.
+        error: What it ended with, if not with text.
+    """
+    offset_ns = _unix_offset_ns()
+    span = start_span(
+        "generation",
+        parent=request.context.trace_context,
+        kind=INTERNAL,
+        attributes={
+            "weft.model": request.call.model_name,
+            "weft.priority": request.priority,
+            **numbers,
+        },
+        start_unix_ns=request.start_ns + offset_ns,
+    )
+    if first_token_ns:
+        span.add_event("first_token", timestamp=first_token_ns + offset_ns)
+    end_span(span, error, end_unix_ns=time.monotonic_ns() + offset_ns)
 
 
 def _unix_offset_ns() -> int:

@@ -191,7 +191,7 @@ class ResponseStream:
         else:
             try:
                 answer = self._encode(response)
-                answer.is_final = is_final
+                answer.is_final, answer.is_unordered = is_final, True
             except InternalError as error:
                 answer = error
         return Sent(answer, sent_ns, time.monotonic_ns() - sent_ns)

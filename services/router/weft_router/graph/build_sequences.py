@@ -21,6 +21,8 @@ class SequenceBuilder(StepBuilder):
 
     #: Whether a step of the graph's root calls a decoupled model.
     is_decoupled = False
+    #: Whether each of these answers a unary call with everything at once.
+    can_collect = False
 
     def sequence(self, scope: Scope) -> tuple[NodePlan | None, dict[str, TensorType]]:
         """Plan of a sequence, and types of what it could give."""
@@ -157,6 +159,8 @@ class SequenceBuilder(StepBuilder):
         ]
         outputs = {name: names.producers[name] for name in names.outputs if name in names.producers}
         self.is_decoupled = check_streams(scope.file, scope.node, order, steps, outputs, self.report)
+        targets = [names.steps[i].target for i, step in enumerate(steps) if step.is_decoupled]
+        self.can_collect = all(isinstance(each, ModelTarget) and each.signature.can_collect for each in targets)
 
 
 def outputs_sight(scope: Scope, path: str, types: Mapping[str, TensorType], slots: Mapping[str, int]) -> Sight:

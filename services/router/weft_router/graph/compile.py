@@ -77,7 +77,7 @@ def _compile(
     message = file.message
     scheduling = message.ensemble_scheduling
     plan = GraphPlan(
-        signature=_signature(file, built, is_decoupled=builder.is_decoupled),
+        signature=_signature(file, built, builder),
         root=built.plan,
         is_ensemble=file.is_ensemble,
         timeout_ms=message.policy.timeout_ms,
@@ -103,7 +103,7 @@ def _check_inputs(file: GraphFile, root: NodeDefinition, names: NameTable, repor
             add("G026", file, f"input[{i}].name", f"{what} '{file.name}' is not used")
 
 
-def _signature(file: GraphFile, built: BuiltNode, *, is_decoupled: bool) -> ModelSignature:
+def _signature(file: GraphFile, built: BuiltNode, builder: NodeBuilder) -> ModelSignature:
     message = file.message
     outputs = [spec_of(tensor) for tensor in message.output] or [
         TensorSpec(name, known.datatype, known.dims) for name, known in built.outputs.items()
@@ -115,5 +115,6 @@ def _signature(file: GraphFile, built: BuiltNode, *, is_decoupled: bool) -> Mode
         max_batch_size=message.max_batch_size,
         inputs=tuple(spec_of(tensor) for tensor in message.input),
         outputs=tuple(outputs),
-        is_decoupled=is_decoupled,
+        is_decoupled=builder.is_decoupled,
+        can_collect=builder.is_decoupled and builder.can_collect,
     )

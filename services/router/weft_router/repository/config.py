@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from weft_common.signature import ModelSignature, TensorSpec
+from weft_common.signature import COLLECTS_PARAMETER, ModelSignature, TensorSpec
 from weft_protos.model_config_pb2 import DataType, ModelConfig
 from weft_router.graph.parse import model_config
 from weft_router.graph.plan import CallPlan, GraphPlan, NodeKind, NodePlan
@@ -23,6 +23,8 @@ def config_of_graph(source: GraphSource, plan: GraphPlan) -> ModelConfig:
     config = model_config(source, plan)
     if plan.signature.is_decoupled:  # though the file need not say so
         config.model_transaction_policy.decoupled = True
+    if plan.signature.can_collect:
+        config.parameters[COLLECTS_PARAMETER].string_value = "true"
     root = plan.root
     is_plain = root.kind is NodeKind.SEQUENCE and all(isinstance(step.action, CallPlan) for step in root.steps)
     if config.HasField("ensemble_scheduling") or not is_plain:
@@ -54,6 +56,8 @@ def config_of_signature(signature: ModelSignature) -> ModelConfig:
     for spec in signature.outputs:
         config.output.add(name=spec.name, data_type=_data_type(spec), dims=spec.dims)
     config.model_transaction_policy.decoupled = signature.is_decoupled
+    if signature.can_collect:
+        config.parameters[COLLECTS_PARAMETER].string_value = "true"
     return config
 
 

@@ -20,7 +20,7 @@ _KNOWN_PARAMETERS = frozenset({"binary_data", PARAMETER})
 
 
 async def infer(graph: GraphVersion, call: InferCall, context: CallContext) -> InferResult:
-    """The graph's answer; it is counted.
+    """The graph's answer, of a decoupled one that can collect all that it says; it is counted.
 
     An answer that was in the graph's cache counts in ``success`` and ``cache_hit``, and not as an execution.
 
@@ -31,7 +31,10 @@ async def infer(graph: GraphVersion, call: InferCall, context: CallContext) -> I
     with _counted(graph, context) as serving:
         num_rows = _checked(serving, call)
         start_ns = time.monotonic_ns()
-        result, is_cached = await serving.executor.answer(call, context)
+        if serving.plan.signature.is_decoupled:
+            result, is_cached = await serving.executor.collected(call, context), False
+        else:
+            result, is_cached = await serving.executor.answer(call, context)
         result = await classified(result, call.outputs, serving.plan.signature)
         end_ns = time.monotonic_ns()
     if is_cached:

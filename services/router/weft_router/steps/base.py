@@ -35,6 +35,7 @@ class GraphRequest:
         pins: Splitter -> the step that it must take; None where the request leaves that to chance.
         captures: Path of a step -> outputs of its target that the client asked for; None where it asked for none.
         captured: What was asked for, by ``<path>/<output>``.
+        is_collected: Decoupled models are called for one response with everything.
     """
 
     scope: RequestScope
@@ -44,6 +45,7 @@ class GraphRequest:
     pins: Mapping[str, str] | None = None
     captures: Mapping[str, tuple[str, ...]] | None = None
     captured: dict[str, WireTensor] = field(default_factory=dict)
+    is_collected: bool = False
 
     @property
     def is_in_sequence(self) -> bool:
@@ -52,7 +54,14 @@ class GraphRequest:
 
     def fork(self) -> "GraphRequest":
         """The same request for an attempt that may come to nothing: what it collects is its own until ``merge``."""
-        return GraphRequest(self.scope, self.headers, self.is_traced, pins=self.pins, captures=self.captures)
+        return GraphRequest(
+            self.scope,
+            self.headers,
+            self.is_traced,
+            pins=self.pins,
+            captures=self.captures,
+            is_collected=self.is_collected,
+        )
 
     def merge(self, attempt: "GraphRequest") -> None:
         """What a fork has collected belongs to this request."""

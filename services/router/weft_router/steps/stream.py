@@ -1,7 +1,7 @@
 """The call of a decoupled model: any number of responses, the first of which is the step's answer."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
 from weft_common.core import CallContext, InferCall, InferResult, ParameterValue
 from weft_common.errors import WeftError
@@ -22,7 +22,8 @@ class StreamAction(CallAction):
     """Opens a stream and reads its first response, which is what policies see; the rest is in ``record.stream``.
 
     So the step is tried again only before its first response, and its latency is the time to the first response. The
-    step's timeout is that of the whole stream.
+    step's timeout is that of the whole stream. For a request that is collected, the one response to a unary call is the
+    stream.
 
     Args:
         plan, call, target, origin: As of ``CallAction``.
@@ -62,9 +63,11 @@ class StreamAction(CallAction):
         call = InferCall(
             self.model, self._sent_version, scope.request_id, scope.parameters, inputs, self._requested_with(captured)
         )
-        results = self._target_object.stream_infer(
-            call, CallContext(deadline_ns, request.headers, [], context, record.start_ns, tried=record.tried)
-        )
+        call_context = CallContext(deadline_ns, request.headers, [], context, record.start_ns, tried=record.tried)
+        if request.is_collected:
+            results = _only(self._target_object.infer(call, call_context))
+        else:
+            results = self._target_object.stream_infer(call, call_context)
         stream = OpenStream(self, results, record, captured, is_fitted=is_fitted)
         try:
             await stream.read(frame)
@@ -181,3 +184,8 @@ class OpenStream:
         if self._action is not None:
             self._action.ended(self._record)
             self._action = None
+
+
+async def _only(answer: Coroutine[Any, Any, InferResult]) -> AsyncGenerator[InferResult, None]:
+    """A stream of one response."""
+    yield await answer

@@ -3,7 +3,7 @@
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -18,6 +18,8 @@ from weft_serving.request import InferenceRequest, InferenceResponse, Outcome
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+    from prometheus_client.metrics_core import Metric
 
     from weft_serving.rate_limiter import RateLimit
 
@@ -71,6 +73,16 @@ class MetricSink(Protocol):
         """What nobody else owns is gone."""
 
 
+class MetricExports(Protocol):
+    """Shows what backends count themselves, with ``weft_`` names; may be used from any thread."""
+
+    def attach(self, owner: str, read: "Callable[[], Iterable[Metric]]") -> None:
+        """``read`` is called at every scrape, on the thread of that."""
+
+    def detach(self, owner: str) -> None:
+        """What the owner attached is shown no longer."""
+
+
 class RepositoryControl(Protocol):
     """Loads and unloads models for a model; may be used from any thread, and the futures fail with a WeftError."""
 
@@ -104,6 +116,7 @@ class ModelContext:
         caller: Calls other models; None: there is no way to.
         metrics: Keeps the metrics that the model makes; None: there is no way to.
         control: Loads and unloads other models; None: there is no way to.
+        exports: Shows what the backend counts; None: there is no way to.
     """
 
     signature: ModelSignature
@@ -115,6 +128,7 @@ class ModelContext:
     caller: ModelCaller | None = None
     metrics: MetricSink | None = None
     control: RepositoryControl | None = None
+    exports: MetricExports | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +198,10 @@ class Backend(ABC):
     #: ``execute`` runs or later, and the outcome is ``STREAMED``.
     can_stream: ClassVar[bool] = False
 
+    #: Whether a decoupled model answers a unary call with all that it has to say: the request ``is_collected`` then,
+    #: and gets one response. False: such calls are refused.
+    can_collect: ClassVar[bool] = False
+
     #: Whether the outcome may be ``RESCHEDULED``: the request is executed again. For iterative sequences.
     can_reschedule: ClassVar[bool] = False
 
@@ -195,6 +213,15 @@ class Backend(ABC):
         self.instance = instance
         #: Set by the instance; a backend calls it, from any thread, when it finds that it is lost.
         self.on_lost: Callable[[], None] = lambda: None
+
+    @classmethod
+    def num_seats(cls, model: ModelContext) -> int:
+        """Requests that one instance works on at once, each for as long as it takes; 0: one batch after another.
+
+        With seats, ``execute`` takes in what enters and returns; the model must be decoupled. Raises
+        InvalidArgumentError for a configuration that says nothing sound about it.
+        """
+        return 0
 
     @abstractmethod
     def load(self) -> None:

@@ -10,11 +10,12 @@ from google.protobuf import json_format
 from weft_common.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
 from weft_common.logs import get_logger
 from weft_common.pbtxt import parse
-from weft_common.signature import ModelSignature
+from weft_common.signature import COLLECTS_PARAMETER, ModelSignature
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_serving.backends.base import (
     Backend,
     InstanceContext,
+    MetricExports,
     MetricSink,
     ModelCaller,
     ModelContext,
@@ -67,6 +68,7 @@ def define_model(
     caller: ModelCaller | None = None,
     metrics: MetricSink | None = None,
     control: RepositoryControl | None = None,
+    exports: MetricExports | None = None,
 ) -> ModelDefinition:
     """The checked definition of the model in ``directory``. Blocks: reads files, may import a backend.
 
@@ -79,6 +81,7 @@ def define_model(
         caller: Calls other models for this one.
         metrics: Keeps those that the model makes.
         control: Loads and unloads other models for this one.
+        exports: Shows what the backend counts.
 
     Raises:
         PbtxtError: Every fault of the configuration, each with file, line and column.
@@ -109,10 +112,13 @@ def define_model(
         backend = sequenced(backend, inputs)
         layout = replace(layout, added_inputs=inputs.input_specs, added_outputs=inputs.output_specs)
     report.raise_if_any()
+    config.parameters.pop(COLLECTS_PARAMETER, None)
+    if backend.can_collect and config.model_transaction_policy.decoupled:
+        config.parameters[COLLECTS_PARAMETER].string_value = "true"  # a router asks the configuration
     if ignored := checks.ignored_fields(config):
         _log.warning("%s: ignored, without effect in this version: %s", config.name, ", ".join(ignored))
     as_json = _to_json(config)
-    ours = {*scheduling.SCHEDULING_PARAMETERS, *LAYOUT_PARAMETERS}
+    ours = {*scheduling.SCHEDULING_PARAMETERS, *LAYOUT_PARAMETERS, COLLECTS_PARAMETER}
     parameters = {key: parameter.string_value for key, parameter in config.parameters.items() if key not in ours}
     return ModelDefinition(
         config=config,
@@ -130,6 +136,7 @@ def define_model(
                 caller,
                 metrics,
                 control,
+                exports,
             )
             for version in selected
         },

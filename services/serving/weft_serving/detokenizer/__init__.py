@@ -1,6 +1,7 @@
 """Token ids to text, all at once or as they come."""
 
+from weft_serving.detokenizer.context import Demand, enough_of, is_enough
 from weft_serving.detokenizer.detokenizer import Detokenizer, TextStream
 from weft_serving.detokenizer.stop import StopStrings
 
-__all__ = ["Detokenizer", "StopStrings", "TextStream"]
+__all__ = ["Demand", "Detokenizer", "StopStrings", "TextStream", "enough_of", "is_enough"]

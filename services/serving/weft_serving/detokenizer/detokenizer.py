@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft_common.errors import InvalidArgumentError
-from weft_serving.detokenizer.stages import stages_of
+from weft_serving.detokenizer.stages import bytes_of_token, stages_of
 from weft_serving.detokenizer.stop import StopStrings
 
 # Ids of a prompt that a stream looks at: more than any character has bytes.
@@ -25,8 +25,12 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._stages = stages_of(json.loads(tokenizer.to_str())["decoder"])
-        self._special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+        decoder = json.loads(tokenizer.to_str())["decoder"]
+        self._stages = stages_of(decoder)
+        self._bytes_of_token = bytes_of_token(decoder)
+        added = tokenizer.get_added_tokens_decoder().values()
+        self._added = {token.content for token in added}
+        self._special = {token.content for token in added if token.special}
         self._tokens: dict[int, str | None] = {}
 
     def stream(
@@ -50,6 +54,19 @@ class Detokenizer:
         if skip_special_tokens:
             return [token for token in tokens if token is not None and token not in self._special]
         return [token for token in tokens if token is not None]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token inside a text stands for, which need not be whole characters; b"" for an unknown token.
+
+        Raises:
+            InvalidArgumentError: As ``tokens``.
+        """
+        for token in self.tokens([token_id], skip_special_tokens=False):
+            found = None if token in self._added else self._bytes_of_token(token)
+            if found is not None:
+                return found
+        stream = self.stream(skip_special_tokens=False, prompt_ids=[token_id])
+        return (stream.push([token_id]) + stream.finish()).encode()
 
     def _look_up(self, token_id: int) -> str | None:
         if not 0 <= token_id <= _MAX_ID:

@@ -11,12 +11,14 @@ Source:
 import codecs
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from weft_common.errors import InvalidArgumentError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 _REPLACEMENT = "\ufffd"
+# Of a character of UTF-8 after its first. After so many bytes a decoder waits for the same, whatever was before them.
+_MAX_MISSING_BYTES = 3
 # What WordPiece's cleanup replaces, in this order.
 _CLEANUP = (
     (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"),
@@ -25,7 +27,17 @@ _CLEANUP = (
 
 
 class Stage(Protocol):
-    """One decoder with the state of one stream."""
+    """One decoder with the state of one stream.
+
+    Attributes:
+        is_silent_until_settled: Whether it gives nothing before ``is_settled``, whatever other tokens came before.
+    """
+
+    is_silent_until_settled: ClassVar[bool]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the state would be the same if other tokens had come before those that were pushed."""
 
     def push(self, tokens: list[str]) -> list[str]:
         """Pieces that no later token changes."""
@@ -36,6 +48,9 @@ class Stage(Protocol):
 
 class _EachToken:
     """Maps every token alone."""
+
+    is_silent_until_settled: ClassVar[bool] = False
+    is_settled = True
 
     def __init__(self, piece_of: Callable[[str], str]) -> None:
         self._piece_of = piece_of
@@ -50,14 +65,16 @@ class _EachToken:
 class _FirstDiffers:
     """Maps the first token of the stream in one way, all others in another."""
 
+    is_silent_until_settled: ClassVar[bool] = False
+
     def __init__(self, first: Callable[[str], str], later: Callable[[str], str]) -> None:
         self._first, self._later = first, later
-        self._has_begun = False
+        self.is_settled = False
 
     def push(self, tokens: list[str]) -> list[str]:
-        if self._has_begun or not tokens:
+        if self.is_settled or not tokens:
             return [self._later(token) for token in tokens]
-        self._has_begun = True
+        self.is_settled = True
         return [self._first(tokens[0]), *(self._later(token) for token in tokens[1:])]
 
     def finish(self) -> list[str]:
@@ -67,9 +84,15 @@ class _FirstDiffers:
 class _LastDiffers:
     """Maps the last token of the stream in one way, all others in another; keeps one token back."""
 
+    is_silent_until_settled: ClassVar[bool] = False
+
     def __init__(self, last: Callable[[str], str], earlier: Callable[[str], str]) -> None:
         self._last, self._earlier = last, earlier
         self._kept: list[str] = []
+
+    @property
+    def is_settled(self) -> bool:
+        return bool(self._kept)
 
     def push(self, tokens: list[str]) -> list[str]:
         known = self._kept + tokens
@@ -84,12 +107,21 @@ class _LastDiffers:
 class _ByteLevel:
     """Every character of a token is a byte; the bytes of all tokens are UTF-8. Keeps back an incomplete character."""
 
+    is_silent_until_settled: ClassVar[bool] = False
+
     def __init__(self, bytes_of: Callable[[str], bytes]) -> None:
         self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_bytes = 0
+
+    @property
+    def is_settled(self) -> bool:
+        return self._num_bytes >= _MAX_MISSING_BYTES
 
     def push(self, tokens: list[str]) -> list[str]:
-        return [self._decoder.decode(b"".join(map(self._bytes_of, tokens)))]
+        data = b"".join(map(self._bytes_of, tokens))
+        self._num_bytes += len(data)
+        return [self._decoder.decode(data)]
 
     def finish(self) -> list[str]:
         return [self._decoder.decode(b"", True)]
@@ -102,8 +134,11 @@ class _ByteFallback:
     it ends.
     """
 
+    is_silent_until_settled: ClassVar[bool] = True
+
     def __init__(self) -> None:
         self._run = bytearray()
+        self.is_settled = False
 
     def push(self, tokens: list[str]) -> list[str]:
         pieces: list[str] = []
@@ -113,6 +148,7 @@ class _ByteFallback:
             else:
                 pieces += self.finish()
                 pieces.append(token)
+                self.is_settled = True
         return pieces
 
     def finish(self) -> list[str]:
@@ -127,9 +163,15 @@ class _ByteFallback:
 class _StripText:
     """Takes up to ``limit`` characters ``content`` off the beginning of the text."""
 
+    is_silent_until_settled: ClassVar[bool] = False
+
     def __init__(self, content: str, limit: int) -> None:
         self._content = content
         self._num_left = limit
+
+    @property
+    def is_settled(self) -> bool:
+        return not self._num_left
 
     def push(self, tokens: list[str]) -> list[str]:
         return [self._stripped(token) if self._num_left else token for token in tokens]
@@ -223,6 +265,17 @@ def _bytes_by_token() -> dict[str, bytes]:
             return value
 
     return _Table()
+
+
+def bytes_of_token(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes | None]:
+    """Gives the bytes of a token where tokens are bytes to the decoder, of each token or of some; else None."""
+    parts = [] if decoder is None else decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    kinds = {part["type"] for part in parts}
+    if "ByteLevel" in kinds:
+        return _bytes_by_token().__getitem__
+    if "ByteFallback" not in kinds:
+        return lambda token: None
+    return lambda token: bytes([int(match[1], 16)]) if (match := _BYTE_TOKEN.fullmatch(token)) else None
 
 
 def _without_prefix(text: str, content: str, limit: int) -> str:

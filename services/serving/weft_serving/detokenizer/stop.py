@@ -30,6 +30,11 @@ class StopStrings:
         self._longest = max(map(len, stop), default=0)
         self._kept = ""
 
+    @property
+    def max_kept_chars(self) -> int:
+        """So many characters of the text may be kept back; what comes depends on no earlier ones."""
+        return max(self._longest - 1, 0)
+
     def push(self, text: str) -> str:
         """Text that comes before any stop string."""
         if self.stopped_by is not None:
@@ -53,7 +58,7 @@ class StopStrings:
 
     def _num_kept(self, text: str) -> int:
         """Length of the longest end of ``text`` that a stop string begins with."""
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
+        for length in range(min(self.max_kept_chars, len(text)), 0, -1):
             end = text[-length:]
             if any(stop.startswith(end) for stop in self._stop):
                 return length

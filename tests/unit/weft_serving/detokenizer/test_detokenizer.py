@@ -238,3 +238,13 @@ def test_empty_stop_string_is_refused():
     """A stop string of no characters would end every text."""
     with pytest.raises(InvalidArgumentError, match="at least one character, got ''"):
         detokenizer("byte-level").stream(stop=["a", ""])
+
+
+@given(name=st.sampled_from(["byte-level", "llama", "gemma", "byte-fallback"]), text=st.sampled_from(TEXTS))
+def test_bytes_of_tokens_are_those_of_the_text(name, text):
+    """Also where a character lies in several tokens; a space that a text of its own would lose stays."""
+    tokenizer = with_decoder(name)
+    ids = tokenizer.encode(text).ids
+    whole = b"".join(detokenizer(name).token_bytes(token_id) for token_id in ids)
+    assert tokenizer.decode(ids, skip_special_tokens=False).strip() == whole.decode(errors="replace").strip()
+    assert b"" == detokenizer(name).token_bytes(2**20)

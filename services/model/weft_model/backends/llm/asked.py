@@ -1,0 +1,159 @@
+"""What one request asks for, read from its tensors and parameters; everything that can be wrong with it is refused."""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weft_common.core import ParameterValue
+from weft_common.errors import InvalidArgumentError
+from weft_model.backends.llm import tensors
+from weft_model.backends.llm.text import TextCodec
+from weft_model.llm.sampling_params import SamplingParams
+from weft_serving.request import InferenceRequest
+
+_SALT, _ADDS_SPECIAL_TOKENS = "cache_salt", "add_special_tokens"
+_MAX_SALT_CHARS = 1024
+_SAMPLING_NAMES = frozenset(field.name for field in fields(SamplingParams))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that makes sense.
+
+    Attributes:
+        prompt_ids: Tokens to be continued, int32, 1-D.
+        params: How.
+        is_streamed: Responses are wanted as tokens come; False: one with everything.
+        outputs: Names of the outputs of each response.
+        echo: Text of the prompt, to be put before each answer; "" for none.
+        salt: Requests with another salt share no cached prefix with it.
+    """
+
+    prompt_ids: npt.NDArray[np.int32]
+    params: SamplingParams
+    is_streamed: bool
+    outputs: frozenset[str]
+    echo: str
+    salt: bytes
+
+
+class RequestReader:
+    """Reads the requests of one model.
+
+    Args:
+        codec: Its tokenizer; None: there is none, and only token ids come and go.
+        max_choices: Most continuations of one prompt.
+    """
+
+    def __init__(self, codec: TextCodec | None, max_choices: int) -> None:
+        self._codec = codec
+        self._max_choices = max_choices
+
+    def read(self, request: InferenceRequest) -> Asked:
+        """What the request asks for.
+
+        Raises:
+            InvalidArgumentError: Something is wrong with it; says what, and what is allowed.
+        """
+        text, prompt_ids = self._prompt(request)
+        outputs = self._outputs(request)
+        params = self._params(request, outputs)
+        asks_to_stream = _flag(request, tensors.STREAM, False)
+        excludes_input = _flag(request, tensors.EXCLUDE_INPUT, asks_to_stream or text is None)
+        if asks_to_stream and not excludes_input:
+            raise InvalidArgumentError(
+                f"'{tensors.EXCLUDE_INPUT}' must not be false for a stream; put the prompt before the first response, "
+                "or ask for one response"
+            )
+        echo = ""
+        if not excludes_input and tensors.TEXT_OUTPUT in outputs and self._codec is not None:
+            echo = self._codec.text(prompt_ids) if text is None else text
+        return Asked(
+            prompt_ids,
+            params,
+            asks_to_stream and not request.is_collected,
+            outputs,
+            echo,
+            _salt(request.call.parameters),
+        )
+
+    def _prompt(self, request: InferenceRequest) -> tuple[str | None, npt.NDArray[np.int32]]:
+        """Text of the prompt, None where it comes as ids, and its ids."""
+        if tensors.INPUT_IDS in request.call.inputs:  # in a graph the text that they were made of may come along
+            return None, request.array(tensors.INPUT_IDS)
+        if tensors.TEXT_INPUT not in request.call.inputs:
+            raise InvalidArgumentError(
+                f"one of the inputs '{tensors.TEXT_INPUT}' and '{tensors.INPUT_IDS}' must be given, got neither; where "
+                "both are, the ids count"
+            )
+        if self._codec is None:
+            raise InvalidArgumentError(
+                f"input '{tensors.TEXT_INPUT}' needs a tokenizer, and the model's folder has no tokenizer.json; send "
+                f"token ids as '{tensors.INPUT_IDS}'"
+            )
+        adds = request.call.parameters.get(_ADDS_SPECIAL_TOKENS, True)
+        if not isinstance(adds, bool):
+            raise InvalidArgumentError(f"parameter '{_ADDS_SPECIAL_TOKENS}' must be true or false, got {adds!r:.80}")
+        text = request.array(tensors.TEXT_INPUT)[0]
+        return self._codec.ids(text, tensors.TEXT_INPUT, adds_special_tokens=adds)
+
+    def _outputs(self, request: InferenceRequest) -> frozenset[str]:
+        asked = {output.name for output in request.call.outputs}
+        if not asked:
+            is_by_ids = tensors.INPUT_IDS in request.call.inputs
+            asked = {tensors.OUTPUT_IDS} if is_by_ids else set()
+            asked |= {tensors.TEXT_OUTPUT} if self._codec is not None else set()
+            asked |= {name for name in tensors.ON_REQUEST if _flag(request, f"return_{name}", False)}
+        if tensors.TEXT_OUTPUT in asked and self._codec is None:
+            raise InvalidArgumentError(
+                f"output '{tensors.TEXT_OUTPUT}' needs a tokenizer, and the model's folder has no tokenizer.json; ask "
+                f"for '{tensors.OUTPUT_IDS}'"
+            )
+        return frozenset(asked)
+
+    def _params(self, request: InferenceRequest, outputs: Collection[str]) -> SamplingParams:
+        params = SamplingParams.from_json(_sampling_json(request))
+        if params.n > self._max_choices:
+            raise InvalidArgumentError(
+                f"sampling parameter n must be at most {self._max_choices}, the sequences that run at once, got "
+                f"{params.n}; send several requests"
+            )
+        if params.stop and self._codec is None:
+            raise InvalidArgumentError(
+                "sampling parameter stop needs a tokenizer, and the model's folder has no tokenizer.json; use "
+                "stop_token_ids"
+            )
+        if tensors.CUMULATIVE_LOGPROB in outputs and params.logprobs is None:
+            params = replace(params, logprobs=0)
+        return params
+
+
+def _sampling_json(request: InferenceRequest) -> str:
+    """The sampling parameters as JSON: those of the input, else those among the request's own parameters."""
+    if tensors.SAMPLING not in request.call.inputs:
+        own = {name: value for name, value in request.call.parameters.items() if name in _SAMPLING_NAMES}
+        return json.dumps(own) if own else ""
+    raw: Any = request.array(tensors.SAMPLING)[0]
+    try:
+        return str(raw.decode())
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(
+            f"input '{tensors.SAMPLING}' is not UTF-8: {error.reason} at byte {error.start} of {len(raw)}"
+        ) from None
+
+
+def _flag(request: InferenceRequest, name: str, default: bool) -> bool:
+    return bool(request.array(name)[0]) if name in request.call.inputs else default
+
+
+def _salt(parameters: Mapping[str, ParameterValue]) -> bytes:
+    salt = parameters.get(_SALT, "")
+    if not isinstance(salt, str) or len(salt) > _MAX_SALT_CHARS:
+        raise InvalidArgumentError(
+            f"parameter '{_SALT}' must be a text of at most {_MAX_SALT_CHARS} characters, got {salt!r:.80}"
+        )
+    return salt.encode("utf-8", "surrogatepass")

@@ -1,0 +1,65 @@
+"""How a Hugging Face folder says that a chat becomes one prompt: parameters for those who make prompts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from weft_common.errors import InvalidArgumentError
+
+CHAT_TEMPLATE = "chat_template"
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+#: Parameters of the configuration that say it. The engine does not read them.
+PARAMETERS = (CHAT_TEMPLATE, *SPECIAL_TOKENS)
+
+_CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+#: Of several templates.
+_DEFAULT = "default"
+
+
+def chat_parameters(directory: Path) -> dict[str, str]:
+    """The chat template, and the texts of special tokens that it may name, as parameters; only what the folder says.
+
+    A template in a file of its own is taken before that of the tokenizer's configuration, and of several the default.
+
+    Args:
+        directory: Version folder of a model.
+
+    Raises:
+        InvalidArgumentError: A file cannot be read, or the configuration is no JSON object.
+    """
+    config: Any = {}
+    text = _read(directory / _CONFIG)
+    if text is not None:
+        try:
+            config = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgumentError(f"{directory / _CONFIG} is no JSON: {error}") from None
+        if not isinstance(config, dict):
+            raise InvalidArgumentError(f"{directory / _CONFIG} must be a JSON object, got {type(config).__name__}")
+    said = {name: _text_of(config.get(name)) for name in SPECIAL_TOKENS}
+    said[CHAT_TEMPLATE] = _read(directory / _TEMPLATE) or _template_of(config.get(CHAT_TEMPLATE))
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _read(path: Path) -> str | None:
+    """The text of a file; None: there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"{path} cannot be read: {error}") from None
+
+
+def _text_of(token: Any) -> str | None:
+    """A special token is its text, or an object with it."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _template_of(value: Any) -> str | None:
+    """One template, or the default of several, each of which is an object with a name."""
+    if isinstance(value, list):
+        by_name = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
+        value = by_name.get(_DEFAULT)
+    return value if isinstance(value, str) else None

@@ -1,0 +1,50 @@
+"""From a Hugging Face folder to an engine that is ready to start; imports torch."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from weft_common.errors import WeftError
+from weft_model.backends.llm.settings import Settings
+from weft_model.llm.config import ModelConfig
+from weft_model.llm.engine import Engine
+from weft_model.llm.model import LlamaModel
+from weft_model.llm.runner import ModelRunner
+from weft_model.llm.weights import load_folder, random_weights
+
+
+def load_engine(
+    directory: Path, settings: Settings, *, after_deltas: Callable[[], None], on_lost: Callable[[WeftError], None]
+) -> Engine:
+    """An engine with the model of the folder; not started.
+
+    Args:
+        directory: Has ``config.json``, and safetensors files unless the settings do without.
+        settings: Of the model.
+        after_deltas: As of ``Engine``.
+        on_lost: As of ``Engine``.
+
+    Raises:
+        NotFoundError: A file is missing.
+        InvalidArgumentError: A file is wrong, the model is of a kind that cannot be run, or the settings do not fit it.
+    """
+    model_config = ModelConfig.from_folder(directory)
+    config = settings.engine.resolved(model_config)
+    dtype = getattr(torch, config.dtype)
+    if settings.has_weights:
+        weights = load_folder(directory, model_config, dtype=dtype, device=config.device)
+    else:
+        weights = random_weights(model_config, config.seed, dtype=dtype, device=config.device)
+    model = LlamaModel(
+        model_config,
+        weights,
+        dtype=dtype,
+        device=config.device,
+        deterministic=config.deterministic,
+        max_model_len=config.max_model_len,
+    )
+    config = config.with_cache(model_config, lambda: torch.cuda.mem_get_info(config.device)[0])
+    return Engine(
+        ModelRunner(model, config), config, model_config=model_config, after_deltas=after_deltas, on_lost=on_lost
+    )

@@ -1,0 +1,100 @@
+"""Text to token ids and back, for one model."""
+
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weft_common.errors import InvalidArgumentError
+from weft_serving.backends.loading import require
+from weft_serving.detokenizer import Detokenizer
+
+_FILENAME = "tokenizer.json"
+#: Texts of tokens that are kept; those that ``logprobs`` names come again and again.
+_NUM_KEPT_TEXTS = 65536
+
+
+class ShownToken(NamedTuple):
+    """A token as ``logprobs`` shows it.
+
+    Attributes:
+        text: Of the token inside a text, so with its leading space; bytes that are no character are U+FFFD.
+        data: Its bytes there.
+    """
+
+    text: str
+    data: list[int]
+
+
+class TextCodec:
+    """The tokenizer of a model. May be used from several threads.
+
+    ``shown_token`` gives the ``ShownToken`` of a token id.
+
+    Args:
+        path: Of ``tokenizer.json``. What it says about truncation and padding is not done: a prompt is taken whole.
+        max_text_bytes: A longer text is refused, in bytes of UTF-8.
+
+    Raises:
+        InvalidArgumentError: The file is not a tokenizer, or its decoder cannot be streamed.
+        UnavailableError: The package ``tokenizers`` is not installed.
+    """
+
+    def __init__(self, path: Path, max_text_bytes: int) -> None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its own thread pool would compete with the engine
+        tokenizers = require("tokenizers", "model")
+        try:
+            self._tokenizer: Any = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except Exception as error:  # tokenizers raises nothing more special
+            raise InvalidArgumentError(f"{path} is not a tokenizer: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._max_text_bytes = max_text_bytes
+        self.detokenizer = Detokenizer(self._tokenizer)
+        self.shown_token = lru_cache(_NUM_KEPT_TEXTS)(self._shown_token)
+
+    @classmethod
+    def of_folder(cls, directory: Path, max_text_bytes: int) -> "TextCodec | None":
+        """That of a Hugging Face folder; None if it has no ``tokenizer.json``. Raises as the class."""
+        path = directory / _FILENAME
+        return cls(path, max_text_bytes) if path.is_file() else None
+
+    def ids(self, text: bytes, name: str, *, adds_special_tokens: bool) -> tuple[str, npt.NDArray[np.int32]]:
+        """The text of some bytes, and its token ids.
+
+        Args:
+            text: UTF-8.
+            name: Of the input, for errors.
+            adds_special_tokens: Whether tokens such as ``<s>`` are put before and behind it, as the tokenizer says.
+
+        Raises:
+            InvalidArgumentError: It is not UTF-8, too long, or the tokenizer refuses it.
+        """
+        if len(text) > self._max_text_bytes:
+            raise InvalidArgumentError(
+                f"input '{name}' has {len(text)} bytes; at most {self._max_text_bytes} are allowed: shorten it, or "
+                "raise parameter 'max_text_bytes' of the model"
+            )
+        try:
+            decoded = text.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(
+                f"input '{name}' is not UTF-8: {error.reason} at byte {error.start} of {len(text)}; send UTF-8, or "
+                "token ids as 'input_ids'"
+            ) from None
+        try:
+            encoding = self._tokenizer.encode(decoded, add_special_tokens=adds_special_tokens)
+        except Exception as error:  # tokenizers raises nothing more special
+            raise InvalidArgumentError(f"input '{name}': the tokenizer refuses the text: {error}") from None
+        return decoded, np.array(encoding.ids, np.int32)
+
+    def text(self, ids: npt.NDArray[np.int32]) -> str:
+        """The text of the ids, without special tokens."""
+        return str(self._tokenizer.decode(ids.tolist()))
+
+    def _shown_token(self, token_id: int) -> ShownToken:
+        data = self.detokenizer.token_bytes(token_id)
+        return ShownToken(data.decode(errors="replace"), list(data))

@@ -1,0 +1,89 @@
+"""Who enters a backend that works on many requests at once, each for as long as it takes: policy only."""
+
+from collections.abc import Hashable, Iterable
+from itertools import islice
+
+from weft_serving.request import InferenceRequest
+from weft_serving.scheduler.batcher import Decision, Waiting
+from weft_serving.scheduler.settings import SchedulerSettings
+
+#: Requests that one instance is handed at once, so that a long row of them cannot hold up a better one.
+_MAX_AT_ONCE = 16
+
+
+class SeatBatcher:
+    """Hands out the head of the queue while its instance has a seat for it.
+
+    A request has its seat from when it is handed out until it is answered. Another may enter an instance while fewer
+    than ``num_seats`` of the requests there are at least as good as it. So one that is strictly better enters a full
+    instance at once, where the backend may put others aside for it, and an instance never has more than ``num_seats``
+    requests of one level. Strictly better is a lower level; with ageing, a place in the order of service that is ahead
+    by a whole ``priority_aging_us`` or more, so that two requests never overtake one another in turn.
+
+    Args:
+        settings: Of the model.
+        num_seats: Of each instance.
+        idle: Instances that can be handed requests now.
+        num_to_hold: Nothing is handed out until this many requests are queued for the first time; for tests.
+    """
+
+    def __init__(
+        self, settings: SchedulerSettings, num_seats: int, idle: Iterable[Hashable], *, num_to_hold: int = 0
+    ) -> None:
+        self._num_seats = num_seats
+        self._aging_ns = settings.priority_aging_us * 1000
+        self._idle = idle
+        self._num_to_hold = num_to_hold
+        self._seated: dict[Hashable, set[InferenceRequest]] = {}
+        self._instance_of: dict[InferenceRequest, Hashable] = {}
+
+    def __len__(self) -> int:
+        """Seats that are taken."""
+        return len(self._instance_of)
+
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> Decision:
+        """Requests to hand to the idle instance that has fewest; none where none may enter."""
+        if self._num_to_hold:
+            if may_wait and len(queue) < self._num_to_hold:
+                return Decision([])
+            self._num_to_hold = 0
+        instance = min(self._idle, key=self._num_seated, default=None)
+        if instance is None:
+            return Decision([])
+        entering: list[InferenceRequest] = []
+        # One at a time where there are several instances, so that they share what came together.
+        for request in islice(queue, _MAX_AT_ONCE if len(self._seated) < 2 else 1):
+            if not self._may_enter(request, instance, len(entering)):
+                break
+            entering.append(request)
+        return Decision(entering, instance=instance)
+
+    def seat(self, requests: Iterable[InferenceRequest], instance: Hashable) -> None:
+        """The requests have been handed to the instance."""
+        seated = self._seated.setdefault(instance, set())
+        for request in requests:
+            seated.add(request)
+            self._instance_of[request] = instance
+
+    def leave(self, request: InferenceRequest) -> bool:
+        """The request is answered; returns whether it had a seat, which is free now."""
+        instance = self._instance_of.pop(request, None)
+        if instance is None:
+            return False
+        self._seated[instance].discard(request)
+        return True
+
+    def _num_seated(self, instance: Hashable) -> int:
+        return len(self._seated.setdefault(instance, set()))
+
+    def _may_enter(self, request: InferenceRequest, instance: Hashable, num_entering: int) -> bool:
+        seated = self._seated[instance]
+        num_left = self._num_seats - num_entering  # those that enter with it come first in the order of service
+        if len(seated) < num_left:
+            return True
+        return num_left > sum(not self._is_better(request, other) for other in seated)
+
+    def _is_better(self, request: InferenceRequest, other: InferenceRequest) -> bool:
+        if self._aging_ns:
+            return other.rank_ns - request.rank_ns >= self._aging_ns
+        return request.priority < other.priority
