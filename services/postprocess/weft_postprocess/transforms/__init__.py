@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from weft_postprocess.transforms.detokenize import DetokenizeBackend
+from weft_postprocess.transforms.detokenize_stream import DetokenizeStreamBackend
 from weft_postprocess.transforms.distribution import DistributionBackend
 from weft_postprocess.transforms.interval import IntervalBackend
 from weft_postprocess.transforms.nearest import NearestBackend
@@ -15,6 +16,7 @@ from weft_serving.backends.python import PythonBackend
 
 BACKENDS: Mapping[str, type[Backend]] = {
     "detokenize": DetokenizeBackend,
+    "detokenize_stream": DetokenizeStreamBackend,
     "distribution": DistributionBackend,
     "interval": IntervalBackend,
     "nearest": NearestBackend,

@@ -1,13 +1,12 @@
 """``detokenize``: token ids to text, by a Hugging Face ``tokenizer.json``."""
 
 import json
-import os
 
 import numpy as np
 
-from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import Array
-from weft_serving.backends.loading import check_tensor, model_file, only_input, require
+from weft_postprocess.transforms.tokenizer_file import read_tokenizer
+from weft_serving.backends.loading import check_tensor, only_input
 from weft_serving.backends.parameters import ParameterReader
 from weft_serving.backends.rows import RowBackend, check_rows
 from weft_serving.detokenizer import StopStrings
@@ -22,7 +21,7 @@ class DetokenizeBackend(RowBackend):
 
     Input and output may have any name. Ids below 0 are padding. The text is what the tokenizer's own ``decode`` gives;
     bytes that are no character become U+FFFD. For text that is wanted while its ids still come, see
-    ``weft_serving.detokenizer``: its pieces together are this text.
+    ``detokenize_stream``: its pieces together are this text.
 
     The version folder holds ``tokenizer.json`` (or ``default_model_filename``).
 
@@ -52,13 +51,7 @@ class DetokenizeBackend(RowBackend):
             self._stop = None
         if not isinstance(self._stop, list) or not all(isinstance(stop, str) and stop for stop in self._stop):
             raise parameters.fault("stop", text, 'a JSON list of strings that are not empty, such as ["\\n\\n", "###"]')
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # instance threads are the parallelism
-        path = model_file(self.model, "tokenizer.json")
-        tokenizers = require("tokenizers", "postprocess")
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-        except Exception as error:  # tokenizers raises nothing more special
-            raise InvalidArgumentError(f"{path} is not a tokenizer: {error}") from error
+        self._tokenizer = read_tokenizer(self.model)
         self._max_id = max(self._tokenizer.get_vocab().values(), default=-1)
 
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
