@@ -1,7 +1,8 @@
 """A client of the sample mesh: ``python examples/demo.py 127.0.0.1:8001``.
 
 It knows nothing of Weft: it speaks the V2 protocol through tritonclient, as it would to any other server. One request
-goes to each sample graph; printed are the answer, the path taken and the milliseconds of each call.
+goes to each sample graph; printed are the answer, the path taken and the milliseconds of each call. The last one is a
+language model, whose text is printed as it comes.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from queue import Queue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +21,8 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 DIGITS = Path(__file__).resolve().parents[1] / "model_repository" / "data" / "digits"
 TIMEOUT_S = 30.0
+PROMPT = "Return a list of"
+SAMPLING = {"max_tokens": 48, "temperature": 0.7, "top_p": 0.9, "seed": 1}
 _MAX_SHOWN_CHARS = 96
 
 
@@ -85,6 +89,39 @@ def ask(client: triton.InferenceServerClient, question: Question) -> None:
         print(f"  {line}")
 
 
+def write(client: triton.InferenceServerClient, prompt: str) -> None:
+    """Have the graph `write` continue a text, and print what it writes while it writes.
+
+    Raises:
+        InferenceServerException: The server answered with an error.
+        queue.Empty: It did not answer.
+    """
+    texts = {"text_input": prompt, "sampling_parameters": json.dumps(SAMPLING)}
+    tensors = [triton.InferInput(name, [1], "BYTES") for name in texts] + [triton.InferInput("stream", [1], "BOOL")]
+    for tensor, value in zip(tensors, (*(text.encode() for text in texts.values()), True), strict=True):
+        tensor.set_data_from_numpy(np.array([value], dtype=np.bool_ if value is True else np.object_))
+    responses: Queue[Any] = Queue()
+    arrivals_ns = [time.perf_counter_ns()]
+    client.start_stream(callback=lambda result, error: responses.put(error or result), stream_timeout=TIMEOUT_S)
+    client.async_stream_infer("write", tensors, enable_empty_final_response=True)
+    print(f"  {prompt}", end="", flush=True)
+    try:
+        is_over = False
+        while not is_over:
+            result = responses.get(timeout=TIMEOUT_S)
+            if isinstance(result, InferenceServerException):
+                raise result
+            is_over = result.get_response().parameters["triton_final_response"].bool_param
+            if result.get_response().outputs:
+                arrivals_ns.append(time.perf_counter_ns())
+                print(result.as_numpy("text_output")[0].decode().replace("\n", "\n  "), end="", flush=True)
+    finally:
+        print()
+        client.stop_stream(cancel_requests=True)
+    first_ms, all_ms = ((arrival_ns - arrivals_ns[0]) / 1e6 for arrival_ns in (arrivals_ns[1], arrivals_ns[-1]))
+    print(f"  {first_ms:8.2f} ms  to the first of {len(arrivals_ns) - 1} responses; {all_ms:.2f} ms to the last")
+
+
 def shown(array: NDArray[Any]) -> str:
     """Values on one line, without dimensions of 1, abridged."""
     array = np.squeeze(array)
@@ -121,6 +158,12 @@ def main() -> int:
             except InferenceServerException as error:
                 print(f"  {error.status()}: {error.message()}")
                 num_errors += 1
+        print("\nwrite: a small language model, token by token")
+        try:
+            write(client, PROMPT)
+        except InferenceServerException as error:
+            print(f"  {error.status()}: {error.message()}")
+            num_errors += 1
     print(f"\n{num_errors} errors" if num_errors else "\nEvery graph answered.")
     return 1 if num_errors else 0
 

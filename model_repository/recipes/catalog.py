@@ -26,6 +26,11 @@ DIGITS_TRAINING = "model/digits_forest/1/training.npz"
 DIGITS_HELD_OUT = "data/digits/held_out.npz"
 DIGITS_PNGS = tuple(f"data/digits/{digit}.png" for digit in range(10))
 
+WRITER_FOLDER = "model/writer/1"
+WRITER_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+WRITER_TOKENIZER = "preprocess/tokenize_writer/1/tokenizer.json"
+WRITER_DETOKENIZER = "postprocess/detokenize_writer/1/tokenizer.json"
+
 _ONNX_FILE = "recipes/onnx_file.py"
 
 RECIPES = {
@@ -74,6 +79,13 @@ RECIPES = {
             outputs=(DIGITS_TINY, DIGITS_COMMITTEE),
             sources=("recipes/digits_cascade.py", "recipes/digits.py", "recipes/digits_networks.py", _ONNX_FILE),
             packages=("onnx", "scikit-learn", "torch"),
+        ),
+        Recipe(
+            name="writer",
+            module="recipes.writer",
+            outputs=(*(f"{WRITER_FOLDER}/{file}" for file in WRITER_FILES), WRITER_TOKENIZER, WRITER_DETOKENIZER),
+            sources=("recipes/writer.py", "recipes/corpus.py", "recipes/byte_pairs.py", "recipes/language_model.py"),
+            packages=("tokenizers", "torch", "transformers"),
         ),
     )
 }

@@ -22,11 +22,22 @@ def test_the_demo_asks_every_sample_graph(tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    for graph in ("embed", "triage", "digits", "digits_cascade", "digits_ab", "simple", "identity", "identity3"):
+    for graph in (
+        "embed",
+        "triage",
+        "digits",
+        "digits_cascade",
+        "digits_ab",
+        "simple",
+        "identity",
+        "identity3",
+        "write",
+    ):
         assert f"\n{graph}: " in result.stdout
     assert "LABEL = billing" in result.stdout
     assert "by_team[shipping]" in result.stdout
     assert " ms  root/tokenize  (tokenize_minilm on preprocess)" in result.stdout
+    assert " ms  to the first of " in result.stdout
     assert result.stdout.endswith("Every graph answered.\nThe mesh is stopped.\n")
 
 

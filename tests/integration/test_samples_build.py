@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -83,10 +84,21 @@ async def embed(repository: Path, texts: list[str]) -> Array:
     return pooled["EMBEDDING"]
 
 
+def take_over(sample: str, source: Path, target: Path) -> None:
+    """What is built of a sample in one repository, and the record of it, are in another too; nothing if it is not."""
+    record = f".cache/{sample}.json"
+    if not (source / record).is_file():
+        return
+    for path in (record, *json.loads((source / record).read_text())["sizes_bytes"]):
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / path, target / path)
+
+
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A complete build in a new folder."""
+    """A complete build in a new folder, with the trained language model of the repository if that is up to date."""
     folder = tmp_path_factory.mktemp("samples") / "repository"
+    take_over("writer", BUILD.parent, folder)
     built = run_build("--output", str(folder))
     assert built.returncode == 0, built.stderr
     return folder
@@ -104,7 +116,7 @@ def test_a_second_build_does_nothing(repository: Path) -> None:
     before = changes(repository)
     built = run_build("--output", str(repository))
     assert built.returncode == 0
-    assert [line.split()[1:4] for line in built.stdout.splitlines()] == [["up", "to", "date"]] * 5
+    assert [line.split()[1:4] for line in built.stdout.splitlines()] == [["up", "to", "date"]] * 6
     assert f"vote {figures(repository, 'digits')['vote']:.3g}" in built.stdout
     assert changes(repository) == before
 
@@ -222,3 +234,27 @@ async def test_held_out_messages_reach_their_team_and_answer(repository: Path) -
     assert num_right_answers >= 0.8 * 60
     assert num_right_teams / 60 == pytest.approx(measured["held-out teams"])
     assert num_right_answers / 60 == pytest.approx(measured["held-out answers"])
+
+
+def test_the_language_model_knows_more_than_how_frequent_tokens_are(repository: Path) -> None:
+    """On texts that it was not trained on, its perplexity is below half of that of a unigram model."""
+    measured = figures(repository, "writer")
+    assert measured["held-out perplexity"] < measured["unigram perplexity"] / 2
+    assert measured["held-out bits per byte"] < measured["unigram bits per byte"]
+    assert 1 < measured["million parameters"] < 5
+
+
+def test_the_language_model_is_a_folder_of_transformers(repository: Path) -> None:
+    """Tokenizer and chat template load by themselves, and the tokenizers before and after it are the same."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(repository / "model/writer/1", local_files_only=True)
+    text = "größe 東京 🙂 return a list"
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.bos_token_id == ids[0]
+    assert text == tokenizer.decode(ids, skip_special_tokens=True)
+    messages = [{"role": "user", "content": "Hello"}]
+    shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert "user: Hello\nassistant:" == shown
+    paths = ("model/writer/1", "preprocess/tokenize_writer/1", "postprocess/detokenize_writer/1")
+    assert 1 == len({(repository / path / "tokenizer.json").read_bytes() for path in paths})

@@ -1,8 +1,9 @@
-"""``weft infer``: one request, its answer on standard output."""
+"""``weft infer``: one request, its answer on standard output; that of a decoupled model as it comes."""
 
 import argparse
 import asyncio
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -11,24 +12,25 @@ from typing import Any
 import grpc
 
 from weft_cli.answer import render_result
+from weft_cli.describe import describe
 from weft_cli.request import build_inputs, content_of, parameter_value
+from weft_cli.stream import ask_for_stream, print_stream
 from weft_cli.trace import painter, read_trace, render_trace, span_ms
 from weft_common.channels import MAX_TIMEOUT_S, open_channel
-from weft_common.core import InferCall, InferResult, RequestedOutput
+from weft_common.core import InferCall, InferResult, Parameters, RequestedOutput
 from weft_common.errors import WeftError
 from weft_common.security.channel import channel_security
-from weft_common.signature import TensorSpec
 from weft_common.status import from_rpc_error
 from weft_common.wire import request_from_call, result_from_response
-from weft_protos import grpc_service_pb2 as pb
 from weft_protos import grpc_service_pb2_grpc
 
 _TRACE_PARAMETER = "graph_trace"
 _PATH_HEADER = "x-graph-path"
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the answer and return 0, or print the error's status and message and return 1."""
+    """Print the answer and return 0, or print the error's status and message and return 1; 130 after a Ctrl-C."""
     try:
         elements = {"": [os.fsencode(text) for text in options.text]} if options.text else {}
         for name, path in options.file:
@@ -40,6 +42,8 @@ def run(options: argparse.Namespace) -> int:
     except WeftError as error:
         print(f"weft: {error.code}: {error.message}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # whoever reads a stream has seen enough; the request is cancelled
+        return _INTERRUPTED
     return 0
 
 
@@ -52,11 +56,17 @@ async def _infer(options: argparse.Namespace, named: Mapping[str, str], elements
     async with open_channel(options.url, security=channel_security(options)) as channel:
         stub = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
-            metadata = await stub.ModelMetadata(pb.ModelMetadataRequest(name=name, version=version), timeout=timeout_s)
-            specs = [TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in metadata.inputs]
+            specs, is_decoupled = await describe(stub, name, version, timeout_s)
             inputs = build_inputs(specs, named, elements)
+            if is_decoupled:
+                ask_for_stream(specs, inputs)
             outputs = tuple(RequestedOutput(output, {}) for output in options.output)
             request = request_from_call(InferCall(name, version, options.request_id, parameters, inputs, outputs))
+            if is_decoupled:
+                ending, duration_ms = await print_stream(stub, request, options.header, timeout_s)
+                if options.trace:
+                    _print_trace(ending, duration_ms)
+                return
             start_ns = time.perf_counter_ns()
             call = stub.ModelInfer(request, metadata=tuple(options.header), timeout=timeout_s)
             response = await call
@@ -79,7 +89,12 @@ def _print(result: InferResult, trailer: Mapping[str, str], duration_ms: float, 
     if not is_traced:
         return
     print(f"path: {trailer.get(_PATH_HEADER, '(the answer names none)')}")
-    entries = read_trace(str(result.parameters.get(_TRACE_PARAMETER, "")))
+    _print_trace(result.parameters, duration_ms)
+
+
+def _print_trace(parameters: Parameters, duration_ms: float) -> None:
+    """What each step did, if the response's parameters say so."""
+    entries = read_trace(str(parameters.get(_TRACE_PARAMETER, "")))
     if entries:
         print(render_trace(entries, painter(is_coloured=_is_coloured())))
         print(f"total: {span_ms(entries):.2f} ms in the graph, {duration_ms:.2f} ms as seen from here")

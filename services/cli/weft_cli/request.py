@@ -12,6 +12,8 @@ from weft_common.errors import InvalidArgumentError
 from weft_common.signature import TensorSpec
 from weft_common.tensors import NUMPY_BY_DATATYPE, Array, WireTensor, encode
 
+_PROMPT = "text_input"  # of language models, after the vLLM backend of Triton Inference Server
+
 
 def build_inputs(
     specs: Sequence[TensorSpec], named: Mapping[str, str], elements: Mapping[str, Sequence[bytes]]
@@ -22,7 +24,7 @@ def build_inputs(
         specs: The model's inputs; ``dims`` is the full shape, -1 where any size fits.
         named: JSON text by input name.
         elements: What fills BYTES inputs, by name; several are the rows of a batch. "" is the one BYTES input that no
-            name is given for.
+            name is given for and that is not optional.
 
     Raises:
         InvalidArgumentError: A name is unknown, a value does not fit, or it is open which input is meant.
@@ -118,7 +120,11 @@ def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
 
 
 def _open_bytes_input(specs: Sequence[TensorSpec], named: Container[str]) -> TensorSpec:
-    candidates = [spec for spec in specs if spec.datatype == "BYTES" and spec.name not in named]
+    """The one that must be given, where there are others that may; ``text_input`` if all of them may."""
+    open_ones = [spec for spec in specs if spec.datatype == "BYTES" and spec.name not in named]
+    required = [spec for spec in open_ones if not spec.is_optional]
+    prompts = [spec for spec in open_ones if spec.name == _PROMPT]
+    candidates = required or prompts or open_ones
     if len(candidates) != 1:
         what = "no BYTES input is open" if not candidates else f"{len(candidates)} BYTES inputs are open"
         raise InvalidArgumentError(

@@ -4,36 +4,79 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 
 from weft_cli.__main__ import main
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
-from weft_common.errors import NotFoundError, ResourceExhaustedError
+from weft_common.errors import NotFoundError, ResourceExhaustedError, UnsupportedError
 from weft_common.server import add_services
 from weft_common.signature import ModelSignature, TensorSpec
-from weft_common.tensors import bytes_tensor, split_bytes
+from weft_common.tensors import bytes_tensor, decode, encode, split_bytes
+from weft_protos.model_config_pb2 import ModelConfig
+from weft_router.repository.config import config_of_signature
 
 SIGNATURE = ModelSignature(
     "shout", "3", "graph", 8, (TensorSpec("TEXT", "BYTES", (1,)),), (TensorSpec("LOUD", "BYTES", (1,)),)
 )
+SPELL = ModelSignature(
+    "spell",
+    "3",
+    "graph",
+    0,
+    (
+        TensorSpec("text_input", "BYTES", (1,)),
+        TensorSpec("sampling_parameters", "BYTES", (1,), is_optional=True),
+        TensorSpec("stream", "BOOL", (1,), is_optional=True),
+    ),
+    (TensorSpec("text_output", "BYTES", (1,)), TensorSpec("NUMBER", "INT64", (1,))),
+    is_decoupled=True,
+)
+STEPS = [{"path": "root/up", "target": "model", "model": "upper", "version": "1", "ms": 0.5, "status": "OK"}]
+TRACE = json.dumps(STEPS)
+SIGNATURES = {"shout": SIGNATURE, "spell": SPELL, "count": replace(SPELL, name="count")}
 
 
 class _Shout(InferenceCore):
-    """Answers in capitals, never with the parameter `hold`; keeps the last call."""
+    """Answers in capitals, never with the parameter `hold`; keeps the last call.
+
+    `spell` is decoupled and gives a character in each response, with the parameter `fail` an error after two; `count`
+    gives numbers.
+    """
 
     def __init__(self) -> None:
         self.call: InferCall | None = None
         self.headers: Mapping[str, str] = {}
         self.remaining_ms = 0.0
+        self.has_config = True
 
     def signature(self, name: str, version: str) -> ModelSignature:
-        if name != "shout":
+        if name not in SIGNATURES:
             raise NotFoundError(f"Request for unknown model: '{name}' is not found")
-        return SIGNATURE
+        return SIGNATURES[name]
+
+    def config(self, name: str, version: str) -> ModelConfig:
+        if not self.has_config:
+            raise UnsupportedError("this server has no ModelConfig")
+        return config_of_signature(SIGNATURES[name])
+
+    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        self.call = call
+        text = split_bytes(call.inputs["text_input"].data)[0].decode()
+        for number, char in enumerate(text, start=1):
+            if call.parameters.get("fail") and number == 3:
+                raise ResourceExhaustedError("out of letters")
+            outputs = {"NUMBER": encode(np.array([number]))}
+            if call.model_name == "spell":
+                outputs["text_output"] = bytes_tensor([char], (1,))
+            yield InferResult(call.model_name, "3", "", {}, outputs, is_final=False)
+        trace = str(call.parameters.get("trace_text", TRACE)) if call.parameters.get("graph_trace") else ""
+        yield InferResult(call.model_name, "3", "", {"graph_trace": trace}, is_null=not trace)
 
     def index(self, *, ready_only: bool) -> list[IndexEntry]:
         return [IndexEntry("shout", "3", "READY", "")]
@@ -48,8 +91,7 @@ class _Shout(InferenceCore):
             context.trailing_metadata.append(("x-graph-path", "root.up!"))
             raise ResourceExhaustedError("shout: queue is full: 8 requests of 8", retry_after_ms=5)
         texts = [text.upper() for text in split_bytes(call.inputs["TEXT"].data)]
-        steps = [{"path": "root/up", "target": "model", "model": "upper", "version": "1", "ms": 0.5, "status": "OK"}]
-        trace = str(call.parameters.get("trace_text", json.dumps(steps)))
+        trace = str(call.parameters.get("trace_text", TRACE))
         parameters = {"graph_trace": trace} if call.parameters.get("graph_trace") else {}
         context.trailing_metadata.append(("x-graph-path", "root.up"))
         return InferResult("shout", "3", "", parameters, {"LOUD": bytes_tensor(texts, call.inputs["TEXT"].shape)})
@@ -93,6 +135,41 @@ def test_the_answer_is_printed(url: str, core: _Shout, capsys: pytest.CaptureFix
     assert core.call is not None
     assert core.call.parameters == {"team": "care", "n": 2}
     assert 4000 < core.remaining_ms < 5100  # gRPC rounds up to what its header can say
+
+
+def test_the_text_of_a_stream_flows(url: str, core: _Shout, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a break; then the last response's other outputs, how many came, and when. A stream is asked for."""
+    assert 0 == main(["infer", "spell", "--url", url, "--text", "héllo\n\tyou\x1b"])
+    captured = capsys.readouterr().out
+    assert captured.startswith("héllo\n\tyou\ufffd\nNUMBER  INT64[1]  [11]\nspell: 11 responses in ")
+    assert " ms, the first after " in captured
+    assert core.call is not None
+    assert [True] == decode(core.call.inputs["stream"]).tolist()
+    assert ["text_input", "stream"] == list(core.call.inputs)
+    assert 0 == main(["infer", "spell", "--url", url, "--text", "", "--input", "stream=false"])
+    assert capsys.readouterr().out.startswith("spell: 0 responses in ")
+    assert [False] == decode(core.call.inputs["stream"]).tolist()
+
+
+def test_responses_without_text_are_shown_one_by_one(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each on a line, as it comes."""
+    assert 0 == main(["infer", "count", "--url", url, "--text", "ab"])
+    lines = capsys.readouterr().out.splitlines()
+    assert ["NUMBER  INT64[1]  [1]", "NUMBER  INT64[1]  [2]"] == lines[:2]
+    assert lines[2].startswith("count: 2 responses in ")
+
+
+def test_an_error_in_mid_stream_follows_what_came(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The text before it has a line of its own; status, message and exit status are those of any error."""
+    assert 1 == main(["infer", "spell", "--url", url, "--text", "abcd", "--param", "fail=true"])
+    captured = capsys.readouterr()
+    assert ("ab\n", "weft: RESOURCE_EXHAUSTED: out of letters\n") == (captured.out, captured.err)
+
+
+def test_a_server_without_configurations_answers_once(url: str, core: _Shout) -> None:
+    """`ModelConfig` is an extension; where it is not there, no model is decoupled."""
+    core.has_config = False
+    assert 0 == main(["infer", "shout", "--url", url, "--text", "a"])
 
 
 def test_a_version_can_be_asked_for(url: str, core: _Shout) -> None:
@@ -145,6 +222,14 @@ def test_the_trace_shows_path_and_steps(url: str, capsys: pytest.CaptureFixture[
     assert lines[:3] == ["path: root.up", "root", "└─ up       0.50 ms  upper@1 on model"]
     assert lines[3].startswith("total: 0.50 ms in the graph, ")
     assert not any("\x1b" in line for line in lines)
+
+
+def test_the_trace_of_a_stream_comes_with_its_end(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tree of the steps and the total follow the responses."""
+    assert 0 == main(["infer", "spell", "--url", url, "--text", "a", "--trace"])
+    lines = capsys.readouterr().out.splitlines()[3:]
+    assert ["root", "└─ up       0.50 ms  upper@1 on model"] == lines[:2]
+    assert lines[2].startswith("total: 0.50 ms in the graph, ")
 
 
 def test_a_server_without_traces_is_shown_all_the_same(url: str, capsys: pytest.CaptureFixture[str]) -> None:

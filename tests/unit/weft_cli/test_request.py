@@ -1,5 +1,6 @@
 """Values of the command line as tensors."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,14 @@ def test_elements_with_a_name_leave_the_other_inputs_open() -> None:
     inputs = build_inputs([TEXT, NAME], {}, {"NAME": [b"x"], "": [b"one", b"two"]})
     assert {"TEXT": [b"one", b"two"], "NAME": [b"x"]} == {n: split_bytes(t.data) for n, t in inputs.items()}
     assert ["NAME"] == list(build_inputs([TEXT, NAME], {}, {"NAME": [b"x"]}))
+
+
+def test_text_fills_the_input_that_must_be_given() -> None:
+    """Optional inputs stay open; where all are optional it is `text_input`."""
+    prompt, options = TensorSpec("text_input", "BYTES", (1,)), TensorSpec("OPTIONS", "BYTES", (1,), is_optional=True)
+    for spec in (prompt, replace(prompt, is_optional=True)):
+        assert ["text_input"] == list(build_inputs([options, spec], {}, {"": [b"hello"]}))
+    assert ["OPTIONS"] == list(build_inputs([options], {}, {"": [b"hello"]}))
 
 
 @pytest.mark.parametrize(("dims", "shape"), [((-1, 1), (3, 1)), ((-1,), (3,)), ((1, -1), (1, 3))])
