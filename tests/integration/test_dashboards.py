@@ -13,6 +13,7 @@ import promql_parser
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from tests.chain import write_repository
 from tests.faults.mesh import Mesh, Service, wait_serving
 
 from weft_common.core import InferCall
@@ -28,13 +29,36 @@ SCRAPED = {"service", "instance", "job", "namespace", "pod"}
 GPU_NAMES = set(re.findall(r'"(nv_[a-z_]+)"', (ROOT / "services/serving/weft_serving/gpu_metrics.py").read_text()))
 
 
+#: A language model without weights.
+LLM_FILES = {
+    "config.pbtxt": """backend: "llm" parameters { key: "load_format" value { string_value: "dummy" } }
+        parameters { key: "num_blocks" value { string_value: "8" } }""",
+    "1/config.json": json.dumps(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 32,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "max_position_embeddings": 64,
+        }
+    ),
+}
+
+
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set[str]]]:
     """Sample names of a mesh that has answered and failed, with the labels seen; some have no sample yet."""
     folder = tmp_path_factory.mktemp("dashboards")
     with contextlib.closing(Mesh(folder)) as mesh:
         mesh.start()
-        arguments = ["--repository", mesh.models[0].repository, "--load-on-demand"]
+        models = write_repository(folder / "on_demand") / "model"
+        for name, text in LLM_FILES.items():
+            (models / "llm" / name).parent.mkdir(parents=True, exist_ok=True)
+            (models / "llm" / name).write_text(text)
+        arguments = ["--repository", str(models), "--load-on-demand"]
         on_demand = Service("weft_model", arguments, folder / "on_demand.log").start()
         try:
             wait_serving(on_demand.address)
@@ -43,8 +67,10 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
                 (mesh.router.address, "work", "A"),
                 (on_demand.address, "work", "A"),
                 (mesh.models[0].address, "work", "wrong"),
+                (on_demand.address, "llm", "input_ids"),
             ):
-                call = InferCall(name, inputs={source: encode(np.zeros((1, 1), np.float32))})
+                array = np.zeros(1, np.int32) if name == "llm" else np.zeros((1, 1), np.float32)
+                call = InferCall(name, inputs={source: encode(array)})
                 with grpc.insecure_channel(address) as channel, contextlib.suppress(grpc.RpcError):
                     GRPCInferenceServiceStub(channel).ModelInfer(request_from_call(call), timeout=20)
             found: dict[str, set[str]] = {"up": set()}

@@ -12,6 +12,9 @@ from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+#: Of a request that is answered by a stream.
+STREAM_TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+STREAM_TRACEPARENT = f"00-{STREAM_TRACE_ID}-b7ad6b7169203331-01"
 TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 
 #: Calls that a `triage` request makes, in order: step path, service, model.
@@ -33,13 +36,30 @@ def message(graph: str, name: str, data: bytes) -> pb.ModelInferRequest:
     return request
 
 
+def prompt() -> pb.ModelInferRequest:
+    """A text that is to be continued by five tokens, one in each response."""
+    request = pb.ModelInferRequest(model_name="write", id="trace-me")
+    sampling = b'{"max_tokens": 5, "ignore_eos": true}'
+    for name, datatype, data in (
+        ("text_input", "BYTES", encode_bytes([b"The module provides"])),
+        ("sampling_parameters", "BYTES", encode_bytes([sampling])),
+        ("stream", "BOOL", b"\1"),
+    ):
+        request.inputs.add(name=name, datatype=datatype, shape=(1,))
+        request.raw_input_contents.append(data)
+    return request
+
+
 def described(span: Any) -> str:
     """Name, kind and trace of a span, for messages."""
     return f"{span.name} {span.kind} of {span.trace_id}"
 
 
 def test_a_triage_request_is_one_tree_of_spans_across_four_processes(otlp_collector: Any, repository: Path) -> None:
-    """Trace id, parents, kinds and attributes are right down to each batch; a failing step is ERROR up to the root."""
+    """Trace id, parents, kinds and attributes are right down to each batch; a failing step is ERROR up to the root.
+
+    So it is with a stream, whose generation is a span with its first token.
+    """
     with (
         running_mesh(repository) as endpoints,  # exports what is left when it ends
         grpc.insecure_channel(endpoints["router"].grpc) as channel,
@@ -48,6 +68,7 @@ def test_a_triage_request_is_one_tree_of_spans_across_four_processes(otlp_collec
         complaint = message("triage", "TEXT", b"I was charged twice for my subscription, please refund me.")
         complaint.parameters["priority"].uint64_param = 1
         stub.ModelInfer(complaint, metadata=(("traceparent", TRACEPARENT),), timeout=30)
+        list(stub.ModelStreamInfer(iter([prompt()]), metadata=(("traceparent", STREAM_TRACEPARENT),), timeout=30))
         with pytest.raises(grpc.RpcError) as failed:
             stub.ModelInfer(message("digits", "IMAGE", b"no image"), timeout=30)
     failed_trace_id = dict(failed.value.trailing_metadata())["x-trace-id"]
@@ -94,6 +115,23 @@ def test_a_triage_request_is_one_tree_of_spans_across_four_processes(otlp_collec
     assert {"weft.router/digits", "weft.preprocess/decode_digit"} <= set(errors), [
         described(s) for s in broken.values()
     ]
+    streamed = {span.name: span for span in otlp_collector.spans if span.trace_id == STREAM_TRACE_ID}
+    generation = streamed["generation"]
+    assert streamed["weft.model/writer"].span_id == generation.parent_span_id
+    assert {"weft.router/write", "weft.preprocess/tokenize_writer", "weft.postprocess/detokenize_writer"} <= set(
+        streamed
+    )
+    assert {"weft.num_input_tokens": 4, "weft.num_output_tokens": 5} == {
+        name: generation.attributes[name] for name in ("weft.num_input_tokens", "weft.num_output_tokens")
+    }
+    assert ["first_token"] == [name for name, _ in generation.events]
+    (queue,) = (
+        span
+        for span in otlp_collector.spans
+        if (span.name, span.parent_span_id) == ("queue", generation.parent_span_id)
+    )
+    assert queue.end_unix_ns <= generation.start_unix_ns + 1_000_000
+
     failed_call = next(span for span in errors.values() if span.kind == "CLIENT")
     assert failed_call.attributes["weft.model"] == "decode_digit"
     assert failed_call.attributes["rpc.grpc.status"] == "INVALID_ARGUMENT"

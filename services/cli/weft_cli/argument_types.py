@@ -8,6 +8,8 @@ from pathlib import Path
 
 #: Services that serve models; the folder in the repository has the service's name.
 MODEL_SERVICES = ("preprocess", "model", "postprocess")
+#: Serves HTTP in front of the router.
+GATEWAY = "gateway"
 #: Of one service on this machine.
 MAX_REPLICAS = 64
 _HEADER = re.compile(r"[\w.-]+", re.ASCII)
@@ -92,9 +94,10 @@ def replicas(text: str) -> tuple[str, int]:
 def service_arguments(text: str) -> tuple[str, list[str]]:
     """NAME='ARGUMENTS' of a service."""
     name, separator, arguments = text.partition("=")
-    if name not in MODEL_SERVICES or not separator:
+    names = (*MODEL_SERVICES, GATEWAY)
+    if name not in names or not separator:
         raise argparse.ArgumentTypeError(
-            f"'{text}' is not of the form NAME='ARGUMENTS' with a NAME of {', '.join(MODEL_SERVICES)}"
+            f"'{text}' is not of the form NAME='ARGUMENTS' with a NAME of {', '.join(names)}"
         )
     try:
         return name, shlex.split(arguments)

@@ -46,6 +46,12 @@ def add_up(commands: "Commands") -> None:
         help="the router's metrics; default: router port + 1",
     )
     parser.add_argument(
+        "--openai-port",
+        type=port,
+        metavar="N",
+        help="serve OpenAI's HTTP interface there too, for language models; 0 is any free port (default: do not)",
+    )
+    parser.add_argument(
         "--in-process",
         nargs="?",
         type=services,

@@ -1,4 +1,4 @@
-"""The four services as local processes: started in order, watched, ended together."""
+"""The services as local processes: started in order, watched, ended together."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from weft_cli.argument_types import MODEL_SERVICES
+from weft_cli.argument_types import GATEWAY, MODEL_SERVICES
 from weft_cli.own_access import own_access
 from weft_cli.preflight import GRAPHS, MeshError, hold_port, service_folders, socket_paths
 from weft_cli.process import Endpoint, ServiceProcess
@@ -19,6 +19,10 @@ from weft_cli.registry import RunningMesh, mesh_folder, tell
 from weft_cli.supervised import SupervisedService, Supervision
 from weft_common.security.channel import ChannelSecurity
 from weft_common.unix_socket import address_of
+
+#: Place on a request's way; those that are not named are behind.
+_PLACES = {GATEWAY: 0, "router": 1}
+_BEHIND = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class MeshOptions:
         repository: With the folders graphs, preprocess, model, postprocess; or models and ensembles side by side.
         host: Address that the router listens on; the other services listen on 127.0.0.1.
         router_port, metrics_port: The router's; 0 is any free port.
+        openai_port: Of the gateway, which listens on ``host`` too; None: there is none.
         start_timeout_s: How long until everything must serve, seconds.
         grace_s: How long a stop may take, seconds.
         router_arguments: More of the router's arguments.
@@ -44,6 +49,7 @@ class MeshOptions:
     host: str = "127.0.0.1"
     router_port: int = 8001
     metrics_port: int = 8002
+    openai_port: int | None = None
     start_timeout_s: float = 180.0
     grace_s: float = 20.0
     router_arguments: Sequence[str] = ()
@@ -76,7 +82,7 @@ class Mesh:
         self._restarting: asyncio.Task[None] | None = None
 
     async def start(self) -> dict[str, Endpoint]:
-        """Every service is SERVING; endpoints by service name, the router first.
+        """Every service is SERVING; endpoints by service name, the router first, the gateway last.
 
         A service whose folder is not in the repository is not started; one in the router's process has its endpoint.
         Replicas after the first have a number behind the name: ``model-2``.
@@ -92,6 +98,7 @@ class Mesh:
         fused = [name for name in served if name in options.in_process]
         router_port = self._hold(options.host, options.router_port)
         router_metrics_port = self._hold(options.host, options.metrics_port)
+        openai_port = None if options.openai_port is None else self._hold(options.host, options.openai_port)
         host = f"[{options.host}]" if ":" in options.host else options.host
         folder = self._held.enter_context(mesh_folder())
         replicas = {name: _labels(name, options.replicas.get(name, 1)) for name in names}
@@ -128,6 +135,9 @@ class Mesh:
         )
         router = (await self._all_serving(["router"], deadline_s))["router"]
         endpoints = {"router": router} | endpoints | {name: endpoints.get(name, router) for name in served}
+        if openai_port is not None:
+            self._add_gateway(openai_port, access.address)
+            endpoints |= await self._all_serving([GATEWAY], deadline_s)
         try:
             tell(folder, RunningMesh(os.getpid(), options.is_encrypted, endpoints))
         except OSError as error:
@@ -162,8 +172,7 @@ class Mesh:
         self._restarting = asyncio.create_task(self._restart())
 
     async def _restart(self) -> None:
-        last_first = sorted(self._services.values(), key=lambda service: service.name == "router")
-        for service in last_first:
+        for service in sorted(self._services.values(), key=_place, reverse=True):
             self._report(f"{service.name} is replaced")
             try:
                 await service.replace()
@@ -185,19 +194,20 @@ class Mesh:
     async def stop(self) -> None:
         """No process is left.
 
-        The router ends first, so that requests in work can finish; then the others, which a router that hangs leaves
-        half of the grace. What is left when the grace has passed, or when this is cancelled, is killed.
+        The gateway ends first, then the router, so that requests in work can finish; then the others. One that hangs
+        leaves those behind it half of what it had of the grace. What is left when the grace has passed, or when this is
+        cancelled, is killed.
         """
-        now_s, grace_s = asyncio.get_running_loop().time(), self._options.grace_s
-        deadline_s = now_s + grace_s
+        now, grace_s = asyncio.get_running_loop().time, self._options.grace_s
+        deadline_s = now() + grace_s
         processes = self._processes()
         self._was_whole = all(service.is_running for service in self._services.values())
         try:
-            for is_router, end_s in ((True, now_s + grace_s / 2), (False, deadline_s)):
-                group = [process for process in processes if (process.name == "router") is is_router]
+            for place in range(_BEHIND + 1):
+                group = [process for process in processes if _place(process) == place]
                 for process in group:
                     process.terminate()
-                await _ended(group, end_s)
+                await _ended(group, deadline_s if place == _BEHIND else (now() + deadline_s) / 2)
         finally:
             for process in processes:
                 if process.is_running:
@@ -211,16 +221,25 @@ class Mesh:
         for process in self._processes():
             process.kill()
 
-    def _listen(self, host: str, grpc_port: int, metrics_port: int) -> list[str]:
+    def _listen(self, host: str, port: int, metrics_port: int, *, http: bool = False) -> list[str]:
         # A service drains its server, then its models, each within its grace; the router does so before the others.
         grace_s = self._options.grace_s / 4
         return [
-            "--stop-with-stdin", "--share-ports", "--host", host, "--grpc-port", str(grpc_port),
+            "--stop-with-stdin", "--share-ports", "--host", host, "--port" if http else "--grpc-port", str(port),
             "--metrics-port", str(metrics_port), "--grace-s", f"{grace_s:g}",
         ]  # fmt: skip
 
     def _repository_arguments(self, name: str, folder: Path) -> list[str]:
         return [*self._options.service_arguments.get(name, ()), "--repository", str(folder)]
+
+    def _add_gateway(self, port: int, router: str) -> None:
+        """It will listen on the port and call the router at that address, with the keys of its clients."""
+        options = self._options
+        ports = self._listen(options.host, port, self._hold(options.host), http=True)
+        # Health checks are not for it, so it looks itself whether it hangs.
+        watchdog = [f"--watchdog-abort-s={options.hang_timeout_s:g}"] if options.is_restarting else []
+        arguments = [*watchdog, *options.service_arguments.get(GATEWAY, ()), "--router", router, *ports]
+        self._add(GATEWAY, arguments, speaks_grpc=False)
 
     def _hold(self, host: str, port: int = 0) -> int:
         """The port, or a free one if it is 0, is ours until ``stop``. Raises MeshError as ``hold_port``."""
@@ -235,6 +254,7 @@ class Mesh:
         *,
         module: str = "",
         can_hand_over: bool = True,
+        speaks_grpc: bool = True,
         own_address: str = "",
         security: ChannelSecurity | None = None,
     ) -> None:
@@ -251,6 +271,7 @@ class Mesh:
             self._log,
             self._report,
             can_hand_over=can_hand_over,
+            speaks_grpc=speaks_grpc,
             own_address=own_address,
             security=security,
         )
@@ -277,6 +298,10 @@ class Mesh:
             cure = [] if "router" in names else ["If model files are missing, run `make models`."]
             raise MeshError("\n".join(failures + cure))
         return endpoints
+
+
+def _place(service: SupervisedService | ServiceProcess) -> int:
+    return _PLACES.get(service.name, _BEHIND)
 
 
 def _labels(name: str, num_replicas: int) -> list[str]:

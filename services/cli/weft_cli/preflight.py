@@ -90,7 +90,7 @@ def hold_port(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise MeshError(
-                f"port {port} on {host} is in use: stop what listens there, or choose others with --router-port and "
-                "--metrics-port (0 is any free port)"
+                f"port {port} on {host} is in use: stop what listens there, or choose others with --router-port, "
+                "--metrics-port and --openai-port (0 is any free port)"
             ) from error
         raise MeshError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error

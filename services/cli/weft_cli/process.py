@@ -16,11 +16,17 @@ _MAX_LAST_LINE = 4096
 
 
 class Endpoint(NamedTuple):
-    """Where a service listens (``host:port``), and its process id."""
+    """Where a service listens (``host:port``), and its process id; ``grpc`` or ``http`` is "" where it does not."""
 
     grpc: str
     metrics: str
     pid: int
+    http: str = ""
+
+    def as_json(self) -> dict[str, str | int]:
+        """The fields; ``http`` only of a service that has it."""
+        fields = self._asdict()
+        return fields if self.http else {name: value for name, value in fields.items() if name != "http"}
 
 
 class ServiceProcess:
@@ -126,7 +132,8 @@ class ServiceProcess:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 fields = json.loads(line)
                 if not self._endpoint.done():
-                    self._endpoint.set_result(Endpoint(fields["grpc"], fields["metrics"], process.pid))
+                    http, grpc = (fields["http"], "") if "http" in fields else ("", fields["grpc"])
+                    self._endpoint.set_result(Endpoint(grpc, fields["metrics"], process.pid, http))
                 continue
             self._keep(line)  # a user model that prints
 

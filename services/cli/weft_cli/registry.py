@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from weft_cli.argument_types import GATEWAY
 from weft_cli.process import Endpoint
 from weft_cli.readiness import dialable
 
@@ -49,8 +50,10 @@ class RunningMesh(NamedTuple):
     def metrics_addresses(self) -> dict[str, str]:
         """Where each process has its metrics, by service."""
         router = self.endpoints["router"].metrics
-        addresses = {name: dialable(end.metrics) for name, end in self.endpoints.items() if end.metrics != router}
-        return {"router": f"https://{self.metrics}/metrics" if self.is_encrypted else self.metrics} | addresses
+        addresses = {"router": self.metrics}
+        addresses |= {name: dialable(end.metrics) for name, end in self.endpoints.items() if end.metrics != router}
+        encrypted = [name for name in addresses if self.is_encrypted and is_public(name)]
+        return addresses | {name: f"https://{addresses[name]}/metrics" for name in encrypted}
 
 
 @contextlib.contextmanager
@@ -71,7 +74,7 @@ def mesh_folder() -> Iterator[Path]:
 
 def tell(folder: Path, mesh: RunningMesh) -> None:
     """The mesh is found from now on, until its folder is gone or this process has ended. Raises OSError."""
-    endpoints = {name: endpoint._asdict() for name, endpoint in mesh.endpoints.items()}
+    endpoints = {name: endpoint.as_json() for name, endpoint in mesh.endpoints.items()}
     (folder / _FILE).write_text(json.dumps(mesh._asdict() | {"endpoints": endpoints}), encoding="utf-8")
 
 
@@ -85,6 +88,11 @@ def running_meshes() -> list[RunningMesh]:
                 endpoints = {name: Endpoint(**one) for name, one in fields["endpoints"].items()}
                 found.append(RunningMesh(fields["pid"], fields["is_encrypted"], endpoints))
     return found
+
+
+def is_public(service: str) -> bool:
+    """Whether a service's ports are for clients of the mesh, and so as they are to be secured."""
+    return service in ("router", GATEWAY)
 
 
 class SeveralMeshesError(Exception):

@@ -47,6 +47,8 @@ class SupervisedService:
         report: Receives messages for the person who started it.
         can_hand_over: Whether two processes of it may run at once. If not, a replacement has a gap.
         policy: When it is started again.
+        speaks_grpc: Whether it answers health checks. One that does not is ready when it says that it listens, and ends
+            by itself when it hangs.
         own_address: Where the mesh itself calls it; "": where it says that it listens.
         security: Of these calls; None: plaintext without a key.
     """
@@ -61,6 +63,7 @@ class SupervisedService:
         *,
         can_hand_over: bool = True,
         policy: RestartPolicy | None = None,
+        speaks_grpc: bool = True,
         own_address: str = "",
         security: ChannelSecurity | None = None,
     ) -> None:
@@ -71,6 +74,7 @@ class SupervisedService:
         self._report = report
         self._can_hand_over = can_hand_over
         self._policy = policy or RestartPolicy()
+        self._speaks_grpc = speaks_grpc
         self._own_address = own_address
         self._security = security
         self._process = self._made()
@@ -162,7 +166,7 @@ class SupervisedService:
     async def _hangs(self, process: ServiceProcess) -> None:
         """The process hangs and is to be killed; with no such limit this waits for ever."""
         timeout_s = self._supervision.hang_timeout_s
-        if not (timeout_s and self._supervision.is_restarting):
+        if not (timeout_s and self._supervision.is_restarting and self._speaks_grpc):
             await asyncio.Event().wait()
         endpoint = await process.endpoint()
 
@@ -180,7 +184,8 @@ class SupervisedService:
         return self._own_address or dialable(endpoint.grpc)
 
     async def _ready(self, endpoint: Endpoint, deadline_s: float) -> None:
-        await wait_ready(self.name, self._dialed(endpoint), deadline_s=deadline_s, security=self._security)
+        if self._speaks_grpc:
+            await wait_ready(self.name, self._dialed(endpoint), deadline_s=deadline_s, security=self._security)
 
     async def _start_again(self) -> None:
         """A new process serves, however many attempts that takes."""

@@ -12,10 +12,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from weft_cli.argument_types import MODEL_SERVICES
+from weft_cli.argument_types import GATEWAY, MODEL_SERVICES
 from weft_cli.mesh import Mesh, MeshOptions
 from weft_cli.preflight import MeshError
 from weft_cli.process import Endpoint
+from weft_cli.registry import is_public
 from weft_common.logs import LineWriter
 from weft_common.security.arguments import given_to_server, server_fault
 from weft_router.arguments import given, usage_fault
@@ -50,6 +51,8 @@ def _replica_fault(options: argparse.Namespace) -> str:
 def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
     polling = ["--model-control-mode=poll", f"--repository-poll-secs={options.repository_poll_secs}"]
     arguments = {name: polling if options.model_control_mode == "poll" else [] for name in MODEL_SERVICES}
+    # The keys are the router's to check.
+    arguments[GATEWAY] = [argument for argument in given_to_server(options) if argument.startswith("--tls-")]
     for name, more in options.service_args:
         arguments[name] = [*arguments[name], *more]
     return arguments
@@ -63,6 +66,7 @@ async def _up(options: argparse.Namespace) -> int:
             host=options.host,
             router_port=options.router_port,
             metrics_port=options.metrics_port,
+            openai_port=options.openai_port,
             start_timeout_s=options.start_timeout_s,
             grace_s=options.grace_s,
             router_arguments=(*given(options), *given_to_server(options)),
@@ -151,17 +155,20 @@ def _stop_event(
 
 
 def _as_json(endpoints: Mapping[str, Endpoint]) -> str:
-    return json.dumps({name: endpoint._asdict() for name, endpoint in endpoints.items()})
+    return json.dumps({name: endpoint.as_json() for name, endpoint in endpoints.items()})
 
 
 def _as_text(endpoints: Mapping[str, Endpoint], *, is_encrypted: bool) -> str:
     rows = [("service", "gRPC", "metrics")]
     router = endpoints["router"]
+    openai = ""
     for name, endpoint in endpoints.items():
-        scheme = "https" if is_encrypted and endpoint == router else "http"  # the router's are encrypted, no others
-        rows.append((name, endpoint.grpc, f"{scheme}://{endpoint.metrics}/metrics"))
+        scheme = "https" if is_encrypted and (is_public(name) or endpoint == router) else "http"
+        rows.append((name, endpoint.grpc or "-", f"{scheme}://{endpoint.metrics}/metrics"))
+        if endpoint.http:
+            openai = f"OpenAI's interface: {scheme}://{endpoint.http}/v1\n"
     table = "\n".join(f"{name:<12}{grpc:<22}{metrics}" for name, grpc, metrics in rows)
-    return f"{table}\nThe mesh is SERVING. Ctrl-C stops it."
+    return f"{table}\n{openai}The mesh is SERVING. Ctrl-C stops it."
 
 
 class _Voice:

@@ -14,13 +14,15 @@ import yaml
 ROOT = Path(__file__).resolve().parents[3]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 OURS = ("router", "preprocess", "model", "postprocess")
+BUILT = ("gateway", *OURS)
 #: Packages that an image may hold: its own and the layers below it.
 BASE = {"protos/weft_protos", "services/common/weft_common"}
 SERVING = BASE | {"services/serving/weft_serving"}
 PACKAGES = {
+    "gateway": BASE | {"services/gateway/weft_gateway"},
     "router": BASE | {"services/router/weft_router"},
     "preprocess": SERVING | {"services/preprocess/weft_preprocess"},
-    "model": SERVING | {"services/model/weft_model"},
+    "model": SERVING | {"services/model/weft_model", "kernels/weft_kernels"},
     "postprocess": SERVING | {"services/postprocess/weft_postprocess"},
 }
 PACKAGES["cli"] = set().union(*PACKAGES.values()) | {"services/cli/weft_cli"}
@@ -46,8 +48,8 @@ def host_ports(service: dict[str, Any]) -> list[str]:
 
 
 def test_the_mesh_and_its_observers_are_there() -> None:
-    """The four services run beside Jaeger, Prometheus and Grafana."""
-    assert set(COMPOSE["services"]) == {*OURS, "jaeger", "prometheus", "grafana"}
+    """The services run beside Jaeger, Prometheus and Grafana."""
+    assert set(COMPOSE["services"]) == {*BUILT, "jaeger", "prometheus", "grafana"}
 
 
 def test_the_file_fits_the_schema_of_the_compose_specification() -> None:
@@ -61,7 +63,7 @@ def test_the_file_fits_the_schema_of_the_compose_specification() -> None:
 def test_an_image_is_built_here_or_pinned(name: str) -> None:
     """An image is built from an existing Dockerfile or pinned to a version."""
     service = COMPOSE["services"][name]
-    if name in OURS:
+    if name in BUILT:
         assert (ROOT / service["build"]["dockerfile"]).is_file()
     else:
         assert re.fullmatch(r"[\w./-]+:v?\d[\w.]+", service["image"])
@@ -107,7 +109,7 @@ def test_prometheus_scrapes_the_metrics_port_of_every_service() -> None:
     source, destination, mode = volume.split(":")
     assert (destination, mode) == ("/etc/prometheus/prometheus.yml", "ro")
     (job,) = yaml.safe_load((ROOT / source).read_text())["scrape_configs"]
-    expected = {f"{name}:{re.search(r'EXPOSE [0-9]+ ([0-9]+)', dockerfile(name))[1]}" for name in OURS}  # type: ignore[index]
+    expected = {f"{name}:{re.search(r'EXPOSE [0-9]+ ([0-9]+)', dockerfile(name))[1]}" for name in BUILT}  # type: ignore[index]
     assert set(job["static_configs"][0]["targets"]) == expected
 
 

@@ -17,6 +17,8 @@ import weft_router.__main__
 import weft_serving.main
 from weft_common import server
 from weft_common.health import LIVENESS
+from weft_gateway import arguments as gateway_arguments
+from weft_gateway.app import HEALTH
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy/kubernetes"
@@ -121,6 +123,21 @@ def test_ports_and_probes_are_those_of_the_service(name: str) -> None:
         assert container[probe]["grpc"]["port"] == PORTS[name]
         assert container[probe]["grpc"].get("service", "") in ("", LIVENESS, server.SERVICE_NAME)
     assert container["livenessProbe"]["grpc"]["service"] == LIVENESS
+
+
+def test_the_gateway_is_what_its_component_says() -> None:
+    """It understands its arguments, opens its own ports, is asked for its health there, and ends within its grace."""
+    deployment = of_kind("overlays/production", "Deployment")["gateway"]
+    container, pod = container_of(deployment), pod_of(deployment)["spec"]
+    options = gateway_arguments.make_parser().parse_args(container["args"])
+    assert "" == gateway_arguments.fault_of(options)
+    stop_s = options.grace_s + container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert stop_s < pod["terminationGracePeriodSeconds"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert {"http": options.port, "metrics": options.metrics_port} == ports
+    assert {"path": HEALTH, "port": "http"} == container["readinessProbe"]["httpGet"]
+    assert options.watchdog_abort_s > 0
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in [variable["name"] for variable in container["env"]]
 
 
 @pytest.mark.parametrize("overlay", RENDERED)

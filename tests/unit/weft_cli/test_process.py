@@ -30,6 +30,19 @@ async def test_the_announcement_gives_addresses_and_pid() -> None:
     assert not process.is_running
 
 
+async def test_a_service_of_http_announces_that() -> None:
+    """And has no gRPC address; what has neither is no announcement."""
+    for announced in ('{"http": "h:1", "metrics": "h:2"}', '{"metrics": "h:2"}'):
+        process = service(f"print('{announced}', flush=True); " + ANNOUNCE + "sys.stdin.read()")
+        await process.start()
+        endpoint = await process.endpoint()
+        expected = ("", "h:1") if "http" in announced else ("127.0.0.1:1", "")
+        assert expected == (endpoint.grpc, endpoint.http)
+        assert ("http" in announced) == ("http" in endpoint.as_json())
+        process.kill()
+        await process.wait()
+
+
 async def test_how_a_process_ended_is_told_with_its_last_lines() -> None:
     """Exit status or signal name, and what it said last on standard error."""
     failed = service("import sys; sys.stderr.write('no port\\n'); sys.exit(3)")

@@ -44,6 +44,20 @@ def test_the_only_mesh_is_meant_or_that_of_the_address(running: ExitStack, capsy
     assert 2 == capsys.readouterr().err.count("several meshes run; give --router one of")
 
 
+def test_the_ports_for_clients_are_the_encrypted_ones() -> None:
+    """Those of router and gateway; the others stay among themselves."""
+    endpoints = {name: Endpoint("0.0.0.0:1", f"0.0.0.0:{port}", 1) for name, port in PORTS.items()}
+    expected = {
+        "router": "https://127.0.0.1:2/metrics",
+        "model": "127.0.0.1:4",
+        "gateway": "https://127.0.0.1:6/metrics",
+    }
+    assert expected == RunningMesh(1, True, endpoints).metrics_addresses()
+
+
+PORTS = {"router": 2, "model": 4, "gateway": 6}
+
+
 def test_what_is_no_running_mesh_is_not_found(running: ExitStack, tmp_path: Path) -> None:
     """A folder without an owner, one of another program, one that says nothing yet or what cannot be read."""
     (tmp_path / "weft-other").mkdir()

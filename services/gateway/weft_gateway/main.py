@@ -1,0 +1,110 @@
+"""The gateway as a process: from arguments to serving to a clean end.
+
+The order of a stop (SIGTERM, SIGINT, or end of standard input with ``--stop-with-stdin``): ``/health`` says so, no
+connection is taken any more, answers in work have the grace to end, what is left is told and cancelled, exit status 0.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from weft_common import logs, telemetry
+from weft_common.errors import UnavailableError, WeftError
+from weft_common.listening import exposure, host_and_port
+from weft_common.metrics import DroppedLogsCollector, start_metrics_server
+from weft_common.security.channel import channel_security
+from weft_common.security.tls import ServerTls, server_tls_files
+from weft_common.server import stop_event
+from weft_common.watchdog import LoopWatchdog
+from weft_gateway.app import ENDPOINTS, Gateway, Limits
+from weft_gateway.arguments import fault_of, make_parser
+from weft_gateway.calls import CallsInWork
+from weft_gateway.http_server import HttpServer, bound_socket
+from weft_gateway.models import Models
+from weft_gateway.router_client import RouterClient
+from weft_gateway.templates import read_template
+
+#: Of the grace, for telling clients that their answers are broken off: in seconds, and at most this share.
+_FAREWELL_S = 1.0
+_FAREWELL_SHARE = 0.25
+
+_log = logs.get_logger("weft.gateway")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until told to stop; returns the exit status: 0 stopped, 1 cannot serve, 2 wrong usage.
+
+    A router that does not answer does not end the process: ``/health`` and every answer say so meanwhile.
+    """
+    options = make_parser().parse_args(argv)
+    if fault := fault_of(options):
+        print(f"weft_gateway: error: {fault}", file=sys.stderr)  # noqa: T201  # before the log is set up
+        return 2
+    logs.configure(options.log_level)
+    try:
+        telemetry.configure("weft.gateway")
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(options))
+    except WeftError as error:
+        _log.error("cannot serve: %s", error.message)
+        return 1
+    finally:
+        telemetry.shutdown()
+    return 0
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    """Serve, and end well. Raises a WeftError where that cannot begin."""
+    stop = stop_event(watch_stdin=options.stop_with_stdin)
+    templates = {model: read_template(path) for model, path in options.chat_template}
+    files = server_tls_files(options)
+    tls = None if files is None else ServerTls(files)
+    for warning in exposure(
+        options.host,
+        is_encrypted=tls is not None,
+        asks_for_certificates=tls is not None and tls.requires_client_certificate,
+        asks_for_keys=True,  # that is for the router, which says so itself
+    ):
+        _log.warning("%s", warning)
+    router = RouterClient(options.router, channel_security(options, "router-"))
+    watchdog = LoopWatchdog(abort_s=options.watchdog_abort_s)
+    try:
+        gateway = Gateway(router, Models(router, templates), Limits(options.max_body_bytes, options.timeout_s))
+        calls = CallsInWork(gateway.app(), ENDPOINTS, options.forward_header)
+        shares_ports = options.share_ports or options.take_over
+        listening = bound_socket(options.host, options.port, shares_port=shares_ports)
+        server = HttpServer(calls, tls, options.grace_s)
+        await server.start(listening)
+        try:
+            metrics_port = start_metrics_server(
+                lambda: (),
+                options.host,
+                options.metrics_port,
+                (calls, watchdog, DroppedLogsCollector()),
+                tls,
+                shares_port=shares_ports,
+            )
+        except OSError as error:
+            where = host_and_port(options.host, options.metrics_port)
+            await server.stop()
+            raise UnavailableError(f"cannot listen on {where}: {error}; choose another --metrics-port") from error
+        endpoints = {
+            "service": "gateway",
+            "http": host_and_port(options.host, listening.getsockname()[1]),
+            "metrics": host_and_port(options.host, metrics_port),
+        }
+        print(json.dumps(endpoints), file=sys.__stdout__, flush=True)  # the parent reads the ports from this line
+        _log.info("serving", extra=endpoints)
+        await stop.wait()
+        _log.info("stopping", extra={"service": "gateway", "grace_s": options.grace_s})
+        gateway.drain()
+        farewell_s = min(_FAREWELL_S, options.grace_s * _FAREWELL_SHARE)
+        asyncio.get_running_loop().call_later(options.grace_s - farewell_s, gateway.stopping.set)
+        await server.stop()
+    finally:
+        watchdog.close()
+        await router.close()
