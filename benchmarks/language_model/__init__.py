@@ -1,0 +1,1 @@
+"""What the language-model engine does: throughput, latencies, fairness, and the same work in ``transformers``."""
