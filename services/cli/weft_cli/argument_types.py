@@ -1,7 +1,6 @@
 """What the texts of options become; each raises what argparse reports as wrong usage."""
 
 import argparse
-import math
 import re
 import shlex
 from pathlib import Path
@@ -22,22 +21,6 @@ def port(text: str) -> int:
     if not 0 <= port <= 65535:
         raise argparse.ArgumentTypeError(f"{port} is no port; give 0 (any free one) to 65535")
     return port
-
-
-def positive(text: str) -> float:
-    """A finite number above 0."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no finite number above 0")
-    return value
-
-
-def not_negative(text: str) -> float:
-    """A finite number of at least 0."""
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no finite number of at least 0")
-    return value
 
 
 def pair(text: str) -> tuple[str, str]:

@@ -9,15 +9,14 @@ from weft_cli.argument_types import (
     graph_version,
     header,
     named_file,
-    not_negative,
     pair,
     port,
-    positive,
     replicas,
     reward,
     service_arguments,
     services,
 )
+from weft_common.argument_types import not_negative, positive
 from weft_common.security.arguments import add_channel_arguments, add_server_arguments
 from weft_router.arguments import add_arguments as add_router_arguments
 

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import json
-import math
 import os
 import signal
 import sys
@@ -28,6 +27,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client.registry import Collector
 
 from weft_common import logs, telemetry
+from weft_common.argument_types import not_negative
 from weft_common.channels import MAX_MESSAGE_BYTES
 from weft_common.core import InferenceCore
 from weft_common.errors import UnavailableError, WeftError
@@ -138,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, grpc_port: int, metrics_po
     )
     parser.add_argument(
         "--watchdog-abort-s",
-        type=_not_negative,
+        type=not_negative,
         default=0.0,
         metavar="N",
         help=f"end the process with status {EXIT_HUNG} when its event loop hangs for so long; 0: never (default 0)",
@@ -353,13 +353,6 @@ def stop_event(*, watch_stdin: bool) -> asyncio.Event:
 
         threading.Thread(target=wait_for_end, name="stdin-watch", daemon=True).start()
     return stop
-
-
-def _not_negative(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
-    return value
 
 
 def _boolean(text: str) -> bool:

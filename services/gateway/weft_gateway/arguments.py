@@ -1,9 +1,9 @@
 """What the gateway takes on its command line."""
 
 import argparse
-import math
 from pathlib import Path
 
+from weft_common.argument_types import not_negative, positive
 from weft_common.security.arguments import add_channel_arguments
 
 DEFAULT_PORT = 8000
@@ -37,7 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--timeout-s",
-        type=_positive,
+        type=positive,
         default=600.0,
         metavar="N",
         help="longest time for an answer, whatever a request asks for (default %(default)g)",
@@ -54,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="HTTP header that goes on to the router as metadata, for example x-client-id; may be repeated",
     )
     parser.add_argument(
-        "--grace-s", type=_positive, default=10.0, help="time to finish work at a stop (default %(default)g)"
+        "--grace-s", type=positive, default=10.0, help="time to finish work at a stop (default %(default)g)"
     )
     parser.add_argument(
         "--share-ports", action="store_true", help="let a process with --take-over listen on the same ports"
@@ -64,7 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--watchdog-abort-s",
-        type=_not_negative,
+        type=not_negative,
         default=0.0,
         metavar="N",
         help="end the process when its event loop hangs for so long; 0: never (default 0)",
@@ -110,17 +110,3 @@ def _header(text: str) -> str:
     if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii() or name.endswith("-bin"):
         raise argparse.ArgumentTypeError(f"'{text}' is no header that can be metadata: letters, digits, '-' and '_'")
     return name
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a finite number above 0, got {text}")
-    return value
-
-
-def _not_negative(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
-    return value
