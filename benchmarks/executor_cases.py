@@ -9,7 +9,7 @@ from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor, encode
 from weft_router.repository.config import config_of_signature
-from weft_router.targets.target import TargetModel
+from weft_router.target import TargetModel
 
 MAX_BATCH_SIZE = 32
 #: Rows whose first element is above this are what ``accept`` of the cascades takes.

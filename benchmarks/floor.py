@@ -16,8 +16,8 @@ from pathlib import Path
 import grpc
 import uvloop
 
-from weft_cli.process import Endpoint
-from weft_common.channels import server_options
+from weft_common.client.channels import server_options
+from weft_mesh.process import Endpoint
 
 SERVICE, METHOD = "inference.GRPCInferenceService", "ModelInfer"
 

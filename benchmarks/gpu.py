@@ -31,7 +31,7 @@ from weft_model.backends.onnxruntime import OnnxRuntimeBackend
 from weft_model.backends.pytorch import PyTorchBackend
 from weft_serving.backends.base import Backend, Batch, InstanceContext, ModelContext
 from weft_serving.config.placement import count_gpus
-from weft_serving.request import InferenceRequest, InferenceResponse
+from weft_serving.request.request import InferenceRequest, InferenceResponse
 
 ROOT = Path(__file__).resolve().parents[1]
 _PICTURE, _NUM_ROWS, _NUM_REQUESTS, _CHAIN = (3, 224, 224), 32, 8, 60

@@ -22,12 +22,12 @@ import numpy as np
 
 from benchmarks import machine
 from benchmarks.report import machine_lines, table, write_json
-from weft_model.llm.blocks import BlockPool
 from weft_model.llm.config import EngineConfig
 from weft_model.llm.request import EngineRequest
 from weft_model.llm.sampling_params import SamplingParams
-from weft_model.llm.scheduler import Scheduler
-from weft_model.llm.sequence import Sequence
+from weft_model.llm.scheduler.blocks import BlockPool
+from weft_model.llm.scheduler.scheduler import Scheduler
+from weft_model.llm.scheduler.sequence import Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 _BUDGET_TOKENS = 2048

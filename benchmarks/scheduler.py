@@ -26,12 +26,12 @@ from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import encode
 from weft_serving.backends.base import Backend, Batch, InstanceContext, ModelContext
 from weft_serving.backends.layout import BatchLayout
-from weft_serving.model import ServedModel
-from weft_serving.request import InferenceRequest, InferenceResponse, Outcome
+from weft_serving.request.request import InferenceRequest, InferenceResponse, Outcome
 from weft_serving.scheduler.batcher import make_batcher
 from weft_serving.scheduler.grouping import LengthBuckets, make_batch_key
 from weft_serving.scheduler.queue import PriorityQueue
 from weft_serving.scheduler.settings import SchedulerSettings
+from weft_serving.served.model import ServedModel
 
 ROOT = Path(__file__).resolve().parents[1]
 _MAX_BATCH_SIZE = 32

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from weft_cli.process import Endpoint
+from weft_mesh.process import Endpoint
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from benchmarks.load import Bounds
 from benchmarks.report import table
 from weft_common.core import CallContext, InferCall
 from weft_router.targets.balancing import LeastOutstanding, LeastResponseTime, ResponseTime, Rule
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.batcher import make_batcher
 from weft_serving.scheduler.queue import PriorityQueue
 from weft_serving.scheduler.settings import SchedulerSettings

@@ -24,7 +24,7 @@ from benchmarks import machine, requests
 from benchmarks.load import Bounds, caller, closed_loop
 from benchmarks.report import machine_lines, table, write_json
 from benchmarks.transport_services import running
-from weft_common.channels import open_channel
+from weft_common.client.channels import open_channel
 from weft_common.core import CallContext, InferCall
 from weft_common.tensors import WireTensor
 from weft_router.targets.grpc_target import GrpcTarget

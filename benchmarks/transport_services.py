@@ -17,11 +17,11 @@ from typing import Any
 import grpc
 import uvloop
 
-from weft_cli.process import Endpoint
-from weft_common.channels import server_options
+from weft_common.client.channels import server_options
+from weft_common.client.exchange_client import ExchangeClient
 from weft_common.core import CallContext, InferCall, InferResult
-from weft_common.exchange_client import ExchangeClient
-from weft_common.server import add_services
+from weft_common.server.server import add_services
+from weft_mesh.process import Endpoint
 from weft_router.__main__ import main as router_main
 
 

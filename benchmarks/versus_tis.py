@@ -27,10 +27,10 @@ from benchmarks import machine, requests
 from benchmarks.floor import SERVICE
 from benchmarks.load import Bounds, caller, closed_loop
 from benchmarks.report import machine_lines, table, write_json
-from weft_cli.running import running_mesh
-from weft_common.channels import open_channel
+from weft_common.client.channels import open_channel
+from weft_common.protocol.wire import result_from_response
 from weft_common.tensors import Array, decode
-from weft_common.wire import result_from_response
+from weft_mesh.running import running_mesh
 from weft_protos import grpc_service_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[1]

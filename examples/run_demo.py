@@ -6,8 +6,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from weft_cli.preflight import MeshError
-from weft_cli.running import running_mesh
+from weft_mesh.preflight import MeshError
+from weft_mesh.running import running_mesh
 
 ROOT = Path(__file__).resolve().parents[1]
 _CLIENT_TIMEOUT_S = 120.0

@@ -12,11 +12,11 @@ from benchmarks.language_model.figures import Figure, Target, figure
 from benchmarks.language_model.shapes import Model
 from benchmarks.language_model.sizes import Sizes
 from benchmarks.language_model.workloads import LONGEST_TEXT, Job, chatting, mixed
-from weft_model.llm.blocks import BlockPool
 from weft_model.llm.config import EngineConfig
 from weft_model.llm.engine_core import Runner
-from weft_model.llm.plan import StepPlan
 from weft_model.llm.runner import StepTokens
+from weft_model.llm.scheduler.blocks import BlockPool
+from weft_model.llm.scheduler.plan import StepPlan
 
 _CASE = "C1"
 _RATIO_NOTE = (

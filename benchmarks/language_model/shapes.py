@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 
 from weft_model.llm.config import EngineConfig, ModelConfig
-from weft_model.llm.model import LlamaModel
-from weft_model.llm.weights import Weights, random_weights
+from weft_model.llm.model.model import LlamaModel
+from weft_model.llm.model.weights import Weights, random_weights
 
 #: Longest text, in tokens.
 MAX_MODEL_LEN = 4096

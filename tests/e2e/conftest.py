@@ -18,8 +18,8 @@ import pytest
 from tests.chain import write_repository
 
 from weft_common.core import InferCall, InferResult
+from weft_common.protocol.wire import request_from_call, result_from_response
 from weft_common.tensors import encode
-from weft_common.wire import request_from_call, result_from_response
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 START_TIMEOUT_S = 60.0

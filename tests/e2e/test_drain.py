@@ -16,12 +16,12 @@ import grpc
 import numpy as np
 import pytest
 
-from weft_cli.top.scrape import scrape
 from weft_common.core import InferCall
+from weft_common.protocol.wire import request_from_call, result_from_response
 from weft_common.tensors import decode, encode
-from weft_common.wire import request_from_call, result_from_response
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from weft_tools.top.scrape import scrape
 
 WAIT_S = 60.0
 

@@ -16,9 +16,9 @@ import pytest
 import tritonclient.grpc
 
 from weft_cli.__main__ import main
-from weft_cli.running import running_mesh
 from weft_common import healthcheck
 from weft_common.tensors import decode
+from weft_mesh.running import running_mesh
 
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
 _CONNECTED = "03"

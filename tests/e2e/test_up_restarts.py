@@ -18,8 +18,8 @@ import numpy as np
 
 from weft_cli.__main__ import main
 from weft_common.core import InferCall
+from weft_common.protocol.wire import request_from_call
 from weft_common.tensors import decode, encode
-from weft_common.wire import request_from_call
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py

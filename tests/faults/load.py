@@ -17,8 +17,8 @@ import grpc
 import numpy as np
 
 from weft_common.core import InferCall
+from weft_common.protocol.wire import request_from_call, result_from_response
 from weft_common.tensors import decode, encode
-from weft_common.wire import request_from_call, result_from_response
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 
-from weft_common import server
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
+from weft_common.server import server
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
 from weft_common.tensors import encode

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from weft_common.channels import channel_options
+from weft_common.client.channels import channel_options
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

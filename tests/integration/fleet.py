@@ -17,8 +17,8 @@ from tests.integration.routing import Router
 from tests.ports import free_port
 
 from weft_common.core import InferCall
+from weft_common.protocol.wire import request_from_call, result_from_response
 from weft_common.tensors import encode
-from weft_common.wire import request_from_call, result_from_response
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 MODEL = '''

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
-from weft_common.server import add_services
+from weft_common.server.server import add_services
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.statistics import ModelStatistics
 from weft_common.tensors import bytes_tensor, encode_bytes, split_bytes

@@ -16,10 +16,10 @@ import numpy as np
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from weft_common.channels import server_options
+from weft_common.client.channels import server_options
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
 from weft_common.errors import RemoteError
-from weft_common.server import add_services
+from weft_common.server.server import add_services
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.statistics import ModelStatistics
 from weft_common.tensors import bytes_tensor, split_bytes

@@ -17,8 +17,8 @@ from tests.chain import write_repository
 from tests.faults.mesh import Mesh, Service, wait_serving
 
 from weft_common.core import InferCall
+from weft_common.protocol.wire import request_from_call
 from weft_common.tensors import encode
-from weft_common.wire import request_from_call
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,9 @@ DEPLOY = ROOT / "deploy"
 #: Added by the scrape configuration, and by Prometheus itself.
 SCRAPED = {"service", "instance", "job", "namespace", "pod"}
 #: Only where there is a GPU; their names are those of the collector.
-GPU_NAMES = set(re.findall(r'"(nv_[a-z_]+)"', (ROOT / "services/serving/weft_serving/gpu_metrics.py").read_text()))
+GPU_NAMES = set(
+    re.findall(r'"(nv_[a-z_]+)"', (ROOT / "services/serving/weft_serving/metrics/gpu_metrics.py").read_text())
+)
 
 
 #: A language model without weights.

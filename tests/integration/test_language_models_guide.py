@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from weft_cli.process import Endpoint
-from weft_cli.running import running_mesh
+from weft_mesh.process import Endpoint
+from weft_mesh.running import running_mesh
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/language-models.md").read_text()
 PROGRAMS = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)

@@ -6,7 +6,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from weft_cli.running import running_mesh
+from weft_mesh.running import running_mesh
 
 MODEL = "writer"
 PROMPT = "Return the"

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from tests.integration.routing import MODELS, NamingCore, Router, message, naming_service, running_router, write
 
-from weft_common.channels import channel_options
+from weft_common.client.channels import channel_options
 from weft_common.tensors import split_bytes
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub

@@ -14,8 +14,8 @@ from benchmarks.simulator import Topology, simulate
 from tests.faults.mesh import Service, wait_serving
 
 from weft_common.core import InferCall
+from weft_common.protocol.wire import request_from_call
 from weft_common.tensors import encode
-from weft_common.wire import request_from_call
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

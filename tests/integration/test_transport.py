@@ -13,8 +13,8 @@ import pytest
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
+from weft_common.server.unix_socket import address_of
 from weft_common.tensors import encode
-from weft_common.unix_socket import address_of
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from weft_router.targets.grpc_target import GrpcTarget

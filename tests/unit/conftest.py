@@ -11,7 +11,7 @@ from weft_common.core import CallContext, InferCall, RequestedOutput
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import Array, encode
 from weft_serving.backends.base import Backend, Batch, InstanceContext, ModelContext
-from weft_serving.request import InferenceRequest, Outcome
+from weft_serving.request.request import InferenceRequest, Outcome
 
 Declared = Mapping[str, tuple[str, tuple[int, ...]]]
 

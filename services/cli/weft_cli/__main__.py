@@ -12,6 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from weft_cli import arguments
 
+#: Commands whose module is not ``weft_cli.<command>``.
+_TOOLS = ("check", "convert", "draw", "explain", "lock")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status is returned: 0 done, 1 failed, 2 wrong usage."""
@@ -32,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_convert(commands)
     options = parser.parse_args(argv)
     try:
-        status: int = import_module(f"weft_cli.{options.command}").run(options)
+        status: int = import_module(f"{_package(options.command)}.{options.command}").run(options)
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
@@ -41,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more at its end
         return 1
     return status
+
+
+def _package(command: str) -> str:
+    return "weft_tools" if command in _TOOLS else "weft_cli"
 
 
 def _version() -> str:

@@ -5,10 +5,8 @@ import re
 import shlex
 from pathlib import Path
 
-#: Services that serve models; the folder in the repository has the service's name.
-MODEL_SERVICES = ("preprocess", "model", "postprocess")
-#: Serves HTTP in front of the router.
-GATEWAY = "gateway"
+from weft_mesh.service_names import GATEWAY, MODEL_SERVICES
+
 #: Of one service on this machine.
 MAX_REPLICAS = 64
 _HEADER = re.compile(r"[\w.-]+", re.ASCII)

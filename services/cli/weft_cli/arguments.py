@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft_cli.argument_types import (
-    MODEL_SERVICES,
     graph_version,
     header,
     named_file,
@@ -16,8 +15,9 @@ from weft_cli.argument_types import (
     service_arguments,
     services,
 )
-from weft_common.argument_types import not_negative, positive
 from weft_common.security.arguments import add_channel_arguments, add_server_arguments
+from weft_common.text.argument_types import not_negative, positive
+from weft_mesh.service_names import MODEL_SERVICES
 from weft_router.arguments import add_arguments as add_router_arguments
 
 if TYPE_CHECKING:

@@ -13,16 +13,16 @@ import grpc
 
 from weft_cli.answer import render_result
 from weft_cli.describe import describe
-from weft_cli.request import build_inputs, content_of, parameter_value
 from weft_cli.stream import ask_for_stream, print_stream
 from weft_cli.trace import painter, read_trace, render_trace, span_ms
-from weft_common.channels import MAX_TIMEOUT_S, open_channel
+from weft_common.client.channels import MAX_TIMEOUT_S, open_channel
 from weft_common.core import InferCall, InferResult, Parameters, RequestedOutput
 from weft_common.errors import WeftError
+from weft_common.protocol.status import from_rpc_error
+from weft_common.protocol.wire import request_from_call, result_from_response
 from weft_common.security.channel import channel_security
-from weft_common.status import from_rpc_error
-from weft_common.wire import request_from_call, result_from_response
 from weft_protos import grpc_service_pb2_grpc
+from weft_tools.request import build_inputs, content_of, parameter_value
 
 _TRACE_PARAMETER = "graph_trace"
 _PATH_HEADER = "x-graph-path"

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-from weft_cli.registry import SeveralMeshesError, the_mesh
+from weft_mesh.registry import SeveralMeshesError, the_mesh
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,10 +6,10 @@ import sys
 
 import grpc
 
-from weft_common.channels import open_channel
+from weft_common.client.channels import open_channel
 from weft_common.errors import WeftError
+from weft_common.protocol.status import from_rpc_error
 from weft_common.security.channel import channel_security
-from weft_common.status import from_rpc_error
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

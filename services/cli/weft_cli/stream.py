@@ -9,9 +9,9 @@ import numpy as np
 
 from weft_cli.answer import render_result
 from weft_common.core import InferResult, Parameters, ParameterValue
+from weft_common.protocol.wire import result_from_response
 from weft_common.signature import TensorSpec
 from weft_common.tensors import WireTensor, encode, split_bytes
-from weft_common.wire import result_from_response
 from weft_protos import grpc_service_pb2 as pb
 
 # What language models call these tensors, after the vLLM backend of Triton Inference Server.

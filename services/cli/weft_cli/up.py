@@ -12,13 +12,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from weft_cli.argument_types import GATEWAY, MODEL_SERVICES
-from weft_cli.mesh import Mesh, MeshOptions
-from weft_cli.preflight import MeshError
-from weft_cli.process import Endpoint
-from weft_cli.registry import is_public
-from weft_common.logs import LineWriter
+from weft_common.observing.logs import LineWriter
 from weft_common.security.arguments import given_to_server, server_fault
+from weft_mesh.mesh import Mesh, MeshOptions
+from weft_mesh.preflight import MeshError
+from weft_mesh.process import Endpoint
+from weft_mesh.registry import is_public
+from weft_mesh.service_names import GATEWAY, MODEL_SERVICES
 from weft_router.arguments import given, usage_fault
 
 T = TypeVar("T")

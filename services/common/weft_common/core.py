@@ -1,6 +1,7 @@
 """What a V2 server does, without gRPC: the interface between the one servicer and what is behind it.
 
-``weft_common.servicer`` turns RPCs into calls of an ``InferenceCore``; the serving library and the router each are one.
+``weft_common.server.servicer`` turns RPCs into calls of an ``InferenceCore``; the serving library and the router each
+are one.
 """
 
 import time

@@ -16,8 +16,8 @@
     ├── UnknownError               UNKNOWN             a user model said so
     └── InternalError              INTERNAL            user code raised, or a defect; carries ``error_id``
 
-``code`` is the name of a gRPC status code; ``weft_common.status`` turns it into one. Policy code raises these and never
-imports gRPC.
+``code`` is the name of a gRPC status code; ``weft_common.protocol.status`` turns it into one. Policy code raises these
+and never imports gRPC.
 """
 
 import uuid

@@ -16,18 +16,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft_common.errors import UnavailableError, WeftError
-from weft_gateway import chat, completions
-from weft_gateway.ask import Ask, Prompt
-from weft_gateway.body import read_json
-from weft_gateway.calls import Call, call_of
-from weft_gateway.disconnect import ClientLeftError, unless_left
 from weft_gateway.errors import RequestError, answer_of
-from weft_gateway.generation import Choice, Usage, gather, generate
-from weft_gateway.models import Models
-from weft_gateway.pieces import Piece
-from weft_gateway.router_client import RouterClient
-from weft_gateway.sse import EventStream
-from weft_gateway.text_model import TextModel
+from weft_gateway.http.body import read_json
+from weft_gateway.http.disconnect import ClientLeftError, unless_left
+from weft_gateway.http.sse import EventStream
+from weft_gateway.openai import chat, completions
+from weft_gateway.openai.ask import Ask, Prompt
+from weft_gateway.openai.generation import Choice, Usage, gather, generate
+from weft_gateway.openai.models import Models
+from weft_gateway.openai.pieces import Piece
+from weft_gateway.openai.text_model import TextModel
+from weft_gateway.router.calls import Call, call_of
+from weft_gateway.router.router_client import RouterClient
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from weft_common.argument_types import not_negative, positive
 from weft_common.security.arguments import add_channel_arguments
+from weft_common.text.argument_types import not_negative, positive
 
 DEFAULT_PORT = 8000
 DEFAULT_METRICS_PORT = 8003

@@ -12,21 +12,21 @@ from collections.abc import Sequence
 
 import uvloop
 
-from weft_common import logs, telemetry
 from weft_common.errors import UnavailableError, WeftError
-from weft_common.listening import exposure, host_and_port
-from weft_common.metrics import DroppedLogsCollector, start_metrics_server
+from weft_common.observing import logs, telemetry
+from weft_common.observing.watchdog import LoopWatchdog
 from weft_common.security.channel import channel_security
 from weft_common.security.tls import ServerTls, server_tls_files
-from weft_common.server import stop_event
-from weft_common.watchdog import LoopWatchdog
+from weft_common.server.listening import exposure, host_and_port
+from weft_common.server.metrics import DroppedLogsCollector, start_metrics_server
+from weft_common.server.server import stop_event
 from weft_gateway.app import ENDPOINTS, Gateway, Limits
 from weft_gateway.arguments import fault_of, make_parser
-from weft_gateway.calls import CallsInWork
-from weft_gateway.http_server import HttpServer, bound_socket
-from weft_gateway.models import Models
-from weft_gateway.router_client import RouterClient
-from weft_gateway.templates import read_template
+from weft_gateway.http.http_server import HttpServer, bound_socket
+from weft_gateway.openai.models import Models
+from weft_gateway.openai.templates import read_template
+from weft_gateway.router.calls import CallsInWork
+from weft_gateway.router.router_client import RouterClient
 
 #: Of the grace, for telling clients that their answers are broken off: in seconds, and at most this share.
 _FAREWELL_S = 1.0

@@ -6,16 +6,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from weft_common import server
 from weft_common.security.arguments import server_fault
+from weft_common.server import server
 from weft_router.admission import DoorSettings
 from weft_router.admission.gate import LOWEST_LEVEL
 from weft_router.arguments import add_arguments, usage_fault
 from weft_router.core import RouterCore
+from weft_router.target import Target
 from weft_router.targets.connect import make_target
 from weft_router.targets.securing import add_target_security_arguments, target_securities
 from weft_router.targets.specification import parse_target, policy_fault
-from weft_router.targets.target import Target
 
 
 class _Router(RouterCore):

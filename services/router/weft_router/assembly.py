@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from weft_router.admission import Admission
+from weft_router.budgets.retry_budget import DEFAULT_PERCENT
 from weft_router.graph.plan import CallPlan, GraphPlan, NodeKind, NodePlan, StepPlan
 from weft_router.nodes import (
     CascadeNode,
@@ -19,7 +20,6 @@ from weft_router.policies.attempt import Attempt
 from weft_router.policies.cache import Cached
 from weft_router.policies.hedge import Hedged
 from weft_router.policies.retry import Retried
-from weft_router.policies.retry_budget import DEFAULT_PERCENT
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
 from weft_router.steps import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from weft_common.core import CallContext, IndexEntry, InferCall, InferResult, Parameters, ParameterValue
 from weft_common.errors import NotFoundError, UnsupportedError, WeftError
-from weft_common.server import Extension
+from weft_common.server.server import Extension
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics, failure_reason
 from weft_common.validation import version_number
@@ -17,10 +17,10 @@ from weft_router.admission import Door, DoorSettings, Gate
 from weft_router.admission.visit import Visit
 from weft_router.bandits.file import BanditFile
 from weft_router.feedback import GraphServicer
-from weft_router.reporting.admission_metrics import AdmissionCollector
-from weft_router.reporting.graph_metrics import RouterCollector
-from weft_router.reporting.replica_metrics import ReplicaCollector
-from weft_router.reporting.step_metrics import StepCollector
+from weft_router.metrics.admission_metrics import AdmissionCollector
+from weft_router.metrics.graph_metrics import RouterCollector
+from weft_router.metrics.replica_metrics import ReplicaCollector
+from weft_router.metrics.step_metrics import StepCollector
 from weft_router.repository.config import config_of_signature
 from weft_router.repository.control import ModelControl
 from weft_router.repository.files import GraphRepository
@@ -28,13 +28,13 @@ from weft_router.repository.lifecycle import GraphLifecycle
 from weft_router.repository.table import GraphTable
 from weft_router.repository.versions import GraphVersion
 from weft_router.repository.watch import FileWatcher
-from weft_router.requests import handling
-from weft_router.requests.handling import serving_of
 from weft_router.runtime import Runtime
+from weft_router.serving import handling
+from weft_router.serving.handling import serving_of
+from weft_router.serving.passthrough import pass_through, stream_through
 from weft_router.steps import earlier
+from weft_router.target import Target
 from weft_router.targets.catalog import Catalog, Entry
-from weft_router.targets.passthrough import pass_through, stream_through
-from weft_router.targets.target import Target
 
 _NO_LIMITS = DoorSettings()
 

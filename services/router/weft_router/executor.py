@@ -4,18 +4,18 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterator
 from typing import NamedTuple
 
-from weft_common import telemetry
 from weft_common.core import CallContext, InferCall, InferResult, Parameters, ParameterValue
 from weft_common.errors import InternalError, UnsupportedError, WeftError
+from weft_common.observing import telemetry
 from weft_common.tensors import WireTensor
 from weft_common.validation import scheduling_parameters
 from weft_router.admission import Admission
 from weft_router.assembly import Assembly
 from weft_router.bandits.memory import settle
 from weft_router.graph.plan import Frame, GraphPlan, RequestScope
+from weft_router.reporting.headers import forwarded_headers
 from weft_router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRun, path_text, trace_text
 from weft_router.requests.cached_answers import GraphAnswers
-from weft_router.requests.headers import forwarded_headers
 from weft_router.requests.routes import ROUTE_HEADER, Routes
 from weft_router.requests.selection import Selection, Selections
 from weft_router.runtime import Runtime

@@ -6,9 +6,9 @@ from typing import TypeVar, cast
 
 import grpc
 
-from weft_common.edge import Context, Edge
 from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_common.security.access import check_model
+from weft_common.server.edge import Context, Edge
 from weft_protos import graph_service_pb2 as pb
 from weft_protos import graph_service_pb2_grpc as pb_grpc
 from weft_router.bandits.store import BanditStore, Choice, KnownArm

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from weft_router.bandits.store import BanditStore
-from weft_router.policies.retry_budget import RetryBudget
-from weft_router.policies.retry_throttle import RetryThrottle
-from weft_router.policies.shadow_pool import ShadowPool
+from weft_router.budgets.retry_budget import RetryBudget
+from weft_router.budgets.retry_throttle import RetryThrottle
+from weft_router.budgets.shadow_pool import ShadowPool
 from weft_router.reporting.step_counters import StepCounterTable
-from weft_router.targets.target import Target
+from weft_router.target import Target
 
 
 @dataclass(slots=True)

@@ -11,29 +11,29 @@ from weft_common.caching.shared_answers import SharedAnswers
 from weft_common.classification import check_classification, classified
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult, ParameterValue
 from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError
-from weft_common.load_report import LoadReporter
-from weft_common.logs import get_logger
+from weft_common.observing.load_report import LoadReporter
+from weft_common.observing.logs import get_logger
 from weft_common.security.channel import ChannelSecurity
-from weft_common.server import Extension
+from weft_common.server.server import Extension
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_serving.backends.base import Backend
+from weft_serving.backends.custom_metrics import CustomMetrics
+from weft_serving.calls.nested_calls import Callee, NestedCalls
+from weft_serving.calls.router_client import RouterClient
 from weft_serving.config import ModelDefinition, define_model
 from weft_serving.config.placement import count_gpus
-from weft_serving.custom_metrics import CustomMetrics
-from weft_serving.exported_metrics import ExportedMetrics
-from weft_serving.gpu_metrics import gpu_collectors
-from weft_serving.lifecycle import ManagedModel
-from weft_serving.limited import make_limiter
-from weft_serving.model_control import ModelControl
-from weft_serving.nested_calls import Callee, NestedCalls
-from weft_serving.rate_limiter import ResourceKey
-from weft_serving.repository import ModelRepository
-from weft_serving.router_client import RouterClient
-from weft_serving.warm_metrics import WarmPoolCollector
-from weft_serving.warm_pool import WarmLimits, WarmPool
-from weft_serving.watch import RepositoryWatcher
+from weft_serving.lifecycle.lifecycle import ManagedModel
+from weft_serving.lifecycle.model_control import ModelControl
+from weft_serving.lifecycle.repository import ModelRepository
+from weft_serving.lifecycle.warm_pool import WarmLimits, WarmPool
+from weft_serving.lifecycle.watch import RepositoryWatcher
+from weft_serving.metrics.exported_metrics import ExportedMetrics
+from weft_serving.metrics.gpu_metrics import gpu_collectors
+from weft_serving.metrics.warm_metrics import WarmPoolCollector
+from weft_serving.scheduler.rate_limiter import ResourceKey
+from weft_serving.served.limited import make_limiter
 
 MODEL_CONTROL_MODES = ("none", "poll", "explicit")
 DEFAULT_REPOSITORY_POLL_S = 15.0

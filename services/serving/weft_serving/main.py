@@ -5,14 +5,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from weft_common import server
 from weft_common.security.arguments import add_channel_arguments, server_fault
 from weft_common.security.channel import channel_security
+from weft_common.server import server
 from weft_serving.backends.base import Backend
+from weft_serving.calls.nested_calls import Callee
 from weft_serving.core import DEFAULT_REPOSITORY_POLL_S, DEFAULT_RESPONSE_CACHE_BYTES, MODEL_CONTROL_MODES, ServingCore
-from weft_serving.nested_calls import Callee
-from weft_serving.rate_limiter import ResourceKey, parse_limit
-from weft_serving.warm_pool import WarmLimits
+from weft_serving.lifecycle.warm_pool import WarmLimits
+from weft_serving.scheduler.rate_limiter import ResourceKey, parse_limit
 
 #: Default gRPC port of each service; metrics are on the next.
 GRPC_PORTS = {"preprocess": 8011, "model": 8021, "postprocess": 8031}
@@ -67,7 +67,7 @@ def make_core(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what says which models are served, and how; where it listens is of ``weft_common.server``."""
+    """Add what says which models are served, and how; where it listens is of ``weft_common.server.server``."""
     parser.add_argument(
         "--repository", type=Path, required=True, metavar="DIR", help="folder of models: DIR/MODEL/config.pbtxt"
     )

@@ -15,8 +15,8 @@ from benchmarks.language_model.workloads import Job, alike, arriving, mixed, wit
 
 from weft_common.errors import InternalError
 from weft_model.llm.engine_core import Runner
-from weft_model.llm.plan import StepPlan
 from weft_model.llm.runner import StepTokens
+from weft_model.llm.scheduler.plan import StepPlan
 
 torch.set_num_threads(1)
 

@@ -7,7 +7,7 @@ import pytest
 
 from weft_common import healthcheck
 from weft_common.core import InferenceCore
-from weft_common.server import add_services, set_serving
+from weft_common.server.server import add_services, set_serving
 
 
 class _Core(InferenceCore):

@@ -15,8 +15,8 @@ from tests.unit.deploy.kustomization import Manifest, render
 
 import weft_router.__main__
 import weft_serving.main
-from weft_common import server
-from weft_common.health import LIVENESS
+from weft_common.server import server
+from weft_common.server.health import LIVENESS
 from weft_gateway import arguments as gateway_arguments
 from weft_gateway.app import HEALTH
 

@@ -10,11 +10,11 @@ import pytest
 from google.protobuf import message_factory, text_format
 
 from weft_cli import __main__ as weft
-from weft_cli.offline import OfflineCatalog
-from weft_common.pbtxt import Diagnostic, render
 from weft_common.signature import TensorSpec
+from weft_common.text.pbtxt import Diagnostic, render
 from weft_protos import graph_pb2, model_config_pb2
 from weft_router.graph import GraphSource, check_graph
+from weft_tools.offline import OfflineCatalog
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = (ROOT / "docs/graphs.md").read_text()

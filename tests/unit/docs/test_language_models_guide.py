@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from weft_cli import __main__ as weft
-from weft_cli.offline import OfflineCatalog
-from weft_common.pbtxt import render
+from weft_common.text.pbtxt import render
 from weft_model.backends.llm import metrics, settings, tensors
 from weft_model.llm.config import EngineConfig
 from weft_model.llm.sampling_params import SamplingParams
 from weft_router.graph import GraphSource, check_graph
+from weft_tools.offline import OfflineCatalog
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = (ROOT / "docs/language-models.md").read_text()

@@ -4,10 +4,10 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.unit.weft_cli.serving import ListingCore, serving
+from tests.unit.weft_mesh.serving import ListingCore, serving
 
 from weft_cli.__main__ import main
-from weft_common.server import Extension
+from weft_common.server.server import Extension
 from weft_protos import graph_service_pb2 as pb
 from weft_protos import graph_service_pb2_grpc as pb_grpc
 

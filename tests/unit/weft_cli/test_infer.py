@@ -15,7 +15,7 @@ import pytest
 from weft_cli.__main__ import main
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
 from weft_common.errors import NotFoundError, ResourceExhaustedError, UnsupportedError
-from weft_common.server import add_services
+from weft_common.server.server import add_services
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import bytes_tensor, decode, encode, split_bytes
 from weft_protos.model_config_pb2 import ModelConfig

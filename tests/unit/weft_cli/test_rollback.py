@@ -1,7 +1,7 @@
 """`weft rollback` against a V2 server in a thread of its own."""
 
 import pytest
-from tests.unit.weft_cli.serving import ListingCore, serving
+from tests.unit.weft_mesh.serving import ListingCore, serving
 
 from weft_cli.__main__ import main
 from weft_common.signature import ModelSignature

@@ -6,8 +6,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from weft_common.channels import open_channel, server_options
-from weft_common.server import add_services, set_serving
+from weft_common.client.channels import open_channel, server_options
+from weft_common.server.server import add_services, set_serving
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

@@ -12,8 +12,8 @@ import sys
 
 from scripted_core import ScriptedCore
 
-from weft_common import server
 from weft_common.errors import NotFoundError
+from weft_common.server import server
 from weft_common.statistics import LatencyHistogram
 
 

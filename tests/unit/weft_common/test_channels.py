@@ -6,8 +6,8 @@ import contextlib
 import grpc
 import pytest
 
-from weft_common.channels import open_channel, server_options
-from weft_common.server import add_services
+from weft_common.client.channels import open_channel, server_options
+from weft_common.server.server import add_services
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 

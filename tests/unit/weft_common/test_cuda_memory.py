@@ -10,11 +10,11 @@ import pytest
 from tritonclient.grpc import aio
 from tritonclient.utils import InferenceServerException
 
-from weft_common import cuda_memory
-from weft_common.cuda_memory import HANDLE_BYTES, Cuda
 from weft_common.errors import InternalError, UnsupportedError
-from weft_common.server import add_services, set_serving
-from weft_common.shared_memory import SharedMemory
+from weft_common.protocol import cuda_memory
+from weft_common.protocol.cuda_memory import HANDLE_BYTES, Cuda
+from weft_common.protocol.shared_memory import SharedMemory
+from weft_common.server.server import add_services, set_serving
 
 X = np.arange(8, dtype=np.int32).reshape(2, 4)
 INVALID_VALUE, NO_DEVICE = 1, 100

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from weft_common import errors
-from weft_common.exchange_wire import MAX_INFLIGHT
+from weft_common.protocol.exchange_wire import MAX_INFLIGHT
 from weft_protos import mesh_pb2
 from weft_protos.mesh_pb2_grpc import ExchangeStub
 

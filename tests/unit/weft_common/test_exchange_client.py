@@ -6,13 +6,13 @@ import contextlib
 import grpc
 import pytest
 
-from weft_common import exchange_client
-from weft_common.channels import open_channel, server_options
+from weft_common.client import exchange_client
+from weft_common.client.channels import open_channel, server_options
+from weft_common.client.exchange_client import MAX_CALL_BYTES, OPEN_PERIOD_S, ExchangeClient
 from weft_common.core import InferCall
 from weft_common.errors import InvalidArgumentError, ResourceExhaustedError, UnauthenticatedError
-from weft_common.exchange_client import MAX_CALL_BYTES, OPEN_PERIOD_S, ExchangeClient
-from weft_common.exchange_wire import MAX_INFLIGHT
-from weft_common.server import add_services
+from weft_common.protocol.exchange_wire import MAX_INFLIGHT
+from weft_common.server.server import add_services
 from weft_common.tensors import WireTensor
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos import mesh_pb2

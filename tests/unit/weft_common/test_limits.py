@@ -5,8 +5,8 @@ import pytest
 
 from weft_common import limits
 from weft_common.errors import InvalidArgumentError
+from weft_common.protocol.wire import call_from_request
 from weft_common.tensors import MAX_STRING_BYTES, check_bytes
-from weft_common.wire import call_from_request
 from weft_protos import grpc_service_pb2 as pb
 
 
@@ -129,8 +129,8 @@ def test_headers_of_exchanged_calls_are_bounded():
 
 async def test_compression_does_not_pass_the_message_limit(core):
     """The limit of a message holds for what it becomes: 50 MB of zeros in 49 kB of gzip are refused."""
-    from weft_common.channels import server_options
-    from weft_common.server import add_services
+    from weft_common.client.channels import server_options
+    from weft_common.server.server import add_services
     from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
     server = grpc.aio.server(options=server_options(1_000_000))

@@ -9,8 +9,8 @@ import grpc
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from weft_common.channels import open_channel
-from weft_common.load_report import LoadMeter, LoadReporter
+from weft_common.client.channels import open_channel
+from weft_common.observing.load_report import LoadMeter, LoadReporter
 from weft_common.statistics import ModelStatistics
 from weft_protos import load_report_pb2
 from weft_router.targets.specification import Policy, channel_options

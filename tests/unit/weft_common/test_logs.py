@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from weft_common.logs import JsonFormatter, LineWriter, get_logger
+from weft_common.observing.logs import JsonFormatter, LineWriter, get_logger
 
 
 def line_of(level=logging.INFO, message="done %s", args=("x",), extra=None, exc_info=None):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_common import pbtxt
-from weft_common.pbtxt import Diagnostic, PbtxtError, parse, render, suggestion
+from weft_common.text import pbtxt
+from weft_common.text.pbtxt import Diagnostic, PbtxtError, parse, render, suggestion
 from weft_protos.graph_pb2 import Graph
 from weft_protos.model_config_pb2 import ModelConfig
 

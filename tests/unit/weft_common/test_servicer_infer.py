@@ -8,8 +8,8 @@ import grpc
 import pytest
 
 from weft_common import errors
-from weft_common.logs import JsonFormatter
-from weft_common.status import MAX_TEXT_BYTES
+from weft_common.observing.logs import JsonFormatter
+from weft_common.protocol.status import MAX_TEXT_BYTES
 from weft_protos import grpc_service_pb2 as pb
 
 CLASSES = [cls for cls in errors.WeftError.__subclasses__() if cls is not errors.RemoteError]

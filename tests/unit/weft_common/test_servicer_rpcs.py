@@ -11,7 +11,7 @@ from google.protobuf.json_format import MessageToDict
 from tritonclient.utils import InferenceServerException
 
 from weft_common.errors import ResourceExhaustedError
-from weft_common.servicer import EXTENSIONS
+from weft_common.server.servicer import EXTENSIONS
 from weft_protos import grpc_service_pb2 as pb
 
 CONTROL_RPCS = {
@@ -235,7 +235,7 @@ async def test_control_rpc_gives_the_cores_error(stub, core, rpc):
 
 def test_every_rpc_of_the_protocol_is_implemented():
     """No RPC is left to the generated class, which would answer UNIMPLEMENTED."""
-    from weft_common.servicer import V2Servicer
+    from weft_common.server.servicer import V2Servicer
     from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceServicer as Generated
 
     methods = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods

@@ -11,7 +11,7 @@ import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
 from weft_common.errors import ResourceExhaustedError
-from weft_common.stream_servicer import MAX_STREAM_INFLIGHT
+from weft_common.server.stream_servicer import MAX_STREAM_INFLIGHT
 
 GRPC_ERROR = (("triton_grpc_error", "true"),)
 

@@ -11,8 +11,8 @@ from tritonclient.grpc import aio
 from tritonclient.utils import InferenceServerException
 
 from weft_common.errors import ResourceExhaustedError
-from weft_common.server import add_services, set_serving
-from weft_common.shared_memory import MAX_REGIONS, SharedMemory, SystemRegion
+from weft_common.protocol.shared_memory import MAX_REGIONS, SharedMemory, SystemRegion
+from weft_common.server.server import add_services, set_serving
 
 X = np.arange(8, dtype=np.int32).reshape(2, 4)
 

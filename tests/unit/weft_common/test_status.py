@@ -12,7 +12,7 @@ from weft_common.errors import (
     UnavailableError,
     WeftError,
 )
-from weft_common.status import MAX_TEXT_BYTES, cut_message, from_rpc_error, to_status, trailing_pairs
+from weft_common.protocol.status import MAX_TEXT_BYTES, cut_message, from_rpc_error, to_status, trailing_pairs
 
 WHERE = "target 'model' (127.0.0.1:8021)"
 DECLARED = {

@@ -7,8 +7,8 @@ import grpc
 import pytest
 from opentelemetry.trace import INVALID_SPAN
 
-from weft_common import telemetry
 from weft_common.errors import InternalError, InvalidArgumentError, NotFoundError
+from weft_common.observing import telemetry
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE_ID}-{PARENT_ID}-01", f"00-{TRACE_ID}-{PARENT_ID}-00"

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from weft_common.errors import UnavailableError
-from weft_common.unix_socket import MAX_PATH_BYTES, UnixSocket, address_of, path_fault
+from weft_common.server.unix_socket import MAX_PATH_BYTES, UnixSocket, address_of, path_fault
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

@@ -5,12 +5,12 @@ import subprocess
 import sys
 import threading
 
-from weft_common.watchdog import EXIT_HUNG, LoopWatchdog, Pulse
+from weft_common.observing.watchdog import EXIT_HUNG, LoopWatchdog, Pulse
 
 HUNG = """
 import asyncio, sys, threading
 from weft_common import logs
-from weft_common.watchdog import LoopWatchdog
+from weft_common.observing.watchdog import LoopWatchdog
 
 def hold_the_loop():
     threading.Event().wait()

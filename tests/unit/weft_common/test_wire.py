@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from weft_common.core import InferCall, InferResult, RequestedOutput
 from weft_common.errors import InvalidArgumentError, RemoteError, UnsupportedError
-from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, decode, encode_bytes
-from weft_common.wire import (
+from weft_common.protocol.wire import (
     call_from_request,
     fill_parameters,
     parameters_from,
@@ -16,6 +15,7 @@ from weft_common.wire import (
     response_from_result,
     result_from_response,
 )
+from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, decode, encode_bytes
 from weft_protos import grpc_service_pb2 as pb
 
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from weft_gateway import connection
-from weft_gateway.http_server import HttpServer, bound_socket
+from weft_gateway.http import connection
+from weft_gateway.http.http_server import HttpServer, bound_socket
 
 WAIT_S = 10.0
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"

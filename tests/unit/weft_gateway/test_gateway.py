@@ -16,9 +16,9 @@ from weft_common.errors import (
     WeftError,
 )
 from weft_gateway.arguments import fault_of, make_parser
-from weft_gateway.disconnect import ClientLeftError, unless_left
 from weft_gateway.errors import RequestError, answer_of
-from weft_gateway.models import Models
+from weft_gateway.http.disconnect import ClientLeftError, unless_left
+from weft_gateway.openai.models import Models
 from weft_protos.model_config_pb2 import ModelConfig
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
 from weft_common.errors import DeadlineExceededError
-from weft_gateway import chat, completions
-from weft_gateway.body import parse_json
 from weft_gateway.errors import RequestError
+from weft_gateway.http.body import parse_json
+from weft_gateway.openai import chat, completions
 
 NO_HEADERS = Headers()
 USER = [{"role": "user", "content": "hi"}]

@@ -9,11 +9,11 @@ import pytest
 
 from weft_common.core import InferResult
 from weft_common.errors import InternalError, RemoteError
+from weft_common.protocol.wire import response_from_result
 from weft_common.tensors import bytes_tensor, encode
-from weft_common.wire import response_from_result
-from weft_gateway.generation import Usage, gather, merged
-from weft_gateway.logprobs import chat_logprobs, completion_logprobs
-from weft_gateway.pieces import Piece, PieceReader, Token, TokenLogprobs
+from weft_gateway.openai.generation import Usage, gather, merged
+from weft_gateway.openai.logprobs import chat_logprobs, completion_logprobs
+from weft_gateway.openai.pieces import Piece, PieceReader, Token, TokenLogprobs
 from weft_protos import grpc_service_pb2 as pb
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from weft_common.errors import InternalError, InvalidArgumentError
-from weft_gateway import templates
 from weft_gateway.errors import RequestError
-from weft_gateway.templates import ChatTemplate, read_template
+from weft_gateway.openai import templates
+from weft_gateway.openai.templates import ChatTemplate, read_template
 
 MESSAGES = [{"role": "user", "content": "<hi> & ü"}]
 

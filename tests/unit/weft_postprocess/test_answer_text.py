@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from weft_common.errors import InvalidArgumentError
-from weft_postprocess.transforms.answer_text import Before, added_text
-from weft_postprocess.transforms.text_options import TextOptions
+from weft_postprocess.transforms.text.answer_text import Before, added_text
+from weft_postprocess.transforms.text.text_options import TextOptions
 from weft_serving.detokenizer import Detokenizer
 
 SPECIAL = ["<s>", "</s>"]

@@ -35,7 +35,7 @@ from weft_router.graph.plan import (
 )
 from weft_router.repository.config import config_of_signature
 from weft_router.runtime import Runtime
-from weft_router.targets.target import TargetModel
+from weft_router.target import TargetModel
 
 
 class FakeTarget:

@@ -11,11 +11,11 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from weft_common.channels import open_channel
+from weft_common.client.channels import open_channel
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import UnavailableError
-from weft_common.server import add_services
-from weft_common.wire import request_from_call
+from weft_common.protocol.wire import request_from_call
+from weft_common.server.server import add_services
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from weft_router.admission import DoorSettings

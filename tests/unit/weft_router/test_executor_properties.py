@@ -19,9 +19,9 @@ from tests.unit.weft_router.random_graphs import plan_of as random_plan
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError, WeftError
 from weft_common.tensors import WireTensor
+from weft_router.budgets.retry_budget import RetryBudget
 from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import GraphPlan, NodeKind
-from weft_router.policies.retry_budget import RetryBudget
 from weft_router.runtime import Runtime
 
 

@@ -9,14 +9,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from weft_common import telemetry
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
+from weft_common.observing import telemetry
 from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import CachePlan, GraphPlan, HedgePlan, NodeKind, RetryPlan
 from weft_router.runtime import Runtime
-from weft_router.targets.passthrough import pass_through
-from weft_router.targets.target import TargetModel
+from weft_router.serving.passthrough import pass_through
+from weft_router.target import TargetModel
 
 
 @pytest.fixture

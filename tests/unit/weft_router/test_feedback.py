@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
-from weft_common.server import add_services
+from weft_common.server.server import add_services
 from weft_protos import graph_service_pb2 as pb
 from weft_protos.graph_service_pb2_grpc import GraphServiceStub
 

@@ -17,7 +17,7 @@ from weft_common.errors import RemoteError, WeftError
 from weft_router.admission import Admission
 from weft_router.core import RouterCore
 from weft_router.repository.config import config_of_signature
-from weft_router.targets.target import TargetModel
+from weft_router.target import TargetModel
 
 NUM_REQUESTS = 2_000
 NUM_CLIENTS = 16

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry
 
-from weft_common.server import add_arguments as add_common_arguments
+from weft_common.server.server import add_arguments as add_common_arguments
 from weft_router.__main__ import make_parser
 from weft_router.arguments import add_arguments, given
 

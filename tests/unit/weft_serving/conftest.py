@@ -16,9 +16,9 @@ from weft_common.errors import InvalidArgumentError
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import encode
 from weft_serving.backends.base import Backend, Batch, InstanceContext, ModelContext, TensorBackend
-from weft_serving.model import ServedModel
-from weft_serving.request import InferenceRequest, InferenceResponse, Outcome
+from weft_serving.request.request import InferenceRequest, InferenceResponse, Outcome
 from weft_serving.scheduler.settings import SchedulerSettings
+from weft_serving.served.model import ServedModel
 
 TIMEOUT_S = 10.0
 

@@ -10,8 +10,8 @@ import pytest
 
 from weft_common.core import InferCall
 from weft_common.errors import InternalError, InvalidArgumentError, UnavailableError
-from weft_common.pbtxt import PbtxtError
 from weft_common.tensors import Array, decode
+from weft_common.text.pbtxt import PbtxtError
 from weft_serving.backends.base import InstanceContext, TensorBackend
 from weft_serving.config import ModelDefinition, define_model
 from weft_serving.config.placement import count_gpus

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_common.pbtxt import PbtxtError
+from weft_common.text.pbtxt import PbtxtError
 from weft_serving.backends.base import Backend, TensorBackend
 from weft_serving.backends.layout import BatchInput
 from weft_serving.config import define_model

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from weft_common.pbtxt import PbtxtError
 from weft_common.tensors import Array
+from weft_common.text.pbtxt import PbtxtError
 from weft_serving.backends.base import TensorBackend
 from weft_serving.config import define_model
 

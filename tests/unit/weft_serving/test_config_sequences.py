@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weft_common.pbtxt import PbtxtError
 from weft_common.tensors import Array, WireTensor, encode
+from weft_common.text.pbtxt import PbtxtError
 from weft_serving.backends.base import TensorBackend
 from weft_serving.backends.layout import file_signature
 from weft_serving.config import ModelDefinition, define_model
 from weft_serving.config.report import Report
 from weft_serving.config.sequences import sequence_inputs
-from weft_serving.rate_limiter import RateLimit
+from weft_serving.scheduler.rate_limiter import RateLimit
 from weft_serving.scheduler.sequence_settings import SequenceSettings
 
 BASE = """\

@@ -6,7 +6,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from weft_common.errors import InvalidArgumentError, ResourceExhaustedError, UnsupportedError
-from weft_serving.custom_metrics import COUNTER, GAUGE, HISTOGRAM, MAX_FAMILIES, MAX_METRICS, CustomMetrics
+from weft_serving.backends.custom_metrics import COUNTER, GAUGE, HISTOGRAM, MAX_FAMILIES, MAX_METRICS, CustomMetrics
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from weft_common.core import CallContext, InferCall
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.expiries import Expiries
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from weft_serving.gpu_metrics import GpuCollector, gpu_collectors
+from weft_serving.metrics.gpu_metrics import GpuCollector, gpu_collectors
 
 
 class NvmlError(Exception):

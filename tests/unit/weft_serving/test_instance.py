@@ -11,8 +11,8 @@ from weft_common.core import CallContext, InferResult
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 from weft_common.tensors import decode
 from weft_serving.backends.base import InstanceContext
-from weft_serving.instance import Instance
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
+from weft_serving.served.instance import Instance
 
 
 class Runner:

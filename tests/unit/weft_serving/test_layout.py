@@ -7,7 +7,7 @@ from weft_common.core import CallContext, InferCall
 from weft_common.errors import InternalError
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_serving.backends.layout import BatchInput, BatchLayout, file_signature, make_gatherer
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.grouping import LengthBuckets
 
 IDS = TensorSpec("IDS", "INT64", (-1,))

@@ -16,8 +16,8 @@ from weft_common.errors import (
 )
 from weft_common.tensors import decode
 from weft_serving.backends.base import InstanceContext
-from weft_serving.model import ServedModel
 from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
+from weft_serving.served.model import ServedModel
 
 MS = 1_000_000
 #: Requests may ask for a shorter queue timeout than that of the model.

@@ -7,7 +7,7 @@ import time
 import pytest
 import uvloop
 
-from weft_serving.alarm import Alarm
+from weft_serving.served.alarm import Alarm
 
 MS = 1_000_000
 

@@ -12,9 +12,9 @@ from weft_common.errors import InternalError, RequestCancelledError, ResourceExh
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import decode, encode
 from weft_serving.backends.base import Backend, InstanceContext, ModelContext
-from weft_serving.model import ServedModel
-from weft_serving.request import STREAMED, InferenceResponse
+from weft_serving.request.request import STREAMED, InferenceResponse
 from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
+from weft_serving.served.model import ServedModel
 
 TIMEOUT_S = 10.0
 LEVELS = {"is_batching": True, "priority_levels": 2, "default_priority_level": 2}

@@ -11,14 +11,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from weft_common import telemetry
 from weft_common.core import CallContext
 from weft_common.errors import WeftError
+from weft_common.observing import telemetry
 from weft_serving.backends.base import InstanceContext
 from weft_serving.backends.layout import BatchLayout
-from weft_serving.model import ServedModel
 from weft_serving.scheduler.grouping import LengthBuckets
 from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
+from weft_serving.served.model import ServedModel
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from weft_common.errors import (
     UnavailableError,
 )
 from weft_common.tensors import decode, encode
+from weft_serving.request.split import MAX_PARTS, SplitRequest
 from weft_serving.scheduler.settings import QueuePolicy
-from weft_serving.split import MAX_PARTS, SplitRequest
 
 MS = 1_000_000
 

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import DeadlineExceededError, ResourceExhaustedError
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.queue import PriorityQueue
 from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
 

@@ -6,14 +6,14 @@ import pytest
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InvalidArgumentError, ResourceExhaustedError
-from weft_serving import rate_limiter
-from weft_serving.call_path import CALL_PATH_HEADER
-from weft_serving.limited import LimitedInstances
-from weft_serving.rate_limiter import PATIENCE, RESERVATION_NS, Contender, RateLimit, RateLimiter, parse_limit
-from weft_serving.request import InferenceRequest
+from weft_serving.request.call_path import CALL_PATH_HEADER
+from weft_serving.request.request import InferenceRequest
+from weft_serving.scheduler import rate_limiter
+from weft_serving.scheduler.rate_limiter import PATIENCE, RESERVATION_NS, Contender, RateLimit, RateLimiter, parse_limit
 from weft_serving.scheduler.sequence import SequenceQueue
 from weft_serving.scheduler.sequence_settings import SequenceSettings
 from weft_serving.scheduler.settings import SchedulerSettings
+from weft_serving.served.limited import LimitedInstances
 
 
 class Clock:
@@ -60,7 +60,7 @@ class Limits:
     def __init__(self, monkeypatch):
         self.clock = Clock()
         self.alarms = []
-        monkeypatch.setattr("weft_serving.limited.time", self.clock)
+        monkeypatch.setattr("weft_serving.served.limited.time", self.clock)
 
     def make(self, **limits):
         limits = {(name, None): count for name, count in limits.items()}

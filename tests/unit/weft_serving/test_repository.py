@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
-from weft_serving.repository import ModelRepository, check_name
+from weft_serving.lifecycle.repository import ModelRepository, check_name
 
 
 def test_names_are_the_visible_folders(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import DeadlineExceededError, ResourceExhaustedError
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.batcher import make_batcher
 from weft_serving.scheduler.grouping import LengthBuckets
 from weft_serving.scheduler.queue import PriorityQueue

@@ -4,7 +4,7 @@ import pytest
 
 from weft_common.core import CallContext, InferCall
 from weft_common.tensors import WireTensor
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.sequence import SequenceQueue
 from weft_serving.scheduler.sequence_batcher import make_sequence_batcher
 from weft_serving.scheduler.sequence_settings import SequenceSettings

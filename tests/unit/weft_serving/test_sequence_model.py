@@ -22,7 +22,7 @@ from weft_serving.backends.base import InstanceContext, ModelContext, TensorBack
 from weft_serving.backends.sequences import SequenceInputs, Signal, State, sequenced
 from weft_serving.scheduler.sequence_settings import SequenceSettings
 from weft_serving.scheduler.settings import SchedulerSettings
-from weft_serving.sequence_model import SequenceModel
+from weft_serving.served.sequence_model import SequenceModel
 
 TIMEOUT_S = 10.0
 SIGNATURE = ModelSignature(

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import WeftError
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.sequence import SequenceQueue
 from weft_serving.scheduler.sequence_batcher import make_sequence_batcher
 from weft_serving.scheduler.sequence_settings import SequenceSettings

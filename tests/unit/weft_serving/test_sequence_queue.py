@@ -15,7 +15,7 @@ from weft_common.errors import (
     UnavailableError,
     WeftError,
 )
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.sequence import SequenceQueue
 from weft_serving.scheduler.sequence_settings import SequenceSettings
 from weft_serving.scheduler.settings import SchedulerSettings

@@ -7,8 +7,8 @@ from weft_common.core import InferCall, InferResult, RequestedOutput
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import bytes_tensor, decode, encode, split_bytes
 from weft_serving.core import CallContext
-from weft_serving.request import InferenceRequest
-from weft_serving.split import SplitRequest, split_call
+from weft_serving.request.request import InferenceRequest
+from weft_serving.request.split import SplitRequest, split_call
 
 
 def _call():

@@ -8,7 +8,7 @@ import pytest
 
 from weft_common.errors import UnavailableError
 from weft_common.signature import ModelSignature
-from weft_serving.warm_pool import WarmLimits, WarmPool
+from weft_serving.lifecycle.warm_pool import WarmLimits, WarmPool
 
 
 class Model:

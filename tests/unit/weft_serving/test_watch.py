@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from weft_serving.repository import ModelRepository
-from weft_serving.watch import RepositoryWatcher
+from weft_serving.lifecycle.repository import ModelRepository
+from weft_serving.lifecycle.watch import RepositoryWatcher
 
 
 class Followed:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from weft_common.errors import InvalidArgumentError
-from weft_common.logs import get_logger
+from weft_common.observing.logs import get_logger
 from weft_common.security.files import Reloaded, read_file, warn_if_shared
 from weft_common.security.tls import TlsContent, TlsFiles, channel_credentials
 

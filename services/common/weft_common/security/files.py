@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from weft_common.errors import InvalidArgumentError
-from weft_common.logs import get_logger
+from weft_common.observing.logs import get_logger
 
 #: Shortest time between two looks at the files, in seconds; a look is a ``stat`` of each.
 LOOK_PERIOD_S = 1.0

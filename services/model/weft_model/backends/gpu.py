@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from weft_common.cuda_memory import find_cuda
 from weft_common.errors import UnavailableError, UnsupportedError
-from weft_common.logs import get_logger
+from weft_common.observing.logs import get_logger
+from weft_common.protocol.cuda_memory import find_cuda
 from weft_model.backends.pinned import PinnedPool
 from weft_serving.backends.base import InstanceContext
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weft_common.errors import InvalidArgumentError, UnsupportedError
-from weft_common.logs import get_logger
+from weft_common.observing.logs import get_logger
 from weft_common.signature import ModelSignature
 from weft_common.tensors import NUMPY_BY_DATATYPE, Array
 from weft_model.backends.binding import BoundOutput, BoundSession
@@ -20,7 +20,7 @@ from weft_serving.backends.base import TensorBackend
 from weft_serving.backends.layout import file_signature, is_ragged
 from weft_serving.backends.loading import existing_file, model_file, require
 from weft_serving.backends.parameters import ParameterReader
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 
 _log = get_logger("weft.model")
 

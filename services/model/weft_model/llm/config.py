@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from weft_common.errors import InvalidArgumentError
-from weft_common.suggestion import suggestion
-from weft_model.llm.model_config import DTYPE_BYTES, ModelConfig
+from weft_common.text.suggestion import suggestion
+from weft_model.llm.model.model_config import DTYPE_BYTES, ModelConfig
 
 __all__ = ["EngineConfig", "ModelConfig"]
 

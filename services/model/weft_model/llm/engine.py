@@ -7,13 +7,13 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from weft_common.errors import InternalError, ResourceExhaustedError, UnavailableError, WeftError
-from weft_common.logs import get_logger
-from weft_model.llm.blocks import BlockPool
+from weft_common.observing.logs import get_logger
 from weft_model.llm.config import EngineConfig, ModelConfig
 from weft_model.llm.engine_core import EngineCore, Runner
 from weft_model.llm.metrics import EngineMetrics
 from weft_model.llm.request import EngineRequest
 from weft_model.llm.request_limits import RequestLimits
+from weft_model.llm.scheduler.blocks import BlockPool
 
 _LOG = get_logger("weft.llm")
 

@@ -7,15 +7,15 @@ from itertools import count
 from typing import Protocol
 
 from weft_common.errors import DeadlineExceededError, InternalError, WeftError
-from weft_common.logs import get_logger
-from weft_model.llm.blocks import BlockPool
+from weft_common.observing.logs import get_logger
 from weft_model.llm.config import EngineConfig, ModelConfig
 from weft_model.llm.metrics import EngineMetrics, StepRecord
-from weft_model.llm.plan import StepPlan
 from weft_model.llm.request import Delta, EngineRequest, TokenLogprobs
 from weft_model.llm.runner import StepLogprobs, StepTokens
-from weft_model.llm.scheduler import Scheduler, StepResult
-from weft_model.llm.sequence import Sequence, SequenceStatus
+from weft_model.llm.scheduler.blocks import BlockPool
+from weft_model.llm.scheduler.plan import StepPlan
+from weft_model.llm.scheduler.scheduler import Scheduler, StepResult
+from weft_model.llm.scheduler.sequence import Sequence, SequenceStatus
 
 _LOG = get_logger("weft.llm")
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from weft_model.llm.config import EngineConfig, ModelConfig
 from weft_model.llm.distribution import Distribution
-from weft_model.llm.plan import StepPlan
 from weft_model.llm.request import EngineRequest
-from weft_model.llm.scheduler import StepResult
+from weft_model.llm.scheduler.plan import StepPlan
+from weft_model.llm.scheduler.scheduler import StepResult
 from weft_model.llm.step_cost import StepCost
 
 #: Outcomes of requests that got all they asked for.

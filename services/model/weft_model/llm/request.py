@@ -11,7 +11,7 @@ from weft_common.errors import WeftError
 from weft_model.llm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from weft_model.llm.sequence import Sequence
+    from weft_model.llm.scheduler.sequence import Sequence
 
 
 class TokenLogprobs(NamedTuple):

@@ -10,8 +10,8 @@ from torch import Tensor
 from weft_model.llm import ops
 from weft_model.llm.allocator import keep_freed_memory
 from weft_model.llm.config import EngineConfig
-from weft_model.llm.model import LlamaModel
-from weft_model.llm.plan import StepPlan
+from weft_model.llm.model.model import LlamaModel
+from weft_model.llm.scheduler.plan import StepPlan
 from weft_model.llm.state import DeviceState
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import NoReturn, Self
 
 from weft_common.errors import InvalidArgumentError
-from weft_common.suggestion import suggestion
+from weft_common.text.suggestion import suggestion
 
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1

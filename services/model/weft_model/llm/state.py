@@ -6,7 +6,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from weft_model.llm.plan import StepPlan
+from weft_model.llm.scheduler.plan import StepPlan
 
 
 class SamplingRows(NamedTuple):

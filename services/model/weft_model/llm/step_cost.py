@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from weft_model.llm.model_config import DTYPE_BYTES, ModelConfig
-from weft_model.llm.plan import StepPlan
+from weft_model.llm.model.model_config import DTYPE_BYTES, ModelConfig
+from weft_model.llm.scheduler.plan import StepPlan
 
 
 class StepCost:

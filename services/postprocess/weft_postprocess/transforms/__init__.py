@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-from weft_postprocess.transforms.detokenize import DetokenizeBackend
-from weft_postprocess.transforms.detokenize_stream import DetokenizeStreamBackend
 from weft_postprocess.transforms.distribution import DistributionBackend
 from weft_postprocess.transforms.interval import IntervalBackend
 from weft_postprocess.transforms.nearest import NearestBackend
@@ -11,6 +9,8 @@ from weft_postprocess.transforms.nms import NmsBackend
 from weft_postprocess.transforms.pool import PoolBackend
 from weft_postprocess.transforms.sigmoid import SigmoidBackend
 from weft_postprocess.transforms.softmax import SoftmaxBackend
+from weft_postprocess.transforms.text.detokenize import DetokenizeBackend
+from weft_postprocess.transforms.text.detokenize_stream import DetokenizeStreamBackend
 from weft_serving.backends.base import Backend
 from weft_serving.backends.python import PythonBackend
 

@@ -11,7 +11,7 @@ from weft_postprocess.transforms.ranking import label_filename, read_labels, top
 from weft_serving.backends.loading import only_input, outputs_among
 from weft_serving.backends.parameters import ParameterReader
 from weft_serving.backends.rows import RowBackend
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 
 SCORES = ("FP32", "FP16", "BF16")
 

@@ -13,7 +13,7 @@ from weft_serving.backends.arrays import array_file
 from weft_serving.backends.loading import check_tensor, outputs_among
 from weft_serving.backends.parameters import ParameterReader
 from weft_serving.backends.rows import RowBackend, check_finite
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 
 _FLOATS = ("FP32", "FP64")
 #: Inputs of each method; those in the second tuple may be left out of the configuration.

@@ -11,7 +11,7 @@ from weft_serving.backends.base import Batch
 from weft_serving.backends.loading import check_tensor, outputs_among
 from weft_serving.backends.parameters import ParameterReader
 from weft_serving.backends.rows import RowBackend, check_finite, check_rows
-from weft_serving.request import InferenceRequest, InferenceResponse, Outcome
+from weft_serving.request.request import InferenceRequest, InferenceResponse, Outcome
 
 _FLOATS = ("FP32", "FP16", "BF16")
 _BOXES, _SCORES, _TRANSFORM = "BOXES", "SCORES", "TRANSFORM"

@@ -10,7 +10,7 @@ from weft_serving.backends.base import Batch
 from weft_serving.backends.loading import check_tensor
 from weft_serving.backends.parameters import ParameterReader
 from weft_serving.backends.rows import RowBackend, check_rows
-from weft_serving.request import InferenceRequest, Outcome
+from weft_serving.request.request import InferenceRequest, Outcome
 
 _MIN_NORM = np.float32(1e-12)
 #: Name of the vectors between ``prepare`` and ``run``; no input has it.

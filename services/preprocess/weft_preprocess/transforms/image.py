@@ -12,7 +12,7 @@ from weft_preprocess.transforms.resizing import Placement, crop, exact, letterbo
 from weft_serving.backends.base import Backend, Batch
 from weft_serving.backends.loading import check_tensor, only_input, require
 from weft_serving.backends.parameters import ParameterReader
-from weft_serving.request import InferenceRequest, InferenceResponse, Outcome
+from weft_serving.request.request import InferenceRequest, InferenceResponse, Outcome
 
 _CHANNELS = {"L": 1, "RGB": 3, "BGR": 3}
 _RESAMPLING = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")

@@ -14,7 +14,7 @@ from weft_common.tensors import NUMPY_BY_DATATYPE, Array
 from weft_serving.backends.base import Backend, Batch
 from weft_serving.backends.loading import check_tensor, model_file, outputs_among, require
 from weft_serving.backends.parameters import ParameterReader
-from weft_serving.request import InferenceRequest, InferenceResponse, Outcome
+from weft_serving.request.request import InferenceRequest, InferenceResponse, Outcome
 
 _INTEGERS = ("INT64", "INT32")
 

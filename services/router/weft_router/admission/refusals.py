@@ -2,10 +2,10 @@
 
 from opentelemetry.trace import get_current_span
 
-from weft_common import telemetry
 from weft_common.core import CallContext
 from weft_common.errors import DeadlineExceededError, ResourceExhaustedError, WeftError
-from weft_common.logs import get_logger
+from weft_common.observing import telemetry
+from weft_common.observing.logs import get_logger
 from weft_router.admission.gate import Gate
 
 #: One line in the log tells of the refusals of this time.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from weft_common.errors import UnavailableError
-from weft_common.logs import get_logger
+from weft_common.observing.logs import get_logger
 from weft_router.bandits.algorithms import Arm
 from weft_router.bandits.store import BanditStore, KnownArm
 

@@ -18,14 +18,14 @@ The way of a file through this package::
     plan                        the result
     report                      collects what is wrong on the way
 
-``weft_common.pbtxt.render`` turns diagnostics into text. Without a catalog nothing is said about models: names, tensors
-and types that depend on them are not checked.
+``weft_common.text.pbtxt.render`` turns diagnostics into text. Without a catalog nothing is said about models: names,
+tensors and types that depend on them are not checked.
 """
 
-from weft_router.graph.compile import check_graph, compile_graph
-from weft_router.graph.parse import model_config
+from weft_router.graph.build.compile import check_graph, compile_graph
 from weft_router.graph.plan import GraphPlan
-from weft_router.graph.source import Catalog, GraphError, GraphLookup, GraphSource
+from weft_router.graph.syntax.parse import model_config
+from weft_router.graph.syntax.source import Catalog, GraphError, GraphLookup, GraphSource
 
 __all__ = [
     "Catalog",

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import OK, Frame, NodePlan
+from weft_router.graph.pruning import slots_read
 from weft_router.reporting.path import StepRun
-from weft_router.requests.pruning import slots_read
 from weft_router.tensors.rows import Rows, join, split, without_rows
 
 #: More rows are not named in a message.

@@ -4,9 +4,9 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Self
 
 from weft_router.graph.plan import Frame, NodePlan
+from weft_router.graph.pruning import pruned
 from weft_router.nodes.schedule import Schedule
 from weft_router.reporting.path import NodeRun
-from weft_router.requests.pruning import pruned
 from weft_router.steps import GraphRequest, Node, Origin, Step
 from weft_router.tasks.fork import Fork
 

@@ -2,8 +2,8 @@
 
 import time
 
-from weft_common import telemetry
 from weft_common.core import CallContext, InferCall
+from weft_common.observing import telemetry
 from weft_common.statistics import MAX_COUNTED_LEVEL, LatencyHistogram, ModelStatistics
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from weft_common import telemetry
 from weft_common.errors import RequestCancelledError
+from weft_common.observing import telemetry
 from weft_router.graph.plan import NodeKind
 from weft_router.reporting.path import NodeRun, StepRun
-from weft_router.targets.target import Target
+from weft_router.target import Target
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

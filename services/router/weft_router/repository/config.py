@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from weft_common.signature import COLLECTS_PARAMETER, ModelSignature, TensorSpec
 from weft_protos.model_config_pb2 import DataType, ModelConfig
-from weft_router.graph.parse import model_config
 from weft_router.graph.plan import CallPlan, GraphPlan, NodeKind, NodePlan
-from weft_router.graph.source import GraphSource
+from weft_router.graph.syntax.parse import model_config
+from weft_router.graph.syntax.source import GraphSource
 
 
 def config_of_graph(source: GraphSource, plan: GraphPlan) -> ModelConfig:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from weft_common import pbtxt
-from weft_common.layout import is_model
-from weft_common.logs import get_logger
+from weft_common.observing.logs import get_logger
+from weft_common.text import pbtxt
+from weft_common.text.layout import is_model
 from weft_protos import graph_pb2
-from weft_router.graph.source import GraphSource
+from weft_router.graph.syntax.source import GraphSource
 
 #: As Triton Inference Server has it: a whole number of at least 1 without leading zeros.
 _VERSION_FOLDER = re.compile(r"[1-9][0-9]{0,17}")

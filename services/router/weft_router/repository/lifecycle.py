@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError, WeftError
-from weft_common.logs import get_logger
+from weft_common.observing.logs import get_logger
 from weft_router.repository.files import GraphFile, GraphRepository
 from weft_router.repository.loader import GraphLoader
 from weft_router.repository.serving import why_not_ready

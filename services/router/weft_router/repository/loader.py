@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from weft_common.errors import InternalError, UnavailableError, WeftError
-from weft_common.logs import get_logger
-from weft_router.graph.source import GraphSource
+from weft_common.observing.logs import get_logger
+from weft_router.graph.syntax.source import GraphSource
 from weft_router.repository.files import GraphFile, GraphRepository
 from weft_router.repository.serving import GraphSources, Served, ServingGraph, compiled, why_not_ready
 from weft_router.repository.versions import GraphVersion

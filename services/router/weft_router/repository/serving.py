@@ -4,14 +4,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from weft_common.logs import get_logger
-from weft_common.pbtxt import render
+from weft_common.observing.logs import get_logger
+from weft_common.text.pbtxt import render
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.bandits.store import KnownArm
 from weft_router.executor import GraphExecutor
-from weft_router.graph.compile import compile_with_warnings
+from weft_router.graph.build.compile import compile_with_warnings
 from weft_router.graph.plan import CallPlan, GraphPlan
-from weft_router.graph.source import GraphSource
+from weft_router.graph.syntax.source import GraphSource
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.repository.config import config_of_graph
 from weft_router.repository.files import GraphRepository

@@ -6,7 +6,7 @@ from weft_common.core import IndexEntry
 from weft_common.errors import NotFoundError
 from weft_common.validation import version_number
 from weft_router.graph.plan import GraphPlan
-from weft_router.graph.source import GraphSource
+from weft_router.graph.syntax.source import GraphSource
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.repository.serving import why_degraded, why_not_ready
 from weft_router.repository.versions import Graph, GraphVersion

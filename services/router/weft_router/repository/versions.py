@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from weft_common.statistics import ModelStatistics
-from weft_router.graph.source import GraphSource
+from weft_router.graph.syntax.source import GraphSource
 from weft_router.repository.files import GraphFile
 from weft_router.repository.serving import ServingGraph
 

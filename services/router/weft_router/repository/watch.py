@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from weft_common.logs import get_logger
+from weft_common.observing.logs import get_logger
 from weft_router.repository.files import GraphFile, GraphRepository
 from weft_router.repository.lifecycle import GraphLifecycle
 

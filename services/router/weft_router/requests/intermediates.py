@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from weft_common.core import RequestedOutput
 from weft_common.errors import InvalidArgumentError
-from weft_common.pbtxt import suggestion
+from weft_common.text.pbtxt import suggestion
 from weft_router.graph.plan import CallPlan, NodePlan, StepPlan
 
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 from weft_common.core import RequestedOutput
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import GraphPlan
+from weft_router.graph.pruning import live_steps
 from weft_router.nodes import SequenceNode
 from weft_router.requests.intermediates import Intermediate, Intermediates
-from weft_router.requests.pruning import live_steps
 from weft_router.steps import Node
 from weft_router.streams.decoupled import DecoupledRoot, GraphResponse
 from weft_router.tensors.adaption import fitted_output, full_rank

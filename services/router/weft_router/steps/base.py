@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from weft_common import telemetry
 from weft_common.core import ParameterValue
 from weft_common.errors import InternalError, InvalidArgumentError, RemoteError, WeftError
-from weft_common.logs import get_logger
+from weft_common.observing import telemetry
+from weft_common.observing.logs import get_logger
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import Condition, Frame, NodePlan, RequestScope
 from weft_router.reporting.path import NodeRun, StepRun

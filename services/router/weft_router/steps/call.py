@@ -3,16 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from weft_common import telemetry
 from weft_common.core import CallContext, InferCall, RequestedOutput
 from weft_common.errors import InternalError, WeftError
+from weft_common.observing import telemetry
 from weft_common.signature import TensorSpec
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import CallPlan, Frame, StepPlan
 from weft_router.reporting.path import StepRun
 from weft_router.reporting.spans import call_attributes
 from weft_router.steps.base import Action, GraphRequest, Origin
-from weft_router.targets.target import Target
+from weft_router.target import Target
 from weft_router.tensors.adaption import fitted_input, full_rank, restored_outputs
 from weft_router.tensors.answers import broken_promise, misfit, rows_of
 

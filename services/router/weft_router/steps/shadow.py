@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from weft_common.errors import WeftError
-from weft_common.logs import get_logger
+from weft_common.observing.logs import get_logger
 from weft_router.graph.plan import Frame, NodeKind, ShadowPlan
+from weft_router.graph.pruning import slots_read
+from weft_router.reporting.headers import SHADOW_HEADER
 from weft_router.reporting.path import NodeRun
 from weft_router.reporting.step_counters import StepCounters
-from weft_router.requests.headers import SHADOW_HEADER
-from weft_router.requests.pruning import slots_read
 from weft_router.runtime import Runtime
 from weft_router.steps.base import GraphRequest, Node
 from weft_router.steps.step import Step

@@ -12,7 +12,7 @@ from weft_router.reporting.path import StepRun
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.steps.base import GraphRequest, Origin
 from weft_router.steps.call import CallAction
-from weft_router.targets.target import Target
+from weft_router.target import Target
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from weft_router.graph.plan import CallPlan, Frame, NodeKind, NodePlan
+from weft_router.graph.pruning import slots_read, steps_behind
 from weft_router.nodes import SequenceNode
 from weft_router.reporting.path import NodeRun
-from weft_router.requests.pruning import slots_read, steps_behind
 from weft_router.steps import GraphRequest, OpenStream
 from weft_router.streams.in_order import in_order
 

@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from weft_common.errors import WeftError
-from weft_common.logs import get_logger
+from weft_common.observing.logs import get_logger
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
-from weft_router.policies.retry_throttle import RetryThrottle
+from weft_router.budgets.retry_throttle import RetryThrottle
+from weft_router.target import Target, TargetModel
 from weft_router.targets.in_process import InProcessTarget
 from weft_router.targets.observed import ObservedTarget
 from weft_router.targets.replicated import ReplicatedTarget
-from weft_router.targets.target import Target, TargetModel
 
 #: How often each target is asked while it answers, in seconds.
 POLL_S = 2.0

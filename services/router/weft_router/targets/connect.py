@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any
 
 from weft_common.security.channel import ChannelSecurity
+from weft_router.target import Target
 from weft_router.targets.addresses import resolve
 from weft_router.targets.grpc_target import GrpcTarget
 from weft_router.targets.health_watch import watch_health
 from weft_router.targets.membership import Surroundings, Tell
 from weft_router.targets.replicated import ReplicatedTarget
 from weft_router.targets.specification import Policy, channel_address, channel_options, dns_name
-from weft_router.targets.target import Target
 
 #: A server that was started again is noticed soon.
 _RECONNECT_OPTIONS: list[tuple[str, Any]] = [("grpc.max_reconnect_backoff_ms", 500)]

@@ -8,20 +8,20 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from weft_common import telemetry
-from weft_common.channels import MAX_TIMEOUT_S, open_channel
+from weft_common.client.channels import MAX_TIMEOUT_S, open_channel
+from weft_common.client.exchange_client import ExchangeClient
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import DeadlineExceededError, RemoteError, UnavailableError
-from weft_common.exchange_client import ExchangeClient
-from weft_common.logs import get_logger
-from weft_common.rpc import ASKS_FOR_STATUS, EOF, begun, cancel, ended, response_of, streamed
+from weft_common.observing import telemetry
+from weft_common.observing.logs import get_logger
+from weft_common.protocol.rpc import ASKS_FOR_STATUS, EOF, begun, cancel, ended, response_of, streamed
+from weft_common.protocol.status import from_rpc_error
+from weft_common.protocol.wire import request_from_call, result_from_response
 from weft_common.security.channel import ChannelSecurity
 from weft_common.signature import ModelSignature, TensorSpec
-from weft_common.status import from_rpc_error
-from weft_common.wire import request_from_call, result_from_response
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from weft_router.targets.target import TargetModel
+from weft_router.target import TargetModel
 
 #: Configurations are asked for when a model's state changes. Because a reloaded model may differ while the index looks
 #: the same, so many others are asked for at each discovery, in turn: 64 take about 10 ms.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from weft_common.logs import get_logger
+from weft_common.observing.logs import get_logger
 from weft_router.targets.replica import Health
 
 #: Whose health it is: that of the V2 service.

@@ -6,14 +6,14 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import TypeVar
 
-from weft_common import telemetry
 from weft_common.core import CallContext, InferCall, InferenceCore, InferResult
-from weft_common.edge import Edge, withdrawal
 from weft_common.errors import DeadlineExceededError, RemoteError, WeftError
+from weft_common.observing import telemetry
+from weft_common.protocol.status import cut_message
+from weft_common.server.edge import Edge, withdrawal
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
-from weft_common.status import cut_message
-from weft_router.targets.target import TargetModel
+from weft_router.target import TargetModel
 
 T = TypeVar("T")
 

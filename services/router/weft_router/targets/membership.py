@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from weft_common.cancellation import cancel_and_wait
-from weft_common.logs import get_logger
+from weft_common.observing.logs import get_logger
+from weft_router.target import Target
 from weft_router.targets.ejection import OutlierDetector
 from weft_router.targets.replica import Health, Replica
-from weft_router.targets.target import Target
 
 #: How often the name is resolved again, in seconds; also so soon after a replica was lost.
 RESOLVE_PERIOD_S = 10.0

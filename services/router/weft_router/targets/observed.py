@@ -9,9 +9,9 @@ from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import WeftError
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics, failure_reason
-from weft_router.policies.retry_throttle import RetryThrottle
+from weft_router.budgets.retry_throttle import RetryThrottle
 from weft_router.reporting.counters import count_success
-from weft_router.targets.target import Target, TargetModel
+from weft_router.target import Target, TargetModel
 from weft_router.tensors.answers import rows_of
 
 ModelVersion = tuple[str, str]

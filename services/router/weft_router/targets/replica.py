@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from weft_common.errors import UnavailableError
 from weft_common.signature import ModelSignature
+from weft_router.target import Target, TargetModel
 from weft_router.targets.balancing import ResponseTime
 from weft_router.targets.ejection import Record
-from weft_router.targets.target import Target, TargetModel
 
 ModelVersion = tuple[str, str]
 

@@ -7,17 +7,17 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 
 from opentelemetry import trace
 
-from weft_common import telemetry
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import UnavailableError, WeftError
-from weft_common.logs import get_logger
+from weft_common.observing import telemetry
+from weft_common.observing.logs import get_logger
+from weft_router.target import Target, TargetModel
 from weft_router.targets.chooser import Chooser
 from weft_router.targets.ejection import OutlierDetector, Record
 from weft_router.targets.membership import Membership, Surroundings
 from weft_router.targets.pins import Pins
 from weft_router.targets.replica import Replica, merged
 from weft_router.targets.specification import Policy
-from weft_router.targets.target import Target, TargetModel
 
 #: Name of what gRPC chooses, in metrics and spans.
 CHOSEN_BY_GRPC = "chosen by gRPC"

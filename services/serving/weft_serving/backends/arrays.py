@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
-from weft_common.pbtxt import suggestion
 from weft_common.tensors import Array
+from weft_common.text.pbtxt import suggestion
 from weft_serving.backends.base import ModelContext
 from weft_serving.backends.loading import existing_file
 

@@ -14,14 +14,14 @@ from weft_common.errors import InvalidArgumentError, WeftError
 from weft_common.signature import ModelSignature
 from weft_common.tensors import Array
 from weft_serving.backends.layout import Allocate, BatchLayout, make_gatherer
-from weft_serving.request import InferenceRequest, InferenceResponse, Outcome
+from weft_serving.request.request import InferenceRequest, InferenceResponse, Outcome
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from prometheus_client.metrics_core import Metric
 
-    from weft_serving.rate_limiter import RateLimit
+    from weft_serving.scheduler.rate_limiter import RateLimit
 
 
 class NestedStream(Protocol):

@@ -9,7 +9,7 @@ import numpy as np
 from weft_common.errors import InternalError
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import NUMPY_BY_DATATYPE, Array
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.grouping import LengthBuckets
 
 Member = tuple[InferenceRequest, dict[str, Array]]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from weft_common.errors import InvalidArgumentError
-from weft_common.pbtxt import suggestion
+from weft_common.text.pbtxt import suggestion
 from weft_serving.backends.base import ModelContext
 
 _TRUE, _FALSE = frozenset({"true", "1"}), frozenset({"false", "0"})

@@ -9,7 +9,7 @@ import numpy as np
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import Array
 from weft_serving.backends.base import Batch, TensorBackend
-from weft_serving.request import InferenceRequest, InferenceResponse, Outcome
+from weft_serving.request.request import InferenceRequest, InferenceResponse, Outcome
 
 
 class RowBackend(TensorBackend):

@@ -17,7 +17,7 @@ from weft_common.tensors import (
     num_elements,
 )
 from weft_serving.backends.base import Backend, Batch
-from weft_serving.request import RESCHEDULED, InferenceRequest, InferenceResponse, Outcome
+from weft_serving.request.request import RESCHEDULED, InferenceRequest, InferenceResponse, Outcome
 from weft_serving.scheduler.sequence_turn import RequestSequence, Turn
 
 

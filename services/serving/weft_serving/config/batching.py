@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from weft_common.pbtxt import suggestion
 from weft_common.signature import datatype_name
 from weft_common.tensors import NUMPY_BY_DATATYPE
+from weft_common.text.pbtxt import suggestion
 from weft_protos.model_config_pb2 import TYPE_STRING, ModelConfig, ModelInput
 from weft_protos.model_config_pb2 import BatchInput as BatchInputMessage
 from weft_serving.backends.layout import BatchInput, BatchLayout

@@ -7,7 +7,7 @@ implemented, is an error; one that only tunes speed or adds labels is ignored an
 from collections.abc import Callable, Collection, Sequence
 from pathlib import PurePosixPath
 
-from weft_common.pbtxt import suggestion
+from weft_common.text.pbtxt import suggestion
 from weft_protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from weft_serving.config.report import Report
 from weft_serving.config.reshape import check_reshape

@@ -8,9 +8,9 @@ from typing import Any
 from google.protobuf import json_format
 
 from weft_common.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
-from weft_common.logs import get_logger
-from weft_common.pbtxt import parse
+from weft_common.observing.logs import get_logger
 from weft_common.signature import COLLECTS_PARAMETER, ModelSignature
+from weft_common.text.pbtxt import parse
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_serving.backends.base import (
     Backend,
@@ -31,8 +31,8 @@ from weft_serving.config.report import Report
 from weft_serving.config.sequences import drop_added, sequence_inputs
 from weft_serving.config.versions import select_versions
 from weft_serving.config.warmup import warmup_samples
+from weft_serving.config.warmup_samples import warmed
 from weft_serving.scheduler.settings import SchedulerSettings
-from weft_serving.warmup import warmed
 
 CONFIG_FILENAME = "config.pbtxt"
 

@@ -2,7 +2,7 @@
 
 from weft_protos.model_config_pb2 import ModelInstanceGroup
 from weft_serving.config.report import Report
-from weft_serving.rate_limiter import RateLimit
+from weft_serving.scheduler.rate_limiter import RateLimit
 
 
 def rate_limit(path: str, group: ModelInstanceGroup, report: Report) -> RateLimit | None:

@@ -1,6 +1,6 @@
 """Where the checks put what they find."""
 
-from weft_common.pbtxt import Diagnostic, PbtxtError, Positions
+from weft_common.text.pbtxt import Diagnostic, PbtxtError, Positions
 
 
 class Report:

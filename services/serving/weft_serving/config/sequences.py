@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from weft_common.pbtxt import suggestion
 from weft_common.signature import TensorSpec, datatype_name
 from weft_common.tensors import ITEMSIZE_BYTES, NUMPY_BY_DATATYPE, WireTensor, encode, encode_bytes, num_elements
+from weft_common.text.pbtxt import suggestion
 from weft_protos.model_config_pb2 import ModelConfig, ModelSequenceBatching
 from weft_serving.backends.sequences import SequenceInputs, Signal, State
 from weft_serving.config.checks import path_fault

@@ -1,7 +1,7 @@
 """Refuses at the door what cannot be answered in time."""
 
 from weft_common.errors import DeadlineExceededError
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.execution_times import ExecutionTimes
 from weft_serving.scheduler.queue import PriorityQueue
 from weft_serving.scheduler.sequence import SequenceQueue

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Sized
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.grouping import LengthBuckets
 from weft_serving.scheduler.settings import SchedulerSettings
 

@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Iterator
 
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 
 #: Stale times that may pile up, beside one for each live one, before they are swept out.
 _MAX_STALE = 64

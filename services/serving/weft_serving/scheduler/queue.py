@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from weft_common.errors import DeadlineExceededError, ResourceExhaustedError, WeftError
 from weft_common.statistics import MAX_COUNTED_LEVEL
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.expiries import Expiries
 from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
 

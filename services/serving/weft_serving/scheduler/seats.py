@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable
 from itertools import islice
 
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.batcher import Decision, Waiting
 from weft_serving.scheduler.settings import SchedulerSettings
 

@@ -20,8 +20,8 @@ from weft_common.errors import (
     UnavailableError,
     WeftError,
 )
-from weft_common.logs import get_logger
-from weft_serving.request import InferenceRequest
+from weft_common.observing.logs import get_logger
+from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.expiries import Expiries
 from weft_serving.scheduler.queue import Expired, deadline_error
 from weft_serving.scheduler.sequence_settings import SequenceSettings, sequence_parameters

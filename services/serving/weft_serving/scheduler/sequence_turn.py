@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from weft_common.tensors import WireTensor
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 
 
 class RequestSequence:

@@ -6,9 +6,9 @@ import contextlib
 import pytest
 from tests.certificates import Authority
 
-from weft_common import server as weft_server
-from weft_common.listening import Listener
 from weft_common.security import files
+from weft_common.server import server as weft_server
+from weft_common.server.listening import Listener
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
-from weft_common.channels import open_channel
-from weft_common.exchange_wire import METHOD_NAME, SERVICE_NAME
+from weft_common.client.channels import open_channel
+from weft_common.protocol.exchange_wire import METHOD_NAME, SERVICE_NAME
+from weft_common.protocol.shared_memory import SharedMemory
 from weft_common.security.channel import ChannelSecurity
-from weft_common.security.interceptor import OPEN_METHODS, RIGHT_BY_METHOD
 from weft_common.security.keys import new_key
-from weft_common.shared_memory import SharedMemory
+from weft_common.server.interceptor import OPEN_METHODS, RIGHT_BY_METHOD
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos import mesh_pb2
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
@@ -343,7 +343,7 @@ async def test_new_key_of_a_client_is_sent_from_then_on(listen, keys, make_reque
 
 async def test_span_names_the_client_and_nothing_has_the_key(listen, keys, make_request, otlp_collector, caplog):
     """The SERVER span has the name of the key; no span and no log line has the key, or an attempt at one."""
-    from weft_common import telemetry
+    from weft_common.observing import telemetry
 
     telemetry.configure("weft.test")
     try:

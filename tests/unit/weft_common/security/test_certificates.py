@@ -5,9 +5,9 @@ import json
 import grpc
 import pytest
 
-from weft_common.channels import open_channel
+from weft_common.client.channels import open_channel
 from weft_common.errors import InvalidArgumentError, UnauthenticatedError
-from weft_common.exchange_wire import METHOD_NAME, SERVICE_NAME
+from weft_common.protocol.exchange_wire import METHOD_NAME, SERVICE_NAME
 from weft_common.security.access import KeyRing
 from weft_common.security.channel import ChannelSecurity
 from weft_common.security.keys import new_key, read_keys

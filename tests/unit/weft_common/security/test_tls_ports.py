@@ -15,12 +15,13 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from tests.certificates import Authority
 
-from weft_common import healthcheck, metrics
-from weft_common.channels import open_channel
+from weft_common import healthcheck
+from weft_common.client.channels import open_channel
 from weft_common.errors import InvalidArgumentError
-from weft_common.listening import exposure
 from weft_common.security.channel import ChannelSecurity, is_local
 from weft_common.security.tls import ServerTls, TlsFiles
+from weft_common.server.listening import exposure
+from weft_common.server import metrics
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 

@@ -13,12 +13,12 @@ import torch
 from weft_model.llm.config import EngineConfig, ModelConfig
 from weft_model.llm.engine import Engine
 from weft_model.llm.metrics import EngineMetrics, EngineObserver
-from weft_model.llm.model import LlamaModel
-from weft_model.llm.plan import StepPlan
+from weft_model.llm.model.model import LlamaModel
+from weft_model.llm.model.weights import random_weights
 from weft_model.llm.request import Delta, EngineRequest, TokenLogprobs
 from weft_model.llm.runner import ModelRunner, StepTokens
 from weft_model.llm.sampling_params import SamplingParams
-from weft_model.llm.weights import random_weights
+from weft_model.llm.scheduler.plan import StepPlan
 
 torch.set_num_threads(1)
 

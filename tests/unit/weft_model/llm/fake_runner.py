@@ -4,12 +4,12 @@ import zlib
 
 import numpy as np
 
-from weft_model.llm.blocks import NULL_BLOCK, BlockPool
 from weft_model.llm.config import EngineConfig
 from weft_model.llm.request import EngineRequest
 from weft_model.llm.sampling_params import SamplingParams
-from weft_model.llm.scheduler import Scheduler
-from weft_model.llm.sequence import Sequence
+from weft_model.llm.scheduler.blocks import NULL_BLOCK, BlockPool
+from weft_model.llm.scheduler.scheduler import Scheduler
+from weft_model.llm.scheduler.sequence import Sequence
 
 VOCAB = 50
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from weft_model.llm.block_hashes import BlockHasher
-from weft_model.llm.blocks import NULL_BLOCK, BlockPool
+from weft_model.llm.scheduler.block_hashes import BlockHasher
+from weft_model.llm.scheduler.blocks import NULL_BLOCK, BlockPool
 
 P = 4
 

@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.weft_model.llm.engine_fixture import Answer, alone, random_prompts, serve
 
-from weft_model.llm.plan import StepPlan
+from weft_model.llm.scheduler.plan import StepPlan
 
 _PROMPT = random_prompts(1, 77, 77)[0]
 

@@ -12,8 +12,8 @@ from tests.unit.weft_model.llm.engine_fixture import (
     serve,
 )
 
-from weft_model.llm.model import LlamaModel
-from weft_model.llm.weights import permutation, permutation_weights
+from weft_model.llm.model.model import LlamaModel
+from weft_model.llm.model.weights import permutation, permutation_weights
 
 
 def _greedy(prompts: list[list[int]], **options) -> list[Answer]:

@@ -31,7 +31,7 @@ from weft_model.llm.engine import Engine
 from weft_model.llm.metrics import EngineObserver, RequestRecord
 from weft_model.llm.request import Delta
 from weft_model.llm.request_limits import RequestLimits
-from weft_model.llm.sequence import Sequence
+from weft_model.llm.scheduler.sequence import Sequence
 
 _PROMPTS = random_prompts(6, 10, 40)
 

@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.weft_model.llm.fake_runner import Bench, undisturbed
 
-from weft_model.llm.sequence import SequenceStatus
+from weft_model.llm.scheduler.sequence import SequenceStatus
 
 
 @pytest.mark.parametrize("num_prompt", [1, 3, 4, 5, 8, 9])

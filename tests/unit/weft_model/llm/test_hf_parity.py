@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from weft_model.llm.config import ModelConfig
-from weft_model.llm.model import LlamaModel
-from weft_model.llm.weights import load_folder
+from weft_model.llm.model.model import LlamaModel
+from weft_model.llm.model.weights import load_folder
 
 torch.set_num_threads(1)
 

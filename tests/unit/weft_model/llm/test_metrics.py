@@ -8,7 +8,7 @@ from tests.unit.weft_model.llm.engine_fixture import MODEL, Answer, finish, make
 
 from weft_model.llm.distribution import BOUNDS_S, Distribution
 from weft_model.llm.metrics import EngineObserver, RequestRecord, StepRecord
-from weft_model.llm.plan import StepPlan
+from weft_model.llm.scheduler.plan import StepPlan
 from weft_model.llm.step_cost import StepCost
 
 _MS = 1_000_000

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from tests.unit.weft_model.llm.fake_runner import Bench
 
-from weft_model.llm.plan import PARAM_COLUMNS
-from weft_model.llm.plan_builder import build_plan
-from weft_model.llm.sequence import Sequence
+from weft_model.llm.scheduler.plan import PARAM_COLUMNS
+from weft_model.llm.scheduler.plan_builder import build_plan
+from weft_model.llm.scheduler.sequence import Sequence
 
 DTYPES = {"slot_map": np.int64, "new_seeds": np.int64, "new_params": np.float32, "penalty_bias": np.float32}
 

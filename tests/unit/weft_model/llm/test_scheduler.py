@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.unit.weft_model.llm.fake_runner import Bench, undisturbed
 
-from weft_model.llm.sequence import SequenceStatus
+from weft_model.llm.scheduler.sequence import SequenceStatus
 
 
 def _statuses(*sequences):

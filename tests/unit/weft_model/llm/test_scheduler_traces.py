@@ -5,7 +5,7 @@ import random
 import pytest
 from tests.unit.weft_model.llm.fake_runner import VOCAB, Bench, undisturbed
 
-from weft_model.llm.sequence import SequenceStatus
+from weft_model.llm.scheduler.sequence import SequenceStatus
 
 NUM_LIVES = 10_000
 MAX_STEPS = 400

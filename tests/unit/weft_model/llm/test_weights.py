@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from weft_common.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft_model.llm.config import ModelConfig
-from weft_model.llm.model import LlamaModel
-from weft_model.llm.weights import (
+from weft_model.llm.model.model import LlamaModel
+from weft_model.llm.model.weights import (
     LM_HEAD,
     load_folder,
     permutation,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from weft_common.pbtxt import Diagnostic
 from weft_common.signature import ModelSignature, TensorSpec
+from weft_common.text.pbtxt import Diagnostic
 from weft_router.graph import GraphPlan, GraphSource, check_graph, compile_graph
 
 FOLDER = Path(__file__).parent

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_router.graph.expression import read_expression
+from weft_router.graph.types.expression import read_expression
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_common.pbtxt import render
+from weft_common.text.pbtxt import render
 from weft_router.graph import GraphError, GraphSource, check_graph, compile_graph
 
 FOLDER = Path(__file__).parent

@@ -11,7 +11,7 @@ from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from weft_common.pbtxt import is_map
+from weft_common.text.pbtxt import is_map
 from weft_protos.graph_pb2 import Graph
 from weft_router.executor import GraphExecutor
 from weft_router.graph import GraphError, GraphSource, check_graph, compile_graph

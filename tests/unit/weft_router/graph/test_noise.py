@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from weft_common.pbtxt import PbtxtError, render
+from weft_common.text.pbtxt import PbtxtError, render
 from weft_router.graph import GraphError, GraphSource, check_graph, compile_graph
-from weft_router.graph.parse import parse_graph
+from weft_router.graph.syntax.parse import parse_graph
 
 FOLDER = Path(__file__).parent
 FILES = sorted(file for folder in ("good", "bad", "others") for file in (FOLDER / folder).glob("*.pbtxt"))

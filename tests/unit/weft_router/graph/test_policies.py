@@ -5,10 +5,10 @@ from google.protobuf import text_format
 
 from weft_protos import graph_pb2 as pb
 from weft_router.graph import GraphSource
-from weft_router.graph.parse import parse_graph
+from weft_router.graph.checks.policies import RETRY_CODES, StepPolicies, cache_limits, step_policies
 from weft_router.graph.plan import HedgePlan, RetryPlan
-from weft_router.graph.policies import RETRY_CODES, StepPolicies, cache_limits, step_policies
-from weft_router.graph.report import Report
+from weft_router.graph.syntax.parse import parse_graph
+from weft_router.graph.syntax.report import Report
 
 FILE = parse_graph(GraphSource('name: "g"', "g.pbtxt"))
 UNAVAILABLE = frozenset({"UNAVAILABLE"})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft_router.graph.types import TensorType, fits, loses_batch, merged
+from weft_router.graph.types.signatures import TensorType, fits, loses_batch, merged
 
 
 def _type(dims, *, is_batched=True, datatype="FP32", is_optional=False):

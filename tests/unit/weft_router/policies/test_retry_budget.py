@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft_router.policies.retry_budget import RetryBudget
+from weft_router.budgets.retry_budget import RetryBudget
 
 
 @pytest.mark.parametrize(

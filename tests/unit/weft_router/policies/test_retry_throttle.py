@@ -1,6 +1,6 @@
 """How many calls of a target may be repeated."""
 
-from weft_router.policies.retry_throttle import RetryThrottle
+from weft_router.budgets.retry_throttle import RetryThrottle
 
 
 def test_a_tenth_of_the_calls_may_be_repeated_in_the_long_run() -> None:

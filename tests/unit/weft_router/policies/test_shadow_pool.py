@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from weft_router.policies.shadow_pool import ShadowPool
+from weft_router.budgets.shadow_pool import ShadowPool
 
 
 async def test_a_pool_has_room_for_so_many(make: SimpleNamespace) -> None:

@@ -11,16 +11,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import set_span_in_context
 from prometheus_client import CollectorRegistry, generate_latest
 
-from weft_common import telemetry
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError
-from weft_router.policies.retry_throttle import RetryThrottle
-from weft_router.reporting.replica_metrics import ReplicaCollector
+from weft_common.observing import telemetry
+from weft_router.budgets.retry_throttle import RetryThrottle
+from weft_router.metrics.replica_metrics import ReplicaCollector
+from weft_router.target import TargetModel
 from weft_router.targets.membership import Surroundings, Tell
 from weft_router.targets.replica import Health
 from weft_router.targets.replicated import ReplicatedTarget
 from weft_router.targets.specification import Policy
-from weft_router.targets.target import TargetModel
 
 
 async def two_replicas(make: SimpleNamespace) -> tuple[ReplicatedTarget, dict[str, Any]]:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from weft_common.errors import RemoteError
 from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import CachePlan, NodeKind, RetryPlan
-from weft_router.reporting.step_metrics import StepCollector
+from weft_router.metrics.step_metrics import StepCollector
 from weft_router.runtime import Runtime
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")

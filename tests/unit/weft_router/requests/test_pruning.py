@@ -10,7 +10,7 @@ from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
 from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import Binding, CachePlan, GraphPlan, LoopPlan, NodeKind, NodePlan, ShadowPlan
-from weft_router.requests.pruning import live_steps, pruned, slots_read
+from weft_router.graph.pruning import live_steps, pruned, slots_read
 from weft_router.requests.selection import MAX_SELECTIONS
 from weft_router.runtime import Runtime
 

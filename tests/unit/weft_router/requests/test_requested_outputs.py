@@ -10,8 +10,8 @@ import pytest
 
 from weft_common.core import CallContext
 from weft_common.errors import InvalidArgumentError, UnsupportedError
+from weft_common.protocol.wire import call_from_request
 from weft_common.tensors import decode
-from weft_common.wire import call_from_request
 from weft_protos import grpc_service_pb2 as pb
 from weft_router.core import RouterCore
 

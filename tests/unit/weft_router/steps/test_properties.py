@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from weft_common.errors import RemoteError, WeftError
+from weft_router.budgets.retry_budget import MIN_RETRIES, RetryBudget
 from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import CachePlan, GraphPlan, HedgePlan, NodeKind, RetryPlan, ShadowPlan
-from weft_router.policies.retry_budget import MIN_RETRIES, RetryBudget
 from weft_router.runtime import Runtime
 
 CODES = ("UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED", "CANCELLED")

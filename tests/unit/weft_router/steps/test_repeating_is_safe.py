@@ -8,9 +8,9 @@ import pytest
 
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError
+from weft_router.budgets.retry_throttle import RetryThrottle
 from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import GraphPlan, HedgePlan, NodeKind, RetryPlan
-from weft_router.policies.retry_throttle import RetryThrottle
 from weft_router.runtime import Runtime
 
 SEQUENCE = NodeKind.SEQUENCE

@@ -10,12 +10,12 @@ import pytest
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
+from weft_router.target import TargetModel
 from weft_router.targets.catalog import FIRST_BACKOFF_S, Catalog
 from weft_router.targets.membership import Surroundings, Tell
 from weft_router.targets.replica import Health
 from weft_router.targets.replicated import ReplicatedTarget
 from weft_router.targets.specification import Policy
-from weft_router.targets.target import TargetModel
 
 FOR_EVER_S = 3_600.0
 GONE = RemoteError("UNAVAILABLE", "cannot be reached")

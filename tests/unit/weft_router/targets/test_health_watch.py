@@ -8,8 +8,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2_grpc
 
-from weft_common.channels import open_channel
-from weft_common.health import HealthServicer
+from weft_common.client.channels import open_channel
+from weft_common.server.health import HealthServicer
 from weft_router.targets.addresses import resolve
 from weft_router.targets.health_watch import watch_health
 from weft_router.targets.replica import Health

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from weft_common import telemetry
 from weft_common.core import CallContext, IndexEntry, InferCall, InferResult
 from weft_common.errors import (
     InternalError,
@@ -22,8 +21,9 @@ from weft_common.errors import (
     UnavailableError,
     WeftError,
 )
+from weft_common.observing import telemetry
+from weft_common.protocol.status import MAX_TEXT_BYTES
 from weft_common.statistics import ModelStatistics
-from weft_common.status import MAX_TEXT_BYTES
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.core import RouterCore
 from weft_router.repository.config import config_of_signature

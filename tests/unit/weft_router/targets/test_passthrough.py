@@ -11,8 +11,8 @@ from weft_common.core import CallContext, InferCall, InferResult, RequestedOutpu
 from weft_common.errors import InternalError
 from weft_common.tensors import WireTensor, bytes_tensor
 from weft_router.repository.config import config_of_signature
-from weft_router.targets.passthrough import pass_through, stream_through
-from weft_router.targets.target import TargetModel
+from weft_router.serving.passthrough import pass_through, stream_through
+from weft_router.target import TargetModel
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import pytest
 
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError, UnavailableError
+from weft_router.target import TargetModel
 from weft_router.targets.membership import REPLICAS_PER_DISCOVERY, Surroundings, Tell
 from weft_router.targets.replica import Health
 from weft_router.targets.replicated import CHOSEN_BY_GRPC, ReplicatedTarget
 from weft_router.targets.specification import Policy, parse_policy
-from weft_router.targets.target import TargetModel
 
 
 def refusal() -> RemoteError:

@@ -11,10 +11,10 @@ from tests.integration.routing import NamingCore
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InvalidArgumentError, RemoteError
 from weft_common.security.access import KeyRing
-from weft_common.security.interceptor import AccessInterceptor
 from weft_common.security.keys import new_key
 from weft_common.security.tls import ServerTls, TlsFiles
-from weft_common.server import add_services
+from weft_common.server.interceptor import AccessInterceptor
+from weft_common.server.server import add_services
 from weft_common.tensors import bytes_tensor
 from weft_router.targets.connect import make_target
 from weft_router.targets.securing import add_target_security_arguments, target_securities

@@ -12,13 +12,13 @@ import pytest
 
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import DeadlineExceededError, RemoteError, ResourceExhaustedError, WeftError
-from weft_common.server import add_services
-from weft_common.wire import response_from_result
+from weft_common.protocol.wire import response_from_result
+from weft_common.server.server import add_services
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
+from weft_router.target import Target
 from weft_router.targets.grpc_target import GrpcTarget
 from weft_router.targets.in_process import InProcessTarget
-from weft_router.targets.target import Target
 
 DECOUPLED = "llm"
 
@@ -205,7 +205,7 @@ async def test_a_last_response_may_carry_outputs_and_the_stream_stay_open(
     make: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, takes_s: float, waits_s: float, is_complete: bool
 ) -> None:
     """The server may end the stream by itself, so that it counts no cancel; but it is not waited for for ever."""
-    monkeypatch.setattr("weft_common.rpc.STATUS_WAIT_S", waits_s)
+    monkeypatch.setattr("weft_common.protocol.rpc.STATUS_WAIT_S", waits_s)
     server = OddServer(message(make, 1), message(make, 2, is_final=True), takes_s=takes_s)
     async with listening(lambda to: add_GRPCInferenceServiceServicer_to_server(server, to)) as target:
         got, error = await collected(opened(make, target))

@@ -12,15 +12,15 @@ import pytest
 
 from weft_common.core import CallContext, IndexEntry, InferCall, InferResult
 from weft_common.errors import DeadlineExceededError, NotFoundError, RemoteError, ResourceExhaustedError
-from weft_common.server import add_services
+from weft_common.server.server import add_services
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.core import RouterCore
 from weft_router.repository.config import config_of_signature
+from weft_router.target import Target
 from weft_router.targets.grpc_target import CONFIGS_PER_DISCOVERY, GrpcTarget
 from weft_router.targets.in_process import InProcessTarget
-from weft_router.targets.target import Target
 
 GRAPH = """
 name: "pipe" platform: "graph" max_batch_size: 4

@@ -9,7 +9,7 @@ import pytest
 from weft_common.core import CallContext, InferCall, RequestedOutput
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import decode, encode
-from weft_serving.warm_pool import WarmLimits
+from weft_serving.lifecycle.warm_pool import WarmLimits
 
 CACHED = "response_cache { enable: true }"
 

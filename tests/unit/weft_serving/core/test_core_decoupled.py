@@ -7,12 +7,12 @@ import pytest
 
 from weft_common.core import CallContext, InferCall, RequestedOutput
 from weft_common.errors import UnsupportedError
-from weft_common.pbtxt import PbtxtError
 from weft_common.tensors import decode, encode
+from weft_common.text.pbtxt import PbtxtError
 from weft_serving.backends.python import PythonBackend
 from weft_serving.config import define_model
 from weft_serving.core import ServingCore
-from weft_serving.warm_pool import WarmLimits
+from weft_serving.lifecycle.warm_pool import WarmLimits
 
 CONFIG = """
 backend: "python"

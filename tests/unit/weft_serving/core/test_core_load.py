@@ -9,7 +9,7 @@ import pytest
 
 from weft_common.core import IndexEntry
 from weft_common.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
-from weft_serving import lifecycle
+from weft_serving.lifecycle import lifecycle
 
 
 async def test_control_is_refused_unless_it_is_on(repository: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from weft_common.core import CallContext
 from weft_common.errors import NotFoundError
-from weft_common.servicer import V2Servicer
+from weft_common.server.servicer import V2Servicer
 from weft_protos import grpc_service_pb2 as pb
 
 

@@ -10,7 +10,7 @@ import pytest
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from weft_common.tensors import encode
-from weft_serving.warm_pool import WarmLimits
+from weft_serving.lifecycle.warm_pool import WarmLimits
 
 
 def figures(core: Any) -> dict[str, float]:

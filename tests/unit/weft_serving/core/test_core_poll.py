@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from weft_common.errors import UnavailableError, WeftError
-from weft_serving import watch
 from weft_serving.core import ServingCore
+from weft_serving.lifecycle import watch
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from tests.unit.weft_serving.python.python_models import SOURCE, Execute
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_serving.backends.base import InstanceContext, ModelCaller, ModelContext
 from weft_serving.backends.python import PythonBackend
-from weft_serving.model import ServedModel
 from weft_serving.scheduler.settings import SchedulerSettings
+from weft_serving.served.model import ServedModel
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 
 from weft_common.core import CallContext, InferCall, RequestedOutput
 from weft_common.tensors import decode, encode
-from weft_serving.model import ServedModel
+from weft_serving.served.model import ServedModel
 
 TIMEOUT_S = 20.0
 FINAL = 1

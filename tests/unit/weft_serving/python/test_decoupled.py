@@ -27,8 +27,8 @@ from weft_common.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from weft_serving.request.stream import MAX_WAITING, MAX_WAITING_BYTES, SendWindow
 from weft_serving.scheduler.settings import QueuePolicy
-from weft_serving.stream import MAX_WAITING, MAX_WAITING_BYTES, SendWindow
 
 
 def _count_up(requests, pb_utils):

@@ -20,7 +20,6 @@ from tests.unit.weft_serving.python.python_models import (
     values,
 )
 
-from weft_common import telemetry
 from weft_common.core import CallContext, InferResult
 from weft_common.errors import (
     DeadlineExceededError,
@@ -30,9 +29,10 @@ from weft_common.errors import (
     RemoteError,
     ResourceExhaustedError,
 )
+from weft_common.observing import telemetry
 from weft_common.tensors import decode, encode
-from weft_serving.call_path import CALL_PATH_HEADER, MAX_CALL_DEPTH
-from weft_serving.nested_calls import NestedCalls
+from weft_serving.calls.nested_calls import NestedCalls
+from weft_serving.request.call_path import CALL_PATH_HEADER, MAX_CALL_DEPTH
 
 
 class Callee:

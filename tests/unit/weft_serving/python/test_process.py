@@ -23,13 +23,13 @@ from weft_common.errors import (
     UnavailableError,
 )
 from weft_common.tensors import WireTensor, decode, encode
-from weft_serving import instance
 from weft_serving.backends.base import Batch
 from weft_serving.backends.python.channel import Channel
 from weft_serving.backends.python.process import CLOSE_WAIT_S
-from weft_serving.nested_calls import NestedCalls
-from weft_serving.request import InferenceRequest
-from weft_serving.stream import MAX_WAITING
+from weft_serving.calls.nested_calls import NestedCalls
+from weft_serving.request.request import InferenceRequest
+from weft_serving.request.stream import MAX_WAITING
+from weft_serving.served import instance
 
 PROCESS = {"EXECUTION": "process"}
 
@@ -329,7 +329,7 @@ from weft_common.core import CallContext
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_serving.backends.base import InstanceContext, ModelContext
 from weft_serving.backends.python import PythonBackend
-from weft_serving.model import ServedModel
+from weft_serving.served.model import ServedModel
 from weft_serving.scheduler.settings import SchedulerSettings
 from tests.unit.weft_serving.python.python_models import call, value_of
 from pathlib import Path

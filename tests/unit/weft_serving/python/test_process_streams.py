@@ -16,7 +16,7 @@ SOURCE = """
 import gc, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 
 
 def out(value):

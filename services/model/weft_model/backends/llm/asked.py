@@ -13,7 +13,7 @@ from weft_common.errors import InvalidArgumentError
 from weft_model.backends.llm import tensors
 from weft_model.backends.llm.text import TextCodec
 from weft_model.llm.sampling_params import SamplingParams
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 
 _SALT, _ADDS_SPECIAL_TOKENS = "cache_salt", "add_special_tokens"
 _MAX_SALT_CHARS = 1024

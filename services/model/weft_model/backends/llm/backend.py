@@ -17,7 +17,7 @@ from weft_model.llm.request import EngineRequest
 from weft_serving.backends.base import Backend, Batch, InstanceContext, ModelContext
 from weft_serving.backends.loading import require
 from weft_serving.backends.python.backend import SWITCH_INTERVAL_S
-from weft_serving.request import STREAMED, InferenceRequest, InferenceResponse, Outcome
+from weft_serving.request.request import STREAMED, InferenceRequest, InferenceResponse, Outcome
 
 #: Beyond the sequences that run, one in so many may be with the engine already, so that a seat is taken in the next
 #: step after it is free.

@@ -13,7 +13,7 @@ from weft_model.backends.llm.asked import Asked
 from weft_model.backends.llm.choice import Choice
 from weft_model.backends.llm.text import TextCodec
 from weft_model.llm.request import Delta
-from weft_serving.request import InferenceRequest, InferenceResponse
+from weft_serving.request.request import InferenceRequest, InferenceResponse
 
 #: Responses of one request that its reader has not taken; beyond it tokens are gathered for the next one.
 MAX_UNTAKEN = 4
@@ -128,8 +128,8 @@ class Generation:
         self._trace(error)
 
     def _trace(self, error: WeftError | None) -> None:
-        from weft_common import telemetry  # noqa: PLC0415  # it brings gRPC, which a check of a repository does without
-        from weft_serving import spans  # noqa: PLC0415  # same
+        from weft_common.observing import telemetry  # noqa: PLC0415  # it brings gRPC, which a check of a repository does without
+        from weft_serving.served import spans  # noqa: PLC0415  # same
 
         if telemetry.is_enabled():
             numbers = {

@@ -9,9 +9,9 @@ from weft_common.errors import WeftError
 from weft_model.backends.llm.settings import Settings
 from weft_model.llm.config import ModelConfig
 from weft_model.llm.engine import Engine
-from weft_model.llm.model import LlamaModel
+from weft_model.llm.model.model import LlamaModel
+from weft_model.llm.model.weights import load_folder, random_weights
 from weft_model.llm.runner import ModelRunner
-from weft_model.llm.weights import load_folder, random_weights
 
 
 def load_engine(

@@ -9,9 +9,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from weft_common.signature import ModelSignature
-from weft_model.llm.blocks import BlockPool
 from weft_model.llm.distribution import BOUNDS_S, Distribution
 from weft_model.llm.metrics import EngineMetrics, Rates
+from weft_model.llm.scheduler.blocks import BlockPool
 
 #: One in so many of the engine's buckets is shown: a doubling from one to the next.
 _BUCKET_STEP = 4

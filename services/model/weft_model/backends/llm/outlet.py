@@ -6,7 +6,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from weft_common.errors import InternalError
-from weft_common.logs import get_logger
+from weft_common.observing.logs import get_logger
 from weft_model.backends.llm.generation import Generation
 from weft_model.llm.request import Delta
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft_common.errors import InvalidArgumentError
-from weft_common.suggestion import suggestion
+from weft_common.text.suggestion import suggestion
 from weft_model.backends.llm.chat import chat_parameters
 
 

@@ -13,7 +13,7 @@ from weft_serving.backends.python.model_config import ModelConfig
 from weft_serving.backends.python.pb_utils import utils_of
 from weft_serving.backends.python.process import ModelProcess
 from weft_serving.backends.python.runner import FILENAME, ModelRunner, model_class_of
-from weft_serving.request import Outcome
+from weft_serving.request.request import Outcome
 
 #: How long a model's Python code may keep other threads, the event loop among them, from the interpreter, in seconds.
 #: Beside a model that computes, an identity answered in 12 ms (p50, p99 32 ms) with Python's own 5 ms, and in 2.4 ms

@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from weft_common import logs
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import InternalError, WeftError
+from weft_common.observing import logs
 from weft_common.tensors import WireTensor, datatype_of, encode
 from weft_serving.backends.base import Batch, InstanceContext, ModelContext
 from weft_serving.backends.python.channel import Channel, packed, unpacked
 from weft_serving.backends.python.runner import ModelRunner
-from weft_serving.request import RESCHEDULED, InferenceRequest, Outcome
-from weft_serving.stream import SendWindow
+from weft_serving.request.request import RESCHEDULED, InferenceRequest, Outcome
+from weft_serving.request.stream import SendWindow
 
 _PR_SET_PDEATHSIG = 1
 

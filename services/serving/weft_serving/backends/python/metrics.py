@@ -5,8 +5,8 @@ from typing import Any, ClassVar, TypeVar
 
 from weft_common.errors import WeftError
 from weft_serving.backends.base import MetricSink
+from weft_serving.backends.custom_metrics import KINDS, check_action
 from weft_serving.backends.python.errors import TritonModelException
-from weft_serving.custom_metrics import KINDS, check_action
 
 _ResultT = TypeVar("_ResultT")
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from weft_common.errors import WeftError
-from weft_common.logs import get_logger
+from weft_common.observing.logs import get_logger
 from weft_common.tensors import DATATYPE_BY_NUMPY, NUMPY_BY_DATATYPE, Array, encode_bytes, split_bytes
 from weft_serving.backends.base import MetricSink, ModelCaller, RepositoryControl
 from weft_serving.backends.python.control import model_loading

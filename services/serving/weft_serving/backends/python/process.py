@@ -16,12 +16,12 @@ from typing import Any
 
 from weft_common.core import InferCall, InferResult
 from weft_common.errors import InternalError, RequestCancelledError, UnavailableError, WeftError
-from weft_common.logs import get_logger
+from weft_common.observing.logs import get_logger
 from weft_common.tensors import decode
 from weft_serving.backends.base import Batch, InstanceContext, ModelContext, NestedStream
 from weft_serving.backends.python.channel import Channel, packed, unpacked
-from weft_serving.request import RESCHEDULED, STREAMED, InferenceRequest, InferenceResponse, Outcome
-from weft_serving.stream import ResponseStream
+from weft_serving.request.request import RESCHEDULED, STREAMED, InferenceRequest, InferenceResponse, Outcome
+from weft_serving.request.stream import ResponseStream
 
 #: How long a process that is asked to end may take for its ``finalize``, in seconds; then it is killed.
 CLOSE_WAIT_S = 10.0

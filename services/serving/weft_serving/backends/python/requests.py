@@ -19,7 +19,7 @@ from weft_serving.backends.python.responses import (
     check_parameters,
 )
 from weft_serving.backends.python.tensors import Tensor, writable
-from weft_serving.request import InferenceRequest as ServedRequest
+from weft_serving.request.request import InferenceRequest as ServedRequest
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
-from weft_common.logs import get_logger
+from weft_common.observing.logs import get_logger
 from weft_serving.backends.base import Batch, InstanceContext, ModelContext
 from weft_serving.backends.loading import model_file
 from weft_serving.backends.python.coroutines import Coroutines
@@ -18,9 +18,9 @@ from weft_serving.backends.python.model_config import for_model
 from weft_serving.backends.python.pb_utils import utils_of
 from weft_serving.backends.python.requests import InferenceRequest, in_work
 from weft_serving.backends.python.responses import InferenceResponse, Outlet, Reply
-from weft_serving.request import RESCHEDULED, STREAMED, Outcome
-from weft_serving.request import InferenceRequest as ServedRequest
-from weft_serving.request import InferenceResponse as Response
+from weft_serving.request.request import RESCHEDULED, STREAMED, Outcome
+from weft_serving.request.request import InferenceRequest as ServedRequest
+from weft_serving.request.request import InferenceResponse as Response
 
 FILENAME = "model.py"
 

@@ -13,7 +13,7 @@ from weft_common.tensors import encode
 from weft_model.backends.llm import tensors
 from weft_model.backends.llm.text import TextCodec
 from weft_model.llm.request import Delta
-from weft_serving.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest
 
 _DTYPES = {"TYPE_BOOL": np.bool_, "TYPE_INT32": np.int32, "TYPE_STRING": np.object_}
 

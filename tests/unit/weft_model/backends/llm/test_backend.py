@@ -11,8 +11,8 @@ from weft_common.errors import InvalidArgumentError, UnavailableError
 from weft_common.signature import ModelSignature
 from weft_model.backends.llm import LlmBackend
 from weft_serving.backends.base import Batch, InstanceContext, ModelContext
-from weft_serving.exported_metrics import ExportedMetrics
-from weft_serving.request import STREAMED
+from weft_serving.metrics.exported_metrics import ExportedMetrics
+from weft_serving.request.request import STREAMED
 
 
 class Stream:

@@ -6,8 +6,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from weft_common import telemetry
 from weft_common.errors import InternalError
+from weft_common.observing import telemetry
 from weft_model.backends.llm.asked import Asked
 from weft_model.backends.llm.generation import MAX_UNTAKEN, Generation
 from weft_model.llm.request import Delta, TokenLogprobs

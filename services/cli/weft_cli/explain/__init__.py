@@ -1,5 +1,0 @@
-"""``weft explain``: the path of a request through a graph, without a server."""
-
-from weft_cli.explain.command import run
-
-__all__ = ["run"]

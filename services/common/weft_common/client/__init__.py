@@ -1,0 +1,1 @@
+"""Calls of other services: channels, and unary calls that travel together in one stream."""

@@ -1,0 +1,1 @@
+"""Logs, traces, the watchdog of the event loop, and load reports."""

@@ -1,0 +1,1 @@
+"""Between the V2 protocol and plain Python: tensors, statuses, shared memory, the exchange."""

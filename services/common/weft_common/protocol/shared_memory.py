@@ -1,0 +1,332 @@
+"""Regions of system and CUDA shared memory that clients register, and tensors that lie in them.
+
+Source: the extensions "system shared memory" and "CUDA shared memory" of the V2 protocol,
+``protocol/extension_shared_memory.md`` of Triton Inference Server.
+"""
+
+import ctypes
+import os
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple, TypeVar
+
+from weft_common.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnsupportedError,
+)
+from weft_common.protocol.cuda_memory import HANDLE_BYTES, Cuda, find_cuda
+from weft_common.security.access import check_right
+
+DISABLED = "Client shared memory is disabled; start the server with --allow-client-shm, or send tensors in the message"
+
+#: Each region holds a file descriptor.
+MAX_REGIONS = 256
+
+REGION_PARAMETER = "shared_memory_region"
+_SIZE_PARAMETER = "shared_memory_byte_size"
+_OFFSET_PARAMETER = "shared_memory_offset"
+
+#: Where Linux shows what ``shm_open`` names.
+_FOLDER = Path("/dev/shm")  # noqa: S108  # no temporary file: the name is the client's
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region(ABC):
+    """Memory that a client and this server see.
+
+    Attributes:
+        kind: ``"system"`` or ``"CUDA"``.
+        name: As registered.
+        byte_size: As registered.
+    """
+
+    kind: ClassVar[str]
+
+    name: str
+    byte_size: int
+
+    @abstractmethod
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """A copy of a part that lies within the region."""
+
+    @abstractmethod
+    def write(self, offset: int, data: bytes) -> None:
+        """A part that lies within the region gets the data."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SystemRegion(Region):
+    """A part of a shared memory object.
+
+    It is read and written by system calls, not mapped: a client that shrinks the object while it is in use gets an
+    error, where a mapped page would end this process with SIGBUS.
+
+    Attributes:
+        key: What the client gave ``shm_open``.
+        start: Where the region begins in the object, bytes.
+        descriptor: Of the object; closed with the last request that uses it.
+    """
+
+    kind: ClassVar[str] = "system"
+
+    key: str
+    start: int
+    descriptor: int
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """A copy. Raises InvalidArgumentError if the object shrank."""
+        data = os.pread(self.descriptor, num_bytes, self.start + offset)
+        if len(data) != num_bytes:
+            raise InvalidArgumentError(
+                f"shared memory region '{self.name}' has shrunk: {len(data)} of {num_bytes} bytes are left at "
+                f"offset {offset}; keep the object '{self.key}' as large as it was registered"
+            )
+        return data
+
+    def write(self, offset: int, data: bytes) -> None:
+        """The data is in the object."""
+        view, position = memoryview(data), self.start + offset
+        while view:
+            count = os.pwrite(self.descriptor, view, position)
+            view, position = view[count:], position + count
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CudaRegion(Region):
+    """Memory of a CUDA device that another process allocated.
+
+    Attributes:
+        device_id: Where it is.
+        address: Of its start, in this process; released with the last request that uses it.
+        cuda: Copies it.
+    """
+
+    kind: ClassVar[str] = "CUDA"
+
+    device_id: int
+    address: int
+    cuda: Cuda
+
+    def __del__(self) -> None:
+        self.cuda.close(self.address, self.device_id)
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """A copy. Raises InternalError if CUDA cannot make it."""
+        buffer = (ctypes.c_char * num_bytes)()
+        if num_bytes:
+            self.cuda.copy(ctypes.addressof(buffer), self.address + offset, num_bytes, self.device_id)
+        return buffer.raw
+
+    def write(self, offset: int, data: bytes) -> None:
+        """The data is on the device. Raises InternalError if CUDA cannot copy it."""
+        if data:
+            source = ctypes.cast(ctypes.c_char_p(bytes(data)), ctypes.c_void_p).value or 0
+            self.cuda.copy(self.address + offset, source, len(data), self.device_id)
+
+
+AnyRegion = TypeVar("AnyRegion", SystemRegion, CudaRegion)
+
+
+class Place(NamedTuple):
+    """Where a tensor lies, or is to lie.
+
+    Attributes:
+        region: The region.
+        offset: From its start, bytes.
+        byte_size: Of the place; a tensor that is written may be smaller.
+    """
+
+    region: Region
+    offset: int
+    byte_size: int
+
+    def read(self) -> bytes:
+        """A copy, so that nothing changes while it is in work. Raises a WeftError if it cannot be made."""
+        return self.region.read(self.offset, self.byte_size)
+
+    def write(self, data: bytes, output: str) -> None:
+        """The tensor lies at the start of the place. Raises InvalidArgumentError if it is larger."""
+        if len(data) > self.byte_size:
+            raise InvalidArgumentError(
+                f"shared memory size specified with the request for output '{output}' ({self.byte_size} bytes) should "
+                f"be at least {len(data)} bytes to hold the results"
+            )
+        self.region.write(self.offset, data)
+
+    def parameters(self, num_bytes: int) -> dict[str, str | int]:
+        """What the response says of an output of ``num_bytes`` that was written here."""
+        told: dict[str, str | int] = {REGION_PARAMETER: self.region.name, _SIZE_PARAMETER: num_bytes}
+        return told | {_OFFSET_PARAMETER: self.offset} if self.offset else told
+
+
+class SharedMemory:
+    """The regions of one server; for all its clients, as the protocol has it. System and CUDA regions share the names.
+
+    Args:
+        find_cuda: Gives CUDA, asked at the first use; raises UnsupportedError where there is none.
+    """
+
+    def __init__(self, find_cuda: Callable[[], Cuda] = find_cuda) -> None:
+        self._regions: dict[str, Region] = {}
+        self._find_cuda = find_cuda
+
+    @property
+    def extensions(self) -> Sequence[str]:
+        """What the server can say that it offers: CUDA shared memory where its libraries are."""
+        try:
+            self._find_cuda()
+        except UnsupportedError:
+            return ("system_shared_memory",)
+        return ("system_shared_memory", "cuda_shared_memory")
+
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """The object ``key``, from ``offset`` on, is the region ``name``.
+
+        Raises:
+            AlreadyExistsError: There is a region of that name.
+            InvalidArgumentError: The name is empty, there is no such object, or it is too small.
+            ResourceExhaustedError: ``MAX_REGIONS`` are registered.
+        """
+        self._check_name(name)
+        region = SystemRegion(name, byte_size, key, offset, _opened(key))
+        size = os.fstat(region.descriptor).st_size
+        if byte_size < 1 or offset + byte_size > size:
+            raise InvalidArgumentError(
+                f"Invalid offset + byte size for shared memory region: '{name}': {offset} + {byte_size} bytes; "
+                f"the object '{key}' has {size}, and a region at least 1"
+            )
+        self._regions[name] = region
+
+    def register_cuda(self, name: str, handle: bytes, device_id: int, byte_size: int) -> None:
+        """The memory behind ``handle``, a ``cudaIpcMemHandle_t``, is the region ``name``.
+
+        Raises:
+            UnsupportedError: This machine has no CUDA; the message says what is missing.
+            AlreadyExistsError: There is a region of that name.
+            InvalidArgumentError: The name is empty, the device or the memory does not exist, or it is too small.
+            ResourceExhaustedError: ``MAX_REGIONS`` are registered.
+        """
+        failed = f"failed to register CUDA shared memory region: '{name}'"
+        try:
+            cuda = self._find_cuda()
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{failed}, {error.message}; or use system shared memory") from error
+        self._check_name(name)
+        if len(handle) != HANDLE_BYTES:
+            raise InvalidArgumentError(
+                f"{failed}: raw_handle has {len(handle)} bytes, a cudaIpcMemHandle_t has {HANDLE_BYTES}; send it as "
+                "cudaIpcGetMemHandle gave it, not in base64"
+            )
+        try:
+            cuda.check_device(device_id)
+            address, size = cuda.open(handle, device_id)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{failed}: {error.message}") from error
+        region = CudaRegion(name, byte_size, device_id, address, cuda)
+        if not 1 <= byte_size <= size:
+            raise InvalidArgumentError(
+                f"{failed}: invalid args, byte_size is {byte_size}; the memory behind the handle has {size} bytes, and "
+                "a region at least 1"
+            )
+        self._regions[name] = region
+
+    def unregister(self, name: str, kind: type[Region]) -> None:
+        """The region of that kind, or with "" every one, is no longer known; none of that name is no error.
+
+        Requests in flight keep what they use.
+        """
+        for known in [name] if name else list(self._regions):
+            if isinstance(self._regions.get(known), kind):
+                del self._regions[known]
+
+    def regions(self, name: str, kind: type[AnyRegion]) -> Sequence[AnyRegion]:
+        """The region of that kind, or with "" every one. Raises NotFoundError."""
+        asked = [self._region(name)] if name else list(self._regions.values())
+        found = [region for region in asked if isinstance(region, kind)]
+        if name and not found:
+            raise NotFoundError(
+                f"The region named '{name}' is registered as {asked[0].kind} shared memory, not {kind.kind} shared "
+                "memory"
+            )
+        return found
+
+    def place(self, parameters: Mapping[str, object], tensor: str) -> Place:
+        """Where the parameters of a tensor say that it lies.
+
+        Raises:
+            NotFoundError: The region is not registered.
+            InvalidArgumentError: A parameter is missing or of the wrong type, or the place is not in the region.
+        """
+        region = self._region(parameters[REGION_PARAMETER])
+        byte_size, offset = parameters.get(_SIZE_PARAMETER), parameters.get(_OFFSET_PARAMETER, 0)
+        for name, value in ((_SIZE_PARAMETER, byte_size), (_OFFSET_PARAMETER, offset)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise InvalidArgumentError(
+                    f"parameter '{name}' of tensor '{tensor}' must be an integer of at least 0, got {value!r:.80}"
+                )
+        place = Place(region, int(str(offset)), int(str(byte_size)))
+        if place.offset + place.byte_size > region.byte_size:
+            raise InvalidArgumentError(
+                f"Invalid offset + byte size for shared memory region: '{region.name}': {place.offset} + "
+                f"{place.byte_size} bytes of tensor '{tensor}'; the region has {region.byte_size}"
+            )
+        return place
+
+    def _check_name(self, name: str) -> None:
+        if not name:
+            raise InvalidArgumentError("a shared memory region needs a name, got ''")
+        if name in self._regions:
+            raise AlreadyExistsError(f"shared memory region '{name}' already in manager")
+        if len(self._regions) >= MAX_REGIONS:
+            raise ResourceExhaustedError(
+                f"{MAX_REGIONS} shared memory regions are registered, the most allowed; unregister those not in use"
+            )
+
+    def _region(self, name: object) -> Region:
+        if isinstance(name, str) and name in self._regions:
+            return self._regions[name]
+        known = ", ".join(f"'{known}'" for known in self._regions) or "none"
+        raise NotFoundError(f"Unable to find shared memory region: {name!r:.80}; registered: {known:.400}")
+
+
+def place_of(memory: SharedMemory | None, parameters: Mapping[str, object], tensor: str) -> Place | None:
+    """Where a tensor lies; None for one that travels in the message.
+
+    Raises:
+        UnsupportedError: It lies in shared memory, which the server does not offer.
+        PermissionDeniedError: The client may not register regions, so none is its own.
+        WeftError: As ``SharedMemory.place``.
+    """
+    if REGION_PARAMETER not in parameters:
+        return None
+    if memory is None:
+        raise UnsupportedError(DISABLED)
+    check_right("control", "tensors in shared memory")
+    return memory.place(parameters, tensor)
+
+
+def _opened(key: str) -> int:
+    """Descriptor of the shared memory object. Raises InvalidArgumentError."""
+    name = key.removeprefix("/")
+    if not name or "/" in name or "\0" in name or name in (".", ".."):
+        raise InvalidArgumentError(f"shared memory key {key!r:.80} is no name of shm_open; give one such as '/inputs'")
+    try:
+        descriptor = os.open(_FOLDER / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"Unable to open shared memory region: '{key}': {error.strerror}; make it with shm_open on the server's "
+            "machine before it is registered"
+        ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidArgumentError(f"Unable to open shared memory region: '{key}' is no shared memory object")
+    return descriptor

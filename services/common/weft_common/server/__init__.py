@@ -1,0 +1,1 @@
+"""A gRPC server process: ports, servicers, health, metrics page, shutdown."""

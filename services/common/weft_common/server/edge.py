@@ -1,0 +1,158 @@
+"""Where a call enters and leaves: headers, deadline and span on the way in, status and trailing metadata at the end."""
+
+import functools
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar, cast
+
+import grpc
+from opentelemetry.context import Context as TraceContext
+from opentelemetry.trace import INVALID_SPAN, Span
+
+from weft_common.core import CallContext
+from weft_common.errors import DeadlineExceededError, InternalError, RequestCancelledError, WeftError
+from weft_common.observing import telemetry
+from weft_common.observing.logs import get_logger
+from weft_common.protocol.status import cut_message, to_status, trailing_pairs
+from weft_common.security.access import KEY_HEADERS, caller_name
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+_log = get_logger("weft.servicer")
+
+
+class Edge:
+    """Begins and ends the calls of one service.
+
+    Args:
+        service: Name for spans and log lines, for example ``weft.router``.
+    """
+
+    def __init__(self, service: str) -> None:
+        self.service = service
+
+    def begin(
+        self,
+        model_name: str,
+        headers: Mapping[str, str],
+        deadline_ns: int | None,
+        parent: TraceContext | None = None,
+    ) -> tuple[CallContext, Span]:
+        """Context and SERVER span of a call that has just come in; the parent of the span is given, or in a header."""
+        client = caller_name()
+        call_context = CallContext(deadline_ns=deadline_ns, headers=headers, client_key=client)
+        if not telemetry.is_enabled():
+            return call_context, INVALID_SPAN
+        if parent is None:
+            parent = telemetry.extract(headers)
+        span = telemetry.start_span(
+            f"{self.service}/{model_name}",
+            parent=parent,
+            kind=telemetry.SERVER,
+            attributes={
+                "rpc.system": "grpc",
+                "rpc.service": "inference.GRPCInferenceService",
+                "weft.model": model_name,
+                **({"weft.client": client} if client else {}),
+            },
+        )
+        call_context.trace_context = telemetry.context_of(span, parent)
+        return call_context, span
+
+    def as_weft_error(
+        self, error: Exception, model_name: str = "", call_context: CallContext | None = None
+    ) -> WeftError:
+        """The error itself, or INTERNAL with an id for one that is not ours; that one is logged with its traceback."""
+        if isinstance(error, WeftError):
+            return error
+        internal = InternalError(f"{self.service} failed" + (f" on model '{model_name}'" if model_name else ""))
+        trace_id = telemetry.trace_id_of(call_context.trace_context) if call_context else ""
+        extra = {"error_id": internal.error_id, "model": model_name, "trace_id": trace_id}
+        if client := caller_name():
+            extra["client"] = client
+        _log.error("unexpected error", exc_info=error, extra=extra)
+        return internal
+
+    def fail(
+        self,
+        context: Context,
+        error: Exception,
+        *,
+        model_name: str = "",
+        call_context: CallContext | None = None,
+        span: Span = INVALID_SPAN,
+    ) -> None:
+        """The RPC ends with the status, the text and the trailing metadata of ``error`` when its method returns.
+
+        What the method returns is not sent. ``context.abort`` would do the same by an exception, which gRPC keeps in a
+        reference cycle with the frames it passed: sixty refused requests of 20 MB held 1 GB.
+        """
+        failure = self.as_weft_error(error, model_name, call_context)
+        telemetry.end_span(span, failure)
+        context.set_code(to_status(failure))
+        context.set_details(cut_message(failure.message))
+        context.set_trailing_metadata(trailing_of(failure, call_context))
+
+
+class _Served(Protocol):
+    _edge: Edge
+
+
+Served = TypeVar("Served", bound=_Served)
+
+
+def answering(
+    rpc: Callable[[Served, Request, Context], Awaitable[Response]],
+) -> Callable[[Served, Request, Context], Awaitable[Response]]:
+    """The RPC, ended with the status of whatever it raises."""
+
+    @functools.wraps(rpc)
+    async def answer(self: Served, request: Request, context: Context) -> Response:
+        try:
+            return await rpc(self, request, context)
+        except Exception as error:
+            model_name = getattr(request, "model_name", "") or getattr(request, "name", "")
+            self._edge.fail(context, error, model_name=model_name)
+            return cast(Response, None)  # not sent
+
+    return answer
+
+
+def trailing_of(failure: WeftError, call_context: CallContext | None) -> tuple[tuple[str, str], ...]:
+    """What is sent after an error: its own metadata, those of the call, and the id of the trace."""
+    trailing = trailing_pairs(failure)
+    if call_context is not None:
+        trailing += call_context.trailing_metadata
+        trace_id = telemetry.trace_id_of(call_context.trace_context)
+        if trace_id:
+            trailing.append(("x-trace-id", trace_id))
+    return sendable(trailing)
+
+
+def headers_of(context: Context) -> dict[str, str]:
+    """The client's ASCII metadata; keys that it shows to this service end here."""
+    return {
+        key: value
+        for key, value in context.invocation_metadata() or ()
+        if isinstance(value, str) and key not in KEY_HEADERS
+    }
+
+
+def deadline_ns_of(context: Context) -> int | None:
+    """When the client stops waiting, on the clock of ``time.monotonic_ns``; None if it waits for ever."""
+    remaining_s = context.time_remaining()
+    return None if remaining_s is None else time.monotonic_ns() + int(remaining_s * 1e9)
+
+
+def withdrawal(call_context: CallContext) -> WeftError:
+    """Why a call was cancelled from outside."""
+    if call_context.deadline_ns is not None and time.monotonic_ns() >= call_context.deadline_ns:
+        return DeadlineExceededError("the client's deadline passed")
+    return RequestCancelledError("the client cancelled")
+
+
+def sendable(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Metadata whose values are escaped to printable ASCII, which is all that gRPC carries."""
+    return tuple((key, value.encode("unicode_escape").decode()) for key, value in pairs)

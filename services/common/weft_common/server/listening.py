@@ -1,0 +1,131 @@
+"""The ports of a service: TLS and keys as the arguments say, and a loud warning where they say none."""
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import grpc
+from prometheus_client.registry import Collector
+
+from weft_common.client.channels import server_options
+from weft_common.errors import UnavailableError
+from weft_common.observing.logs import get_logger
+from weft_common.security.access import KeyRing
+from weft_common.security.channel import is_local
+from weft_common.security.tls import ServerTls, server_tls_files
+from weft_common.server.interceptor import AccessInterceptor, RefusalCollector
+from weft_common.server.metrics import DroppedLogsCollector, start_metrics_server
+from weft_common.server.unix_socket import UnixSocket
+from weft_common.statistics import ModelStatistics
+
+_log = get_logger("weft.server")
+
+
+class Ports(NamedTuple):
+    """Where a service listens, ``host:port``."""
+
+    grpc: str
+    metrics: str
+
+
+class Listener:
+    """Makes the server of a service and opens its ports.
+
+    Args:
+        service: Name for log lines, for example ``weft.router``.
+        options: Parsed arguments of ``weft_common.server.server.add_arguments``.
+
+    Raises:
+        InvalidArgumentError: A file of certificates or keys is missing or wrong.
+    """
+
+    def __init__(self, service: str, options: argparse.Namespace) -> None:
+        self._options = options
+        files = server_tls_files(options)
+        self._tls = None if files is None else ServerTls(files)
+        self._keys = KeyRing(options.auth_keys) if options.auth_keys else None
+        interceptors = () if self._keys is None else (AccessInterceptor(self._keys, service),)
+        self.server = grpc.aio.server(
+            options=server_options(options.max_message_bytes, shares_ports=options.share_ports or options.take_over),
+            interceptors=interceptors or None,
+        )
+        path = options.unix_socket
+        self._unix_socket = None if path is None else UnixSocket(path, takes_over=options.take_over)
+
+    def listen(self, statistics: Callable[[], Iterable[ModelStatistics]], collectors: Sequence[Collector]) -> Ports:
+        """Both ports are open; the gRPC one answers when the server is started.
+
+        Args:
+            statistics: As of ``start_metrics_server``.
+            collectors: Of the service.
+
+        Raises:
+            UnavailableError: A port is taken; says which. Or the Unix socket cannot be made.
+        """
+        options = self._options
+        for warning in exposure(
+            options.host,
+            is_encrypted=self._tls is not None,
+            asks_for_certificates=self._tls is not None and self._tls.requires_client_certificate,
+            asks_for_keys=self._keys is not None,
+        ):
+            _log.warning("%s", warning)
+        if self._keys is not None:
+            collectors = (*collectors, RefusalCollector(self._keys))
+        option, port = "--grpc-port", options.grpc_port
+        try:
+            grpc_port = self._listen_grpc(host_and_port(options.host, port))
+            option, port = "--metrics-port", options.metrics_port
+            metrics_port = start_metrics_server(
+                statistics,
+                options.host,
+                port,
+                (*collectors, DroppedLogsCollector()),
+                self._tls,
+                shares_port=options.share_ports or options.take_over,
+            )
+        except (RuntimeError, OSError) as error:
+            reason = str(error).partition(";")[0]  # gRPC goes on with advice on its own logs
+            address = host_and_port(options.host, port)
+            raise UnavailableError(f"cannot listen on {address}: {reason}; choose another {option}") from error
+        if self._unix_socket is not None:
+            self._unix_socket.add_to(self.server)
+        return Ports(host_and_port(options.host, grpc_port), host_and_port(options.host, metrics_port))
+
+    def close(self) -> None:
+        """What listening has left in the file system is gone; the server has stopped."""
+        if self._unix_socket is not None:
+            self._unix_socket.remove()
+
+    def _listen_grpc(self, address: str) -> int:
+        if self._tls is None:
+            return self.server.add_insecure_port(address)
+        return self.server.add_secure_port(address, self._tls.credentials())
+
+
+def exposure(host: str, *, is_encrypted: bool, asks_for_certificates: bool, asks_for_keys: bool) -> list[str]:
+    """What other machines can do to ports on ``host`` that they should not, one warning each."""
+    if is_local(host):
+        return []
+    warnings = []
+    if not is_encrypted:
+        warnings.append(
+            f"plaintext ports listen on {host}, which other machines can reach: requests, answers and keys can be read "
+            "and changed on the way; give --tls-cert and --tls-key"
+        )
+    if not (asks_for_keys or asks_for_certificates):
+        warnings.append(
+            f"ports without authentication listen on {host}, which other machines can reach: whoever reaches them may "
+            "call; give --auth-keys or --tls-client-ca"
+        )
+    if not asks_for_certificates:
+        warnings.append(
+            f"the metrics port on {host} asks for no certificate, and never for a key: who reaches it reads the names "
+            "of models and clients, and figures"
+        )
+    return warnings
+
+
+def host_and_port(host: str, port: int) -> str:
+    """``host:port``, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,166 @@
+"""Prometheus figures, derived from the counters at scrape time, so that a request pays for one set of counters only.
+
+The names and labels ``nv_*`` are TIS's, without the ``_total`` that the Python client would add to a counter: boards
+made for TIS read them as they are. ``weft_*`` histograms carry exemplars (trace ids) in the OpenMetrics format.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, UnknownMetricFamily
+from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
+
+from weft_common.observing import logs
+from weft_common.observing.logs import get_logger
+from weft_common.security.tls import ServerTls
+from weft_common.statistics import LATENCY_BUCKETS_S, LatencyHistogram, ModelStatistics
+
+_COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
+    ("nv_inference_request_success", "Requests answered", lambda s: s.success.count),
+    ("nv_inference_count", "Rows inferred", lambda s: s.inference_count),
+    ("nv_inference_exec_count", "Batches executed", lambda s: s.execution_count),
+    ("nv_inference_request_duration_us", "End-to-end time in this service", lambda s: s.success.total_ns / 1e3),
+    ("nv_inference_queue_duration_us", "Time in the queue", lambda s: s.queue.total_ns / 1e3),
+    ("nv_inference_compute_input_duration_us", "Time to gather inputs", lambda s: s.compute_input.total_ns / 1e3),
+    ("nv_inference_compute_infer_duration_us", "Time in the model", lambda s: s.compute_infer.total_ns / 1e3),
+    ("nv_inference_compute_output_duration_us", "Time to scatter outputs", lambda s: s.compute_output.total_ns / 1e3),
+)
+#: How long a client of ``/metrics`` may be silent, in seconds; each holds a thread meanwhile.
+SCRAPE_TIMEOUT_S = 30.0
+
+_log = get_logger("weft.metrics")
+
+_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelStatistics], dict[int, LatencyHistogram]]], ...] = (
+    ("weft_request_latency_seconds", "End-to-end latency by priority level", lambda s: s.request_latency),
+    ("weft_queue_latency_seconds", "Time in the queue by priority level", lambda s: s.queue_latency),
+    ("weft_compute_latency_seconds", "Execution time by priority level", lambda s: s.compute_latency),
+)
+
+
+class StatisticsCollector(Collector):
+    """Metric families of every model, read when Prometheus asks.
+
+    Args:
+        statistics: Gives the counters of all models; called on the metrics server's thread.
+    """
+
+    def __init__(self, statistics: Callable[[], Iterable[ModelStatistics]]) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, each with one sample a model version."""
+        entries = list(self._statistics())
+        for name, text, value in _COUNTERS:
+            counter = UnknownMetricFamily(name, text, labels=("model", "version"))
+            for entry in entries:
+                counter.add_metric((entry.name, entry.version), value(entry))
+            yield counter
+        restarts = CounterMetricFamily(
+            "weft_instance_restarts", "Instances that were lost and loaded again", labels=("model", "version")
+        )
+        failure = UnknownMetricFamily(
+            "nv_inference_request_failure", "Requests failed", labels=("model", "version", "reason")
+        )
+        pending = GaugeMetricFamily(
+            "nv_inference_pending_request_count", "Requests in the queue", labels=("model", "version")
+        )
+        queue_size = GaugeMetricFamily(
+            "weft_queue_size", "Requests in the queue by priority level", labels=("model", "version", "priority")
+        )
+        for entry in entries:
+            for level, count in entry.count_pending_by_level().items():
+                queue_size.add_metric((entry.name, entry.version, str(level)), count)
+            for reason in _REASONS:
+                failure.add_metric((entry.name, entry.version, reason), entry.failures_by_reason.get(reason, 0))
+            pending.add_metric((entry.name, entry.version), entry.pending_count)
+            restarts.add_metric((entry.name, entry.version), entry.restart_count)
+        yield failure
+        yield pending
+        yield queue_size
+        yield restarts
+        for name, text, histograms in _HISTOGRAMS:
+            family = HistogramMetricFamily(name, text, labels=("model", "version", "priority"))
+            for entry in entries:
+                for priority, histogram in list(histograms(entry).items()):
+                    family.add_metric(
+                        (entry.name, entry.version, str(priority)), cumulative_buckets(histogram), histogram.sum_s
+                    )
+            yield family
+
+
+class DroppedLogsCollector(Collector):
+    """Counts what this process could not log."""
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family."""
+        dropped = CounterMetricFamily("weft_log_lines_dropped", "Log lines that could not be written")
+        dropped.add_metric((), logs.num_dropped())
+        yield dropped
+
+
+def cumulative_buckets(histogram: LatencyHistogram) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+    """Cumulative buckets with their exemplars."""
+    bounds = [*(str(bound) for bound in LATENCY_BUCKETS_S), "+Inf"]
+    total = 0.0
+    buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+    for bound, count, exemplar in zip(bounds, histogram.counts, histogram.exemplars, strict=True):
+        total += count
+        if exemplar is None:
+            buckets.append((bound, total))
+        else:
+            trace_id, seconds, unix_time_s = exemplar
+            buckets.append((bound, total, Exemplar({"trace_id": trace_id}, seconds, unix_time_s)))
+    return buckets
+
+
+def start_metrics_server(
+    statistics: Callable[[], Iterable[ModelStatistics]],
+    host: str,
+    port: int,
+    collectors: Iterable[Collector] = (),
+    tls: ServerTls | None = None,
+    *,
+    shares_port: bool = False,
+) -> int:
+    """Serve ``/metrics`` on a thread of its own and return the port (chosen by the system when ``port`` is 0).
+
+    Args:
+        statistics: Gives the counters of all models; called on that thread.
+        host: Address to listen on.
+        port: To listen on.
+        collectors: Of further metrics; called on that thread.
+        tls: Certificate of the server; None: plaintext.
+        shares_port: Whether other processes that say so too may listen on the port.
+
+    Raises:
+        OSError: The port is taken.
+    """
+    registry = CollectorRegistry()
+    registry.register(StatisticsCollector(statistics))
+    for collector in collectors:
+        registry.register(collector)
+    ProcessCollector(registry=registry)
+    ThreadingWSGIServer.allow_reuse_port = shares_port  # the library makes its server of a subclass
+    if tls is None:
+        server, _ = start_http_server(port, addr=host, registry=registry)
+    else:
+        server, _ = start_http_server(port, addr=host, registry=registry, **tls.http_arguments())
+        listening: Any = server.socket  # an SSLSocket
+        # Else one client that connects and says nothing holds up all others: hands are shaken where connections are
+        # accepted, on one thread.
+        listening.do_handshake_on_connect = False
+        tls.follow(listening.context)
+    behaved: Any = server
+    behaved.RequestHandlerClass = type("_Handler", (behaved.RequestHandlerClass,), {"timeout": SCRAPE_TIMEOUT_S})
+    behaved.handle_error = _broken_off
+    return int(server.server_port)
+
+
+def _broken_off(_request: object, address: tuple[str, int]) -> None:
+    """Instead of a traceback on standard error for each handshake that somebody else gets wrong."""
+    _log.debug("a scrape from %s broke off", address[0], exc_info=True)

@@ -1,0 +1,299 @@
+"""The V2 service: every RPC of ``inference.GRPCInferenceService`` over an ``InferenceCore``.
+
+Protobuf comes in and goes out here; ``weft_common.server.edge`` has the spans and turns errors into statuses.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from importlib import metadata
+
+from weft_common.client.channels import MAX_MESSAGE_BYTES
+from weft_common.core import CallContext, InferCall, InferenceCore, Parameters
+from weft_common.errors import UnsupportedError, WeftError
+from weft_common.observing import telemetry
+from weft_common.observing.logs import get_logger
+from weft_common.protocol.exchange_wire import EXTENSION as EXCHANGE
+from weft_common.protocol.shared_memory import Place, SharedMemory
+from weft_common.protocol.wire import (
+    call_from_request,
+    fill_response,
+    metadata_from_signature,
+    output_places,
+    parameters_from,
+    statistics_message,
+)
+from weft_common.security import access
+from weft_common.server.edge import Context, Edge, answering, deadline_ns_of, headers_of, sendable, withdrawal
+from weft_common.server.exchange import ExchangeServicer
+from weft_common.server.shared_memory_servicer import SharedMemoryServicer
+from weft_common.server.stream_servicer import StreamServicer
+from weft_protos import grpc_service_pb2 as pb
+
+EXTENSIONS = (
+    "classification",
+    "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+    EXCHANGE,
+)
+
+_SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests"
+
+#: Model, version, what gives the parameters, and what surrounds the call.
+Precheck = Callable[[str, str, Callable[[], Parameters], CallContext], None]
+
+_log = get_logger("weft.servicer")
+
+
+class V2Servicer(SharedMemoryServicer):
+    """Answers V2 RPCs from a core.
+
+    Args:
+        core: What answers.
+        service: Name for spans and ``ServerMetadata``, for example ``weft.router``.
+        memory: Shared memory that clients may use; None: it is disabled.
+        is_ready: What ``ServerReady`` says; the core's by default.
+        max_message_bytes: Largest message of an exchange.
+        precheck: Called with each request before its tensors are looked at; may raise as ``core.infer`` does.
+
+    Attributes:
+        exchange: Takes the same requests as ``ModelInfer``, many in one stream.
+    """
+
+    def __init__(
+        self,
+        core: InferenceCore,
+        service: str,
+        memory: SharedMemory | None = None,
+        is_ready: Callable[[], bool] | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        precheck: Precheck | None = None,
+    ) -> None:
+        super().__init__(Edge(service), memory)
+        self._core = core
+        self._precheck = precheck
+        self._is_ready = is_ready
+        self._released: asyncio.Event | None = None  # of a server that drains
+        self.num_held = 0  # since then
+        self._streams = StreamServicer(core, self._edge, self._read_call, _SHUTTING_DOWN)
+        self.exchange = ExchangeServicer(self._infer, self._edge, _SHUTTING_DOWN, max_message_bytes)
+
+    def drain(self) -> None:
+        """New requests wait for ``release``; a stream ends with UNAVAILABLE when it has answered what it took.
+
+        Callers of an exchange are told to send no more on it; what they have sent is answered.
+        """
+        self._released = self._released or asyncio.Event()
+        self._streams.drain()
+        self.exchange.drain()
+
+    def release(self) -> None:
+        """Requests that came since ``drain`` are taken; call it when clients were told to send no more."""
+        if self._released is not None:
+            self._released.set()
+
+    async def _wait_for_release(self) -> None:
+        """The request came since ``drain``, and ``release`` was called."""
+        self.num_held += 1
+        if self._released is not None:
+            await self._released.wait()
+
+    # Health and metadata.
+
+    async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
+        """Live as long as it answers."""
+        return pb.ServerLiveResponse(live=True)
+
+    @answering
+    async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
+        """Ready when every model is, unless the service was started with ``--strict-readiness=false``."""
+        return pb.ServerReadyResponse(ready=(self._is_ready or self._core.is_ready)())
+
+    async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
+        """Name, version, extensions."""
+        return pb.ServerMetadataResponse(
+            name=self._edge.service,
+            version=metadata.version("weft"),
+            extensions=(*EXTENSIONS, *(() if self._memory is None else self._memory.extensions)),
+        )
+
+    @answering
+    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+        """NOT_FOUND for an unknown model, as in TIS."""
+        access.check_model(request.name)
+        return pb.ModelReadyResponse(ready=self._core.is_model_ready(request.name, request.version))
+
+    @answering
+    async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
+        """Wire datatypes; shapes show the batch dimension as a leading -1."""
+        access.check_model(request.name)
+        signature = self._core.signature(request.name, request.version)
+        versions = [
+            entry.version
+            for entry in self._core.index(ready_only=True)
+            if entry.name == request.name and (not request.version or entry.version == request.version)
+        ]
+        return metadata_from_signature(signature, versions or [signature.version])
+
+    @answering
+    async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
+        """The whole configuration."""
+        access.check_model(request.name)
+        return pb.ModelConfigResponse(config=self._core.config(request.name, request.version))
+
+    @answering
+    async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
+        """Counters of one model, or of all when no name is given."""
+        if request.name:
+            access.check_model(request.name)
+        statistics = self._core.statistics(request.name, request.version)
+        shown = (entry for entry in statistics if access.allows(entry.name))
+        return pb.ModelStatisticsResponse(model_stats=map(statistics_message, shown))
+
+    # Inference.
+
+    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        """One request, one response."""
+        if self._released is not None:
+            await self._wait_for_release()
+        response = pb.ModelInferResponse()
+        call_context, failure = await self._infer(request, response, headers_of(context), deadline_ns_of(context))
+        if failure is not None:
+            self._edge.fail(context, failure, call_context=call_context)
+            return pb.ModelInferResponse()  # not sent
+        if call_context.trailing_metadata:
+            context.set_trailing_metadata(sendable(call_context.trailing_metadata))
+        return response
+
+    async def _infer(
+        self,
+        request: pb.ModelInferRequest,
+        response: pb.ModelInferResponse,
+        headers: Mapping[str, str],
+        deadline_ns: int | None,
+    ) -> tuple[CallContext, WeftError | None]:
+        """Fill the response to one request; what surrounded it, and why it failed. A cancel withdraws the request."""
+        call_context, span = self._edge.begin(request.model_name, headers, deadline_ns)
+        failure: WeftError | None = None
+        try:
+            with access.admission(request.model_name):
+                call, places = self._read_call(request, call_context)
+                fill_response(response, await self._core.infer(call, call_context), places)
+        except asyncio.CancelledError:
+            failure = withdrawal(call_context)
+            raise
+        except Exception as error:
+            failure = self._edge.as_weft_error(error, request.model_name, call_context)
+            return call_context, failure
+        else:
+            return call_context, None
+        finally:
+            telemetry.end_span(span, failure)
+            del failure  # it holds this frame, and with it the tensors
+
+    def _read_call(
+        self, request: pb.ModelInferRequest, call_context: CallContext
+    ) -> tuple[InferCall, Mapping[str, Place]]:
+        """What a request asks for, and where its outputs are to be written. Raises as the precheck does."""
+        self._check_early(request, call_context)
+        call = call_from_request(request, self._memory)
+        access.lower_priority(call.parameters)
+        return call, {} if self._memory is None else output_places(request, self._memory)
+
+    def _check_early(self, request: pb.ModelInferRequest, call_context: CallContext) -> None:
+        """As the precheck raises; the parameters are read only if it asks for them."""
+        if self._precheck is None:
+            return
+
+        def parameters() -> Parameters:
+            values = parameters_from(request.parameters)
+            access.lower_priority(values)
+            return values
+
+        self._precheck(request.model_name, request.model_version, parameters, call_context)
+
+    async def ModelStreamInfer(
+        self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        """Many requests at once; answers come in the order of the requests, those of decoupled models as they are made.
+
+        An error is text in ``error_message``, behind the name of its status, and the stream goes on; unless the client
+        sent the metadata ``triton_grpc_error: true``: then the first error ends the stream with its status. Cancelling
+        the stream cancels what is in work. No more answers are made than the client reads, but for a few that wait.
+        """
+        if self._released is not None:
+            await self._wait_for_release()
+        async with contextlib.aclosing(self._streams.serve(request_iterator, context)) as answers:
+            async for answer in answers:
+                yield answer
+
+    # Repository control.
+
+    @answering
+    async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
+        """Every model version with its state and, where it does not serve, the reason."""
+        entry_message = pb.RepositoryIndexResponse.ModelIndex
+        entries = (entry for entry in self._core.index(ready_only=request.ready) if access.allows(entry.name))
+        return pb.RepositoryIndexResponse(models=[entry_message(**entry._asdict()) for entry in entries])
+
+    @answering
+    async def RepositoryModelLoad(
+        self, request: pb.RepositoryModelLoadRequest, context: Context
+    ) -> pb.RepositoryModelLoadResponse:
+        """Returns when the model serves."""
+        access.check_model(request.model_name)
+        await self._core.load(request.model_name, parameters_from(request.parameters))
+        return pb.RepositoryModelLoadResponse()
+
+    @answering
+    async def RepositoryModelUnload(
+        self, request: pb.RepositoryModelUnloadRequest, context: Context
+    ) -> pb.RepositoryModelUnloadResponse:
+        """Returns when the model has stopped."""
+        access.check_model(request.model_name)
+        parameters = parameters_from(request.parameters)
+        await self._core.unload(request.model_name, unload_dependents=parameters.get("unload_dependents") is True)
+        return pb.RepositoryModelUnloadResponse()
+
+    @answering
+    async def TraceSetting(self, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
+        """The settings in force; they come from ``OTEL_*`` variables and cannot be changed while the service runs."""
+        if request.settings:
+            raise UnsupportedError(
+                f"trace settings {sorted(request.settings)} cannot be changed while the service runs; set "
+                "OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_TRACES_SAMPLER_ARG before it starts"
+            )
+        value = pb.TraceSettingResponse.SettingValue
+        return pb.TraceSettingResponse(
+            settings={
+                "trace_mode": value(value=["opentelemetry"]),
+                "trace_level": value(value=["TIMESTAMPS" if telemetry.is_enabled() else "OFF"]),
+                "trace_rate": value(value=["1"]),
+                "trace_count": value(value=["-1"]),
+                "log_frequency": value(value=["0"]),
+            }
+        )
+
+    @answering
+    async def LogSettings(self, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
+        """The settings in force; ``--log-level`` sets them when the service starts."""
+        if request.settings:
+            raise UnsupportedError(
+                f"log settings {sorted(request.settings)} cannot be changed while the service runs; start it with "
+                "--log-level"
+            )
+        value = pb.LogSettingsResponse.SettingValue
+        return pb.LogSettingsResponse(
+            settings={
+                "log_file": value(string_param=""),
+                "log_info": value(bool_param=_log.isEnabledFor(20)),
+                "log_warning": value(bool_param=_log.isEnabledFor(30)),
+                "log_error": value(bool_param=True),
+                "log_verbose_level": value(uint32_param=int(_log.isEnabledFor(10))),
+                "log_format": value(string_param="json"),
+            }
+        )

@@ -1,0 +1,100 @@
+"""What a request asks for, whatever endpoint it came to, and the fields that both endpoints share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from starlette.datastructures import Headers
+
+from weft_common.errors import DeadlineExceededError
+from weft_gateway.errors import RequestError
+from weft_gateway.openai.fields import Fields
+
+#: A text, or the ids of its tokens.
+Prompt: TypeAlias = str | list[int]
+
+MAX_MODEL_CHARS = 256
+MAX_SALT_CHARS = 1024
+MAX_PRIORITY = 2**31 - 1
+#: Longest time that a request may ask for, in seconds.
+MAX_TIMEOUT_S = 86_400.0
+#: HTTP header with the time that the client will wait, in seconds.
+TIMEOUT_HEADER = "x-request-timeout"
+
+#: Fields of OpenAI that change nothing here: who asks, and how its own servers may keep or charge a request.
+_WITHOUT_MEANING = ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "store", "user")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A checked request.
+
+    Attributes:
+        model: Name of the model or graph.
+        sampling: As JSON for the model; without ``logprobs`` none are asked for.
+        is_stream: Whether the answer comes piece by piece.
+        has_usage_chunk: Whether a stream ends with a chunk that has the usage.
+        parameters: Of the model's request: ``priority`` and ``cache_salt``, where given, and what an endpoint adds.
+        timeout_s: How long the answer may take, in seconds; None: as long as the gateway allows.
+    """
+
+    model: str
+    sampling: Mapping[str, Any]
+    is_stream: bool
+    has_usage_chunk: bool
+    parameters: Mapping[str, int | str]
+    timeout_s: float | None
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to each prompt."""
+        return int(self.sampling.get("n", 1))
+
+
+def take_common(fields: Fields, sampling: Mapping[str, Any], headers: Headers) -> Ask:
+    """The fields that are about the request rather than the text; afterwards every field of the body must be known.
+
+    Raises:
+        RequestError: A field is wrong, missing, unsupported or unknown.
+        DeadlineExceededError: The client gives no time at all.
+    """
+    model = fields.string("model", max_chars=MAX_MODEL_CHARS)
+    if not model:
+        raise RequestError("'model' is missing; GET /v1/models lists what is served", param="model")
+    if not model.isprintable():
+        raise RequestError("'model' has characters that cannot be shown; leave them out", param="model")
+    is_stream = fields.boolean("stream") or False
+    has_usage_chunk = False
+    options = fields.object("stream_options")
+    if options is not None:
+        if not is_stream:
+            raise RequestError("'stream_options' needs 'stream': true", param="stream_options")
+        has_usage_chunk = options.boolean("include_usage") or False
+        options.refuse("include_obfuscation")
+        options.finish()
+    given = {
+        "priority": fields.integer("priority", 0, MAX_PRIORITY),
+        "cache_salt": fields.string("cache_salt", max_chars=MAX_SALT_CHARS),
+    }
+    timeout_s = _timeout_s(fields, headers)
+    fields.refuse("service_tier", ("auto", "default"))
+    fields.ignore(*_WITHOUT_MEANING)
+    fields.finish()
+    parameters = {name: value for name, value in given.items() if value is not None}
+    return Ask(model, sampling, is_stream, has_usage_chunk, parameters, timeout_s)
+
+
+def _timeout_s(fields: Fields, headers: Headers) -> float | None:
+    """The shorter of the field ``timeout`` and the header, in seconds; None: neither is given."""
+    given = [fields.number("timeout", 0.0, MAX_TIMEOUT_S)]
+    if text := headers.get(TIMEOUT_HEADER):
+        try:
+            given.append(Fields({TIMEOUT_HEADER: float(text)}).number(TIMEOUT_HEADER, 0.0, MAX_TIMEOUT_S))
+        except ValueError:
+            raise RequestError(
+                f"the header '{TIMEOUT_HEADER}' must be a number of seconds, got '{text[:40]}'"
+            ) from None
+    timeout_s = min((one for one in given if one is not None), default=None)
+    if timeout_s == 0:
+        raise DeadlineExceededError("the client gives the answer 0 s; give more, or leave 'timeout' out")
+    return timeout_s

@@ -1,0 +1,152 @@
+"""A model that takes and gives text, by the tensors of vLLM's backend for Triton Inference Server.
+
+Every tensor but ``text_output`` and one for the prompt may be missing, as in a graph that has no use for it.
+"""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from weft_common.errors import InternalError, InvalidArgumentError
+from weft_common.protocol.wire import fill_parameters
+from weft_common.signature import ModelSignature, TensorSpec
+from weft_common.tensors import encode_bytes
+from weft_gateway.errors import RequestError
+from weft_gateway.openai.ask import Ask, Prompt
+from weft_gateway.openai.pieces import (
+    FINISH_REASON,
+    LOGPROBS,
+    NUM_CACHED_TOKENS,
+    NUM_INPUT_TOKENS,
+    NUM_OUTPUT_TOKENS,
+    OUTPUT_IDS,
+    TEXT_OUTPUT,
+)
+from weft_gateway.openai.templates import ChatTemplate
+from weft_protos import grpc_service_pb2 as pb
+from weft_protos.model_config_pb2 import ModelConfig
+
+TEXT_INPUT = "text_input"
+INPUT_IDS = "input_ids"
+STREAM = "stream"
+SAMPLING = "sampling_parameters"
+EXCLUDE_INPUT = "exclude_input_in_output"
+
+#: Outputs that each answer is made of, as far as the model has them.
+_OUTPUTS = (TEXT_OUTPUT, FINISH_REASON, NUM_INPUT_TOKENS, NUM_CACHED_TOKENS, NUM_OUTPUT_TOKENS)
+#: And these where log probabilities are asked for: ids tell which of the tokens was sampled.
+_LOGPROBS_OUTPUTS = (LOGPROBS, OUTPUT_IDS)
+#: Parameters of a configuration with texts of special tokens, for the chat template.
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+_CHAT_TEMPLATE = "chat_template"
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """What the gateway knows of a model.
+
+    Attributes:
+        signature: Its tensors.
+        template_source: Its chat template; "": it has none.
+        special_tokens: Of its tokenizer, by the name that templates use.
+    """
+
+    signature: ModelSignature
+    template_source: str
+    special_tokens: Mapping[str, str]
+
+    @classmethod
+    def from_config(cls, config: ModelConfig, template_source: str | None = None) -> Self | None:
+        """The model with this configuration; None: it is no text model.
+
+        Args:
+            config: As the router gives it.
+            template_source: Chat template in place of that of the configuration.
+        """
+        signature = ModelSignature.from_config(config, "")
+        inputs, outputs = {spec.name for spec in signature.inputs}, {spec.name for spec in signature.outputs}
+        if TEXT_INPUT not in inputs or TEXT_OUTPUT not in outputs:
+            return None
+        parameters = {key: value.string_value for key, value in config.parameters.items()}
+        if template_source is None:
+            template_source = parameters.get(_CHAT_TEMPLATE, "")
+        special_tokens = {name: parameters[name] for name in _SPECIAL_TOKENS if name in parameters}
+        return cls(signature, template_source, special_tokens)
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.signature.name
+
+    def template(self) -> ChatTemplate:
+        """The chat template.
+
+        Raises:
+            RequestError: The model has none.
+            InternalError: It has one that cannot be compiled; why is the cause, and not for clients.
+        """
+        if not self.template_source:
+            raise RequestError(
+                f"the model '{self.name}' has no chat template; use /v1/completions, or give the model one: "
+                f"'chat_template' in its tokenizer_config.json, the parameter '{_CHAT_TEMPLATE}' in its config.pbtxt, "
+                f"or the gateway's --chat-template {self.name}=FILE",
+                param="model",
+                code="no_chat_template",
+            )
+        try:
+            return ChatTemplate(self.template_source, self.special_tokens)
+        except InvalidArgumentError as error:
+            raise InternalError(f"the chat template of the model '{self.name}' cannot be used") from error
+
+    def request(self, ask: Ask, prompt: Prompt, request_id: str) -> pb.ModelInferRequest:
+        """The request for one prompt.
+
+        Raises:
+            RequestError: The model does not take what the request has.
+        """
+        request = pb.ModelInferRequest(model_name=self.name, id=request_id)
+        specs = {spec.name: spec for spec in self.signature.inputs}
+        if isinstance(prompt, str):
+            self._add(request, specs[TEXT_INPUT], _texts(prompt))
+        elif INPUT_IDS in specs:
+            self._add(request, specs[INPUT_IDS], _ids(specs[INPUT_IDS], prompt, self.name), len(prompt))
+        else:
+            raise RequestError(
+                f"the model '{self.name}' takes no token ids; send the prompt as a string", param="prompt"
+            )
+        if SAMPLING in specs:
+            self._add(request, specs[SAMPLING], _texts(json.dumps(ask.sampling)))
+        elif ask.sampling.keys() - {"max_tokens"}:
+            names = ", ".join(sorted(ask.sampling))
+            raise RequestError(f"the model '{self.name}' takes no sampling parameters, got {names}; leave them out")
+        outputs = (*_OUTPUTS, *(_LOGPROBS_OUTPUTS if "logprobs" in ask.sampling else ()))
+        # vLLM's own backend gives what these inputs ask for, others what the request names.
+        flags = {STREAM: ask.is_stream, EXCLUDE_INPUT: True} | {f"return_{name}": True for name in outputs}
+        for name, value in flags.items():
+            if name in specs:
+                self._add(request, specs[name], b"\1" if value else b"\0")
+        for spec in self.signature.outputs:
+            if spec.name in outputs:
+                request.outputs.add(name=spec.name)
+        fill_parameters(request.parameters, ask.parameters)
+        return request
+
+    def _add(self, request: pb.ModelInferRequest, spec: TensorSpec, data: bytes, length: int = 1) -> None:
+        """A tensor of one row, of ``length`` where the model leaves that open."""
+        dims = [length if dim < 0 else dim for dim in spec.dims]
+        shape = [1, *dims] if self.signature.max_batch_size > 0 else dims
+        request.inputs.add(name=spec.name, datatype=spec.datatype, shape=shape)
+        request.raw_input_contents.append(data)
+
+
+def _texts(text: str) -> bytes:
+    return encode_bytes((text,))
+
+
+def _ids(spec: TensorSpec, ids: Sequence[int], model: str) -> bytes:
+    form = {"INT32": "i", "INT64": "q", "UINT32": "I", "UINT64": "Q"}.get(spec.datatype)
+    if form is None:
+        raise InternalError(f"input '{INPUT_IDS}' of model '{model}' has datatype {spec.datatype}, token ids have not")
+    return struct.pack(f"<{len(ids)}{form}", *ids)

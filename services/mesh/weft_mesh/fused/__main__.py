@@ -1,0 +1,89 @@
+"""``python -m weft_mesh.fused``: the router as a process that has model services in it."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from typing import NamedTuple, NoReturn
+
+from weft_common.server import server
+from weft_mesh.fused.core import FusedCore
+from weft_router.__main__ import fault_of, make_parser
+from weft_router.__main__ import make_core as make_router
+from weft_serving.calls.nested_calls import Callee
+from weft_serving.core import ServingCore
+from weft_serving.main import add_arguments, make_core, usage_fault
+
+#: Where each service has its backends; imported when it is asked for, as it may not be installed.
+_BACKENDS = {
+    "preprocess": "weft_preprocess.transforms",
+    "model": "weft_model.backends",
+    "postprocess": "weft_postprocess.transforms",
+}
+
+
+class _Service(NamedTuple):
+    """A service that is to be in this process."""
+
+    name: str
+    options: argparse.Namespace
+
+    def maker(self) -> Callable[[Callee], ServingCore]:
+        """Makes its core. Raises ImportError if the service is not installed."""
+        return partial(make_core, self.options, import_module(_BACKENDS[self.name]).BACKENDS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve graphs and models until told to stop; the exit status is that of ``weft_router.__main__.main``.
+
+    Args:
+        argv: Arguments; those of the process when None.
+    """
+    parser = make_parser("weft_mesh.fused", "Serve graphs over model services, some of them in this process.")
+    parser.add_argument(
+        "--in-process",
+        type=_service,
+        action="append",
+        required=True,
+        metavar="'NAME ARGUMENTS'",
+        help="run this service here, with its own arguments but those of its ports, for example "
+        "'model --repository models'; may be repeated; before every --target",
+    )
+    options = parser.parse_args(argv)
+    services: list[_Service] = options.in_process
+    if fault := fault_of(options, [service.name for service in services]):
+        print(f"weft_mesh.fused: error: {fault}", file=sys.stderr)
+        return 2
+    makers = {service.name: service.maker() for service in services}
+    return server.run(
+        "router", lambda: FusedCore(makers, partial(make_router, options)), options, extend=FusedCore.extension
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises what an ordinary one ends the process with."""
+
+    def error(self, message: str) -> NoReturn:
+        """As ``ArgumentParser.error``."""
+        raise argparse.ArgumentTypeError(message)
+
+
+def _service(text: str) -> _Service:
+    try:
+        name, *arguments = shlex.split(text) or [""]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{text}': {error}") from None
+    if name not in _BACKENDS:
+        raise argparse.ArgumentTypeError(f"'{text}' must begin with one of {', '.join(_BACKENDS)}")
+    parser = _Parser(add_help=False)
+    add_arguments(parser)
+    options = parser.parse_args(arguments)
+    if fault := usage_fault(options):
+        raise argparse.ArgumentTypeError(fault)
+    return _Service(name, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""What can be known to be wrong before any process is started."""
+
+import errno
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from weft_common.server.unix_socket import path_fault
+from weft_common.text.layout import is_ensemble
+
+
+class MeshError(Exception):
+    """The mesh cannot serve; the message says which part, why, and the cure."""
+
+
+GRAPHS = "graphs"
+
+
+def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path]:
+    """What each service serves, by its name, and the router by ``GRAPHS``; only folders that are there.
+
+    A repository as Triton Inference Server has it, models and ensembles side by side, is that of the model service and
+    of the router.
+
+    Args:
+        repository: Folder with the folder ``GRAPHS`` and those of the services, or with models.
+        services: Names of the folders that hold models.
+
+    Raises:
+        MeshError: It is neither; or models have no files, each of which is named.
+    """
+    folders = {name: repository / name for name in (*services, GRAPHS) if (repository / name).is_dir()}
+    if not folders and any(repository.glob("*/config.pbtxt")):
+        folders = {"model": repository, GRAPHS: repository}
+    if GRAPHS not in folders or len(folders) == 1:
+        raise MeshError(
+            f"'{repository}' is no model repository: it needs a folder '{GRAPHS}' and at least one of "
+            f"{', '.join(services)}, or models side by side as Triton Inference Server has them; give one with "
+            "--repository"
+        )
+    empty = [
+        str(config.parent.relative_to(repository))
+        for name, folder in folders.items()
+        for config in sorted(folder.glob("*/config.pbtxt"))
+        if name != GRAPHS and not is_ensemble(config) and not _has_files(config.parent)
+    ]
+    if empty:
+        raise MeshError(f"no model files for {', '.join(empty)} in '{repository}': run `make models` to build them")
+    return folders
+
+
+def _has_files(model: Path) -> bool:
+    return any(_is_version(folder) and any(folder.iterdir()) for folder in model.iterdir())
+
+
+def _is_version(folder: Path) -> bool:
+    return folder.name.isdigit() and folder.is_dir()
+
+
+def socket_paths(folder: Path, services: Iterable[str]) -> dict[str, Path]:
+    """Where services listen beside their ports; none of them where the folder's path is too long for a socket."""
+    paths = {name: folder / f"{name}.sock" for name in services}
+    return {} if any(map(path_fault, paths.values())) else paths
+
+
+def check_port(host: str, port: int) -> None:
+    """The port is free to listen on; 0 always is. Raises MeshError as ``hold_port``."""
+    hold_port(host, port).close()
+
+
+def hold_port(host: str, port: int) -> socket.socket:
+    """A socket that holds the port, or a free one if it is 0, until it is closed; nobody else gets it meanwhile.
+
+    Raises:
+        MeshError: It is in use, not allowed, or the host is not an address of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        held = socket.socket(family, kind, protocol)
+        try:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed connection's TIME_WAIT is no user
+            held.bind(address)
+            # Only sockets of this user that share the port, as those of services do, may now listen on it.
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        except OSError:
+            held.close()
+            raise
+        return held
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise MeshError(
+                f"port {port} on {host} is in use: stop what listens there, or choose others with --router-port, "
+                "--metrics-port and --openai-port (0 is any free port)"
+            ) from error
+        raise MeshError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error

@@ -1,0 +1,139 @@
+"""Which meshes of this user run on this machine: ``weft up`` tells, ``weft top`` and ``weft restart`` read.
+
+Each ``weft up`` has a folder in the system's folder for temporary files, and holds a lock on it as long as it lives, in
+whatever way it ends. The lock also keeps systemd-tmpfiles from cleaning the folder.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from weft_mesh.process import Endpoint
+from weft_mesh.readiness import dialable
+from weft_mesh.service_names import GATEWAY
+
+_PREFIX = "weft-"
+_FILE = "mesh.json"
+#: Is in each folder that was locked once: without an owner it is one that a killed mesh has left.
+_OWNED = "owned"
+
+
+class RunningMesh(NamedTuple):
+    """A mesh that serves.
+
+    Attributes:
+        pid: Of ``weft up``.
+        is_encrypted: Whether the router's ports are.
+        endpoints: By service, the router's first; pids are those of the first start.
+    """
+
+    pid: int
+    is_encrypted: bool
+    endpoints: Mapping[str, Endpoint]
+
+    @property
+    def router(self) -> str:
+        """``host:port`` of the router."""
+        return dialable(self.endpoints["router"].grpc)
+
+    @property
+    def metrics(self) -> str:
+        """``host:port`` of the router's metrics."""
+        return dialable(self.endpoints["router"].metrics)
+
+    def metrics_addresses(self) -> dict[str, str]:
+        """Where each process has its metrics, by service."""
+        router = self.endpoints["router"].metrics
+        addresses = {"router": self.metrics}
+        addresses |= {name: dialable(end.metrics) for name, end in self.endpoints.items() if end.metrics != router}
+        encrypted = [name for name in addresses if self.is_encrypted and is_public(name)]
+        return addresses | {name: f"https://{addresses[name]}/metrics" for name in encrypted}
+
+
+@contextlib.contextmanager
+def mesh_folder() -> Iterator[Path]:
+    """A folder that only this user may enter, gone after the block; those of killed meshes go now. Raises OSError."""
+    for mark in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNED}"):
+        with contextlib.suppress(OSError):
+            _remove_if_left(mark.parent)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
+        held = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)  # a reader may have it for a moment
+            Path(name, _OWNED).touch()
+            yield Path(name)
+        finally:
+            os.close(held)
+
+
+def tell(folder: Path, mesh: RunningMesh) -> None:
+    """The mesh is found from now on, until its folder is gone or this process has ended. Raises OSError."""
+    endpoints = {name: endpoint.as_json() for name, endpoint in mesh.endpoints.items()}
+    (folder / _FILE).write_text(json.dumps(mesh._asdict() | {"endpoints": endpoints}), encoding="utf-8")
+
+
+def running_meshes() -> list[RunningMesh]:
+    """Every mesh that this user has told of and that runs."""
+    found = []
+    for folder in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")):
+        with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # not of weft up
+            if _is_ours_and_held(folder):
+                fields = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+                endpoints = {name: Endpoint(**one) for name, one in fields["endpoints"].items()}
+                found.append(RunningMesh(fields["pid"], fields["is_encrypted"], endpoints))
+    return found
+
+
+def is_public(service: str) -> bool:
+    """Whether a service's ports are for clients of the mesh, and so as they are to be secured."""
+    return service in ("router", GATEWAY)
+
+
+class SeveralMeshesError(Exception):
+    """More than one mesh could be meant."""
+
+
+def the_mesh(address: str | None, address_of: Callable[[RunningMesh], str]) -> RunningMesh | None:
+    """The mesh that has this address, without one the only mesh that runs; None: there is none.
+
+    Args:
+        address: ``host:port`` of what ``address_of`` gives.
+        address_of: Of a mesh.
+
+    Raises:
+        SeveralMeshesError: No address is given, and more than one runs.
+    """
+    meshes = [mesh for mesh in running_meshes() if address in (None, address_of(mesh))]
+    if len(meshes) > 1:
+        raise SeveralMeshesError(f"several meshes run; give --router one of {', '.join(map(address_of, meshes))}")
+    return meshes[0] if meshes else None
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Remove a folder of this user that has no owner any more. Raises OSError where it has one."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_uid == os.getuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+    finally:
+        os.close(descriptor)
+
+
+def _is_ours_and_held(folder: Path) -> bool:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_uid != os.getuid():
+            return False  # another user's: who knows what it says
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

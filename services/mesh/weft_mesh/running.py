@@ -1,0 +1,49 @@
+"""A mesh for the length of a ``with`` block: for demos, benchmarks and tests."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from weft_mesh.preflight import MeshError
+from weft_mesh.process import Endpoint
+
+_STOP_TIMEOUT_S = 40.0
+
+
+@contextmanager
+def running_mesh(
+    repository: Path, arguments: Sequence[str] = (), *, log: IO[str] | int | None = None
+) -> Iterator[dict[str, Endpoint]]:
+    """Endpoints of a mesh on free ports; it has ended when the block is left, also if this process is killed.
+
+    Args:
+        repository: Model repository.
+        arguments: More arguments of ``weft up``.
+        log: Where the services log, as ``subprocess`` takes it; None is this process's standard error.
+
+    Raises:
+        MeshError: The mesh did not come up; ``log`` says why.
+    """
+    command = [
+        sys.executable, "-P", "-m", "weft_cli", "up", "--json", "--stop-with-stdin",
+        "--router-port", "0", "--repository", str(repository), *arguments,
+    ]  # fmt: skip
+    # A group of its own: a Ctrl-C in the terminal reaches the caller alone, which then ends the mesh once.
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
+    ) as process:
+        try:
+            line = process.stdout.readline() if process.stdout is not None else ""
+            if not line:
+                raise MeshError(f"`weft up` ended with exit status {process.wait(_STOP_TIMEOUT_S)}; its log says why")
+            yield {name: Endpoint(**endpoint) for name, endpoint in json.loads(line).items()}
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()

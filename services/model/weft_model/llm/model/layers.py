@@ -1,0 +1,121 @@
+"""The decoder layer of Llama-like models over a paged KV cache."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from weft_model.llm import ops
+from weft_model.llm.model.model_config import ModelConfig
+from weft_model.llm.model.weights import Weights, layer_prefix
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """What every layer needs to know about the tokens of a step; T tokens of B sequences.
+
+    Attributes:
+        positions: Of each token in its sequence, int32 ``[T]``.
+        slot_map: Where the keys and values of each token go, block times block size plus offset, int64 ``[T]``.
+        block_tables: Blocks of each sequence in order, int32 ``[B, M]``.
+        q_start: First token of each sequence, and T, int32 ``[B + 1]``.
+        ctx_len: Tokens of each sequence after the step, int32 ``[B]``.
+        max_q_len: Most tokens of one sequence in the step.
+        max_ctx_len: Largest ``ctx_len``.
+        cos: Of the rotary embedding by position, float32 ``[max_positions, head_dim / 2]``.
+        sin: The same.
+        cache: What the operations of the first layer leave for those of the others.
+    """
+
+    positions: torch.Tensor
+    slot_map: torch.Tensor
+    block_tables: torch.Tensor
+    q_start: torch.Tensor
+    ctx_len: torch.Tensor
+    max_q_len: int
+    max_ctx_len: int
+    cos: torch.Tensor
+    sin: torch.Tensor
+    cache: dict[str, Any] = field(default_factory=dict)
+
+
+class DecoderLayer:
+    """Attention and feed-forward layer, each behind a norm and added to the residual stream.
+
+    Args:
+        config: The model.
+        index: Which of its layers.
+        weights: Of the whole model, by the names of ``weights.weight_parts``. Not copied.
+        deterministic: Use operations whose rows do not depend on the other rows.
+    """
+
+    def __init__(self, config: ModelConfig, index: int, weights: Weights, *, deterministic: bool) -> None:
+        prefix = layer_prefix(index)
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        self._eps = config.rms_norm_eps
+        self._num_heads = config.num_heads
+        self._head_dim = config.head_dim
+        self._head_counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        self._num_all_heads = sum(self._head_counts)
+        self._scale = config.head_dim**-0.5
+        self._window = config.windows[index]
+        self._deterministic = deterministic
+        self._input_norm = weights[prefix + "input_layernorm.weight"]
+        self._qkv = weights[attention + "qkv_proj.weight"]
+        self._qkv_bias = weights.get(attention + "qkv_proj.bias")
+        self._q_norm = weights.get(attention + "q_norm.weight")
+        self._k_norm = weights.get(attention + "k_norm.weight")
+        self._output = weights[attention + "o_proj.weight"]
+        self._output_bias = weights.get(attention + "o_proj.bias")
+        self._mlp_norm = weights[prefix + "post_attention_layernorm.weight"]
+        self._gate_up = weights[mlp + "gate_up_proj.weight"]
+        self._down = weights[mlp + "down_proj.weight"]
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor | None, step: StepInput, kv_layer: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the layer on the tokens of a step, and store their keys and values.
+
+        Args:
+            hidden: What the layer before added, ``[T, hidden_size]``.
+            residual: The residual stream without it; None before the first layer.
+            step: The tokens.
+            kv_layer: This layer's part of the KV cache, ``[num_blocks, 2, block_size, num_kv_heads, head_dim]``.
+
+        Returns:
+            What this layer's second half adds, and the residual stream without it.
+        """
+        deterministic = self._deterministic
+        x, residual = ops.rms_norm(hidden, self._input_norm, self._eps, residual)
+        x = self._attention(x, step, kv_layer)
+        x = ops.linear(x, self._output, self._output_bias, deterministic=deterministic)
+        x, residual = ops.rms_norm(x, self._mlp_norm, self._eps, residual)
+        x = ops.silu_mul(ops.linear(x, self._gate_up, deterministic=deterministic))
+        return ops.linear(x, self._down, deterministic=deterministic), residual
+
+    def _attention(self, x: torch.Tensor, step: StepInput, kv_layer: torch.Tensor) -> torch.Tensor:
+        num_tokens = x.shape[0]
+        qkv = ops.linear(x, self._qkv, self._qkv_bias, deterministic=self._deterministic)
+        heads = qkv.view(num_tokens, self._num_all_heads, self._head_dim)
+        q, k, v = heads.split(self._head_counts, dim=1)
+        if self._q_norm is not None and self._k_norm is not None:
+            q, k = self._normed(q, self._q_norm), self._normed(k, self._k_norm)
+        ops.rope_and_store(q, k, v, step.cos, step.sin, step.positions, step.slot_map, kv_layer, step_cache=step.cache)
+        out = ops.paged_attention(
+            q,
+            kv_layer,
+            step.block_tables,
+            step.q_start,
+            step.ctx_len,
+            scale=self._scale,
+            window=self._window,
+            max_q_len=step.max_q_len,
+            max_ctx_len=step.max_ctx_len,
+            deterministic=self._deterministic,
+            step_cache=step.cache,
+        )
+        return out.reshape(num_tokens, self._num_heads * self._head_dim)
+
+    def _normed(self, heads: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        rows, _ = ops.rms_norm(heads.reshape(-1, self._head_dim), weight, self._eps)
+        return rows.view(heads.shape)

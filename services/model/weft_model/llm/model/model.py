@@ -1,0 +1,114 @@
+"""The forward pass of Llama-like models: Llama, Mistral, Qwen 2 and 3."""
+
+from collections.abc import Mapping
+
+import torch
+
+from weft_common.errors import InvalidArgumentError
+from weft_model.llm import ops
+from weft_model.llm.model.layers import DecoderLayer, StepInput
+from weft_model.llm.model.model_config import ModelConfig
+from weft_model.llm.model.rope import rope_tables
+from weft_model.llm.model.weights import EMBEDDING, FINAL_NORM, LM_HEAD, is_product, weight_parts
+
+
+class LlamaModel:
+    """A decoder that computes some tokens of some sequences at a time, over a KV cache in blocks.
+
+    The letters of shapes: T tokens of a step, B sequences of a step, M blocks in the longest table, S rows of logits.
+    Nothing here tells a prompt from an answer: a step may have 1 token of one sequence and 500 of another.
+
+    Args:
+        config: The model.
+        weights: By the names of ``weights.weight_parts``. Not copied where type, device and order in memory are
+            right already, as those of ``weights.load_folder`` are.
+        dtype: Type in which it computes, and of the KV cache.
+        device: Where it computes.
+        deterministic: The hidden state of a token does not depend on which other tokens the step has, bit by bit.
+        max_model_len: Positions that can be asked for; 0: as many as the model can do.
+
+    Raises:
+        InvalidArgumentError: A weight is missing, or ``max_model_len`` is more than the model can do.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, torch.Tensor],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        deterministic: bool = False,
+        max_model_len: int = 0,
+    ) -> None:
+        longest = config.max_context_len
+        if not 0 <= max_model_len <= longest:
+            raise InvalidArgumentError(f"max_model_len must be from 0 to {longest}, got {max_model_len}")
+        if missing := sorted(weight_parts(config).keys() - weights):
+            raise InvalidArgumentError(
+                f"weights: {len(missing)} of {len(weight_parts(config))} missing, first {missing[0]!r}; "
+                f"take them from load_folder or random_weights with the same configuration"
+            )
+        own = {name: weight.to(device=device, dtype=dtype) for name, weight in weights.items()}
+        own |= {name: ops.linear_weight(weight) for name, weight in own.items() if is_product(name, weight)}
+        self.config = config
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self._deterministic = deterministic
+        self._embedding = own[EMBEDDING]
+        self._final_norm = own[FINAL_NORM]
+        self._lm_head = own[EMBEDDING if config.tie_word_embeddings else LM_HEAD]
+        self._layers = [
+            DecoderLayer(config, index, own, deterministic=deterministic) for index in range(config.num_layers)
+        ]
+        cos, sin = rope_tables(config, max_model_len or longest)
+        self._cos, self._sin = cos.to(device), sin.to(device)
+
+    def kv_shape(self, num_blocks: int, block_size: int) -> tuple[int, ...]:
+        """Shape of a KV cache: ``[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]``."""
+        config = self.config
+        return (num_blocks, config.num_layers, 2, block_size, config.num_kv_heads, config.head_dim)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv: torch.Tensor,
+        block_tables: torch.Tensor,
+        q_start: torch.Tensor,
+        ctx_len: torch.Tensor,
+        slot_map: torch.Tensor,
+        max_q_len: int,
+        max_ctx_len: int,
+    ) -> torch.Tensor:
+        """Hidden states of the tokens of a step; their keys and values are in ``kv`` afterwards.
+
+        Args:
+            token_ids: int32 or int64 ``[T]``, those of one sequence next to one another.
+            positions: int32 ``[T]``, of each token in its sequence.
+            kv: KV cache of ``kv_shape`` and ``dtype``. Changed in place.
+            block_tables: int32 ``[B, M]``: blocks of each sequence in order, 0 behind the last.
+            q_start: int32 ``[B + 1]``: first token of each sequence, and T.
+            ctx_len: int32 ``[B]``: tokens of each sequence, those of this step among them.
+            slot_map: int64 ``[T]``: block times block size plus offset, where keys and values of each token go.
+            max_q_len: Most tokens of one sequence in the step.
+            max_ctx_len: Largest ``ctx_len``.
+
+        Returns:
+            ``[T, hidden_size]``, normed, of type ``dtype``.
+        """
+        step = StepInput(
+            positions, slot_map, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._cos, self._sin
+        )
+        with torch.inference_mode():
+            hidden = torch.nn.functional.embedding(token_ids, self._embedding)
+            residual: torch.Tensor | None = None
+            for layer, kv_layer in zip(self._layers, kv.unbind(1), strict=True):
+                hidden, residual = layer.forward(hidden, residual, step, kv_layer)
+            normed, _ = ops.rms_norm(hidden, self._final_norm, self.config.rms_norm_eps, residual)
+        return normed
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores of every token to come next, float32 ``[S, vocab_size]``, for rows of what ``forward`` returned."""
+        with torch.inference_mode():
+            return ops.linear(hidden, self._lm_head, deterministic=self._deterministic).float()

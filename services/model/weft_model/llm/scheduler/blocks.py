@@ -1,0 +1,164 @@
+"""Blocks of the KV cache: who owns them, which are free, what the free ones still hold. ``BlockPool``."""
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+
+from weft_model.llm.scheduler.block_hashes import BlockHasher
+
+#: Never allocated: padding writes there. Its list entries are the ends of the free list.
+NULL_BLOCK = 0
+
+
+class BlockPool:
+    """Reference counts, the free list and the index of cached blocks. One thread owns it.
+
+    A block without an owner is free, and stays in the index as long as it is not allocated again; free blocks are
+    allocated in the order in which they became free, those that are not in the index before all others. Taking any
+    block out of the free list costs O(1).
+
+    Args:
+        num_blocks: All blocks, with the null block.
+        block_size: Tokens of a block.
+        enable_prefix_caching: False: nothing is ever found.
+        key: Of the hashes, secret, up to 64 bytes.
+        fields: See ``BlockHasher``.
+
+    Attributes:
+        hasher: Makes the hashes that ``match`` and ``commit`` take.
+        num_free: Blocks that can be allocated.
+
+    Raises:
+        ValueError: There is no block but the null block.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool,
+        key: bytes,
+        fields: Mapping[str, str] | None = None,
+    ) -> None:
+        if num_blocks < 2:
+            raise ValueError(f"num_blocks must be at least 2, one of them the null block; got {num_blocks}")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.hasher = BlockHasher(key, block_size, fields or {})
+        self.num_free = num_blocks - 1
+        self._ref = array("i", bytes(4 * num_blocks))  # owners
+        self._hash: list[bytes | None] = [None] * num_blocks
+        self._index: dict[bytes, int] = {}
+        self._next = array("i", [*range(1, num_blocks), NULL_BLOCK])
+        self._prev = array("i", [num_blocks - 1, *range(num_blocks - 1)])
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that sequences can own."""
+        return self.num_blocks - 1
+
+    @property
+    def num_used(self) -> int:
+        """Blocks with an owner."""
+        return self.capacity - self.num_free
+
+    def match(self, hashes: Iterable[bytes]) -> list[int]:
+        """The cached blocks of the longest prefix of ``hashes`` that is cached whole. Changes nothing."""
+        blocks = []
+        for block_hash in hashes:
+            block = self._index.get(block_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        """Each of ``blocks``, cached or owned, has one owner more."""
+        for block in blocks:
+            if not self._ref[block]:
+                self._unlink(block)
+            self._ref[block] += 1
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Blocks with one owner, in no cache; what they held is forgotten.
+
+        Raises:
+            ValueError: Fewer are free; nothing was changed.
+        """
+        if num_blocks > self.num_free:
+            raise ValueError(f"{num_blocks} blocks asked for, {self.num_free} are free")
+        blocks = []
+        for _ in range(num_blocks):
+            block = self._next[NULL_BLOCK]
+            self._unlink(block)
+            self._forget(block)
+            self._ref[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def free(self, table: Sequence[int]) -> None:
+        """Each block of ``table`` has one owner less; the last of them is the first to be allocated again."""
+        for block in reversed(table):
+            self._ref[block] -= 1
+            if not self._ref[block]:
+                # One that nobody can find again goes before all that somebody may.
+                self._link(block, NULL_BLOCK if self._hash[block] is None else self._prev[NULL_BLOCK])
+
+    def fork(self, table: Sequence[int]) -> list[int]:
+        """A copy of ``table``, whose owner owns the same blocks."""
+        self.acquire(table)
+        return list(table)
+
+    def is_shared(self, block: int) -> bool:
+        """Whether somebody else reads it or may find it, so that its owner must not write."""
+        return self._ref[block] + (self._hash[block] is not None) > 1
+
+    def num_owners(self, block: int) -> int:
+        """Owners of ``block``."""
+        return self._ref[block]
+
+    def commit(self, block: int, block_hash: bytes) -> None:
+        """``block``, owned and computed, can be found by ``block_hash``, unless another can be already."""
+        if self.enable_prefix_caching and self._hash[block] is None and block_hash not in self._index:
+            self._hash[block] = block_hash
+            self._index[block_hash] = block
+
+    def check(self) -> None:
+        """Raise AssertionError unless counts, free list and index agree; O(blocks), for tests and idle times."""
+        free: list[int] = []
+        block = self._next[NULL_BLOCK]
+        while block != NULL_BLOCK and len(free) <= self.num_blocks:
+            if self._prev[self._next[block]] != block:
+                raise AssertionError(f"the free list is broken at block {block}")
+            free.append(block)
+            block = self._next[block]
+        hashed = {block: found for block, found in enumerate(self._hash) if found is not None}
+        if not (
+            len(free) == self.num_free
+            and set(free) == {block for block in range(1, self.num_blocks) if not self._ref[block]}
+            and all(count >= 0 for count in self._ref)
+            and self._ref[NULL_BLOCK] == 0
+            and NULL_BLOCK not in hashed
+            and {found: block for block, found in hashed.items()} == self._index
+        ):
+            raise AssertionError(f"{self.num_free=} {free=} {self._ref=} {hashed=} {self._index=}")
+
+    def _forget(self, block: int) -> None:
+        block_hash = self._hash[block]
+        if block_hash is not None:
+            del self._index[block_hash]
+            self._hash[block] = None
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._prev[block], self._next[block]
+        self._next[before] = after
+        self._prev[after] = before
+        self.num_free -= 1
+
+    def _link(self, block: int, before: int) -> None:
+        after = self._next[before]
+        self._next[before] = self._prev[after] = block
+        self._prev[block] = before
+        self._next[block] = after
+        self.num_free += 1

@@ -1,0 +1,140 @@
+"""Turns the sequences that a step computes into its arrays: ``build_plan``."""
+
+from array import array
+from collections.abc import Sequence as Seq
+from itertools import accumulate
+
+import numpy as np
+
+from weft_model.llm.scheduler.plan import PARAM_COLUMNS, Float32, Int32, Int64, StepPlan
+from weft_model.llm.scheduler.sequence import Sequence
+
+_NO_INT32 = np.empty(0, np.int32)
+_NO_FLOAT32 = np.empty(0, np.float32)
+_NO_ROWS = (_NO_INT32, np.empty((0, len(PARAM_COLUMNS)), np.float32), _NO_INT32, np.empty(0, np.int64))
+
+
+def build_plan(
+    step: Seq[Sequence],
+    sampled: Seq[Sequence],
+    done: Int32,
+    last_blocks: Int32,
+    *,
+    changed: Seq[Sequence],
+    is_any_asking: bool,
+    block_size: int,
+) -> StepPlan:
+    """The plan of a step; its sequences count as known to the runner from then on.
+
+    Args:
+        step: Sequences with ``num_scheduled`` tokens to compute and a table with blocks for them.
+        sampled: Those of ``step``, in its order, that compute their last known token.
+        done: ``num_done`` of the first of ``step``, as many as compute their last known token and no other.
+        last_blocks: Of these the last block.
+        changed: Those of ``step`` whose table or slot the runner does not know.
+        is_any_asking: Some sequences ask for log probabilities or penalties.
+        block_size: Tokens of a block.
+    """
+    num_ones = len(done)
+    others = step[num_ones:]
+    counts = [1] * num_ones + [seq.num_scheduled for seq in others]
+    q_start = np.array([0, *accumulate(counts)], np.int32)
+    ctx_len = np.concatenate([done + 1, np.array([seq.num_done + seq.num_scheduled for seq in others], np.int32)])
+    slots = np.array([seq.slot for seq in step], np.int32)
+    positions, token_ids, slot_map = (np.empty(q_start[-1], dtype) for dtype in (np.int32, np.int32, np.int64))
+    positions[:num_ones] = done
+    token_ids[:num_ones] = [seq.tokens[-1] for seq in step[:num_ones]]
+    slot_map[:num_ones] = last_blocks.astype(np.int64) * block_size + done % block_size
+    for seq, start in zip(others, q_start[num_ones:-1].tolist(), strict=True):
+        rows = slice(start, start + seq.num_scheduled)
+        positions[rows], token_ids[rows], slot_map[rows] = _chunk(seq, block_size)
+    if len(sampled) == len(step):
+        sample_rows, sample_slots, sample_positions = q_start[1:] - 1, slots, ctx_len
+    else:
+        chosen = np.array([seq.num_done + seq.num_scheduled == len(seq.tokens) for seq in step], np.bool_)
+        sample_rows, sample_slots, sample_positions = q_start[1:][chosen] - 1, slots[chosen], ctx_len[chosen]
+    table_delta, copies = _table_changes(changed, block_size)
+    new_slots, new_params, new_top_k, new_seeds = _new_rows([seq for seq in changed if seq.num_synced < 0])
+    for seq in changed:
+        seq.num_synced = len(seq.table)
+        seq.copy_source = -1
+    return StepPlan(
+        slots,
+        q_start,
+        ctx_len,
+        positions,
+        token_ids,
+        slot_map,
+        sample_rows,
+        sample_slots,
+        sample_positions,
+        _num_logprobs(sampled if is_any_asking else (), len(sampled)),
+        table_delta,
+        copies,
+        new_slots,
+        new_params,
+        new_top_k,
+        new_seeds,
+        *_penalties(sampled if is_any_asking else (), len(sampled)),
+        max(counts),
+        int(ctx_len.max()),
+    )
+
+
+def _chunk(seq: Sequence, block_size: int) -> tuple[Int64, "array[int]", Int64]:
+    """Positions, token ids and cache slots of the tokens that ``seq`` computes."""
+    first, end = seq.num_done, seq.num_done + seq.num_scheduled
+    positions = np.arange(first, end, dtype=np.int64)
+    first_index = first // block_size
+    blocks = np.array(seq.table[first_index : (end - 1) // block_size + 1], np.int64)
+    slot_map = blocks[positions // block_size - first_index] * block_size + positions % block_size
+    return positions, seq.tokens[first:end], slot_map
+
+
+def _table_changes(changed: Seq[Sequence], block_size: int) -> tuple[Int32, Int32]:
+    entries: list[tuple[int, int, int]] = []
+    copies: list[tuple[int, int]] = []
+    for seq in changed:
+        first = max(seq.num_synced, 0)
+        entries += [(seq.slot, index, seq.table[index]) for index in range(first, len(seq.table))]
+        if seq.copy_source >= 0:
+            copies.append((seq.copy_source, seq.table[seq.num_done // block_size]))
+    return np.array(entries, np.int32).reshape(-1, 3), np.array(copies, np.int32).reshape(-1, 2)
+
+
+def _new_rows(seqs: Seq[Sequence]) -> tuple[Int32, Float32, Int32, Int64]:
+    if not seqs:
+        return _NO_ROWS
+    params = [seq.params for seq in seqs]
+    rows = [
+        (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params
+    ]
+    return (
+        np.array([seq.slot for seq in seqs], np.int32),
+        np.array(rows, np.float32).reshape(-1, len(PARAM_COLUMNS)),
+        np.array([p.top_k for p in params], np.int32),
+        np.array([seq.seed for seq in seqs], np.int64),
+    )
+
+
+def _num_logprobs(asking: Seq[Sequence], num_sampled: int) -> Int32:
+    return np.array([seq.num_logprobs for seq in asking], np.int32) if asking else np.full(num_sampled, -1, np.int32)
+
+
+def _penalties(asking: Seq[Sequence], num_sampled: int) -> tuple[Int32, Int32, Int32, Float32]:
+    rows = [seq.penalties for seq in asking]
+    asked = [row for row in rows if row is not None]
+    if not asked:
+        return np.zeros(num_sampled + 1, np.int32), _NO_INT32, _NO_INT32, _NO_FLOAT32
+    # Arrays append one another without looking at their elements; 256 NumPy views would cost a millisecond.
+    tokens, counts, biases = array("i"), array("i"), array("f")
+    for row in asked:
+        tokens += row.tokens
+        counts += row.counts
+        biases += row.biases
+    return (
+        np.array([0, *accumulate(0 if row is None else len(row.tokens) for row in rows)], np.int32),
+        np.array(tokens, np.int32),
+        np.array(counts, np.int32),
+        np.array(biases, np.float32),
+    )

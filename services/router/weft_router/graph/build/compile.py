@@ -1,0 +1,120 @@
+"""From a graph file to a plan that can run, or to everything that is wrong with it."""
+
+from weft_common.text.pbtxt import Diagnostic
+from weft_common.signature import ModelSignature, TensorSpec
+from weft_router.graph.build.nodes import NodeBuilder
+from weft_router.graph.checks.amplification import check_amplification
+from weft_router.graph.checks.latency import check_latency
+from weft_router.graph.build.name_table import NameTable
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
+from weft_router.graph.plan import GraphPlan
+from weft_router.graph.syntax.report import Report
+from weft_router.graph.build.resolve import Resolver
+from weft_router.graph.build.scope import BuiltNode, Call, declared_types, spec_of
+from weft_router.graph.syntax.source import Catalog, GraphError, GraphLookup, GraphSource
+
+
+def compile_graph(source: GraphSource, catalog: Catalog, graphs: GraphLookup | None = None) -> GraphPlan:
+    """The graph, every check passed, ready to run.
+
+    Args:
+        source: The file.
+        catalog: Models that exist.
+        graphs: Other graphs, which steps may name; None where there are none.
+
+    Raises:
+        GraphError: With every error and warning, not the first.
+    """
+    return compile_with_warnings(source, catalog, graphs)[0]
+
+
+def compile_with_warnings(
+    source: GraphSource, catalog: Catalog, graphs: GraphLookup | None = None
+) -> tuple[GraphPlan, list[Diagnostic]]:
+    """The graph as of ``compile_graph``, and its warnings, sorted by position. Raises GraphError."""
+    report = Report(source.file)
+    plan = _compile(source, catalog, graphs, report)
+    if plan is None or report.has_errors:
+        raise GraphError(report.diagnostics())
+    return plan, report.diagnostics()
+
+
+def check_graph(
+    source: GraphSource, catalog: Catalog | None = None, graphs: GraphLookup | None = None
+) -> list[Diagnostic]:
+    """Every error and warning, sorted by position; empty where the graph is good.
+
+    Args:
+        source: The file.
+        catalog: Models that exist; None leaves out what depends on them: unknown targets, names and types of their
+            tensors.
+        graphs: Other graphs; None leaves out what depends on them.
+    """
+    report = Report(source.file)
+    _compile(source, catalog, graphs, report)
+    return report.diagnostics()
+
+
+def _compile(
+    source: GraphSource, catalog: Catalog | None, graphs: GraphLookup | None, report: Report
+) -> GraphPlan | None:
+    resolver = Resolver(catalog, graphs, report)
+    file = resolver.load(source)
+    root = file.nodes.get(file.root) if file else None
+    if file is None or root is None:
+        return None
+    names = NameTable(resolver, report)
+    for node in file.all_nodes:
+        names.of(file, node)  # reports unknown names also in nodes that no step runs
+    builder = NodeBuilder(names, report)
+    wanted = frozenset(names.of(file, root).outputs)
+    given = declared_types(file, root, file.message.input)
+    call = Call(given, {}, wanted, root.name, ((file.label, root.name),))
+    built = builder.build_node(file, root, call)
+    _check_inputs(file, root, names, report)
+    if report.has_errors or built.plan is None:
+        return None
+    message = file.message
+    scheduling = message.ensemble_scheduling
+    plan = GraphPlan(
+        signature=_signature(file, built, builder),
+        root=built.plan,
+        is_ensemble=file.is_ensemble,
+        timeout_ms=message.policy.timeout_ms,
+        max_inflight=message.policy.max_inflight,
+        max_inflight_responses=scheduling.max_inflight_requests or root.message.sequence.max_inflight_responses,
+        cache=builder.cache,
+        dependencies=frozenset(builder.dependencies),
+    )
+    check_latency(file, plan, report)
+    check_amplification(file, plan, report)
+    return plan
+
+
+def _check_inputs(file: GraphFile, root: NodeDefinition, names: NameTable, report: Report) -> None:
+    """Inputs of the graph that nothing reads: an error in an ensemble, else a warning."""
+    known = names.of(file, root)
+    if any(step.is_open for step in known.steps) or root.kind is None or (report.has_errors and not file.is_ensemble):
+        return
+    for i, spec in enumerate(file.message.input):
+        if spec.name not in known.read:
+            add = report.error if file.is_ensemble else report.warning
+            what = f"ensemble input '{spec.name}' for ensemble" if file.is_ensemble else f"input '{spec.name}' of graph"
+            add("G026", file, f"input[{i}].name", f"{what} '{file.name}' is not used")
+
+
+def _signature(file: GraphFile, built: BuiltNode, builder: NodeBuilder) -> ModelSignature:
+    message = file.message
+    outputs = [spec_of(tensor) for tensor in message.output] or [
+        TensorSpec(name, known.datatype, known.dims) for name, known in built.outputs.items()
+    ]
+    return ModelSignature(
+        name=file.name,
+        version=file.source.version,
+        platform="ensemble" if file.is_ensemble else "graph",
+        max_batch_size=message.max_batch_size,
+        inputs=tuple(spec_of(tensor) for tensor in message.input),
+        outputs=tuple(outputs),
+        is_decoupled=builder.is_decoupled,
+        can_collect=builder.is_decoupled and builder.can_collect,
+    )

@@ -1,0 +1,229 @@
+"""Which tensor goes where, by name.
+
+The rule of a graph: input X of a target is ``input_map[X]``; else the nearest earlier output named X; else the node's
+input X. The rule of an ensemble of Triton Inference Server: ``input_map[X]`` and nothing else.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+
+from weft_common.text.pbtxt import suggestion
+from weft_protos import graph_pb2 as pb
+from weft_router.graph.types.expression import read_expression
+from weft_router.graph.build.names import (
+    MASK,
+    MAX_DEPTH,
+    Condition,
+    NodeNames,
+    StepNames,
+    TargetNames,
+    Wire,
+    combined_tensor,
+    condition_paths,
+    conditions_of,
+    describe,
+    inputs_needed,
+    output_path,
+    outputs_offered,
+    tensors_read,
+)
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
+from weft_router.graph.plan import NodeKind
+from weft_router.graph.syntax.report import Report
+from weft_router.graph.build.resolve import ModelTarget, NodeTarget, Resolver, Target
+
+#: Outputs of one node; a KEYED ensemble of ensembles multiplies them.
+MAX_OUTPUTS = 1000
+_RENAME = "rename one with 'output_map'"
+
+
+class NameTable:
+    """Names of every node, each worked out once.
+
+    Args:
+        resolver: Finds targets.
+        report: Receives unknown names in maps (G006) and tensors with two producers (G005).
+    """
+
+    def __init__(self, resolver: Resolver, report: Report) -> None:
+        self._resolver = resolver
+        self._report = report
+        self._known: dict[tuple[str, str], NodeNames] = {}
+        self._asked: dict[str, set[tuple[str, str]]] = {}
+        self._depth = 0
+
+    def of(self, file: GraphFile, node: NodeDefinition) -> NodeNames:
+        """Names of a node; open while they are being worked out, which happens in cycles only."""
+        key = (file.label, node.name)
+        if key not in self._known:
+            self._known[key] = NodeNames(is_open=True)
+            if self._depth < MAX_DEPTH:
+                self._depth += 1
+                self._known[key] = self._node(file, node)
+                self._depth -= 1
+        return self._known[key]
+
+    def asked(self, file: GraphFile) -> set[tuple[str, str]]:
+        """(map, key) of every parameter and header that a condition of the file asks for before it reads them."""
+        if file.label not in self._asked:
+            texts = [text for node in file.all_nodes for _, text, _ in conditions_of(file, node)]
+            self._asked[file.label] = set[tuple[str, str]]().union(*(read_expression(text).asked for text in texts))
+        return self._asked[file.label]
+
+    def of_target(self, target: Target) -> TargetNames:
+        """Names of what a step calls."""
+        if isinstance(target, ModelTarget):
+            signature = target.signature
+            inputs = {spec.name: not spec.is_optional for spec in signature.inputs}
+            return TargetNames(inputs, tuple(spec.name for spec in signature.outputs))
+        if isinstance(target, NodeTarget):
+            return self.of(target.file, target.node)
+        return TargetNames(is_open=True)
+
+    def _node(self, file: GraphFile, node: NodeDefinition) -> NodeNames:
+        is_root = node.name == file.root
+        owner: pb.Graph | pb.Node = file.message if is_root else node.message
+        names = NodeNames(
+            steps=[self._outputs(file, step) for step in node.steps],
+            shadows=[self._outputs(file, step) for step in node.shadows],
+            is_open=node.kind is None,
+            indexes={step.name: i for i, step in reversed([*enumerate(node.steps)])},
+        )
+        if node.kind is NodeKind.SEQUENCE:
+            names.producers = self._producers(file, node, names.steps)
+        names.conditions = {path: Condition(read_expression(text), i) for path, text, i in conditions_of(file, node)}
+        for i, (step, step_names) in enumerate(zip(node.steps, names.steps, strict=True)):
+            self._note_reads(file, node, names, step, step_names, i)
+        for step, step_names in zip(node.shadows, names.shadows, strict=True):
+            self._note_reads(file, node, names, step, step_names, 0)
+        names.customs = {k: self._custom(file, node, k) for k in node.customs}
+        names.read = tensors_read(node, names)
+        if is_root or owner.input:
+            names.inputs = {spec.name: not spec.optional for spec in owner.input}
+        else:
+            names.inputs = inputs_needed(node, names)
+        for tensor, index in names.producers.items():
+            if tensor in names.inputs:
+                step = node.steps[index]
+                text = f"tensor '{tensor}' is an input of the node and an output of step '{step.name}'; {_RENAME}"
+                self._report.error("G005", file, output_path(file, step, tensor), text)
+        if any(step.is_open for step in names.steps) and not owner.output:
+            names.is_open = True
+        names.outputs = tuple(spec.name for spec in owner.output) or tuple(
+            islice(outputs_offered(node, names), MAX_OUTPUTS + 1)
+        )
+        if len(names.outputs) > MAX_OUTPUTS:
+            names.outputs = names.outputs[:MAX_OUTPUTS]
+            text = f"node '{node.name}' has more than {MAX_OUTPUTS} outputs; declare those that are read with 'output'"
+            self._report.error("G024", file, node.kind_path, text)
+        return names
+
+    def _outputs(self, file: GraphFile, step: StepDefinition) -> StepNames:
+        """Target and outputs of a step and its fallback."""
+        target = self._resolver.resolve(file, step)
+        given, mapped = self.of_target(target), step.message.output_map
+        outputs = {name: mapped.get(name) or name for name in given.outputs if name in mapped or not file.is_ensemble}
+        for name in sorted(mapped):
+            if name not in given.outputs:
+                outputs[name] = mapped[name]
+                if name and not given.is_open:
+                    text = f"{describe(target)} has no output '{name}'"
+                    if file.is_ensemble:
+                        text = (
+                            f"in ensemble {file.name}, ensemble tensor {mapped[name]} is mapped from non-existing "
+                            f"output {name} in model {step.message.model_name}"
+                        )
+                    text += suggestion(name, given.outputs)
+                    self._report.error("G006", file, f"{step.path}.output_map[{name}].key", text)
+        known = [tensor for name, tensor in outputs.items() if given.is_open or name in given.outputs]
+        for tensor, count in Counter(known).items():
+            if count > 1:
+                text = f"two outputs of step '{step.name}' are named '{tensor}'; {_RENAME}"
+                self._report.error("G005", file, output_path(file, step, tensor), text)
+        if step.is_shadow:
+            return StepNames(target, {}, is_open=False)
+        names = StepNames(target, outputs, given.is_open and not file.is_ensemble)
+        if step.fallback is not None:
+            names.fallback = self._outputs(file, step.fallback)
+        return names
+
+    def _note_reads(
+        self, file: GraphFile, node: NodeDefinition, names: NodeNames, step: StepDefinition, own: StepNames, index: int
+    ) -> None:
+        """Fill in what a step reads: its target, its conditions, its fallback."""
+        own.wires = list(self._wires(file, step, own, names.producers, index))
+        own.reads = {wire.tensor: wire.producer for wire in own.wires}
+        for path in condition_paths(step):
+            for space, name, _ in names.conditions[path].expression.references if path in names.conditions else ():
+                if space == "inputs":
+                    own.reads.setdefault(name, names.seen(name, index))
+                elif space == "steps" and (asked := names.indexes.get(name, index)) < index:
+                    own.asks.add(asked)
+        if step.fallback is not None and own.fallback is not None:
+            self._note_reads(file, node, names, step.fallback, own.fallback, index)
+            own.reads |= own.fallback.reads
+            own.asks |= own.fallback.asks
+
+    def _custom(self, file: GraphFile, node: NodeDefinition, index: int) -> StepNames:
+        """Names of the model of a CUSTOM; it reads the combined tensor, MASK and inputs of the node."""
+        step = node.customs[index]
+        names = self._outputs(file, step)
+        combined = combined_tensor(node.message.ensemble.combine[index])
+        wires = list(self._wires(file, step, names, {}, 0))
+        is_fed = any(wire.tensor == combined for wire in wires)  # reported later if not
+        names.wires = [one for one in wires if one.tensor not in (combined, MASK) and (is_fed or one.is_mapped)]
+        names.reads = dict.fromkeys(wire.tensor for wire in names.wires)
+        return names
+
+    def _producers(self, file: GraphFile, node: NodeDefinition, steps: list[StepNames]) -> dict[str, int]:
+        """Index of the step that gives each tensor; a second one is reported."""
+        producers: dict[str, int] = {}
+        for i, names in enumerate(steps):
+            for tensor in names.outputs.values():
+                if producers.get(tensor, i) != i:
+                    first, second = node.steps[producers[tensor]], node.steps[i]
+                    if file.is_ensemble:
+                        text = (
+                            f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble "
+                            f"'{file.name}' step {i}"
+                        )
+                    else:
+                        text = (
+                            f"tensor '{tensor}' is an output of step '{first.name}' and of '{second.name}'; {_RENAME}"
+                        )
+                    self._report.error("G005", file, output_path(file, second, tensor), text)
+                producers.setdefault(tensor, i)
+        return producers
+
+    def _wires(
+        self, file: GraphFile, step: StepDefinition, names: StepNames, producers: dict[str, int], index: int
+    ) -> Iterator[Wire]:
+        target, mapped = self.of_target(names.target), step.message.input_map
+        for name, is_required in target.inputs.items():
+            if name in mapped:
+                tensor = mapped[name]
+                yield Wire(name, tensor, is_required=True, is_mapped=True, producer=producers.get(tensor))
+            elif not file.is_ensemble:
+                earlier = producers.get(name, index)
+                yield Wire(name, name, is_required, is_mapped=False, producer=earlier if earlier < index else None)
+            elif is_required and mapped:  # a step without a map was reported
+                text = (
+                    f"in ensemble {file.name}, input {name} in model {step.message.model_name} is not mapped to any "
+                    "ensemble tensors"
+                )
+                self._report.error("G006", file, f"{step.path}.input_map", text)
+        for name in sorted(mapped):
+            if name not in target.inputs:
+                if target.is_open:
+                    tensor = mapped[name]
+                    yield Wire(name, tensor, is_required=True, is_mapped=True, producer=producers.get(tensor))
+                elif name:
+                    text = f"{describe(names.target)} has no input '{name}'"
+                    if file.is_ensemble:
+                        text = (
+                            f"in ensemble {file.name}, ensemble tensor {mapped[name]} is mapping to non-existing "
+                            f"input {name} in model {step.message.model_name}"
+                        )
+                    text += suggestion(name, target.inputs)
+                    self._report.error("G006", file, f"{step.path}.input_map[{name}].key", text)

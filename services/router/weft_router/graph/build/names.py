@@ -1,0 +1,242 @@
+"""Names of a node: which tensors it, its steps and its conditions read and give, before any type is known."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from weft_protos import graph_pb2 as pb
+from weft_router.graph.types.expression import Expression, read_expression
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition, combines_of
+from weft_router.graph.plan import NodeKind
+from weft_router.graph.build.resolve import ModelTarget, NodeTarget, Target
+
+#: Tensor that tells the model of a CUSTOM which steps answered.
+MASK = "MASK"
+#: Nodes inside one another; what is deeper counts as unknown here, and is refused when it is compiled.
+MAX_DEPTH = 32
+
+
+class Wire(NamedTuple):
+    """One input of a step's target.
+
+    Attributes:
+        target_input: Name that the target uses.
+        tensor: Name in the node.
+        is_required: Whether the tensor must exist.
+        is_mapped: Whether ``input_map`` says so.
+        producer: Index of the step that gives the tensor; None for an input of the node.
+    """
+
+    target_input: str
+    tensor: str
+    is_required: bool
+    is_mapped: bool
+    producer: int | None
+
+
+@dataclass(slots=True)
+class TargetNames:
+    """Inputs (name -> must be wired) and outputs of a target; ``is_open``: it may have more that nobody knows of."""
+
+    inputs: dict[str, bool] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    is_open: bool = False
+
+
+@dataclass(slots=True)
+class StepNames:
+    """One step.
+
+    Attributes:
+        target: What it calls.
+        outputs: Target output -> tensor of the node; empty for a shadow.
+        is_open: It may give more than ``outputs``.
+        wires: Where the target's inputs come from.
+        reads: Tensors of the node that the step, its conditions and its fallback read -> the step that gives each; None
+            for an input of the node.
+        asks: Steps whose ``ok`` its conditions read.
+        fallback: Names of the fallback.
+    """
+
+    target: Target
+    outputs: dict[str, str]
+    is_open: bool
+    wires: list[Wire] = field(default_factory=list)
+    reads: dict[str, int | None] = field(default_factory=dict)
+    asks: set[int] = field(default_factory=set)
+    fallback: "StepNames | None" = None
+
+    @property
+    def waits_for(self) -> set[int]:
+        """Steps that must have ended before this one starts."""
+        return self.asks.union(producer for producer in self.reads.values() if producer is not None)
+
+
+class Condition(NamedTuple):
+    """A condition of a node; it sees the outputs of the first ``num_seen`` steps, and the node's inputs."""
+
+    expression: Expression
+    num_seen: int
+
+
+@dataclass(slots=True)
+class NodeNames(TargetNames):
+    """One node.
+
+    Attributes:
+        steps: As ``NodeDefinition.steps``.
+        shadows: As ``NodeDefinition.shadows``.
+        customs: As ``NodeDefinition.customs``; their wires are those of the node's inputs.
+        indexes: Name of a step -> its index.
+        producers: Of a sequence: tensor -> the step that gives it.
+        conditions: By path, every condition of the node, its steps and their fallbacks.
+        read: Tensors that something in the node reads.
+        lacking: Of alternatives: tensor that some offer -> names of the steps that do not.
+    """
+
+    steps: list[StepNames] = field(default_factory=list)
+    shadows: list[StepNames] = field(default_factory=list)
+    customs: dict[int, StepNames] = field(default_factory=dict)
+    indexes: dict[str, int] = field(default_factory=dict)
+    producers: dict[str, int] = field(default_factory=dict)
+    conditions: dict[str, Condition] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set)
+    lacking: dict[str, list[str]] = field(default_factory=dict)
+
+    def is_used(self, tensor: str) -> bool:
+        """Whether something in the node reads the tensor, or it is an output of the node."""
+        return tensor in self.read or tensor in self.outputs
+
+    def seen(self, tensor: str, index: int) -> int | None:
+        """The step that gives ``tensor``, for a reader that sees the outputs of the steps before ``index``."""
+        producer = self.producers.get(tensor, index)
+        return producer if producer < index else None
+
+
+def describe(target: Target) -> str:
+    """The target in messages: ``model 'x'``, ``node 'x'``, ``graph 'x/1'``."""
+    if isinstance(target, ModelTarget):
+        return f"model '{target.signature.name}'"
+    if isinstance(target, NodeTarget):
+        return f"graph '{target.file.label}'" if target.is_graph else f"node '{target.node.name}'"
+    return "the target"
+
+
+def keyed_outputs(node: NodeDefinition, names: NodeNames, only: str) -> Iterator[tuple[str, int, str]]:
+    """(output name, index of the step, its tensor) of a KEYED combine; ``only`` one tensor, or "" for all."""
+    for i, step in enumerate(names.steps):
+        for tensor in step.outputs.values():
+            if only in ("", tensor):
+                yield f"{node.steps[i].name}.{tensor}", i, tensor
+
+
+def conditions_of(file: GraphFile, node: NodeDefinition) -> Iterator[tuple[str, str, int]]:
+    """(path, text, index of the step whose view it has) of every condition; an ensemble file has none."""
+    if file.is_ensemble:
+        return
+    path = node.kind_path
+    of_node = [
+        (f"{path}.on", node.message.switch.on),
+        (f"{path}.sticky_by", node.message.splitter.sticky_by),
+        (f"{path}.loop.while", getattr(node.message.sequence.loop, "while")),
+        ("policy.cache.key", file.message.policy.cache.key if node.name == file.root else ""),
+    ]
+    yield from ((where, text, 0) for where, text in of_node if text)
+    for i, step in [*enumerate(node.steps), *((0, shadow) for shadow in node.shadows)]:
+        one: StepDefinition | None = step
+        while one is not None:
+            texts = (one.message.when, one.message.accept, one.message.policy.cache.key)
+            yield from ((p, text, i) for p, text in zip(condition_paths(one), texts, strict=True) if text)
+            one = one.fallback
+
+
+def condition_paths(step: StepDefinition) -> tuple[str, str, str]:
+    """Paths of the conditions that a step or a fallback may have."""
+    return f"{step.path}.when", f"{step.path}.accept", f"{step.path}.policy.cache.key"
+
+
+def combined_tensor(combine: pb.Combine) -> str:
+    """Tensor of the steps that a combine makes one of; "" where it is every one."""
+    return getattr(combine, "from") or combine.output
+
+
+def narrowed(step: StepDefinition) -> set[str]:
+    """Inputs of the node that are there whenever the step runs."""
+    return read_expression(step.message.when).narrowed if step.message.when else set()
+
+
+def tensors_read(node: NodeDefinition, names: NodeNames) -> set[str]:
+    """Tensors that steps, conditions, a loop or a combine read."""
+    read = {tensor for step in (*names.steps, *names.shadows, *names.customs.values()) for tensor in step.reads}
+    spaces = ("inputs", "outputs") if node.kind is NodeKind.SEQUENCE else ("inputs",)
+    for expression, _ in names.conditions.values():
+        read.update(ref.name for ref in expression.references if ref.space in spaces)
+    for combine in combines_of(node) if node.kind is NodeKind.ENSEMBLE else ():
+        tensor = combined_tensor(combine)
+        read |= {tensor} if tensor else {one for step in names.steps for one in step.outputs.values()}
+    return read.union(node.message.sequence.loop.carry)
+
+
+def inputs_needed(node: NodeDefinition, names: NodeNames) -> dict[str, bool]:
+    """Inputs of a node that declares none: what its conditions name, and what its steps take from outside."""
+    needs: dict[str, bool] = {}
+
+    def need(tensor: str, *, is_required: bool) -> None:
+        needs[tensor] = needs.get(tensor, False) or is_required
+
+    for expression, _ in names.conditions.values():
+        for reference in expression.references:
+            if reference.space == "inputs" and reference.name not in names.producers:
+                need(reference.name, is_required=reference in expression.unproved)
+    definitions = (*node.steps, *node.shadows, *node.customs.values())
+    for definition, step in zip(definitions, (*names.steps, *names.shadows, *names.customs.values()), strict=True):
+        sure = narrowed(definition)
+        one: StepNames | None = step
+        while one is not None:
+            for wire in one.wires:
+                if wire.producer is None:
+                    need(wire.tensor, is_required=wire.is_required and wire.tensor not in sure)
+            one = one.fallback
+    return needs
+
+
+def outputs_offered(node: NodeDefinition, names: NodeNames) -> Iterator[str]:
+    """Outputs of a node that declares none."""
+    if node.kind is NodeKind.SEQUENCE:
+        read = {tensor for step in names.steps for tensor, producer in step.reads.items() if producer is not None}
+        yield from (tensor for step in names.steps for tensor in step.outputs.values() if tensor not in read)
+    elif node.kind is NodeKind.ENSEMBLE:
+        for combine in combines_of(node):
+            if combine.method == pb.Combine.KEYED:
+                yield from (name for name, _, _ in keyed_outputs(node, names, getattr(combine, "from")))
+            else:
+                yield combine.output
+    elif node.kind is not None:
+        closed = [
+            (d.name, set(s.outputs.values())) for d, s in zip(node.steps, names.steps, strict=True) if not s.is_open
+        ]
+        for tensor in dict.fromkeys(tensor for step in names.steps for tensor in step.outputs.values()):
+            lacking = [name for name, tensors in closed if tensor not in tensors]
+            if lacking:
+                names.lacking[tensor] = lacking
+            else:
+                yield tensor
+
+
+def output_path(file: GraphFile, step: StepDefinition, tensor: str) -> str:
+    """Where a step says that it gives ``tensor``."""
+    for name, mapped in sorted(step.message.output_map.items()):
+        if mapped == tensor:
+            return f"{step.path}.output_map[{name}]"
+    return target_path(step)
+
+
+def target_path(step: StepDefinition) -> str:
+    """Where a step names its target."""
+    field = next((name for name in ("model_name", "node", "graph") if getattr(step.message, name)), "model_name")
+    return f"{step.path}.{field}"
+
+
+def wire_path(step: StepDefinition, wire: Wire) -> str:
+    """Where a step says what an input of its target is."""
+    return f"{step.path}.input_map[{wire.target_input}]" if wire.is_mapped else target_path(step)

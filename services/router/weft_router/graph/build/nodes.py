@@ -1,0 +1,116 @@
+"""From nodes to node plans: types flow from the graph's inputs to its outputs, and every tensor gets a slot.
+
+A node is compiled once for each step that runs it, because its types depend on what that step gives it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from weft_common.text.pbtxt import suggestion
+from weft_router.graph.build.alternatives import AlternativeBuilder
+from weft_router.graph.build.ensembles import EnsembleBuilder
+from weft_router.graph.build.sequences import SequenceBuilder
+from weft_router.graph.types.conditions import Purpose
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, lacks_output
+from weft_router.graph.plan import CachePlan, NodeKind
+from weft_router.graph.checks.policies import cache_limits
+from weft_router.graph.build.scope import BuiltNode, Call, Scope, declared_types, declaring, owner_text
+from weft_router.graph.types.signatures import TensorType
+
+
+class NodeBuilder(SequenceBuilder, AlternativeBuilder, EnsembleBuilder):
+    """Compiles nodes of every kind."""
+
+    #: Of the whole graph.
+    cache: CachePlan | None = None
+
+    def build_node(self, file: GraphFile, node: NodeDefinition, call: Call) -> BuiltNode:
+        """Compile a node for one use: report what is wrong, give every tensor a slot."""
+        self.num_nodes += 1
+        names = self.names.of(file, node)
+        owner = declaring(file, node)
+        declared = declared_types(file, node, owner.input)
+        inputs = {
+            name: known if name not in call.given or call.given[name].is_optional else known.present()
+            for name, known in declared.items()
+        } or {name: call.given[name] for name in names.inputs if name in call.given}
+        scope = Scope(file, node, names, call, inputs)
+        for name, known in inputs.items():
+            scope.slots[name] = scope.new_slot(name, known)
+        promised = declared_types(file, node, owner.output)
+        match node.kind:
+            case NodeKind.SEQUENCE:
+                plan, produced = self.sequence(scope)
+            case NodeKind.SWITCH | NodeKind.SPLITTER | NodeKind.CASCADE:
+                plan, produced = self.alternatives(scope, promised)
+            case NodeKind.ENSEMBLE:
+                plan, produced = self.ensemble(scope)
+            case None:
+                plan, produced = None, {}
+        if len(call.trail) == 1:
+            self.cache = self._graph_cache(scope)
+        shadows = self.shadows(scope)
+        if len(shadows) != len(node.shadows):
+            plan = None
+        if plan is not None:
+            policy = node.message.policy
+            plan = replace(
+                plan,
+                num_slots=scope.num_slots,
+                shadows=tuple(shadows),
+                timeout_ms=policy.timeout_ms,
+                max_inflight=policy.max_inflight,
+            )
+        return BuiltNode(plan, self._outputs(scope, promised, produced))
+
+    def _graph_cache(self, scope: Scope) -> CachePlan | None:
+        message = scope.file.message
+        key = self.condition(scope, "policy.cache.key", Purpose.KEY)
+        if message.policy.HasField("cache") or message.response_cache.enable:
+            return CachePlan(*cache_limits(message.policy.cache), key, message.policy.cache.stale_if_error_ms)
+        return None
+
+    def _outputs(
+        self, scope: Scope, promised: Mapping[str, TensorType], produced: Mapping[str, TensorType]
+    ) -> dict[str, TensorType]:
+        """Types of the node's outputs, those that it declares checked."""
+        file, node, names = scope.file, scope.node, scope.names
+        prefix = "" if node.name == file.root else f"{node.path}."
+        is_checked = node.kind in (NodeKind.SWITCH, NodeKind.SPLITTER, NodeKind.CASCADE)  # each alternative was
+        for i, name in enumerate(promised if not is_checked else ()):
+            path, value = f"{prefix}output[{i}].name", produced.get(name)
+            if value is not None:
+                what = f"output '{name}' of {owner_text(file, node)}"
+                used = promised[name]
+                self.check_use(file, path, value, used, is_required=False, what=what, declared=used)
+            elif node.kind is not None and not any(step.is_open for step in names.steps) and not lacks_output(node):
+                given = [*scope.inputs, *scope.produced] if node.kind is NodeKind.SEQUENCE else list(produced)
+                text = f"nothing in {owner_text(file, node)} gives output '{name}'"
+                if file.is_ensemble:
+                    text = f"output '{name}' for ensemble '{file.name}' is not written{suggestion(name, given)}"
+                    self.report.error("G017", file, path, text)
+                elif node.kind is NodeKind.ENSEMBLE and any(one.endswith(f".{name}") for one in given):
+                    cure = f'combine {{ output: "{name}" method: ... }}'
+                    self.report.error("G017", file, path, f"{text}; to make it of the steps' tensors, add {cure}")
+                else:
+                    hint = self.shadow_of(scope, name) or suggestion(name, given)
+                    self.report.error("G017", file, path, text + hint)
+        if node.name == file.root:
+            self._check_present(scope, list(promised), produced)
+        if promised:
+            return {name: known.absent_like(produced.get(name, known)) for name, known in promised.items()}
+        return {name: produced.get(name, TensorType.unknown(f"node '{node.name}'")) for name in names.outputs}
+
+    def _check_present(self, scope: Scope, declared: list[str], produced: Mapping[str, TensorType]) -> None:
+        """Outputs of a graph are in every answer, unless they repeat an optional input."""
+        file, node = scope.file, scope.node
+        for name in scope.names.outputs:
+            known = produced.get(name)
+            if known is None or not known.is_optional or not known.absence:
+                continue
+            path = f"output[{declared.index(name)}].name" if name in declared else node.kind_path
+            text = (
+                f"output '{name}' of {owner_text(file, node)} must be in every answer, but it may be absent; it comes "
+                f"from {known.origin}; {known.absence}"
+            )
+            self.report.error("G010", file, path, text)

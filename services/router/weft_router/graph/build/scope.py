@@ -1,0 +1,156 @@
+"""A node while it is compiled: what it gets, what its steps give, and which slot holds what."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from weft_common.signature import TensorSpec, datatype_name
+from weft_protos import graph_pb2 as pb
+from weft_protos.model_config_pb2 import ModelInput, ModelOutput
+from weft_router.graph.build.names import NodeNames
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
+from weft_router.graph.plan import Binding, NodeKind, NodePlan, StepPlan
+from weft_router.graph.types.signatures import TensorType
+
+
+@dataclass(slots=True)
+class Call:
+    """One step's use of a node.
+
+    Attributes:
+        given: Type of each input that the step gives.
+        visible: Type of every tensor that the step could have given, to suggest names.
+        wanted: Outputs that are read.
+        path: Of the node, for errors and spans.
+        trail: Nodes around this one, outermost first: (graph label, node name).
+    """
+
+    given: Mapping[str, TensorType]
+    visible: Mapping[str, TensorType]
+    wanted: frozenset[str]
+    path: str
+    trail: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class Scope:
+    """A node while it is compiled.
+
+    Attributes:
+        inputs: Type of each input of the node.
+        produced: Type of each output of a step of a sequence, once the step is compiled.
+        answered: The same, for who knows that the step gave an answer.
+        slots: Slot of each tensor that steps can read.
+        ok_slots: Slots of ``steps.<name>.ok``, by index of the step.
+        specs: What is known of the tensor in each slot.
+        num_slots: Length of the frame so far.
+    """
+
+    file: GraphFile
+    node: NodeDefinition
+    names: NodeNames
+    call: Call
+    inputs: dict[str, TensorType]
+    produced: dict[str, TensorType] = field(default_factory=dict)
+    answered: dict[str, TensorType] = field(default_factory=dict)
+    slots: dict[str, int] = field(default_factory=dict)
+    ok_slots: dict[int, int] = field(default_factory=dict)
+    specs: dict[int, TensorSpec] = field(default_factory=dict)
+    num_slots: int = 0
+
+    def new_slot(self, name: str, known: TensorType | None = None) -> int:
+        """The next free slot; what is known of its tensor may be noted later."""
+        slot = self.num_slots
+        self.num_slots += 1
+        if known is not None:
+            self.note(slot, name, known)
+        return slot
+
+    def note(self, slot: int, name: str, known: TensorType) -> None:
+        """Remember what is in a slot."""
+        self.specs[slot] = TensorSpec(name, known.datatype, known.dims, known.is_optional)
+
+    def new_ok_slots(self, indexes: Iterable[int]) -> None:
+        """Slots for ``steps.<name>.ok`` of those steps."""
+        for i in sorted(indexes):
+            name = f"steps.{self.node.steps[i].name}.ok"
+            self.ok_slots[i] = self.new_slot(name, TensorType("BOOL", (1,), False, True, name))
+
+    def step_path(self, step: StepDefinition) -> str:
+        """Path of a step, as errors and spans show it."""
+        if self.node.kind is NodeKind.SEQUENCE:
+            return f"{self.call.path}/{step.name}"
+        return f"{self.call.path}[{step.name}]"
+
+    def node_plan(self, steps: Sequence[StepPlan], slots: Mapping[str, int]) -> NodePlan:
+        """Plan of the node, what all kinds have filled in; its outputs are in ``slots``."""
+        wanted = [name for name in self.names.outputs if name in self.call.wanted and name in slots]
+        return NodePlan(
+            name=self.node.name,
+            path=self.call.path,
+            kind=self.node.kind or NodeKind.SEQUENCE,
+            num_slots=self.num_slots,
+            inputs=tuple(Binding(name, slot) for slot, name in enumerate(self.inputs)),
+            outputs=tuple(Binding(name, slots[name]) for name in wanted),
+            steps=tuple(steps),
+            specs=self.specs,
+        )
+
+
+@dataclass(slots=True)
+class BuiltStep:
+    """A compiled step.
+
+    Attributes:
+        plan: None where an error was reported.
+        outputs: Type of each tensor of the node that it gives; it may be absent after a soft failure or a false
+            ``when``.
+        answered: The same, for who knows that the step gave an answer.
+    """
+
+    plan: StepPlan | None
+    outputs: dict[str, TensorType]
+    answered: dict[str, TensorType]
+
+
+@dataclass(slots=True)
+class BuiltNode:
+    """A compiled node; ``outputs`` is name -> type. ``plan`` is None where an error was reported."""
+
+    plan: NodePlan | None
+    outputs: dict[str, TensorType]
+
+
+def declared_types(
+    file: GraphFile, node: NodeDefinition, tensors: Iterable[ModelInput | ModelOutput]
+) -> dict[str, TensorType]:
+    """Types of the inputs or outputs that a node, or for the root the graph, declares."""
+    prefix = "" if node.name == file.root else f"{node.path}."
+    types: dict[str, TensorType] = {}
+    for i, tensor in enumerate(tensors):
+        word = "input" if isinstance(tensor, ModelInput) else "output"
+        origin = f"{word} '{tensor.name}' of {owner_text(file, node)} ({file.place(f'{prefix}{word}[{i}]')})"
+        spec = spec_of(tensor)
+        is_wrong = spec.datatype == "INVALID" or not spec.dims or any(dim < 1 and dim != -1 for dim in spec.dims)
+        if is_wrong:  # reported already
+            types[tensor.name] = replace(TensorType.unknown(origin), is_optional=spec.is_optional)
+        else:
+            types[tensor.name] = TensorType.of(spec, is_batched=file.is_batched, origin=origin)
+    return types
+
+
+def owner_text(file: GraphFile, node: NodeDefinition) -> str:
+    """The node in messages, or the graph if the node is its root."""
+    if node.name != file.root:
+        return f"node '{node.name}'"
+    return f"{'ensemble' if file.is_ensemble else 'graph'} '{file.name}'"
+
+
+def spec_of(tensor: ModelInput | ModelOutput) -> TensorSpec:
+    """A declared tensor, without protobuf."""
+    is_optional = isinstance(tensor, ModelInput) and tensor.optional
+    return TensorSpec(tensor.name, datatype_name(tensor.data_type), tuple(tensor.dims), is_optional)
+
+
+def declaring(file: GraphFile, node: NodeDefinition) -> pb.Graph | pb.Node:
+    """The message with the node's inputs and outputs: for the root, the graph's."""
+    return file.message if node.name == file.root else node.message

@@ -1,0 +1,328 @@
+"""From steps to step plans: target, inputs, outputs, conditions, policies and the fallback, each bound to slots."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from weft_common.text.pbtxt import suggestion
+from weft_protos import graph_pb2 as pb
+from weft_router.graph.build.uses import UseBuilder
+from weft_router.graph.types.conditions import Purpose
+from weft_router.graph.build.defaults import default_tensor
+from weft_router.graph.build.name_table import NameTable
+from weft_router.graph.build.names import MAX_DEPTH, StepNames, describe, target_path
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
+from weft_router.graph.plan import Binding, CachePlan, CallPlan, DefaultPlan, NodeKind, NodePlan, ShadowPlan, StepPlan
+from weft_router.graph.checks.policies import cache_limits, step_policies
+from weft_router.graph.syntax.report import Report
+from weft_router.graph.build.resolve import ModelTarget, NodeTarget
+from weft_router.graph.build.scope import BuiltNode, BuiltStep, Call, Scope
+from weft_router.graph.build.streams import refuse_stream
+from weft_router.graph.types.signatures import TensorType, merged
+
+#: Nodes of one plan: a node counts once for each step that runs it.
+MAX_NODES = 1000
+
+
+class StepBuilder(UseBuilder, ABC):
+    """Compiles steps.
+
+    Args:
+        names: Names of every node.
+        report: Receives what is wrong.
+    """
+
+    def __init__(self, names: NameTable, report: Report) -> None:
+        super().__init__(names, report)
+        self.dependencies: set[tuple[str, str]] = set()
+        self.num_nodes = 0
+        self._is_too_large = False
+
+    @abstractmethod
+    def build_node(self, file: GraphFile, node: NodeDefinition, call: Call) -> BuiltNode:
+        """Compile a node for one use."""
+
+    def step(self, scope: Scope, index: int, slots: Mapping[str, int]) -> BuiltStep:
+        """Compile step ``index`` of a node; its outputs go to ``slots``, by tensor of the node, others are left out."""
+        step, names = scope.node.steps[index], scope.names.steps[index]
+        built = self._build(scope, step, names, slots, scope.step_path(step), self.narrowing(scope, step))
+        if built.plan is not None:
+            built.plan = replace(built.plan, ok_slot=scope.ok_slots.get(index, -1))
+        return built
+
+    def shadows(self, scope: Scope) -> list[StepPlan]:
+        """Compile the shadows of a node that is no sequence; those with errors are left out."""
+        pairs = zip(scope.node.shadows, scope.names.shadows, strict=True)
+        built = [
+            self._build(scope, step, names, {}, scope.step_path(step), self.narrowing(scope, step))
+            for step, names in pairs
+        ]
+        return [one.plan for one in built if one.plan is not None]
+
+    def stand_alone(self, scope: Scope, step: StepDefinition, names: StepNames, slots: Mapping[str, int]) -> BuiltStep:
+        """Compile a step that is none of the node's alternatives: the model of a CUSTOM."""
+        return self._build(scope, step, names, slots, scope.step_path(step), {})
+
+    def _build(
+        self,
+        scope: Scope,
+        step: StepDefinition,
+        names: StepNames,
+        slots: Mapping[str, int],
+        at: str,
+        certain: Mapping[str, TensorType],
+    ) -> BuiltStep:
+        """Compile a step or a fallback.
+
+        Args:
+            scope: The node.
+            step: What the file says.
+            names: Of the step.
+            slots: By tensor of the node.
+            at: Path of the step in the plan.
+            certain: What its ``when``, or that of the step that it stands in for, proves.
+        """
+        message = step.message
+        given, inputs = self.bound_inputs(scope, step, names, certain)
+        action, types = self._action(scope, step, names, slots, at, given)
+        when = self.condition(scope, f"{step.path}.when", Purpose.WHEN, certain)
+        cache = self._cache(scope, step, certain)
+        answered = {tensor: types[name] for name, tensor in names.outputs.items()}
+        fallback: StepPlan | None = None
+        if step.fallback is not None and names.fallback is not None:
+            built = self._build(scope, step.fallback, names.fallback, slots, f"{at}>{step.fallback.name}", certain)
+            used = {name: known for name, known in answered.items() if name in slots or scope.names.is_used(name)}
+            answered |= self._stood_in(scope, step.fallback, names.fallback, used, built.answered)
+            fallback = built.plan
+        defaults = () if step.is_shadow else self._defaults(scope, step, answered, slots)
+        outputs = {name: _seen(scope, step, name, known) for name, known in answered.items()}
+        if action is None or (fallback is None and step.fallback is not None):
+            return BuiltStep(None, outputs, answered)
+        file = scope.file
+        policies = step_policies(
+            file,
+            file.message.policy,
+            scope.node.message.policy,
+            message,
+            step.path,
+            is_call=isinstance(action, CallPlan),
+            report=self.report,
+        )
+        plan = StepPlan(
+            name=step.name,
+            path=at,
+            action=action,
+            inputs=inputs,
+            outputs=tuple(Binding(name, slots[tensor]) for name, tensor in names.outputs.items() if tensor in slots),
+            when=when,
+            cases=tuple(message.case),
+            is_otherwise=message.otherwise,
+            weight=message.weight or 1.0,
+            timeout_ms=policies.timeout_ms,
+            is_soft=message.dependency == pb.Step.SOFT,
+            defaults=defaults,
+            fallback=fallback,
+            retry=policies.retry,
+            hedge=policies.hedge,
+            cache=cache,
+            shadow=ShadowPlan(message.shadow.percent, message.shadow.max_inflight) if step.is_shadow else None,
+            max_inflight=policies.max_inflight,
+            min_remaining_ms=policies.min_remaining_ms,
+        )
+        return BuiltStep(plan, outputs, answered)
+
+    def _action(
+        self,
+        scope: Scope,
+        step: StepDefinition,
+        names: StepNames,
+        slots: Mapping[str, int],
+        at: str,
+        given: Mapping[str, TensorType],
+    ) -> tuple[CallPlan | NodePlan | None, dict[str, TensorType]]:
+        """What the step runs, None where an error was reported, and the type of each output of the target."""
+        where = f"step '{step.name}' ({scope.file.place(step.path)})"
+        target = names.target
+        action: CallPlan | NodePlan | None = None
+        outputs: dict[str, TensorType] = {}
+        if isinstance(target, ModelTarget):
+            action = self._call(scope, step, target)
+            is_batched = target.signature.max_batch_size > 0
+            for spec in target.signature.outputs:
+                origin = f"output '{spec.name}' of {describe(target)} in {where}"
+                outputs[spec.name] = TensorType.of(spec, is_batched=is_batched, origin=origin)
+        elif isinstance(target, NodeTarget) and self._may_enter(scope, step, target):
+            wanted = (
+                self.names.of_target(target).outputs
+                if step.is_shadow
+                else [name for name, tensor in names.outputs.items() if tensor in slots]
+            )
+            visible = {**scope.inputs, **scope.produced} if not target.is_graph else {}
+            trail = (*scope.call.trail, target.key)
+            built = self.build_node(
+                target.file,
+                target.node,
+                Call(given, visible, frozenset(wanted), f"{at}/{target.node.name}", trail),
+            )
+            action, outputs = built.plan, built.outputs
+            if action is not None and target.is_graph:
+                action = _with_limits(action, target.file)
+        return action, {name: outputs.get(name) or TensorType.unknown(where) for name in names.outputs}
+
+    def _stood_in(
+        self,
+        scope: Scope,
+        fallback: StepDefinition,
+        names: StepNames,
+        own: Mapping[str, TensorType],
+        other: Mapping[str, TensorType],
+    ) -> dict[str, TensorType]:
+        """Types of what a step (``own``) or its fallback (``other``) gives; the two must agree."""
+        path = target_path(fallback)
+        result: dict[str, TensorType] = {}
+        for tensor, known in own.items():
+            result[tensor], instead = known, other.get(tensor)
+            if instead is None:
+                if not names.is_open:
+                    text = f"fallback '{fallback.name}' gives no '{tensor}', which its step gives"
+                    self.missing_output(scope.file, path, text, tensor, other)
+            elif self.agree(scope.file, path, f"'{tensor}'", instead, known, "a step and its fallback"):
+                result[tensor] = merged([known, instead], known.origin)
+        return result
+
+    def _defaults(
+        self, scope: Scope, step: StepDefinition, known: Mapping[str, TensorType], slots: Mapping[str, int]
+    ) -> tuple[DefaultPlan, ...]:
+        """Defaults of a step for the outputs that are read; all are checked."""
+        file = scope.file
+        plans: list[DefaultPlan] = []
+        for i, message in enumerate(step.message.default):
+            path, name = f"{step.path}.default[{i}]", message.output
+            if name not in known:
+                if name and not any(one.is_open for one in scope.names.steps):
+                    text = f"step '{step.name}' gives no '{name}'{suggestion(name, known)}"
+                    self.report.error("G006", file, f"{path}.output", text)
+                continue
+            is_batched = file.is_batched and known[name].is_batched
+            tensor = default_tensor(file, path, message, replace(known[name], is_batched=is_batched), self.report)
+            if tensor is not None and name in slots:
+                plans.append(DefaultPlan(slots[name], tensor, is_batched))
+        return tuple(plans)
+
+    def _cache(self, scope: Scope, step: StepDefinition, certain: Mapping[str, TensorType]) -> CachePlan | None:
+        policy = step.message.policy
+        key = self.condition(scope, f"{step.path}.policy.cache.key", Purpose.KEY, certain)
+        if not policy.HasField("cache"):
+            return None
+        return CachePlan(*cache_limits(policy.cache), key, policy.cache.stale_if_error_ms)
+
+    def _call(self, scope: Scope, step: StepDefinition, target: ModelTarget) -> CallPlan:
+        file, signature, path = scope.file, target.signature, target_path(step)
+        limit, own = signature.max_batch_size, file.message.max_batch_size
+        if 0 < limit < own:
+            text = _too_small(file, own, f"model {signature.name}", limit)
+            self.report.error("G009", file, path, text)
+        if signature.is_decoupled and (place := _not_in_root(scope, step)):
+            refuse_stream(file, path, signature.name, place, self.report)
+        self.dependencies.add((target.target, signature.name))
+        return CallPlan(target.target, signature.name, target.version, signature)
+
+    def _may_enter(self, scope: Scope, step: StepDefinition, target: NodeTarget) -> bool:
+        """Whether a node can be compiled in place of the step: no cycle, not too much, the same batching."""
+        file, path, trail = scope.file, target_path(step), scope.call.trail
+        if target.key in trail:
+            cycle = (*trail[trail.index(target.key) :], target.key)
+            is_local = len({label for label, _ in cycle}) == 1
+            shown = [name for _, name in cycle] if is_local else _without_repeats(label for label, _ in cycle)
+            what = "node" if is_local else "graph"
+            text = f"cycle: {' -> '.join(shown)}; a {what} cannot run itself, a 'loop' in a sequence repeats its steps"
+            self.report.error("G003", file, path, text)
+            return False
+        is_deep = len(trail) >= MAX_DEPTH
+        if is_deep or self.num_nodes >= MAX_NODES:
+            what = (
+                f"nodes are nested deeper than {MAX_DEPTH}"
+                if is_deep
+                else f"the graph expands to more than {MAX_NODES} nodes: one counts once for each step that runs it"
+            )
+            if not self._is_too_large:
+                self.report.error("G024", file, path, f"{what}, which this version of Weft does not support")
+            self._is_too_large = True
+            return False
+        inner, outer = target.file.message.max_batch_size, file.message.max_batch_size
+        if (inner > 0) != (outer > 0):
+            text = (
+                f"graph '{file.name}' has max_batch_size {outer} and graph '{target.file.name}' has {inner}; one with "
+                "a batch dimension and one without are not supported together by this version of Weft"
+            )
+            self.report.error("G024", file, path, text)
+        elif inner < outer:
+            text = _too_small(file, outer, f"graph {target.file.name}", inner)
+            self.report.error("G009", file, path, text)
+        message = target.file.message
+        if target.is_graph and (message.policy.HasField("cache") or message.response_cache.enable):
+            text = (
+                f"the cache of graph '{target.file.name}' has no effect where it is a step of another graph; give the "
+                "step a 'cache'"
+            )
+            self.report.warning("G018", file, path, text)
+        return True
+
+
+def _seen(scope: Scope, step: StepDefinition, tensor: str, known: TensorType) -> TensorType:
+    """Type of an output for its readers: it may be absent if the step is skipped or fails softly without a default."""
+    message = step.message
+    if scope.file.is_ensemble or any(default.output == tensor for default in message.default):
+        return known
+    is_soft = message.dependency == pb.Step.SOFT
+    is_skipped = bool(message.when) and scope.node.kind is not NodeKind.SWITCH
+    if not (is_soft or is_skipped):
+        return known
+    happens = " or ".join(["fail softly"] * is_soft + ["be skipped"] * is_skipped)
+    cure = f"give it a 'default' for '{tensor}'" + " or make it 'dependency: HARD'" * (not is_skipped)
+    return replace(known, is_optional=True, absence=f"step '{step.name}' may {happens}: {cure}")
+
+
+def _not_in_root(scope: Scope, step: StepDefinition) -> str:
+    """What the step is instead of a step of the root sequence; "" for such a step."""
+    if step.is_shadow:
+        return "a shadow"
+    if step in scope.node.customs.values():
+        return "the model of a CUSTOM"
+    if step not in scope.node.steps:
+        return "a fallback"
+    if scope.node.kind is NodeKind.SEQUENCE and len(scope.call.trail) == 1:
+        return ""
+    kind = scope.node.kind.value if scope.node.kind is not None else "node"
+    return f"a step of {kind} '{scope.node.name}'"
+
+
+def _with_limits(plan: NodePlan, file: GraphFile) -> NodePlan:
+    """The root of a nested graph, which has the limits of its graph as well."""
+    policy = file.message.policy
+    return replace(
+        plan,
+        graph=file.label,
+        timeout_ms=_smaller(plan.timeout_ms, policy.timeout_ms),
+        max_inflight=_smaller(plan.max_inflight, policy.max_inflight),
+    )
+
+
+def _smaller(one: int, other: int) -> int:
+    """The smaller of two limits; 0 is none."""
+    return min(one, other) or max(one, other)
+
+
+def _too_small(file: GraphFile, own: int, what: str, limit: int) -> str:
+    return (
+        f"{'ensemble' if file.is_ensemble else 'graph'} {file.name} allows maximum batch size {own}, but it contains "
+        f"{what} which only allows maximum batch size to be {limit}"
+    )
+
+
+def _without_repeats(names: Iterable[str]) -> list[str]:
+    shown: list[str] = []
+    for name in names:
+        if not shown or shown[-1] != name:
+            shown.append(name)
+    return shown

@@ -1,0 +1,1 @@
+"""Checks of a parsed graph that need no model."""

@@ -1,0 +1,1 @@
+"""Types of tensors and of conditions, and what a condition proves."""

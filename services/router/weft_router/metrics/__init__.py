@@ -1,0 +1,1 @@
+"""Prometheus collectors of the router."""

@@ -1,0 +1,1 @@
+"""Calls that models make of other models."""

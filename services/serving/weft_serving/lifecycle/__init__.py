@@ -1,0 +1,1 @@
+"""Models from load to unload: repository, versions, on demand, response cache."""

@@ -1,0 +1,326 @@
+"""The versions of one model, from load to unload.
+
+A load takes effect as a whole: every version of the new definition starts beside the old ones, then one assignment
+makes the new ones serve, then the old ones drain. If anything fails before that, the old ones go on serving.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+from weft_common.caching.shared_answers import SharedAnswers
+from weft_common.core import IndexEntry, InferCall
+from weft_common.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError, WeftError
+from weft_common.observing.logs import get_logger
+from weft_protos.model_config_pb2 import ModelConfig
+from weft_serving.backends.base import ModelContext
+from weft_serving.config import ModelDefinition
+from weft_serving.lifecycle.background import in_daemon_thread
+from weft_serving.lifecycle.on_demand import OnDemandModel
+from weft_serving.lifecycle.response_cache import CachedModel
+from weft_serving.lifecycle.warm_pool import WarmPool
+from weft_serving.scheduler.rate_limiter import RateLimiter
+from weft_serving.served.model import ServedModel
+from weft_serving.served.sequence_model import SequenceModel
+
+_VERSION = re.compile(r"0*[1-9][0-9]{0,17}", re.ASCII)
+_UNLOADED = "unloaded"
+#: How long reading and completing a configuration may take; the model's own code is run for that, in seconds.
+DEFINE_LIMIT_S = 180.0
+
+_log = get_logger("weft.serving.lifecycle")
+
+
+#: What answers for a version.
+Served = ServedModel | OnDemandModel | CachedModel
+
+
+class State(StrEnum):
+    """States of ``RepositoryIndex``."""
+
+    UNKNOWN = ""
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(slots=True, eq=False)
+class ModelVersion:
+    """One version: what serves it, and its state with the reason where it does not serve."""
+
+    number: int
+    config: ModelConfig
+    served: Served
+    state: State = State.LOADING
+    reason: str = ""
+
+    @property
+    def shown_state(self) -> State:
+        """The state as clients see it: one that is ready but has lost every instance is unavailable."""
+        is_out = self.state is State.READY and self.served.outages.is_total
+        return State.UNAVAILABLE if is_out else self.state
+
+
+class ManagedModel:
+    """One model of the repository; lives on the event loop, and alone changes the state of its versions.
+
+    Loads and unloads of one model happen one after another.
+
+    Args:
+        name: Model name.
+        slots: Shared by all models: as many load at once as it allows.
+        drain_grace_s: How long the requests of a version that is replaced or unloaded may still run.
+        pool: Its versions load on demand, as the pool has room; None: at once.
+        limiter: Of what the instances of all models share; None: nothing is limited.
+        answers: Kept answers of all models.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        slots: asyncio.Semaphore,
+        drain_grace_s: float,
+        pool: WarmPool | None = None,
+        limiter: RateLimiter | None = None,
+        answers: SharedAnswers,
+    ) -> None:
+        self.name = name
+        self._answers = answers
+        self._pool = pool
+        self._limiter = limiter
+        self.is_wanted = False
+        self._slots = slots
+        self._drain_grace_s = drain_grace_s
+        self._lock = asyncio.Lock()
+        self._versions: dict[int, ModelVersion] = {}
+        self._draining: dict[ModelVersion, asyncio.Task[None]] = {}
+        # While the model has no versions, its own state and reason; else the reason why the last reload failed.
+        self._state = State.UNKNOWN
+        self._reason = ""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it serves; every version that was not unloaded on purpose does."""
+        states = [version.shown_state for version in self._versions.values() if version.reason != _UNLOADED]
+        return State.READY in states and all(state in (State.READY, State.UNLOADING) for state in states)
+
+    def select(self, version: str) -> ModelVersion:
+        """The ready version asked for; "" is the highest one.
+
+        Raises:
+            InvalidArgumentError: ``version`` is no whole number of at least 1.
+            NotFoundError: There is no such version, or none that can serve.
+            UnavailableError: It is loading, unloading, or could not be loaded.
+        """
+        unknown = f"Request for unknown model: '{self.name}'"
+        if not version:
+            ready = [number for number, known in self._versions.items() if known.state is State.READY]
+            if ready:
+                return self._versions[max(ready)]
+            if self._is_changing():
+                raise UnavailableError(f"{unknown} is not at ready state; it is loading or unloading").refused()
+            raise NotFoundError(f"{unknown} has no available versions").refused()
+        if not _VERSION.fullmatch(version):
+            raise InvalidArgumentError(
+                f"failed to get model version from specified version string '{version[:80]}', version should be an "
+                "integral value > 0"
+            )
+        chosen = self._versions.get(int(version))
+        if chosen is None:
+            raise NotFoundError(f"{unknown} version {int(version)} is not found").refused()
+        if chosen.state is not State.READY:
+            fault = f"{unknown} version {int(version)} is not at ready state; it is {chosen.state}"
+            raise UnavailableError(fault).refused()
+        return chosen
+
+    def serving(self, call: InferCall) -> Served:
+        """What answers a call: the version asked for, or one that it replaces and that has the call's sequence.
+
+        Raises as ``select``.
+        """
+        for old in self._draining:
+            served = old.served
+            is_asked = call.model_version in ("", str(old.number))
+            if is_asked and isinstance(served, SequenceModel) and served.continues(call):
+                return served
+        return self.select(call.model_version).served
+
+    def ready_versions(self) -> list[ModelVersion]:
+        """Versions that serve, lowest first."""
+        versions = sorted(self._versions.items())
+        return [version for _, version in versions if version.state is State.READY]
+
+    def index(self) -> list[IndexEntry]:
+        """One entry a version; one without a version while there is none."""
+        if not self._versions:
+            return [IndexEntry(self.name, "", self._state.value, self._reason)]
+        return [
+            IndexEntry(
+                self.name,
+                str(number),
+                version.shown_state.value,
+                version.reason or self._reason or str(version.served.outages),
+            )
+            for number, version in sorted(self._versions.items())
+        ]
+
+    async def load(self, define: Callable[[], ModelDefinition], *, is_nested: bool = False) -> None:
+        """The definition serves, and what served before drains.
+
+        Args:
+            define: Reads the definition; called on a thread.
+            is_nested: Another load waits for this one, which therefore does not wait for a slot.
+
+        Raises:
+            WeftError: Why it cannot be loaded. What served before still does.
+        """
+        self.is_wanted = True
+        async with self._lock:
+            if not self.ready_versions():
+                self._versions, self._state, self._reason = {}, State.LOADING, ""
+            fresh: dict[int, ModelVersion] = {}
+            try:
+                async with contextlib.nullcontext() if is_nested else self._slots:
+                    fresh = self._prepare(await self._define(define))
+                    await self._start(fresh)
+            except (WeftError, asyncio.CancelledError) as error:
+                self._note_failure(fresh, error.message if isinstance(error, WeftError) else "the load was cancelled")
+                raise
+            self._replace(fresh)
+        _log.info("loaded", extra={"model": self.name, "versions": sorted(fresh)})
+
+    async def unload(self) -> None:
+        """No version serves; requests that were in work have been answered, or were given up after the grace."""
+        async with self._lock:
+            self.is_wanted = False
+            draining = [self._retire(version) for version in self.ready_versions()]
+            self._state, self._reason = State.UNAVAILABLE, _UNLOADED
+            for version in self._versions.values():
+                version.reason = _UNLOADED
+            if draining:
+                await asyncio.wait(draining)
+        _log.info("unloaded", extra={"model": self.name})
+
+    async def close(self, *, grace_s: float) -> None:
+        """Everything has stopped; requests in work were given ``grace_s``. None may be sent any more."""
+        self._drain_grace_s = grace_s
+        for version in (*self._draining, *self.ready_versions()):
+            if isinstance(version.served, SequenceModel):
+                version.served.expect_no_more()
+        for version, task in list(self._draining.items()):  # begun earlier, with another grace
+            task.cancel()
+            await asyncio.wait([task])
+            self._retire(version)
+        for version in self.ready_versions():
+            self._retire(version)
+        if self._draining:
+            await asyncio.wait(list(self._draining.values()))
+
+    def _is_changing(self) -> bool:
+        states = [version.state for version in self._versions.values()] or [self._state]
+        return State.LOADING in states or State.UNLOADING in states
+
+    async def _define(self, define: Callable[[], ModelDefinition]) -> ModelDefinition:
+        prefix = f"failed to load '{self.name}', failed to poll from model repository"
+        try:
+            async with asyncio.timeout(DEFINE_LIMIT_S):
+                return await in_daemon_thread(define, name=f"define-{self.name}")
+        except TimeoutError:
+            raise UnavailableError(
+                f"{prefix}: its configuration was not complete after {DEFINE_LIMIT_S:g} s; auto_complete_config of the "
+                "model, or something that it imports, does not return"
+            ) from None
+        except WeftError as error:
+            raise error.with_message(f"{prefix}: {error.message}") from error
+        except Exception as error:
+            failure = InternalError(prefix)
+            _log.exception("load failed", extra={"model": self.name, "error_id": failure.error_id})
+            raise failure from error
+
+    def _prepare(self, definition: ModelDefinition) -> dict[int, ModelVersion]:
+        return {
+            number: ModelVersion(number, definition.config, self._made(definition, context))
+            for number, context in definition.contexts.items()
+        }
+
+    def _made(self, definition: ModelDefinition, context: ModelContext) -> Served:
+        served = ServedModel if definition.settings.sequences is None else SequenceModel
+        make = partial(
+            served, context, definition.backend, definition.settings, definition.instances, limiter=self._limiter
+        )
+        if self._limiter is None and any(place.rate_limit is not None for place in definition.instances):
+            _log.warning("%s: rate_limiter is without effect; start the service with --rate-limit", self.name)
+        made = make() if self._pool is None else OnDemandModel(make, context, self._pool)
+        if not definition.config.response_cache.enable:
+            return made
+        return CachedModel(made, self._answers, definition.settings.level_of)
+
+    async def _start(self, fresh: Mapping[int, ModelVersion]) -> None:
+        """Every version is started; if one cannot be, all are stopped again."""
+        if not self.ready_versions():
+            self._versions = dict(fresh)
+        starting = [asyncio.create_task(version.served.start()) for version in fresh.values()]
+        try:
+            await asyncio.wait(starting)
+            for version, task in zip(fresh.values(), starting, strict=True):
+                if error := task.exception():
+                    version.reason = str(error) if isinstance(error, WeftError) else "internal error, see the log"
+            failed = [version for version in fresh.values() if version.reason]
+            if failed:
+                raise self._start_error(failed, starting)
+        except BaseException:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            await asyncio.gather(*(version.served.stop(grace_s=0) for version in fresh.values()))
+            raise
+
+    def _start_error(self, failed: Iterable[ModelVersion], starting: Iterable["asyncio.Task[None]"]) -> WeftError:
+        cause = next(error for task in starting if (error := task.exception()))
+        states = "; ".join(f"version {version.number} is at UNAVAILABLE state: {version.reason}" for version in failed)
+        message = f"load failed for model '{self.name}': {states};"
+        if isinstance(cause, WeftError):
+            return cause.with_message(message)
+        failure = InternalError(message)
+        _log.error("load failed", exc_info=cause, extra={"model": self.name, "error_id": failure.error_id})
+        return failure
+
+    def _note_failure(self, fresh: Mapping[int, ModelVersion], reason: str) -> None:
+        """Keep what serves; otherwise the index says of the model, or of each new version, why it does not."""
+        if self.ready_versions():
+            self._reason = f"serving what was loaded before; the reload failed: {reason}"
+            return
+        self._versions = dict(fresh)
+        self._state, self._reason = State.UNAVAILABLE, reason
+        for version in fresh.values():
+            version.state = State.UNAVAILABLE
+
+    def _replace(self, fresh: Mapping[int, ModelVersion]) -> None:
+        """The one assignment that makes ``fresh`` serve."""
+        replaced = {version.number: version for version in self.ready_versions()}
+        for version in fresh.values():
+            version.state = State.READY
+        self._versions = {**replaced, **fresh}
+        self._state, self._reason = State.READY, ""
+        for version in replaced.values():
+            self._retire(version)
+
+    def _retire(self, version: ModelVersion) -> "asyncio.Task[None]":
+        version.state = State.UNLOADING
+        task = self._draining[version] = asyncio.create_task(self._drain(version))
+        return task
+
+    async def _drain(self, version: ModelVersion) -> None:
+        try:
+            await version.served.stop(grace_s=self._drain_grace_s)
+        except Exception:
+            _log.exception("stop failed", extra={"model": self.name, "version": version.number})
+        finally:
+            version.state, version.reason = State.UNAVAILABLE, _UNLOADED
+            del self._draining[version]

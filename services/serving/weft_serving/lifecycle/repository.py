@@ -1,0 +1,95 @@
+"""The model repository on disk: which models and versions are there.
+
+::
+
+    <repository>/<model>/config.pbtxt
+    <repository>/<model>/<version>/...      version: a whole number of at least 1
+"""
+
+import re
+import stat
+from pathlib import Path
+
+from weft_common.errors import InvalidArgumentError, NotFoundError
+from weft_common.text.layout import is_ensemble
+
+_VERSION_FOLDER = re.compile(r"[1-9][0-9]{0,17}")
+_UNSAFE = re.compile(r"[/\\\x00-\x1f\x7f]")
+_SKIPPED = "__pycache__"
+
+#: Every file below a model's folder, with what changes when the file does: size, time, inode.
+Fingerprint = tuple[tuple[str, int, int, int], ...]
+
+
+class ModelRepository:
+    """Read-only view of a folder of models. Every method reads the disk and blocks: not for the event loop.
+
+    Args:
+        root: The folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def names(self) -> list[str]:
+        """Every folder that is a model, sorted; hidden ones and those of ensembles, which a router serves, are none."""
+        return sorted(
+            entry.name
+            for entry in self.root.iterdir()
+            if entry.is_dir() and not entry.name.startswith(".") and entry.name != _SKIPPED and not _is_ensemble(entry)
+        )
+
+    def directory(self, name: str) -> Path:
+        """Folder of a model.
+
+        Raises:
+            InvalidArgumentError: ``name`` is no single path component.
+            NotFoundError: The repository has no such folder.
+        """
+        check_name(name)
+        directory = self.root / name
+        if not directory.is_dir():
+            raise NotFoundError(f"the repository has no folder '{name}'")
+        return directory
+
+    def versions(self, name: str) -> list[int]:
+        """Numbers of the version folders of a model, sorted; other entries are skipped."""
+        return sorted(
+            int(entry.name)
+            for entry in self.directory(name).iterdir()
+            if _VERSION_FOLDER.fullmatch(entry.name) and entry.is_dir()
+        )
+
+    def fingerprints(self) -> dict[str, Fingerprint]:
+        """The models as they are now. A file that goes away meanwhile is left out. Raises OSError."""
+        return {name: _fingerprint(self.root / name) for name in self.names()}
+
+
+def _is_ensemble(directory: Path) -> bool:
+    try:
+        return is_ensemble(directory / "config.pbtxt")
+    except OSError:
+        return False  # what is wrong with it is said when it is loaded
+
+
+def _fingerprint(directory: Path) -> Fingerprint:
+    files: list[tuple[str, int, int, int]] = []
+    for path in directory.rglob("*"):
+        if _SKIPPED in path.parts:  # written when a model.py is imported
+            continue
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            continue
+        if stat.S_ISREG(found.st_mode):
+            files.append((str(path), found.st_size, found.st_mtime_ns, found.st_ino))
+    return tuple(sorted(files))
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidArgumentError unless ``name`` can name a folder directly in the repository."""
+    if not name or name.startswith(".") or len(name.encode()) > 255 or _UNSAFE.search(name):
+        raise InvalidArgumentError(
+            f"Invalid model name {name[:80]!r}: a name is one path component of 1 to 255 bytes, without '/', '\\' or "
+            "control characters, and does not start with '.'"
+        )

@@ -1,0 +1,109 @@
+"""``response_cache { enable: true }``: equal requests are executed once."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+
+from weft_common.caching.answer_cache import Answer, answer_key, key_base
+from weft_common.caching.shared_answers import SharedAnswers
+from weft_common.core import CallContext, InferCall, InferResult
+from weft_common.observing import telemetry
+from weft_common.statistics import MAX_COUNTED_LEVEL, LatencyHistogram
+from weft_serving.lifecycle.on_demand import OnDemandModel
+from weft_serving.served.model import ServedModel
+from weft_serving.served.outages import Outages
+
+#: Parameters that say when a request is answered, not what.
+_SCHEDULING = frozenset({"priority", "timeout"})
+#: Inputs of more bytes are hashed on a thread: 1 MB takes 1 ms.
+_MANY_BYTES = 1 << 18
+
+
+class CachedModel:
+    """Answers as the model does, but for requests whose answer is there, or on its way to an equal one.
+
+    Requests are equal when version, inputs (with datatype and shape), requested outputs and parameters are, but for
+    priority and timeout. Errors are not kept. A new version of the model begins with nothing.
+
+    Args:
+        served: The model; not decoupled.
+        answers: Where they are kept; shared by the models of a service.
+        level_of: The level that a request of a priority is served at, under which a hit is counted too.
+    """
+
+    def __init__(
+        self, served: ServedModel | OnDemandModel, answers: SharedAnswers, level_of: Callable[[int], int]
+    ) -> None:
+        self.signature = signature = served.signature
+        self.statistics = served.statistics
+        self._served = served
+        self._answers = answers
+        self._level_of = level_of
+        self._input_names = [spec.name for spec in signature.inputs]
+        self._output_names = tuple(spec.name for spec in signature.outputs)
+        self._subject = (signature.name, signature.version, f"{id(self)}")  # of two loads the answers may differ
+
+    async def start(self) -> None:
+        """As of the model."""
+        await self._served.start()
+
+    async def stop(self, *, grace_s: float) -> None:
+        """As of the model."""
+        await self._served.stop(grace_s=grace_s)
+
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        """As of the model.
+
+        A request that waits for an equal one and whose deadline passes ends with DEADLINE_EXCEEDED; one that is
+        cancelled costs the others nothing.
+        """
+        start_ns = time.monotonic_ns()
+        if sum(len(tensor.data) for tensor in call.inputs.values()) > _MANY_BYTES:
+            key = await asyncio.to_thread(self._key, call)
+        else:
+            key = self._key(call)
+        looked_ns = time.monotonic_ns()
+        answer, is_cached = await self._answers.answer(key, lambda: self._made(call, context), context.deadline_ns)
+        if is_cached:
+            self._count_hit(call, context, start_ns)
+        else:
+            self.statistics.cache_miss.add(looked_ns - start_ns)
+        names = self._names(call)
+        outputs = {name: tensor for name, tensor in zip(names, answer.outputs, strict=True) if tensor is not None}
+        signature = self.signature
+        return InferResult(signature.name, signature.version, call.request_id, answer.parameters, outputs)
+
+    @property
+    def outages(self) -> Outages:
+        """As of the model."""
+        return self._served.outages
+
+    def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        """As of the model: what is decoupled is not cached."""
+        return self._served.stream(call, context)
+
+    def _names(self, call: InferCall) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(output.name for output in call.outputs)) or self._output_names
+
+    def _key(self, call: InferCall) -> bytes:
+        known = [(name, call.inputs.get(name)) for name in self._input_names]
+        others = sorted(call.inputs.keys() - set(self._input_names))  # of a request that will be refused
+        parameters = sorted((key, value) for key, value in call.parameters.items() if key not in _SCHEDULING)
+        base = key_base(self._subject, self._names(call))
+        return answer_key(base, known, repr((parameters, others)))
+
+    async def _made(self, call: InferCall, context: CallContext) -> Answer:
+        result = await self._served.infer(call, context)
+        return Answer(tuple(map(result.outputs.get, self._names(call))), result.parameters)
+
+    def _count_hit(self, call: InferCall, context: CallContext, start_ns: int) -> None:
+        """A success and no execution, as Triton Inference Server counts it."""
+        now_ns = time.monotonic_ns()
+        statistics = self.statistics
+        statistics.success.add(now_ns - context.arrival_ns)
+        statistics.cache_hit.add(now_ns - start_ns)
+        priority = call.parameters.get("priority", 0)
+        level = min(self._level_of(priority), MAX_COUNTED_LEVEL) if isinstance(priority, int) else 0
+        histogram = statistics.request_latency.setdefault(level, LatencyHistogram())
+        trace_id = telemetry.trace_id_of(context.trace_context)
+        histogram.observe((now_ns - context.arrival_ns) / 1e9, trace_id=trace_id, unix_time_s=time.time())

@@ -1,0 +1,1 @@
+"""A loaded model version: queue, instances, answers and statistics."""

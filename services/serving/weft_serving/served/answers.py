@@ -1,0 +1,103 @@
+"""Gives each caller its one answer, in the order of arrival where that is asked for, and counts it."""
+
+import time
+from collections.abc import Callable, Iterable
+
+from weft_common.core import InferResult
+from weft_common.errors import WeftError
+from weft_common.observing import telemetry
+from weft_serving.request.request import InferenceRequest
+from weft_serving.request.split import SplitRequest
+from weft_serving.scheduler.ordering import ReorderBuffer
+from weft_serving.served import spans
+from weft_serving.served.instance import Execution
+from weft_serving.served.recorder import Recorder
+
+_Ready = Iterable[tuple[InferenceRequest, tuple[InferResult | WeftError | None, Execution]]]
+
+
+class Answers:
+    """The way from an execution, or from the end of a request without one, to its caller.
+
+    Args:
+        model: Name, for spans.
+        recorder: Counts every answer once; a request that was split counts once too.
+        is_ordered: Answers leave in the order in which the requests were expected.
+        drop: Takes a request that nobody waits for out of the queue, or flags it if it runs.
+    """
+
+    def __init__(
+        self, model: str, recorder: Recorder, *, is_ordered: bool, drop: Callable[[InferenceRequest], None]
+    ) -> None:
+        self._model = model
+        self._recorder = recorder
+        self._drop = drop
+        self._order: ReorderBuffer[InferenceRequest, tuple[InferResult | WeftError | None, Execution]] | None = (
+            ReorderBuffer() if is_ordered else None
+        )
+
+    def expect(self, request: InferenceRequest) -> None:
+        """The request is in the queue; its answer leaves after those expected before. For ordered answers only."""
+        if self._order is not None:
+            self._order.expect(request)
+
+    def deliver(self, execution: Execution) -> None:
+        """Callers of the members have their answers, unless they left or an earlier answer is still to come."""
+        now_ns = time.monotonic_ns()
+        for request, outcome in zip(execution.requests, execution.answers, strict=True):
+            if self._order is None:
+                self._answer(request, outcome, execution, now_ns)
+            else:
+                self._release(self._order.release(request, (outcome, execution)))
+
+    def give_up(self, request: InferenceRequest, error: WeftError, now_ns: int) -> None:
+        """A request that left the queue, or is no longer waited for, has ``error`` as its answer."""
+        split = request.split
+        if split is not None:
+            if not split.parts:
+                return
+            error = split.error_of(request, error)
+        self._recorder.failed(error, request.context.arrival_ns, now_ns)
+        if request.answer is not None and not request.answer.done():
+            request.answer.set_result(error)
+        if self._order is not None:
+            self._release(self._order.withdraw(request))
+        if split is not None:
+            self.forget(split)
+        if request.start_ns == 0 and telemetry.is_enabled():
+            spans.record_queue(self._model, request, now_ns, error)
+
+    def forget(self, split: SplitRequest) -> None:
+        """The parts are dropped; the caller of the whole has its answer, or gets it by other means."""
+        parts = split.parts
+        split.close()
+        for part in parts:
+            self._drop(part)
+            if self._order is not None:
+                self._release(self._order.withdraw(part))
+
+    def _answer(
+        self, request: InferenceRequest, outcome: InferResult | WeftError | None, execution: Execution, now_ns: int
+    ) -> None:
+        """The caller, if it still waits, has its answer, and the answer is counted."""
+        answer = request.answer
+        if outcome is None or answer is None or answer.done():
+            return
+        if request.stream is not None and isinstance(outcome, InferResult):
+            return  # its last response answers it
+        if request.split is not None:
+            split, joined = request.split, request.split.add(request, outcome)
+            if joined is None:
+                return
+            self.forget(split)
+            request, outcome = split.whole, joined
+        answer.set_result(outcome)
+        if isinstance(outcome, WeftError):
+            self._recorder.failed(outcome, request.context.arrival_ns, now_ns)
+        else:
+            self._recorder.succeeded(request, execution, now_ns)
+
+    def _release(self, ready: _Ready) -> None:
+        now_ns = time.monotonic_ns()
+        for request, (outcome, execution) in ready:
+            self._answer(request, outcome, execution, now_ns)

@@ -1,0 +1,332 @@
+"""One instance of a model: a thread that loads the backend, runs batches one after another, and closes it."""
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from weft_common.core import InferResult
+from weft_common.errors import InternalError, UnavailableError, WeftError
+from weft_common.observing.logs import get_logger
+from weft_common.observing.telemetry import trace_id_of
+from weft_serving.backends.base import Backend, Batch, InstanceContext, ModelContext
+from weft_serving.request.request import RESCHEDULED, STREAMED, InferenceRequest, InferenceResponse, Outcome
+from weft_serving.served.outages import PAUSES_S, STABLE_S
+from weft_serving.served.outputs import OutputEncoder
+
+_LOG = get_logger("weft.serving")
+
+
+@dataclass(slots=True)
+class Execution:
+    """A batch that was run. Times are those of ``time.monotonic_ns`` and never decrease from field to field.
+
+    Attributes:
+        requests: Members that were run, in batch order; those cancelled before are not among them.
+        answers: One for each member; None for one that is to be executed again.
+        num_rows: Sum of the members' batch sizes.
+        start_ns: The instance began with the batch.
+        infer_start_ns: Inputs were ready.
+        infer_end_ns: The model had run.
+        end_ns: Outputs were encoded.
+    """
+
+    requests: list[InferenceRequest]
+    answers: list[InferResult | WeftError | None]
+    num_rows: int
+    start_ns: int
+    infer_start_ns: int
+    infer_end_ns: int
+    end_ns: int
+
+
+class _ClosedError(Exception):
+    """The instance is closed."""
+
+
+class Instance:
+    """Owns one backend object and the only thread that touches it.
+
+    Args:
+        model: What to load.
+        backend: The class that runs it.
+        context: Where to run it.
+        report: Called on the event loop, once for each batch given to ``execute``.
+        report_outage: Called on the event loop with the reason when the backend is lost, before ``report`` if that was
+            in a batch, and after each attempt to load it again; with "" when that succeeded. Also when a batch has run
+            for too long, and with "" when it ends after all.
+        execution_timeout_s: What is too long; the backend is then told to give the batch up, if it can. 0: nothing is.
+
+    Attributes:
+        is_hung: Whether a batch has run for too long, and still does.
+    """
+
+    def __init__(
+        self,
+        model: ModelContext,
+        backend: type[Backend],
+        context: InstanceContext,
+        report: Callable[["Instance", Execution], None],
+        report_outage: Callable[["Instance", str], None] = lambda instance, reason: None,
+        execution_timeout_s: float = 0.0,
+    ) -> None:
+        self.name = context.name
+        self._model = model
+        self._backend_class = backend
+        self._context = context
+        self._report = report
+        self._report_outage = report_outage
+        self._encoder = OutputEncoder(model.signature)
+        self._inbox: SimpleQueue[Sequence[InferenceRequest] | None] = SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loaded: asyncio.Future[WeftError | None] | None = None
+        self._closed: asyncio.Future[None] | None = None
+        self._loaded_s = 0.0
+        self._abort: Callable[[], None] | None = None
+        self._execution_timeout_s = execution_timeout_s
+        self._overdue: asyncio.TimerHandle | None = None
+        self.is_hung = False
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the backend may still be in its ``load``: that has not ended, or nobody waited for its end."""
+        return self._loaded is not None and (not self._loaded.done() or self._loaded.cancelled())
+
+    async def load(self) -> None:
+        """The backend is loaded and waits for batches.
+
+        Raises:
+            WeftError: The backend's own error, or an InternalError with the cause. The thread has ended.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._loaded = self._loop.create_future()
+        self._closed = self._loop.create_future()
+        # A daemon, so that a model that never returns cannot keep the process alive after the grace of a shutdown.
+        threading.Thread(target=self._run, name=self.name, daemon=True).start()
+        error = await self._loaded
+        if error is not None:
+            raise error
+
+    def execute(self, requests: Sequence[InferenceRequest]) -> None:
+        """The requests are run as one batch after those given before; ``report`` gets the outcome."""
+        if self._execution_timeout_s and self._loop is not None:
+            self._overdue = self._loop.call_later(self._execution_timeout_s, self._hang)
+        self._inbox.put(requests)
+
+    def close(self) -> "asyncio.Future[None]":
+        """The backend is closed after the batches given before; the future is done when it is, or was never loaded."""
+        if self._closed is None:
+            self._closed = asyncio.get_running_loop().create_future()
+            self._closed.set_result(None)
+        self._inbox.put(None)
+        return self._closed
+
+    def _run(self) -> None:
+        try:
+            model = replace(self._model, signature=self._model.signature.for_backend())
+            backend = self._backend_class(model, self._context)
+            backend.on_lost = lambda: self._inbox.put(())
+            self._abort = backend.abort
+            backend.load()
+        except WeftError as error:
+            self._on_loop(_resolve, self._loaded, error)
+        except BaseException as exception:  # even SystemExit from user code must not leave the loader waiting
+            where = f"model '{self._model.signature.name}' failed to load on instance {self.name}"
+            failure = InternalError(f"{where}: {type(exception).__name__}: {exception}")
+            self._log(failure, exception)
+            self._on_loop(_resolve, self._loaded, failure)
+        else:
+            self._loaded_s = time.monotonic()
+            self._on_loop(_resolve, self._loaded, None)
+            self._serve(backend)
+            del backend  # it is gone, not only closed, when that is told
+        self._abort = None
+        self._on_loop(_resolve, self._closed, None)
+
+    def abort(self) -> None:
+        """A load, batch or close that does not end is given up, if the backend can do that."""
+        if self._abort is not None:
+            self._abort()
+
+    def _serve(self, backend: Backend) -> None:
+        num_losses = 0
+        requests = self._inbox.get()
+        while requests is not None:
+            execution = self._execute(backend, requests) if requests and not backend.why_lost() else None
+            if loss := backend.why_lost():
+                self._report_loss(loss)
+            if execution is not None:
+                self._on_loop(self._end_execution, execution)
+                requests = ()
+            del execution  # an idle instance keeps no tensors in memory
+            if loss:
+                num_losses = num_losses + 1 if time.monotonic() - self._loaded_s < STABLE_S else 1
+                requests = self._load_again(backend, loss, num_losses, requests)
+            else:
+                requests = self._inbox.get()
+        try:
+            backend.close()
+        except BaseException as exception:
+            self._log(InternalError(f"model '{self._model.signature.name}' raised in close"), exception)
+
+    def _report_loss(self, reason: str) -> None:
+        _LOG.error("%s", reason, extra={"model": self._model.signature.name, "instance": self.name})
+        self._on_loop(self._begin_outage, reason)
+
+    def _begin_outage(self, reason: str) -> None:
+        self.is_hung = False
+        self._report_outage(self, reason)
+
+    def _hang(self) -> None:
+        """The batch in work has run for too long: it is told, and given up where that is possible."""
+        self.is_hung = True
+        start = datetime.now(UTC) - timedelta(seconds=self._execution_timeout_s)
+        reason = (
+            f"instance {self.name} of model '{self._model.signature.name}' has executed one batch since "
+            f"{start.isoformat(timespec='milliseconds')}, longer than its execution_timeout_us, and takes no other"
+        )
+        _LOG.error("%s", reason, extra={"model": self._model.signature.name, "instance": self.name})
+        self._report_outage(self, reason)
+        self.abort()
+
+    def _end_execution(self, execution: Execution) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+        if self.is_hung:
+            _LOG.warning("instance %s has ended the batch after all, and takes others", self.name)
+            self._report_outage(self, "")
+            self.is_hung = False
+        self._report(self, execution)
+
+    def _load_again(
+        self, backend: Backend, loss: str, num_losses: int, held: Sequence[InferenceRequest]
+    ) -> Sequence[InferenceRequest] | None:
+        """Try until the lost backend is loaded; returns the batch that was given before the loss was known.
+
+        That batch, which may be ``held`` already, fails with the first attempt. None: the instance is closed.
+        """
+        for attempt in itertools.count(num_losses - 1):
+            pause_s = PAUSES_S[min(attempt - 1, len(PAUSES_S) - 1)] if attempt else 0.0
+            try:
+                held = self._next_within(pause_s) or held
+                backend.load()
+            except _ClosedError:
+                self._fail(held)
+                return None
+            except BaseException as error:  # what user code raises must not end the attempts
+                reason = f"it cannot be loaded again: {error.message if isinstance(error, WeftError) else repr(error)}"
+                self._report_loss(f"{loss}; {reason}")
+                self._fail(held)
+                held = ()
+            else:
+                self._loaded_s = time.monotonic()
+                self._on_loop(self._report_outage, self, "")
+                return held
+        return None
+
+    def _next_within(self, pause_s: float) -> Sequence[InferenceRequest]:
+        """Wait so long, for a batch. Raises _ClosedError when the instance is closed meanwhile."""
+        held: Sequence[InferenceRequest] = ()
+        end_s = time.monotonic() + pause_s
+        while True:
+            try:
+                requests = self._inbox.get(timeout=max(0.0, end_s - time.monotonic()))
+            except Empty:
+                return held
+            if requests is None:
+                self._fail(held)
+                raise _ClosedError
+            held = requests or held
+
+    def _fail(self, requests: Sequence[InferenceRequest]) -> None:
+        """A batch that no backend is there for."""
+        members = [request for request in requests if not request.is_cancelled]
+        if requests:
+            error = UnavailableError(f"instance {self.name} of model '{self._model.signature.name}' is lost")
+            answers: list[InferResult | WeftError | None] = [error.with_message(error.message) for _ in members]
+            num_rows, now_ns = sum(member.num_rows for member in members), time.monotonic_ns()
+            self._on_loop(self._end_execution, Execution(members, answers, num_rows, now_ns, now_ns, now_ns, now_ns))
+
+    def _execute(self, backend: Backend, requests: Sequence[InferenceRequest]) -> Execution:
+        members = [request for request in requests if not request.is_cancelled]
+        batch = Batch(members)
+        outcomes = self._outcomes(backend, batch) if members else []
+        executed_ns = time.monotonic_ns()
+        infer_start_ns = min(max(batch.infer_start_ns, batch.start_ns), executed_ns)
+        infer_end_ns = min(max(batch.infer_end_ns or executed_ns, infer_start_ns), executed_ns)
+        answers = [self._answer(member, outcome) for member, outcome in zip(members, outcomes, strict=True)]
+        num_rows = batch.num_rows
+        return Execution(members, answers, num_rows, batch.start_ns, infer_start_ns, infer_end_ns, time.monotonic_ns())
+
+    def _outcomes(self, backend: Backend, batch: Batch) -> Sequence[Outcome]:
+        """One outcome for each member, whatever the backend does."""
+        error: WeftError
+        is_last_try = len(batch.requests) == 1 or not backend.is_repeatable
+        try:
+            outcomes: Any = backend.execute(batch)
+            if isinstance(outcomes, Sequence) and len(outcomes) == len(batch.requests):
+                return outcomes
+            got = len(outcomes) if isinstance(outcomes, Sequence) else type(outcomes).__name__
+            error = InternalError(
+                f"model '{self._model.signature.name}' answered a batch of {len(batch.requests)} requests with {got} "
+                "outcomes; it must give one for each request, in order"
+            )
+            if is_last_try:
+                self._log(error)
+        except WeftError as raised:
+            error = raised.with_message(raised.message)  # without the traceback, which holds the batch
+            if is_last_try and isinstance(raised, InternalError):
+                self._log(raised, raised)
+        except BaseException as exception:
+            error = InternalError(f"model '{self._model.signature.name}' failed to execute the request")
+            if is_last_try:
+                self._log(error, exception, trace_id=trace_id_of(batch.requests[0].context.trace_context))
+        if not is_last_try:
+            _LOG.warning("a batch of %d failed, each request runs alone: %s", len(batch.requests), error.message)
+            return [outcome for request in batch.requests for outcome in self._outcomes(backend, Batch([request]))]
+        # A copy for each member: an exception that is raised in several tasks mixes up their tracebacks.
+        return [error.with_message(error.message) for _ in batch.requests]
+
+    def _answer(self, request: InferenceRequest, outcome: Outcome) -> InferResult | WeftError | None:
+        if isinstance(outcome, WeftError):
+            return outcome
+        if outcome is RESCHEDULED:
+            return None
+        if outcome is STREAMED:
+            signature = self._model.signature
+            return InferResult(signature.name, signature.version, request.call.request_id, is_null=True)
+        try:
+            if not isinstance(outcome, InferenceResponse):
+                raise InternalError(
+                    f"model '{self._model.signature.name}' answered a request with {type(outcome).__name__}; it must "
+                    "be an InferenceResponse or a WeftError"
+                )
+            return self._encoder.encode(request, outcome)
+        except InternalError as error:
+            self._log(error)
+            return error
+        except Exception as exception:
+            failure = InternalError(f"an output of model '{self._model.signature.name}' cannot be encoded")
+            self._log(failure, exception)
+            return failure
+
+    def _on_loop(self, function: Callable[..., None], *args: Any) -> None:
+        """Call ``function`` on the event loop, unless that is closed: then nobody is left to be told."""
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(function, *args)
+
+    def _log(self, error: InternalError, cause: BaseException | None = None, **fields: str) -> None:
+        extra = {"error_id": error.error_id, "model": self._model.signature.name, "instance": self.name, **fields}
+        _LOG.error(error.message, exc_info=cause, extra=extra)
+
+
+def _resolve(future: "asyncio.Future[Any]", result: object) -> None:
+    if not future.done():
+        future.set_result(result)

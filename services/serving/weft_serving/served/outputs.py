@@ -1,0 +1,73 @@
+"""A backend's response checked against the model's signature and encoded for the wire."""
+
+import numpy as np
+
+from weft_common.core import InferResult
+from weft_common.errors import InternalError, InvalidArgumentError
+from weft_common.signature import ModelSignature, TensorSpec
+from weft_common.tensors import Array, WireTensor, datatype_of, encode
+from weft_serving.request.request import InferenceRequest, InferenceResponse
+from weft_serving.request.reshape import reshaped
+
+
+class OutputEncoder:
+    """Turns responses of one model version into results, with the shapes that clients see.
+
+    Args:
+        signature: As clients see it.
+    """
+
+    def __init__(self, signature: ModelSignature) -> None:
+        self._model = signature.name
+        self._version = signature.version
+        self._specs = {spec.name: spec for spec in signature.outputs}
+        self._has_batch = signature.max_batch_size > 0
+
+    def encode(self, request: InferenceRequest, response: InferenceResponse) -> InferResult:
+        """The result of a request: the outputs it asked for, or all that the model gave.
+
+        Raises:
+            InternalError: An output is unknown, missing, or differs from the signature in datatype or shape.
+        """
+        call = request.call
+        outputs = response.outputs
+        for name in outputs:
+            if name not in self._specs:
+                raise InternalError(
+                    f"model '{self._model}' gave unknown output '{name}'; its configuration has "
+                    f"{', '.join(self._specs)}"
+                )
+        encoded: dict[str, WireTensor] = {}
+        for name in [output.name for output in call.outputs] or outputs:
+            array = outputs.get(name)
+            if array is None:
+                raise InternalError(f"model '{self._model}' did not give output '{name}', which the request asked for")
+            encoded[name] = self._encode(self._specs[name], array, request.num_rows)
+        return InferResult(self._model, self._version, call.request_id, response.parameters, encoded)
+
+    def _encode(self, spec: TensorSpec, array: Array, num_rows: int) -> WireTensor:
+        if not isinstance(array, np.ndarray):
+            raise InternalError(
+                f"model '{self._model}' gave output '{spec.name}' as {type(array).__name__}; it must be a numpy array"
+            )
+        try:
+            datatype = datatype_of(array)
+        except InvalidArgumentError:
+            datatype = str(array.dtype)
+        if datatype != spec.datatype:
+            raise InternalError(
+                f"model '{self._model}' gave output '{spec.name}' with datatype {datatype}; its configuration says "
+                f"{spec.datatype}"
+            )
+        shape = array.shape
+        dims = spec.dims if spec.reshape is None else spec.reshape
+        expected = (num_rows, *dims) if self._has_batch else dims
+        if shape != expected and (
+            len(shape) != len(expected) or any(want not in (-1, got) for got, want in zip(shape, expected, strict=True))
+        ):
+            raise InternalError(
+                f"model '{self._model}' gave output '{spec.name}' with shape {list(shape)} for {num_rows} rows; its "
+                f"configuration says {list(expected)}"
+            )
+        tensor = encode(array)
+        return tensor if spec.reshape is None else tensor._replace(shape=reshaped(shape, dims, spec.dims))

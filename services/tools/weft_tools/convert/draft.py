@@ -1,0 +1,173 @@
+"""A graph while it is converted: what will be written, with remarks at their places."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from math import prod
+from typing import NamedTuple
+
+from weft_router.graph.syntax.parse import NAME
+from weft_tools.convert.yaml_tree import Source, Value
+
+#: Begins a remark on what a person has to decide.
+CHECK = "CHECK: "
+#: Among what a step reads: the inputs of its node.
+NODE_INPUT = -1
+
+
+class Tensor(NamedTuple):
+    """What is known of a tensor; ``dims`` are without the batch dimension."""
+
+    datatype: str
+    dims: tuple[int, ...]
+    is_batched: bool
+    is_optional: bool = False
+
+    @property
+    def full_dims(self) -> tuple[int, ...]:
+        """Dims with the batch dimension as a leading -1."""
+        return (-1, *self.dims) if self.is_batched else self.dims
+
+    @property
+    def num_elements(self) -> int:
+        """Of the smallest tensor of the type, in one row."""
+        return prod(max(dim, 0) for dim in self.dims)
+
+
+Tensors = Mapping[str, Tensor]
+
+
+class Kind(Enum):
+    """Kinds of nodes that other systems' graphs become."""
+
+    SEQUENCE = "sequence"
+    SWITCH = "switch"
+    SPLITTER = "splitter"
+    ENSEMBLE = "ensemble"
+    CASCADE = "cascade"
+
+
+@dataclass(slots=True)
+class Condition:
+    """A condition of KServe.
+
+    Attributes:
+        text: gjson.
+        value: Where it stands.
+        is_request: It reads what the client sent, not a model's answer.
+    """
+
+    text: str
+    value: Value
+    is_request: bool
+
+
+@dataclass(slots=True)
+class Step:
+    """One step; exactly one of ``model`` and ``node`` is given.
+
+    Attributes:
+        reads: In a sequence: steps by index, or ``NODE_INPUT``, that the inputs come from, the first that has them.
+        proceed: Sequence: runs if it holds. Switch: chosen if it holds.
+        stop: Cascade: goes on to the next step if it holds.
+        defaults: Outputs that have a value of that type which no model gives, when the step has failed.
+        shadow_percent: Above 0: a copy.
+    """
+
+    name: str
+    value: Value
+    model: str = ""
+    node: str = ""
+    reads: tuple[int, ...] = (NODE_INPUT,)
+    weight: float | None = None
+    proceed: Condition | None = None
+    stop: Condition | None = None
+    when: str = ""
+    accept: str = ""
+    case: str = ""
+    is_otherwise: bool = False
+    is_soft: bool = False
+    defaults: dict[str, Tensor] = field(default_factory=dict)
+    shadow_percent: float = 0.0
+    timeout_ms: int = 0
+    input_map: dict[str, str] = field(default_factory=dict)
+    output_map: dict[str, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Combine:
+    """One output of an ensemble."""
+
+    output: str
+    method: str
+    source: str = ""
+    custom: Step | None = None
+    remarks: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Node:
+    """One node.
+
+    Attributes:
+        on: Of a switch of Seldon.
+        reads_tensors: Whether a condition reads a tensor, so that the rows of a batch may go different ways.
+        per_row: Whether they do.
+        routed_by: Switch of Seldon: the model whose answer ``on`` reads.
+        bandit: Splitter that learns: the fields of its ``bandit``.
+        combiner: Ensemble of Seldon: the model that combines, or "AVERAGE"; None: outputs are keyed by step.
+    """
+
+    name: str
+    kind: Kind
+    value: Value
+    steps: list[Step] = field(default_factory=list)
+    on: str = ""
+    reads_tensors: bool = False
+    per_row: bool = False
+    routed_by: Step | None = None
+    bandit: str = ""
+    combiner: Step | str | None = None
+    combines: list[Combine] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A whole graph; the node "root" answers.
+
+    Attributes:
+        inputs, outputs: None where they are not known.
+    """
+
+    name: str
+    value: Value
+    nodes: dict[str, Node] = field(default_factory=dict)
+    inputs: Tensors | None = None
+    outputs: Tensors | None = None
+    max_batch_size: int = 0
+    timeout_ms: int = 0
+    remarks: list[str] = field(default_factory=list)
+
+
+def check(source: Source, value: Value, remarks: list[str], text: str) -> None:
+    """Leave a question in the output, and a warning at the place in the source that raised it."""
+    remarks.append(CHECK + text)
+    source.warning(value, text)
+
+
+def legal_name(source: Source, value: Value, given: str, taken: Iterable[str], remarks: list[str]) -> str:
+    """``given`` as a name that Weft takes and that is not taken; a change is remarked on."""
+    name = "".join(character if NAME.fullmatch("a" + character) else "_" for character in given)
+    name = name if NAME.fullmatch(name) else f"n{name}"
+    base, number, others = name, 1, set(taken)
+    while name in others:
+        number += 1
+        name = f"{base}-{number}"
+    if name != given:
+        why = "that name is taken" if base == given else "names are letters, digits, '_', '-', '.' and ':'"
+        text = f"'{given}' is called '{name}' here: {why}"
+        remarks.append(text)
+        source.warning(value, text)
+    return name

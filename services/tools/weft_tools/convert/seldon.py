@@ -1,0 +1,357 @@
+"""``SeldonDeployment`` of Seldon Core 1 (machinelearning.seldon.io) as a draft.
+
+A unit of the tree runs in this order: its own ``transform_input`` or ``predict``; the child that a router chose, or
+every child; ``aggregate`` of a combiner, else the first child's answer; its ``transform_output``. So a unit is a piece
+of a sequence, and a chain of units is one sequence.
+
+Source:
+    https://github.com/SeldonIO/seldon-core/blob/v1.18.2/executor/predictor/predictor_process.go
+    https://github.com/SeldonIO/seldon-core/blob/v1.18.2/operator/apis/machinelearning.seldon.io/v1/seldondeployment_types.go
+"""
+
+import re
+
+from weft_router.graph.build.resolve import MAX_ENTRIES
+from weft_tools.convert.draft import NODE_INPUT, Draft, Kind, Node, Step, check, legal_name
+from weft_tools.convert.yaml_tree import Source, Value, shortened
+
+API_GROUP = "machinelearning.seldon.io"
+KIND = "SeldonDeployment"
+_TYPES = ("UNKNOWN_TYPE", "MODEL", "TRANSFORMER", "OUTPUT_TRANSFORMER", "ROUTER", "COMBINER")
+_SERVERS = (
+    "SKLEARN_SERVER",
+    "XGBOOST_SERVER",
+    "TENSORFLOW_SERVER",
+    "MLFLOW_SERVER",
+    "TRITON_SERVER",
+    "HUGGINGFACE_SERVER",
+    "TEMPO_SERVER",
+    "SIMPLE_MODEL",
+)
+_ROUTERS = ("RANDOM_ABTEST", "SIMPLE_ROUTER")
+_IMPLEMENTATIONS = (*_SERVERS, *_ROUTERS, "AVERAGE_COMBINER", "UNKNOWN_IMPLEMENTATION")
+_BANDIT_IMAGES = {"mab_epsilon_greedy": "EPSILON_GREEDY", "mab_thompson_sampling": "THOMPSON"}
+_IMAGE_NAME = re.compile(r"(?:.*/)?([^/:@]*)")
+_SPEC_FIELDS = frozenset(
+    {"name", "predictors", "annotations", "protocol", "transport", "replicas", "serverType", "oauth_key"}
+    | {"oauth_secret"}
+)
+_PREDICTOR_FIELDS = frozenset(
+    {"name", "graph", "traffic", "shadow", "componentSpecs", "replicas", "annotations", "labels", "engineResources"}
+    | {"svcOrchSpec", "explainer", "ssl", "progressDeadlineSeconds"}
+)
+_UNIT_FIELDS = frozenset(
+    {"name", "type", "implementation", "methods", "children", "parameters", "endpoint", "modelUri", "logger"}
+    | {"serviceAccountName", "envSecretRefName", "storageInitializerImage"}
+)
+_TIMEOUTS = ("seldon.io/grpc-timeout", "seldon.io/rest-timeout")
+
+_FIRST_CHILD = "Seldon calls every child and answers with the first one's; the others are copies here"
+_NO_SERVICE = "SIMPLE_MODEL is part of Seldon's engine and no service is behind it; name a model that there is"
+_COMBINER = (
+    "Seldon hands '{name}' a list of the children's messages. Here it gets one tensor with all of them stacked along a "
+    "new axis behind the batch dimension, and if it has an input MASK (BOOL), which of them are there"
+)
+_ROUTER = (
+    "Seldon's router also answers -1 for every child and -2 for none; here those, and any number without a child, are "
+    "an error"
+)
+_LEARNS = "rewards come by the RPC GraphFeedback, or `weft feedback`; what Seldon's router has learnt is left behind"
+_BANDIT = "a router that learns: a splitter with a 'bandit', and feedback to the router, does it without a service"
+
+
+def draft_seldon(source: Source, document: Value, fallback_name: str) -> Draft | None:
+    """The graph of one document; None where an error was reported."""
+    return _Conversion(source, Draft("", document)).run(fallback_name)
+
+
+class _Conversion:
+    def __init__(self, source: Source, draft: Draft) -> None:
+        self._source = source
+        self._draft = draft
+        self._num_units = 0
+        self._timeout_ms = 0
+        self._images: dict[str, str] = {}
+
+    def run(self, fallback_name: str) -> Draft | None:
+        source, draft = self._source, self._draft
+        document = draft.value
+        metadata = source.mapping(document.entries.get("metadata", document), "metadata")
+        spec_value = document.entries.get("spec")
+        spec = source.mapping(spec_value, "spec") if spec_value is not None else {}
+        predictors = [one for one in source.sequence(spec.get("predictors"), "predictors") if one.kind == "mapping"]
+        if not predictors:
+            source.error(spec_value or document, "the SeldonDeployment has no 'predictors'")
+            return None
+        name = source.string(metadata.get("name"), "metadata.name") or source.string(spec.get("name"), "name")
+        if not name:
+            source.warning(document, f"the SeldonDeployment has no metadata.name; it is called '{fallback_name}'")
+        draft.name = legal_name(source, metadata.get("name", document), name or fallback_name, (), draft.remarks)
+        source.unknown(spec, _SPEC_FIELDS, "the spec")
+        self._read_timeout(spec)
+        chain = self._predictor(predictors[0]) if len(predictors) == 1 else [self._predictors(predictors)]
+        if not source.has_errors:
+            self._set_root(chain)
+        return None if source.has_errors else draft
+
+    def _read_timeout(self, spec: dict[str, Value]) -> None:
+        annotations = spec.get("annotations")
+        given = self._source.mapping(annotations, "annotations") if annotations is not None else {}
+        for name in _TIMEOUTS:
+            self._timeout_ms = self._timeout_ms or round(self._source.number(given.get(name), name) or 0)
+
+    def _set_root(self, chain: list[Step]) -> None:
+        """Make the chain the root; a node that is all of it becomes the root itself."""
+        nodes = self._draft.nodes
+        only = nodes.get(chain[0].node) if len(chain) == 1 and not chain[0].remarks else None
+        if only is not None:
+            del nodes[only.name]
+            only.name = "root"
+        else:
+            only = Node("root", Kind.SEQUENCE, self._draft.value, chain)
+        self._draft.nodes = {"root": only, **nodes}
+
+    def _predictors(self, predictors: list[Value]) -> Step:
+        """Several predictors: a splitter by traffic, or copies beside the one that answers."""
+        source = self._source
+        shares: list[tuple[Value, float, bool]] = []
+        for value in predictors:
+            traffic = source.number(value.entries.get("traffic"), "traffic")
+            shares.append((value, traffic or 0.0, source.boolean(value.entries.get("shadow"), "shadow")))
+        live = [share for share in shares if not share[2]]
+        node = self._new_node("predictors", Kind.SPLITTER, self._draft.value)
+        if not live:
+            source.error(predictors[0], "every predictor is a shadow; one has to answer")
+        total = sum(share for _, share, _ in live)
+        if len(live) > 1 and total != 100:
+            text = f"the traffic of the predictors adds up to {total:g}, not 100; a share here is traffic / sum"
+            check(source, self._draft.value, node.remarks, text)
+        for value, share, is_shadow in shares:
+            name = source.string(value.entries.get("name"), "name") or "predictor"
+            if len(live) > 1 and not is_shadow and share <= 0:
+                text = f"predictor '{name}' has no traffic: nothing is sent to it, and it was left out"
+                check(source, value, node.remarks, text)
+                continue
+            step = self._as_step(self._predictor(value), name, value)
+            step.name = legal_name(source, value, name, [other.name for other in node.steps], step.remarks)
+            step.reads = (NODE_INPUT,)
+            if is_shadow:
+                step.shadow_percent = share or 100.0
+            else:
+                step.weight = share or 100.0
+            node.steps.append(step)
+        return Step(node.name, self._draft.value, node=node.name)
+
+    def _predictor(self, value: Value) -> list[Step]:
+        self._source.unknown(value.entries, _PREDICTOR_FIELDS, "the predictor")
+        for spec in self._source.sequence(value.entries.get("componentSpecs"), "componentSpecs"):
+            pod = spec.entries.get("spec", spec)
+            for container in self._source.sequence(pod.entries.get("containers"), "containers"):
+                name, image = (container.entries.get(key, container).text for key in ("name", "image"))
+                self._images[name] = image
+        graph = value.entries.get("graph")
+        if graph is None:
+            self._source.error(value, "the predictor has no 'graph'")
+            return []
+        return self._chain(graph, NODE_INPUT, 0)
+
+    def _chain(self, value: Value, reads: int, start: int) -> list[Step]:
+        """Steps of a unit and all below it, in order.
+
+        Args:
+            value: The unit.
+            reads: Step that its input comes from.
+            start: Index of the first step in its sequence.
+        """
+        source = self._source
+        self._num_units += 1
+        if self._num_units > MAX_ENTRIES:
+            if self._num_units == MAX_ENTRIES + 1:
+                source.error(value, f"more than {MAX_ENTRIES} units; the limit of Weft is {MAX_ENTRIES}")
+            return []
+        entries = source.mapping(value, "a unit of the graph")
+        source.unknown(entries, _UNIT_FIELDS, "the unit")
+        name = source.string(entries.get("name"), "name")
+        if not name:
+            source.error(value, "the unit has no 'name'")
+            name = "unit"
+        children = [one for one in source.sequence(entries.get("children"), "children") if not one.is_null]
+        kind, implementation = self._kind(value, entries, has_children=bool(children))
+        own = Step(name, value, model=name, reads=(reads,), timeout_ms=self._timeout_ms)
+        if implementation == "SIMPLE_MODEL":
+            check(source, value, own.remarks, _NO_SERVICE)
+        steps: list[Step] = []
+        if kind in ("MODEL", "TRANSFORMER"):
+            steps.append(own)
+            reads = start
+        if kind == "ROUTER":
+            steps += self._router(value, entries, own, children, implementation, reads, start)
+        elif kind == "COMBINER":
+            steps.append(self._combiner(value, own, children, implementation, reads))
+        elif children:
+            steps += self._children(children, reads, start + len(steps))
+        if kind == "OUTPUT_TRANSFORMER":
+            own.reads = (start + len(steps) - 1 if steps else reads,)
+            steps.append(own)
+        return self._named(steps)
+
+    def _kind(self, value: Value, entries: dict[str, Value], *, has_children: bool) -> tuple[str, str]:
+        """Type and implementation of a unit; the type that methods and implementation imply where none is given."""
+        source = self._source
+        implementation = ""
+        if "implementation" in entries:
+            implementation = source.string(entries["implementation"], "implementation")
+            if implementation not in _IMPLEMENTATIONS:
+                text = f"implementation '{shortened(implementation)}' is not one of Seldon's own; a service is called"
+                source.warning(entries["implementation"], text)
+        kind = source.choice(entries["type"], "type", _TYPES) if "type" in entries else "UNKNOWN_TYPE"
+        if kind != "UNKNOWN_TYPE":
+            return kind, implementation
+        methods = {method.text for method in source.sequence(entries.get("methods"), "methods")}
+        if implementation in _ROUTERS or "ROUTE" in methods:
+            return "ROUTER", implementation
+        if implementation == "AVERAGE_COMBINER" or "AGGREGATE" in methods:
+            return "COMBINER", implementation
+        if "TRANSFORM_OUTPUT" in methods:
+            return "OUTPUT_TRANSFORMER", implementation
+        if "TRANSFORM_INPUT" in methods:
+            return "TRANSFORMER", implementation
+        if not (implementation in _SERVERS or has_children):
+            source.warning(value, "the unit has neither type nor implementation; it is taken for a MODEL")
+        return ("MODEL" if implementation in _SERVERS or not has_children else "UNKNOWN_TYPE"), implementation
+
+    def _children(self, children: list[Value], reads: int, start: int) -> list[Step]:
+        """The first child's chain, and copies of what goes to the others."""
+        if len(children) == 1:
+            return self._chain(children[0], reads, start)
+        steps = self._chain(children[0], reads, start)
+        for child in children[1:]:
+            step = self._as_step(self._chain(child, NODE_INPUT, 0), self._name_of(child), child)
+            step.reads = (reads,)
+            step.shadow_percent = 100.0
+            check(self._source, child, step.remarks, _FIRST_CHILD)
+            steps.insert(0, step)
+        # Copies first, so that the last step is the one that answers; what reads the others moves along.
+        moved = len(children) - 1
+        for step in steps[moved:]:
+            step.reads = tuple(i + moved if i >= start else i for i in step.reads)
+        return steps
+
+    def _router(
+        self,
+        value: Value,
+        entries: dict[str, Value],
+        own: Step,
+        children: list[Value],
+        implementation: str,
+        reads: int,
+        start: int,
+    ) -> list[Step]:
+        source = self._source
+        if not children:
+            source.error(value, f"router '{shortened(own.name)}' has no 'children'")
+            return []
+        if implementation == "SIMPLE_ROUTER":
+            steps = self._chain(children[0], reads, start)
+            for step in steps[:1]:
+                check(source, value, step.remarks, f"router '{own.name}' always takes its first child")
+            return steps
+        if implementation == "RANDOM_ABTEST":
+            node = self._new_node(own.name, Kind.SPLITTER, value)
+            share = self._ratio(value, entries, children)
+            for child, weight in zip(children, (share, 1 - share), strict=False):
+                step = self._branch(node, child)
+                step.weight = round(100 * weight, 6)
+            return [Step(own.name, value, node=node.name, reads=(reads,))]
+        image = _IMAGE_NAME.match(self._images.get(own.name, ""))
+        algorithm = _BANDIT_IMAGES.get(image[1]) if image else None
+        if algorithm is not None:
+            node = self._new_node(own.name, Kind.SPLITTER, value)
+            node.bandit = f"algorithm: {algorithm}{self._epsilon(entries) if algorithm == 'EPSILON_GREEDY' else ''}"
+            node.remarks.append(_LEARNS)
+            for child in children:
+                self._branch(node, child)
+            return [Step(own.name, value, node=node.name, reads=(reads,))]
+        node = self._new_node(f"{own.name}_branch", Kind.SWITCH, value)
+        node.routed_by = own
+        check(source, value, node.remarks, _ROUTER)
+        parameters = source.sequence(entries.get("parameters"), "parameters")
+        if any(one.entries.get("name", value).text in ("epsilon", "n_branches") for one in parameters):
+            node.remarks.append(_BANDIT)
+        for index, child in enumerate(children):
+            self._branch(node, child).case = str(index)
+        return [own, Step(node.name, value, node=node.name, reads=(reads, start))]
+
+    def _epsilon(self, entries: dict[str, Value]) -> str:
+        """The field, where the router of Seldon has the parameter."""
+        for parameter in self._source.sequence(entries.get("parameters"), "parameters"):
+            if parameter.entries.get("name", parameter).text == "epsilon":
+                given = parameter.entries.get("value", parameter)
+                epsilon = self._source.number(given, "epsilon")
+                if epsilon is not None and not 0 < epsilon <= 1:
+                    self._source.error(given, f"epsilon is {epsilon:g}; it must be above 0 and at most 1")
+                return "" if epsilon is None else f" epsilon: {epsilon:g}"
+        return ""
+
+    def _ratio(self, value: Value, entries: dict[str, Value], children: list[Value]) -> float:
+        """Share of the first child of an A/B test."""
+        source = self._source
+        if len(children) != 2:
+            source.error(value, f"RANDOM_ABTEST has 2 children, this one has {len(children)}")
+        for parameter in source.sequence(entries.get("parameters"), "parameters"):
+            if parameter.entries.get("name", value).text == "ratioA":
+                given = parameter.entries.get("value", parameter)
+                ratio = source.number(given, "ratioA")
+                if ratio is not None and not 0 < ratio < 1:
+                    source.error(given, f"ratioA is {ratio:g}; it must be above 0 and below 1")
+                return 0.5 if ratio is None else ratio
+        source.error(value, "RANDOM_ABTEST has no parameter 'ratioA'")
+        return 0.5
+
+    def _combiner(self, value: Value, own: Step, children: list[Value], implementation: str, reads: int) -> Step:
+        source = self._source
+        if not children:
+            source.error(value, f"combiner '{shortened(own.name)}' has no 'children'")
+        node = self._new_node(f"{own.name}_members", Kind.ENSEMBLE, value)
+        for child in children:
+            self._branch(node, child)
+        if implementation == "AVERAGE_COMBINER":
+            node.combiner = "AVERAGE"
+        else:
+            node.combiner = own
+            check(source, value, node.remarks, _COMBINER.format(name=own.name))
+        return Step(node.name, value, node=node.name, reads=(reads,))
+
+    def _branch(self, node: Node, child: Value) -> Step:
+        step = self._as_step(self._chain(child, NODE_INPUT, 0), self._name_of(child), child)
+        step.name = legal_name(self._source, child, step.name, [one.name for one in node.steps], step.remarks)
+        step.reads = (NODE_INPUT,)
+        node.steps.append(step)
+        return step
+
+    def _as_step(self, chain: list[Step], name: str, value: Value) -> Step:
+        """The chain as one step: itself, or a node of its own."""
+        if len(chain) == 1:
+            return chain[0]
+        node = self._new_node(name, Kind.SEQUENCE, value)
+        node.steps = chain
+        return Step(name, value, node=node.name)
+
+    def _new_node(self, name: str, kind: Kind, value: Value) -> Node:
+        remarks: list[str] = []
+        node = Node(legal_name(self._source, value, name, (*self._draft.nodes, "root"), remarks), kind, value)
+        node.remarks = remarks
+        self._draft.nodes[node.name] = node
+        return node
+
+    def _name_of(self, unit: Value) -> str:
+        name = unit.entries.get("name")
+        return name.text if name is not None and name.text else "unit"
+
+    def _named(self, steps: list[Step]) -> list[Step]:
+        """Give each step of a chain a name of its own."""
+        taken: list[str] = []
+        for step in sorted(steps, key=lambda step: step.shadow_percent > 0):  # a copy gives way
+            step.name = legal_name(self._source, step.value, step.name, taken, step.remarks)
+            taken.append(step.name)
+        return steps

@@ -1,0 +1,73 @@
+"""Names that the steps of one node share: its inputs, and the outputs that any of them gives."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from weft_router.graph.types.signatures import dims_fit
+from weft_tools.convert.draft import Node, Step, Tensor, check
+from weft_tools.convert.yaml_tree import Source
+
+
+class Interface(NamedTuple):
+    """What a step's target takes and gives."""
+
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+
+
+def shared_inputs(steps: list[Step], interfaces: list[Interface]) -> dict[str, Tensor]:
+    """Inputs of all steps together; where each takes one tensor, and names differ, the first step's name counts."""
+    required = [[n for n, t in one.inputs.items() if not t.is_optional] for one in interfaces]
+    if all(len(names) == 1 for names in required) and len({names[0] for names in required}) > 1:
+        first, name = interfaces[0], required[0][0]
+        for step, one, (own,) in zip(steps, interfaces, required, strict=True):
+            if own != name and fits(first.inputs[name], one.inputs[own]):
+                step.input_map[own] = name
+    return merged(
+        {step.input_map.get(name, name): tensor for name, tensor in one.inputs.items()}
+        for step, one in zip(steps, interfaces, strict=True)
+    )
+
+
+def shared_outputs(source: Source, node: Node, steps: list[Step], interfaces: list[Interface]) -> dict[str, Tensor]:
+    """Outputs that every step gives; where each gives one, and names differ, the first step's name counts."""
+    answering = [(s, one.outputs) for s, one in zip(steps, interfaces, strict=True) if not s.shadow_percent]
+    if not answering:
+        return {}
+    first = answering[0][1]
+    common = {n: t for n, t in first.items() if all(n in outputs for _, outputs in answering)}
+    if common or not first:
+        return common
+    if all(len(outputs) == 1 for _, outputs in answering):
+        name, tensor = next(iter(first.items()))
+        if all(fits(next(iter(outputs.values())), tensor) for _, outputs in answering):
+            for step, outputs in answering[1:]:
+                own = next(iter(outputs))
+                if own != name:
+                    step.output_map[own] = name
+            return {name: tensor}
+    shown = "; ".join(f"'{step.name}' gives {listed(outputs)}" for step, outputs in answering)
+    text = f"any one of these steps answers, so they need an output of the same name: {shown}"
+    check(source, node.value, node.remarks, text)
+    return {}
+
+
+def merged(many: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """All tensors by name; one that any of them requires is required."""
+    found: dict[str, Tensor] = {}
+    for tensors in many:
+        for name, tensor in tensors.items():
+            if name not in found or found[name].is_optional:
+                found[name] = tensor
+    return found
+
+
+def fits(produced: Tensor, used: Tensor) -> bool:
+    """Whether datatype and shape agree, with or without the batch dimension."""
+    is_shape = dims_fit(produced.dims, used.dims) or dims_fit(produced.full_dims, used.full_dims)
+    return produced.datatype == used.datatype and is_shape
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in quotes."""
+    return ", ".join(f"'{name}'" for name in names) or "none"

@@ -1,0 +1,307 @@
+"""Tensors of a draft: what each node takes and gives, which names must be mapped, and conditions as CEL.
+
+KServe and Seldon hand whole messages on; Weft hands tensors on by name. With the signatures of all models the names are
+known: a tensor that would have two producers is renamed, an input that has another name than its source is mapped.
+Without them the draft keeps its wiring by name, and says what is missing.
+"""
+
+import json
+
+from weft_router.graph.syntax.source import Catalog
+from weft_router.graph.types.signatures import FLOATS, INTEGERS
+from weft_tools.convert.conditions import Body, translate
+from weft_tools.convert.draft import (
+    CHECK,
+    NODE_INPUT,
+    Combine,
+    Condition,
+    Draft,
+    Kind,
+    Node,
+    Step,
+    Tensor,
+    Tensors,
+    check,
+)
+from weft_tools.convert.shared import Interface, fits, listed, merged, shared_inputs, shared_outputs
+from weft_tools.convert.yaml_tree import Source
+
+_NO_TYPES = (
+    "the file has no types. Say what a request brings and what an answer has, or convert again with --lock FILE or "
+    "--repository DIR"
+)
+
+
+_PER_ROW = (
+    "there a whole request goes one way, that of its first row; with per_row each row of a batch goes its own way"
+)
+_FAILED = "where a step fails softly KServe puts its error body under the step's key; here its outputs "
+_HAVE_DEFAULTS = _FAILED + "have the defaults below, which no model gives"
+_NEED_DEFAULTS = _FAILED + "are absent then: give each a 'default', or make the step HARD"
+#: Elements of a default that is written out.
+_MAX_DEFAULT_ELEMENTS = 64
+
+
+def wire(source: Source, draft: Draft, catalog: Catalog | None) -> None:
+    """Give the draft its inputs, outputs, maps and conditions, as far as the catalog knows its models."""
+    _Wiring(source, draft, catalog).run()
+
+
+class _Wiring:
+    def __init__(self, source: Source, draft: Draft, catalog: Catalog | None) -> None:
+        self._source = source
+        self._draft = draft
+        self._catalog = catalog
+        self._done: dict[str, Interface | None] = {}
+        self._unknown: dict[str, None] = {}
+        self._batch_sizes: list[int] = []
+
+    def run(self) -> None:
+        draft = self._draft
+        interface = self._node("root", None)
+        if interface is None:
+            text = _NO_TYPES
+            if self._catalog is not None:
+                names = ", ".join(self._unknown)
+                text = f"no signature of {names}, so the graph's tensors are not known. Say what a request brings and "
+                text += "what an answer has"
+            check(self._source, draft.value, draft.remarks, text)
+            return
+        draft.inputs, draft.outputs = interface
+        draft.max_batch_size = min(self._batch_sizes, default=0)
+        for node in draft.nodes.values():
+            if node.reads_tensors and draft.max_batch_size > 1:
+                node.per_row = True
+                node.remarks.append(_PER_ROW)
+        if not draft.outputs:
+            check(
+                self._source, draft.value, draft.remarks, "the root's steps have no output in common; name them alike"
+            )
+
+    def _node(self, name: str, given: Tensors | None) -> Interface | None:
+        """Wire a node, once; ``given`` is what the step that calls it reads, None where that is not known."""
+        if name not in self._done:
+            node = self._draft.nodes[name]
+            if node.kind is Kind.SEQUENCE:
+                self._done[name] = self._sequence(node, given)
+            elif node.kind is Kind.ENSEMBLE:
+                self._done[name] = self._ensemble(node, given)
+            else:
+                self._done[name] = self._alternatives(node, given)
+        return self._done[name]
+
+    def _target(self, step: Step, given: Tensors | None) -> Interface | None:
+        if step.node:
+            return self._node(step.node, given)
+        found = self._catalog.find(step.model, "") if self._catalog is not None else None
+        if found is None:
+            self._unknown.setdefault(step.model)
+            return None
+        signature = found[1]
+        is_batched = signature.max_batch_size > 0
+        self._batch_sizes.append(signature.max_batch_size)
+        return Interface(
+            {s.name: Tensor(s.datatype, s.dims, is_batched, s.is_optional) for s in signature.inputs},
+            {s.name: Tensor(s.datatype, s.dims, is_batched) for s in signature.outputs},
+        )
+
+    def _sequence(self, node: Node, given: Tensors | None) -> Interface | None:
+        found: list[Interface | None] = []
+        for step in node.steps:
+            read = [given if i == NODE_INPUT else _outputs(found[i]) for i in step.reads]
+            known = [tensors for tensors in read if tensors is not None]
+            merged = {name: tensor for tensors in reversed(known) for name, tensor in tensors.items()}
+            found.append(self._target(step, merged if len(known) == len(read) else None))
+        interfaces = [one for one in found if one is not None]
+        interface = None
+        if len(interfaces) == len(found):
+            inputs = _own_inputs(node.steps, interfaces)
+            names = self._name_outputs(node, interfaces, inputs)
+            for step, one in zip(node.steps, interfaces, strict=True):
+                self._map_inputs(step, one, interfaces, names, inputs)
+            last = max((i for i, step in enumerate(node.steps) if not step.shadow_percent), default=0)
+            interface = Interface(inputs, {names[last][name]: one for name, one in interfaces[last].outputs.items()})
+        for i, step in enumerate(node.steps):
+            if step.proceed is not None:
+                before = found[i - 1] if i else None
+                body = Body("inputs", _outputs(before), node.steps[i - 1].output_map if i else {})
+                step.when = self._cel(step, step.proceed, body) if i else f"CHECK({json.dumps(step.proceed.text)})"
+        return interface
+
+    def _name_outputs(self, node: Node, interfaces: list[Interface], inputs: Tensors) -> list[dict[str, str]]:
+        """Name of every output in the node; the last step keeps its own, another step's gives way."""
+        names: list[dict[str, str]] = [{} for _ in interfaces]
+        taken = set(inputs)
+        last = max((i for i, step in enumerate(node.steps) if not step.shadow_percent), default=0)
+        for i in (last, *(i for i in range(len(interfaces)) if i != last)):
+            step = node.steps[i]
+            if step.shadow_percent:
+                continue
+            for output in interfaces[i].outputs:
+                name = output
+                if name in taken:
+                    name = f"{step.name}_{output}"
+                    while name in taken:
+                        name += "_"
+                    step.output_map[output] = name
+                    if i == last:
+                        text = f"'{output}' is an input too, and a tensor has one producer; the output is '{name}' here"
+                        check(self._source, step.value, step.remarks, text)
+                taken.add(name)
+                names[i][output] = name
+        return names
+
+    def _map_inputs(
+        self,
+        step: Step,
+        interface: Interface,
+        interfaces: list[Interface],
+        names: list[dict[str, str]],
+        inputs: Tensors,
+    ) -> None:
+        """Map inputs whose source has another name; one input and one output that are left over belong together."""
+        open_inputs: list[str] = []
+        used: set[str] = set()
+        for name, tensor in interface.inputs.items():
+            source = next((names[i][name] for i in step.reads if i != NODE_INPUT and name in names[i]), None)
+            if source is None and NODE_INPUT in step.reads and name in inputs:
+                continue
+            if source is None:
+                if not tensor.is_optional:
+                    open_inputs.append(name)
+                continue
+            used.add(source)
+            if source != name:
+                step.input_map[name] = source
+        if not open_inputs:
+            return
+        sources = [
+            (names[i][name], one) for i in step.reads if i != NODE_INPUT for name, one in interfaces[i].outputs.items()
+        ]
+        left = [(name, one) for name, one in sources if name not in used]
+        if len(open_inputs) == len(left) == 1 and fits(left[0][1], interface.inputs[open_inputs[0]]):
+            step.input_map[open_inputs[0]] = left[0][0]
+            return
+        given = listed(name for name, _ in left)
+        text = f"nothing that the step reads is called {listed(open_inputs)}; map it from one of: {given}"
+        check(self._source, step.value, step.remarks, text)
+
+    def _alternatives(self, node: Node, given: Tensors | None) -> Interface | None:
+        found = [self._target(step, given) for step in node.steps]
+        interfaces = [one for one in found if one is not None]
+        is_known = len(interfaces) == len(found) > 0
+        inputs = shared_inputs(node.steps, interfaces) if is_known else None
+        for step in node.steps:
+            if step.proceed is not None:
+                body = Body("inputs", given if given is not None else inputs)
+                step.when = self._cel(step, step.proceed, body)
+                node.reads_tensors |= bool(body.read)
+                if step.when == "true" and step is node.steps[-1]:
+                    step.when, step.is_otherwise = "", True
+                if inputs is not None and body.tensors is not None:
+                    inputs.update({name: body.tensors[name] for name in body.read if name in body.tensors})
+        if node.routed_by is not None:
+            route = self._route(node, node.routed_by)
+            if inputs is not None and route is not None:
+                inputs[route[0]] = route[1]
+        outputs = shared_outputs(self._source, node, node.steps, interfaces) if is_known else None
+        for step, interface in zip(node.steps, found, strict=True):
+            if step.stop is not None:
+                body = Body("outputs", _outputs(interface), step.output_map)
+                step.accept = self._cel(step, step.stop, body, is_negated=True)
+                node.reads_tensors |= bool(body.read)
+        return Interface(inputs, outputs) if inputs is not None and outputs is not None else None
+
+    def _cel(self, step: Step, condition: Condition, body: Body, *, is_negated: bool = False) -> str:
+        text = translate(condition, body, is_negated=is_negated)
+        for remark in dict.fromkeys(body.remarks):
+            check(self._source, condition.value, step.remarks, remark)
+        return text
+
+    def _route(self, node: Node, router: Step) -> tuple[str, Tensor] | None:
+        """What a router of Seldon answers, which becomes ``on``."""
+        interface = self._target(router, None)
+        if interface is not None and len(interface.outputs) == 1:
+            name, tensor = next(iter(interface.outputs.items()))
+            reference = f"inputs.{name}" if name.isidentifier() else f"inputs[{json.dumps(name)}]"
+            node.on = reference + "[0]" * len(tensor.dims)
+            node.reads_tensors = True
+            return name, tensor
+        node.on = "inputs.ROUTE[0]"
+        text = f"'ROUTE' stands for the output of '{router.name}' with the number of the child; write its name"
+        check(self._source, router.value, node.remarks, text)
+        return None
+
+    def _ensemble(self, node: Node, given: Tensors | None) -> Interface | None:
+        interfaces = [one for step in node.steps if (one := self._target(step, given)) is not None]
+        is_known = len(interfaces) == len(node.steps)
+        inputs = shared_inputs(node.steps, interfaces) if is_known else {}
+        if any(step.is_soft for step in node.steps):
+            self._soften(node, interfaces if is_known else [])
+        if node.combiner is None:
+            steps = zip(node.steps, interfaces, strict=False)
+            outputs = {f"{step.name}.{n}": t for step, one in steps for n, t in one.outputs.items()}
+            return Interface(inputs, outputs) if is_known else None
+        offered = shared_outputs(self._source, node, node.steps, interfaces) if is_known else None
+        if isinstance(node.combiner, Step):
+            interface = self._target(node.combiner, None)
+            node.combines, outputs = _custom(node.combiner, interface, offered)
+            is_known = is_known and interface is not None
+        else:
+            numbers = {n: t for n, t in (offered or {}).items() if t.datatype in FLOATS | INTEGERS}
+            node.combines, outputs = [self._average(node, name, tensor) for name, tensor in numbers.items()], numbers
+        if not node.combines:
+            remark = CHECK + "write the name of the tensor that the members give and that is combined"
+            custom = node.combiner if isinstance(node.combiner, Step) else None
+            node.combines = [Combine("OUTPUT", "CUSTOM" if custom else "AVERAGE", "", custom, [remark])]
+            self._source.warning(node.value, f"which tensor '{node.name}' combines is not known")
+        return Interface(inputs, outputs) if is_known else None
+
+    def _average(self, node: Node, name: str, tensor: Tensor) -> Combine:
+        combine = Combine(name, "AVERAGE")
+        if tensor.datatype in INTEGERS:
+            text = f"the mean of '{name}', {tensor.datatype}, is rounded here; if it is a label, write VOTE for AVERAGE"
+            check(self._source, node.value, combine.remarks, text)
+        return combine
+
+    def _soften(self, node: Node, interfaces: list[Interface]) -> None:
+        """Give the outputs of SOFT steps defaults, so that every answer has them."""
+        for step, interface in zip(node.steps, interfaces, strict=False):
+            if step.is_soft:
+                step.defaults = {n: t for n, t in interface.outputs.items() if t.num_elements <= _MAX_DEFAULT_ELEMENTS}
+        has_all = all(
+            len(step.defaults) == len(one.outputs)
+            for step, one in zip(node.steps, interfaces, strict=False)
+            if step.is_soft
+        )
+        check(self._source, node.value, node.remarks, _HAVE_DEFAULTS if interfaces and has_all else _NEED_DEFAULTS)
+
+
+def _outputs(interface: Interface | None) -> dict[str, Tensor] | None:
+    return interface.outputs if interface is not None else None
+
+
+def _own_inputs(steps: list[Step], interfaces: list[Interface]) -> dict[str, Tensor]:
+    """Inputs of a sequence: what its steps read from outside."""
+    return merged(
+        {
+            name: tensor
+            for name, tensor in one.inputs.items()
+            if not any(i != NODE_INPUT and name in interfaces[i].outputs for i in step.reads)
+        }
+        for step, one in zip(steps, interfaces, strict=True)
+        if NODE_INPUT in step.reads
+    )
+
+
+def _custom(
+    combiner: Step, interface: Interface | None, offered: Tensors | None
+) -> tuple[list[Combine], dict[str, Tensor]]:
+    """A combine for each output of the model that combines."""
+    if interface is None or not offered:
+        return [], {}
+    source = next(iter(offered))
+    wanted = [name for name in interface.inputs if name not in ("MASK", *offered)]
+    if source not in interface.inputs and wanted:
+        combiner.input_map[wanted[0]] = source
+    return [Combine(name, "CUSTOM", source, combiner) for name in interface.outputs], dict(interface.outputs)

@@ -1,0 +1,145 @@
+"""How many calls a request may lead to, and how long the limits let it take."""
+
+import math
+from dataclasses import dataclass
+
+from weft_router.graph.plan import NodeKind
+from weft_tools.explain.entry import Entry, Fate
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls of models, shadows not counted.
+
+    Attributes:
+        usual: At most, if nothing fails and nothing is slow.
+        worst: With every attempt, hedge and fallback.
+        shadows: Copies at most, on top.
+    """
+
+    usual: int = 0
+    worst: int = 0
+    shadows: int = 0
+
+
+def count_calls(entry: Entry) -> Calls:
+    """Calls of a step or of the root, on the path that calls most."""
+    if entry.fate is Fate.SHADOW:
+        inner = _inner_calls(entry)
+        return Calls(shadows=inner.worst + inner.shadows)
+    if not entry.fate.can_run:
+        return Calls()
+    inner = _inner_calls(entry)
+    step = entry.step
+    below = [count_calls(child) for child in entry.children if _is_fallback(entry, child)]
+    factor = 1
+    if step is not None:
+        attempts = step.retry.attempts if step.retry is not None else 1
+        factor = attempts * (1 + (step.hedge.max_extra if step.hedge is not None else 0))
+    return Calls(
+        inner.usual,
+        inner.worst * factor + sum(calls.worst for calls in below),
+        inner.shadows * factor + sum(calls.shadows for calls in below),
+    )
+
+
+def _inner_calls(entry: Entry) -> Calls:
+    if entry.node is None:
+        return Calls(1, 1)
+    node = entry.node
+    calls = [count_calls(child) for child in _inside(entry)]
+    is_one = node.kind in (NodeKind.SWITCH, NodeKind.SPLITTER) and not node.per_row
+    total = max if is_one else sum
+    return Calls(
+        total([one.usual for one in calls] or [0]) * entry.num_rounds,
+        total([one.worst for one in calls] or [0]) * entry.num_rounds,
+        sum(one.shadows for one in calls) * entry.num_rounds,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of time that the limits allow.
+
+    Attributes:
+        ms: Its length; infinite where no limit holds.
+        parts: (path, ms) one after another; ms is infinite for a step without limit.
+    """
+
+    ms: float = 0.0
+    parts: tuple[tuple[str, float], ...] = ()
+
+    def then(self, other: "Span") -> "Span":
+        """Both, one after the other."""
+        return Span(self.ms + other.ms, self.parts + other.parts)
+
+    def cut(self, limit_ms: float, path: str) -> "Span":
+        """The same, if the limit allows it, else the limit."""
+        return self if not limit_ms or self.ms <= limit_ms else Span(limit_ms, ((path, limit_ms),))
+
+
+def longest(entry: Entry) -> Span:
+    """The path that may take longest, by the timeouts of steps and nodes alone."""
+    if not entry.fate.can_run:
+        return Span()
+    step, node = entry.step, entry.node
+    if node is None:
+        inner = Span(math.inf, ((entry.path, math.inf),))
+    else:
+        inner = _inner_span(entry).cut(node.timeout_ms, entry.path)
+    if step is not None:
+        inner = inner.cut(step.timeout_ms, entry.path)
+    for child in entry.children:
+        if _is_fallback(entry, child):
+            inner = inner.then(longest(child))
+    return inner
+
+
+def _inner_span(entry: Entry) -> Span:
+    node, inside = entry.node, _inside(entry)
+    spans = [longest(child) for child in inside]
+    if node is None or not spans:
+        return Span()
+    if node.kind is NodeKind.CASCADE:
+        total = Span()
+        for span in spans:
+            total = total.then(span)
+        return total
+    if node.kind is not NodeKind.SEQUENCE:
+        customs = [combine.custom for combine in node.combines if combine.custom is not None]
+        after = [span for child, span in zip(inside, spans, strict=True) if child.step in customs]
+        members = [span for child, span in zip(inside, spans, strict=True) if child.step not in customs]
+        return _longer(members).then(_longer(after))
+    chain, rounds = _chain(entry, spans), entry.num_rounds
+    if rounds == 1:
+        return chain
+    return Span(chain.ms * rounds, (*chain.parts, (f"{rounds - 1} more rounds", chain.ms * (rounds - 1))))
+
+
+def _chain(entry: Entry, spans: list[Span]) -> Span:
+    """The longest chain of steps that wait for one another."""
+    node = entry.node
+    if node is None:
+        return Span()
+    by_step = {id(child.step): span for child, span in zip(_inside(entry), spans, strict=True)}
+    own = [by_step.get(id(step), Span()) for step in node.steps]
+    memo: dict[int, Span] = {}
+
+    def from_step(index: int) -> Span:
+        if index not in memo:
+            memo[index] = own[index].then(_longer([from_step(consumer) for consumer in node.steps[index].consumers]))
+        return memo[index]
+
+    return _longer([from_step(index) for index in range(len(node.steps))])
+
+
+def _longer(spans: list[Span]) -> Span:
+    return max(spans, key=lambda span: span.ms, default=Span())
+
+
+def _inside(entry: Entry) -> list[Entry]:
+    return [child for child in entry.children if not _is_fallback(entry, child)]
+
+
+def _is_fallback(entry: Entry, child: Entry) -> bool:
+    return entry.step is not None and child.step is not None and child.step is entry.step.fallback

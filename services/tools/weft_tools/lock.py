@@ -1,0 +1,109 @@
+"""``weft lock``: what the models of all targets take and give, in a file that graphs are checked against."""
+
+import argparse
+import asyncio
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import grpc
+
+from weft_common.client.channels import open_channel
+from weft_common.errors import UnavailableError, UnsupportedError, WeftError
+from weft_common.protocol.status import from_rpc_error
+from weft_common.security.channel import ChannelSecurity, channel_security
+from weft_common.text.pbtxt import PbtxtError, render
+from weft_protos import graph_service_pb2 as pb
+from weft_protos.graph_service_pb2_grpc import GraphServiceStub
+from weft_router.repository.signatures import signatures_of
+from weft_router.targets.catalog import Catalog
+from weft_router.targets.grpc_target import GrpcTarget
+from weft_tools.lock_file import drift, lock_text, read_lock
+
+_TIMEOUT_S = 10.0
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the signatures, or compare them with a file: 0 written or equal, 1 different or not to be had."""
+    try:
+        locked = read_lock(options.check) if options.check is not None else None
+        found = asyncio.run(_signatures(options))
+        if locked is not None:
+            return _compare(options.check, locked, found)
+        _write(options, found)
+    except PbtxtError as error:
+        print(render(error.diagnostics), file=sys.stderr)
+        return 1
+    except WeftError as error:
+        print(f"weft lock: {error.message}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"weft lock: '{error.filename}': {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _signatures(options: argparse.Namespace) -> pb.TargetSignaturesResponse:
+    """What all targets serve; models that are not ready are told.
+
+    Raises:
+        WeftError: Router or targets do not answer, or there is no model.
+    """
+    security = channel_security(options)
+    found = await (_of_targets(options.target, security) if options.target else _of_router(options.router, security))
+    if found.unreachable_target:
+        raise UnavailableError(f"no answer from {', '.join(found.unreachable_target)}; nothing was locked or compared")
+    if not found.model:
+        raise UnavailableError("no model is ready on any target; nothing was locked or compared")
+    for model in found.not_ready:
+        print(f"weft lock: left out, because it is not ready: {model}", file=sys.stderr)
+    return found
+
+
+async def _of_router(address: str, security: ChannelSecurity | None) -> pb.TargetSignaturesResponse:
+    async with open_channel(address, security=security) as channel:
+        try:
+            found: pb.TargetSignaturesResponse = await GraphServiceStub(channel).TargetSignatures(
+                pb.TargetSignaturesRequest(), timeout=_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                text = f"'{address}' is no router of Weft; give each service with --target NAME=ADDRESS"
+                raise UnsupportedError(text) from error
+            raise from_rpc_error(error, f"'{address}'") from error
+    return found
+
+
+async def _of_targets(targets: list[tuple[str, str]], security: ChannelSecurity | None) -> pb.TargetSignaturesResponse:
+    catalog = Catalog([GrpcTarget(name, address, security=security) for name, address in targets])
+    try:
+        await catalog.start()
+        return signatures_of(catalog)
+    finally:
+        await catalog.close()
+
+
+def _compare(path: Path, locked: list[pb.ModelSignature], found: pb.TargetSignaturesResponse) -> int:
+    lines = drift(locked, found.model)
+    for line in lines:
+        print(line)
+    print(f"{path}: {len(lines) or 'no'} difference{'' if len(lines) == 1 else 's'}", file=sys.stderr)
+    return 1 if lines else 0
+
+
+def _write(options: argparse.Namespace, found: pb.TargetSignaturesResponse) -> None:
+    """The file has the signatures, or is as it was."""
+    given = [f"--target {shlex.quote(f'{name}={address}')}" for name, address in options.target]
+    source = " ".join(given) or f"--router {shlex.quote(options.router)}"
+    text = lock_text(found.model, shlex.quote(str(options.output or "FILE")), source)
+    if options.output is None:
+        print(text, end="")
+        return
+    draft = options.output.with_name(f".{options.output.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(options.output)
+    finally:
+        draft.unlink(missing_ok=True)
+    print(f"{options.output}: {len(found.model)} models", file=sys.stderr)

@@ -1,0 +1,161 @@
+"""A model repository as its files declare it: nothing is loaded, no service runs."""
+
+import errno
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from weft_common.errors import WeftError
+from weft_common.signature import ModelSignature
+from weft_common.text.layout import is_ensemble
+from weft_common.text.pbtxt import Diagnostic, PbtxtError
+from weft_model import backends as model
+from weft_postprocess import transforms as postprocess
+from weft_preprocess import transforms as preprocess
+from weft_router.graph import GraphSource
+from weft_router.repository.files import GraphRepository
+from weft_serving.backends.base import Backend
+from weft_serving.config import CONFIG_FILENAME, ModelDefinition, define_model
+from weft_serving.lifecycle.repository import ModelRepository
+
+GRAPH_FILENAME = "graph.pbtxt"
+GRAPH_FOLDER = "graphs"
+_DEFAULT_REPOSITORY = Path("model_repository")
+#: Folder in the repository -> backends that its service offers.
+BACKENDS: Mapping[str, Mapping[str, type[Backend]]] = {
+    "preprocess": preprocess.BACKENDS,
+    "model": model.BACKENDS,
+    "postprocess": postprocess.BACKENDS,
+}
+#: Configurations may name any device; whether it is there shows where they are loaded.
+_NUM_GPUS = 64
+_UNDECLARED = "(undeclared)"
+
+
+def _with_placeholders(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+    tensor = {"name": _UNDECLARED, "data_type": "TYPE_FP32", "dims": [-1]}
+    return {**config, "input": config.get("input") or [tensor], "output": config.get("output") or [tensor]}
+
+
+def _offline(backend: type[Backend]) -> type[Backend]:
+    """What stands for ``backend`` and is never made: what that would read from the model itself stays undeclared."""
+    complete = None if backend.auto_complete is None else staticmethod(_with_placeholders)
+    return type(backend.__name__, (backend,), {"auto_complete": complete, "completes_always": False})
+
+
+def backends_of(service: str) -> dict[str, type[Backend]]:
+    """Backends that ``service`` offers; those of every service where the name is none. None of them loads anything."""
+    offered = [BACKENDS[service]] if service in BACKENDS else BACKENDS.values()
+    return {name: _offline(backend) for backends in offered for name, backend in backends.items()}
+
+
+def is_graph(path: Path) -> bool:
+    """Whether the file is a graph: any but ``config.pbtxt``, and a ``config.pbtxt`` that declares an ensemble."""
+    return path.name != CONFIG_FILENAME or is_ensemble(path)
+
+
+def require_regular(path: Path) -> None:
+    """Refuse what would be waited for, such as a pipe. Raises OSError."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def graph_source(path: Path) -> GraphSource:
+    """The graph in a file; name and version are those of the folders where they follow the repository's layout."""
+    text = path.read_bytes()
+    if path.name == CONFIG_FILENAME:
+        return GraphSource(text, str(path), name=path.resolve().parent.name)
+    version = path.resolve().parent
+    if path.name == GRAPH_FILENAME and version.name.isdigit():
+        return GraphSource(text, str(path), name=version.parent.name, version=version.name)
+    return GraphSource(text, str(path))
+
+
+def graphs_around(path: Path) -> GraphRepository | None:
+    """The graphs beside the one in a file, where that follows the repository's layout."""
+    folders = path.resolve().parents
+    if path.name == CONFIG_FILENAME and len(folders) > 1:
+        return GraphRepository(folders[1])
+    if path.name == GRAPH_FILENAME and len(folders) > 2 and folders[0].name.isdigit():
+        return GraphRepository(folders[2])
+    return None
+
+
+def repository_of(graph: Path) -> Path | None:
+    """The repository that a graph's file is in, else ./model_repository; None where there is neither."""
+    for folders in (graph.parents, graph.resolve().parents):  # the first as the caller spells it
+        for folder in folders[:3]:
+            if folder.name == GRAPH_FOLDER:
+                return folder.parent
+    if graph.name == CONFIG_FILENAME and len(graph.resolve().parents) > 1:  # models and ensembles side by side
+        return graph.resolve().parents[1]
+    return _DEFAULT_REPOSITORY if _DEFAULT_REPOSITORY.is_dir() else None
+
+
+def define_offline(config: Path) -> ModelDefinition:
+    """The model that a ``config.pbtxt`` declares, checked as the server does.
+
+    A model whose version folders are not built yet counts as having version 1.
+
+    Raises:
+        OSError: There is no such file, or it is a pipe or the like.
+        WeftError: The configuration is wrong.
+    """
+    require_regular(config)
+    directory = config.resolve().parent
+    versions = ModelRepository(directory.parent).versions(directory.name) or [1]
+    return define_model(directory, versions, backends_of(directory.parent.name), num_gpus=_NUM_GPUS)
+
+
+def diagnostics_of(error: WeftError | OSError, file: Path) -> list[Diagnostic]:
+    """What an error says about a file, which is called as it was given."""
+    if isinstance(error, OSError):
+        return [Diagnostic(str(file), 0, 0, f"cannot read '{error.filename or file}': {error.strerror}")]
+    if not isinstance(error, PbtxtError):
+        return [Diagnostic(str(file), 0, 0, error.message)]
+    resolved = str(file.resolve())
+    return [replace(d, file=str(file)) if d.file == resolved else d for d in error.diagnostics]
+
+
+class OfflineCatalog:
+    """The models of a repository, by the signatures in their configurations.
+
+    Args:
+        repository: Folder with the services' folders, or with models and ensembles side by side.
+
+    Attributes:
+        diagnostics: What is wrong with configurations, by file; those models are not in the catalog.
+        undeclared: Models asked for whose configuration leaves inputs or outputs to the backend.
+    """
+
+    def __init__(self, repository: Path) -> None:
+        self.diagnostics: dict[Path, list[Diagnostic]] = {}
+        self.undeclared: set[str] = set()
+        self._models: dict[str, dict[int, tuple[str, ModelSignature]]] = {}
+        folders = {service: repository / service for service in BACKENDS if (repository / service).is_dir()}
+        for service, folder in (folders or {"model": repository}).items():
+            for config in sorted(folder.glob(f"*/{CONFIG_FILENAME}")):
+                if not (config.is_file() and is_ensemble(config)):
+                    self._add(service, config)
+
+    def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
+        """Service and signature of a model; version "" means the highest."""
+        versions = self._models.get(model_name, {})
+        found = versions.get(int(version) if version.isdigit() else max(versions, default=0))
+        if found is not None and any(t.name == _UNDECLARED for t in (*found[1].inputs, *found[1].outputs)):
+            self.undeclared.add(model_name)
+        return found
+
+    def names(self) -> list[str]:
+        """Every model name."""
+        return list(self._models)
+
+    def _add(self, service: str, config: Path) -> None:
+        try:
+            definition = define_offline(config)
+        except (WeftError, OSError) as error:
+            self.diagnostics[config.resolve()] = diagnostics_of(error, config)
+            return
+        versions = {version: (service, context.signature) for version, context in definition.contexts.items()}
+        self._models.setdefault(config.parent.name, versions)

@@ -1,0 +1,46 @@
+"""Explanations as tests ask for them and look into them."""
+
+import argparse
+from typing import Any
+
+from tests.unit.weft_tools.graphs import compiled, text_graph
+
+from weft_router.graph import GraphPlan
+from weft_tools.explain.entry import Entry, Fate
+from weft_tools.explain.outputs import live_root
+from weft_tools.explain.question import read_question
+from weft_tools.explain.walk import Walk
+
+RUNS, MAYBE, SKIPPED, FAILS = Fate.RUNS, Fate.MAYBE, Fate.SKIPPED, Fate.FAILS
+SHORT = ("TEXT", '"short"')
+
+
+def explained(plan: GraphPlan | str, **options: Any) -> Entry:
+    """The root's entry for a request with these command-line options."""
+    plan = compiled(plan) if isinstance(plan, str) else plan
+    none: dict[str, Any] = {name: [] for name in ("param", "header", "shape", "input", "output")}
+    request = {"request_id": "", "priority": None, "remaining_ms": None}
+    question = read_question(argparse.Namespace(**(none | request | options)), plan)
+    walk = Walk(plan, question.knowledge, question.num_rows, question.pins)
+    return walk.run(question.inputs, live_root(plan, question.outputs))
+
+
+def find(entry: Entry, name: str) -> Entry:
+    """The first entry of that name, top down."""
+    waiting = [entry]
+    while waiting:
+        one = waiting.pop(0)
+        if one.name == name:
+            return one
+        waiting += one.children
+    raise AssertionError(f"no step {name}")
+
+
+def fates(entry: Entry) -> dict[str, Fate]:
+    """What becomes of each step of a node."""
+    return {child.name: child.fate for child in entry.children}
+
+
+def switch(branches: str, on: str = "") -> str:
+    """A graph whose root is a switch."""
+    return text_graph(f'node {{ name: "root" switch {{ {on} {branches} }} }}')

@@ -1,0 +1,270 @@
+"""What is explained is what the router does: random requests, explained and executed."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.weft_tools.explain.explanation import explained
+from tests.unit.weft_tools.explain.taken import taken_steps
+from tests.unit.weft_tools.graphs import PLANS as GRAPHS
+from tests.unit.weft_tools.graphs import compiled, text_graph
+from tests.unit.weft_router import conftest as make
+from tests.unit.weft_router.random_graphs import WIDTH, Node, graphs, plan_of
+
+from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
+from weft_common.errors import UnavailableError, WeftError
+from weft_common.signature import TensorSpec
+from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, encode
+from weft_router.executor import GraphExecutor
+from weft_router.graph import GraphPlan
+from weft_router.graph.plan import CallPlan, NodeKind, NodePlan, RequestScope
+from weft_router.reporting.path import PATH_HEADER
+from weft_router.runtime import Runtime
+from weft_tools.explain.cost import count_calls
+from weft_tools.explain.entry import Entry, Fate
+from weft_tools.explain.judge import Knowledge
+from weft_tools.explain.values import ABSENT, Value
+from weft_tools.explain.walk import Walk
+
+WORDS = ["de", "en", "nl", "x", "a" * 4500]
+EVERYTHING = text_graph(
+    """node { name: "root" sequence {
+  step { name: "lid" model_name: "lang_id" when: 'get(parameters, "lang", "") != "de"'
+         default { output: "LANG" text: "de" dims: [ 1 ] } }
+  step { name: "pick" node: "bandit" }
+  step { name: "race" node: "race" when: 'has(inputs.HINT) || steps.lid.ok' dependency: SOFT
+         default { output: "LABEL" text: "none" dims: [ 1 ] } }
+  step { name: "copy" model_name: "format_label" input_map { key: "P" value: "PROBS" }
+         when: 'get(parameters, "tier", "") == "free"' shadow { percent: 50 } } } }
+node { name: "bandit" splitter { bandit { algorithm: THOMPSON }
+  step { name: "rows" node: "rows" }
+  step { name: "loop" node: "loop" }
+  step { name: "odd" model_name: "bert_en" when: 'has(inputs.HINT)' dependency: SOFT
+         default { output: "PROBS" number: [ 1, 0, 0 ] dims: [ 3 ] } } } }
+node { name: "rows" cascade { per_row: true
+  step { name: "short" model_name: "bert_de" accept: 'max(outputs.PROBS) > 0.5' when: 'size(text(inputs.TEXT)) < 10' }
+  step { name: "sticky" node: "sticky" accept: 'outputs.PROBS[0] > 0.3' dependency: SOFT }
+  step { name: "last" node: "by_text" } } }
+node { name: "sticky" splitter { sticky_by: 'get(parameters, "k", "")'
+  step { name: "one" model_name: "xlmr" weight: 2 }
+  step { name: "two" node: "by_text" } } }
+node { name: "by_text" switch { per_row: true on: 'text(inputs.TEXT)'
+  step { name: "de" case: "de" model_name: "bert_de" fallback { model_name: "xlmr" } }
+  step { name: "en" case: "en" case: "nl" model_name: "bert_en" dependency: SOFT
+         default { output: "PROBS" number: [ 0, 0, 1 ] dims: [ 3 ] } }
+  step { name: "rest" otherwise: true model_name: "xlmr" } } }
+node { name: "loop" output [ { name: "PROBS" data_type: TYPE_FP32 dims: [ 3 ] } ] sequence {
+  step { name: "draft" node: "by_text" }
+  step { name: "say" model_name: "format_label" input_map { key: "P" value: "PROBS" } }
+  loop { while: 'max(outputs.PROBS) < 0.5' max_iterations: 3 carry { key: "LABEL" value: "TEXT" } } } }
+node { name: "race" ensemble {
+  step { name: "a" model_name: "format_label" input_map { key: "P" value: "PROBS" } }
+  step { name: "b" node: "again" }
+  combine { output: "LABEL" method: FIRST } } }
+node { name: "again" sequence {
+  step { name: "clf" model_name: "xlmr" output_map { key: "PROBS" value: "NEW" } }
+  step { name: "say" model_name: "format_label" input_map { key: "P" value: "NEW" } } } }""",
+    outputs="PROBS LABEL",
+)
+PLANS = GRAPHS | {"everything": compiled(EVERYTHING)}
+
+
+def models(node: NodePlan) -> Iterator[CallPlan]:
+    """Every call that the steps of a node may make."""
+    waiting = [*node.steps, *node.shadows]
+    waiting += [combine.custom for combine in node.combines if combine.custom is not None]
+    while waiting:
+        step = waiting.pop()
+        waiting += [step.fallback] if step.fallback else []
+        if isinstance(step.action, CallPlan):
+            yield step.action
+        else:
+            yield from models(step.action)
+
+
+def random_tensor(spec: TensorSpec, num_rows: int, generator: random.Random) -> WireTensor:
+    """A tensor as declared, with ``num_rows`` rows; 0 without a batch dimension."""
+    shape = (*([num_rows] if num_rows else []), *(1 if size < 0 else size for size in spec.dims))
+    if spec.datatype == "BYTES":
+        return bytes_tensor([generator.choice(WORDS) for _ in range(int(np.prod(shape)))], shape)
+    dtype = NUMPY_BY_DATATYPE[spec.datatype]
+    values = np.random.default_rng(generator.randrange(1 << 32)).random(shape)
+    return encode((values if dtype.kind == "f" else values * 3).astype(dtype))
+
+
+class Models(make.FakeTarget):
+    """Gives random answers of the right type, or fails, after less than 1 ms."""
+
+    def __init__(self, plan: GraphPlan, generator: random.Random, share_failing: float) -> None:
+        super().__init__()
+        self.signatures = {call.model_name: call.signature for call in models(plan.root)}
+        self.generator = generator
+        self.share_failing = share_failing
+
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        self.calls.append(call)
+        signature = self.signatures[call.model_name]
+        await asyncio.sleep(self.generator.random() / 1000)
+        if self.generator.random() < self.share_failing:
+            raise UnavailableError("down")
+        num_rows = next(iter(call.inputs.values())).shape[0] if signature.max_batch_size else 0
+        outputs = {spec.name: random_tensor(spec, num_rows, self.generator) for spec in signature.outputs}
+        return InferResult(call.model_name, "1", call.request_id, {}, outputs)
+
+    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncIterator[InferResult]:
+        for _ in range(self.generator.randrange(3)):
+            yield replace(await self.infer(call, context), is_final=False)
+
+
+def every(entry: Entry, fate: Fate = Fate.RUNS) -> Iterator[tuple[str, Fate]]:
+    """The path of each step and what becomes of it, all around it considered."""
+    for child in entry.children:
+        own = child.fate
+        inside = own if fate is Fate.RUNS else Fate.MAYBE if own in (Fate.RUNS, Fate.FAILS) else own
+        yield child.path, inside
+        yield from every(child, inside)
+
+
+def possible_errors(entry: Entry) -> Iterator[str]:
+    """Errors that unknown values may lead to, of a step and all in it."""
+    yield from entry.may_fail
+    for child in entry.children:
+        yield from possible_errors(child)
+
+
+async def executed(
+    plan: GraphPlan, call: InferCall, target: Models, context: CallContext, generator: random.Random
+) -> tuple[set[str], str | None]:
+    """Paths of the steps that ran, and the error."""
+    runtime = Runtime({name: target for name, _ in plan.dependencies} | {"model": target}, generator=generator)
+    runtime.is_pinning_allowed, runtime.clock_ns = True, make.virtual_clock_of_loop()
+    failure = None
+    executor = GraphExecutor(plan, runtime)
+    try:
+        if plan.signature.is_decoupled:
+            async for _ in executor.stream(call, context):
+                pass
+        else:
+            await executor.execute(call, context)
+    except WeftError as error:
+        failure = f"{error.code}: {error.message}"
+    await runtime.close()
+    return taken_steps(dict(context.trailing_metadata)[PATH_HEADER], plan.root), failure
+
+
+def agrees(root: Entry, taken: set[str], failure: str | None, *, is_up: bool) -> set[str]:
+    """The steps that were certain to run, after it is sure that they and no impossible ones have.
+
+    Args:
+        root: The explanation.
+        taken: Paths of the steps that ran.
+        failure: The error; None where there was none.
+        is_up: Whether no model has failed.
+    """
+    fates = list(every(root))
+    assert taken <= {path for path, fate in fates if fate not in (Fate.SKIPPED, Fate.PRUNED, Fate.SHADOW)}
+    if root.failure is not None:
+        assert failure is not None
+        assert not is_up or root.failure.message.partition(":")[0] == failure.partition(":")[0]
+        return set()
+    if not is_up:
+        return set()
+    assert failure is None or any(possible_errors(root))
+    sure = {path for path, fate in fates if fate is Fate.RUNS} if failure is None else set()
+    assert sure <= taken
+    return sure
+
+
+def asked(plan: GraphPlan, generator: random.Random) -> tuple[dict[str, Any], dict[str, WireTensor]]:
+    """A random request, as on the command line; and its tensors."""
+    is_batched = plan.signature.max_batch_size > 0
+    num_rows = generator.choice([1, 1, 1, 2, 3]) if is_batched else 0
+    tensors = {
+        spec.name: random_tensor(spec, num_rows, generator)
+        for spec in plan.signature.inputs
+        if not spec.is_optional or generator.random() < 0.5
+    }
+    parameters = [("lang", generator.choice(WORDS[:4])), ("tier", generator.choice(["free", "std"])), ("k", "x")]
+    routes = [f"{node.name}={step.name}" for node in splitters(plan.root) for step in node.steps]
+    headers = [("x-user-id", f"u{generator.randrange(99)}"), ("x-graph-route", generator.choice([*routes, ""]))]
+    return {
+        "input": [(name, json.dumps(_values(tensor))) for name, tensor in tensors.items()],
+        "param": [one for one in parameters if generator.random() < 0.5],
+        "header": [(name, value) for name, value in headers if value and generator.random() < 0.5],
+        "output": [spec.name for spec in plan.signature.outputs if generator.random() < 0.8],
+        "remaining_ms": generator.choice([None, None, 100.0, 60_000.0]),
+    }, tensors
+
+
+def _values(tensor: WireTensor) -> Any:
+    values = make.decode(tensor)
+    return (
+        np.vectorize(bytes.decode, otypes=[object])(values).tolist() if tensor.datatype == "BYTES" else values.tolist()
+    )
+
+
+def splitters(node: NodePlan) -> Iterator[NodePlan]:
+    """Every splitter in a node."""
+    if node.kind is NodeKind.SPLITTER:
+        yield node
+    for step in node.steps:
+        if isinstance(step.action, NodePlan):
+            yield from splitters(step.action)
+
+
+@pytest.mark.parametrize("share_failing", [0.0, 0.2])
+@pytest.mark.parametrize("name", PLANS)
+async def test_the_router_does_what_is_explained(name, share_failing):
+    """Steps that are to run have run, skipped ones have not; certain errors came, and no others but of models."""
+    make.VirtualClock()
+    plan, num_certain = PLANS[name], 0
+    for seed in range(40):
+        generator = random.Random(f"{name} {seed}")
+        options, tensors = asked(plan, generator)
+        root = explained(plan, **options)
+        target = Models(plan, generator, share_failing)
+        outputs = tuple(RequestedOutput(output, {}) for output in options["output"])
+        call = InferCall(plan.signature.name, "", "", dict(options["param"]), tensors, outputs)
+        context = make.context(timeout_ms=options["remaining_ms"], headers=dict(options["header"]))
+        taken, failure = await executed(plan, call, target, context, generator)
+        num_certain += len(agrees(root, taken, failure, is_up=not share_failing))
+        if not plan.signature.is_decoupled:
+            assert len(target.calls) <= count_calls(root).worst + count_calls(root).shadows
+    assert share_failing or num_certain > 20
+
+
+def without_cascade_defaults(node: Node) -> Node:
+    """The same graph as the compiler allows it: in a cascade a step without an answer is passed over."""
+    steps = []
+    for step in node.steps:
+        target = without_cascade_defaults(step.target) if isinstance(step.target, Node) else step.target
+        has_default = step.has_default and node.kind is not NodeKind.CASCADE
+        steps.append(replace(step, target=target, has_default=has_default))
+    return replace(node, steps=tuple(steps))
+
+
+@settings(max_examples=300, deadline=None)
+@given(root=graphs(), num_rows=st.integers(1, 3), has_e=st.booleans(), seed=st.integers(0, 99), is_up=st.booleans())
+def test_a_random_graph_is_explained_as_it_runs(root, num_rows, has_e, seed, is_up):
+    """The same of graphs of any shape; tests of tensors that the request brings are certain, those of others open."""
+    plan = plan_of(make, without_cascade_defaults(root))
+    generator = random.Random(seed)
+    tensors = {"X": encode(np.frombuffer(generator.randbytes(WIDTH * num_rows), np.uint8).reshape(num_rows, WIDTH))}
+    tensors |= {"E": tensors["X"]} if has_e else {}
+    values = {name: Value.known(tensors[name]) if name in tensors else ABSENT for name in ("X", "E")}
+    entry = Walk(plan, Knowledge(RequestScope({}, {})), num_rows).run(values)
+
+    async def check() -> None:
+        make.VirtualClock()
+        target = Models(plan, generator, 0.0 if is_up else 0.2)
+        taken, failure = await executed(plan, InferCall("g", "", "", {}, tensors), target, CallContext(), generator)
+        agrees(entry, taken, failure, is_up=is_up)
+
+    asyncio.run(check())

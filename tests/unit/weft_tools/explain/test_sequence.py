@@ -1,0 +1,112 @@
+"""Sequences and loops: which steps run, and what they get."""
+
+from tests.unit.weft_tools.explain.explanation import FAILS, MAYBE, RUNS, SKIPPED, explained, fates, find
+from tests.unit.weft_tools.graphs import LOOP, good, text_graph
+
+from weft_tools.explain.entry import Fate
+from weft_tools.explain.render import render_text
+
+
+def test_a_loop_may_go_round():
+    """The body is explained as it holds in every round."""
+    again = find(explained(LOOP), "again")
+    assert ["again while max(outputs.PROBS) < 0.9 = ?: at most 4 rounds"] == again.decisions
+    assert {"draft": RUNS, "retext": RUNS} == fates(again)
+    assert 4 == again.num_rounds
+
+
+def test_a_later_round_may_go_another_way():
+    """What an input decides in the first round is open where the loop carries something over it."""
+    text = (
+        LOOP.replace(
+            'step { name: "draft" model_name: "context" }',
+            'step { name: "draft" node: "by" }',
+        )
+        + """node { name: "by" switch { on: 'text(inputs.TEXT)' step { name: "a" case: "x" model_name: "xlmr" }
+      step { name: "b" otherwise: true model_name: "bert_en" } } }"""
+    )
+    assert {"a": MAYBE, "b": MAYBE} == fates(find(explained(text, input=[("TEXT", '"x"')]), "draft"))
+    once = text.replace("max(outputs.PROBS) < 0.9", "has(inputs.HINT)")
+    assert {"a": RUNS, "b": SKIPPED} == fates(find(explained(once, input=[("TEXT", '"x"')]), "draft"))
+
+
+def test_steps_that_no_output_needs_are_pruned():
+    """With --output, steps that feed only other outputs do not run."""
+    plan = good("sentiment")
+    assert Fate.PRUNED is find(explained(plan, output=["PROBS"]), "post").fate
+    assert RUNS is find(explained(plan, output=["LABEL"]), "post").fate
+
+
+def test_an_intermediate_output_needs_its_step_alone():
+    """A tensor of a step can be asked for by the step's path."""
+    root = explained(good("sentiment"), output=["lid/LANG"])
+    assert {"lid": RUNS, "clf": Fate.PRUNED, "post": Fate.PRUNED} == fates(root)
+    root = explained(good("sentiment"), output=["clf/by_language[de]/PROBS"])
+    assert {"lid": RUNS, "clf": RUNS, "post": Fate.PRUNED} == fates(root)
+
+
+def test_a_step_that_is_skipped_gives_its_default():
+    """`when` is false: the output has its default, and steps.x.ok is false."""
+    text = text_graph(
+        """node { name: "root" sequence {
+          step { name: "lid" model_name: "lang_id" when: 'get(parameters, "detect", false)'
+                 default { output: "LANG" text: "de" dims: [ 1 ] } }
+          step { name: "clf" node: "by_language" }
+          step { name: "post" model_name: "format_label" when: 'steps.lid.ok' input_map { key: "P" value: "PROBS" }
+                 default { output: "LABEL" text: "?" dims: [ 1 ] } } } }
+        node { name: "by_language" switch { on: 'text(inputs.LANG)'
+          step { name: "de" case: "de" model_name: "xlmr" }
+          step { name: "en" otherwise: true model_name: "xlmr" } } }""",
+        outputs="PROBS LABEL",
+    )
+    root = explained(text)
+    assert {"lid": SKIPPED, "clf": RUNS, "post": SKIPPED} == fates(root)
+    assert {"de": RUNS, "en": SKIPPED} == fates(find(root, "clf"))
+    assert ['when get(parameters, "detect", false) = false'] == find(root, "lid").why
+    root = explained(text, param=[("detect", "true")])
+    assert {"lid": RUNS, "clf": RUNS, "post": RUNS} == fates(root)
+    assert {"de": MAYBE, "en": MAYBE} == fates(find(root, "clf"))
+
+
+def test_a_batch_where_one_row_is_needed():
+    """A shape alone tells that text() will fail: the message is the router's."""
+    root = explained(good("sentiment"), shape=[("TEXT", "2,1")])
+    assert "text() reads one row, got shape [2, 1]" in root.failure.message
+    assert ["'clf' fails: not reached"] == find(root, "post").why
+
+
+def test_steps_beside_one_that_fails_may_be_cancelled():
+    """What waits for the failing step is not reached; what does not may have started, or not."""
+    text = text_graph(
+        """node { name: "root" sequence {
+          step { name: "lid" model_name: "lang_id" }
+          step { name: "clf" node: "never" }
+          step { name: "post" model_name: "format_label" input_map { key: "P" value: "PROBS" } } } }
+        node { name: "never" switch { on: 'get(parameters, "k", "none")'
+          step { name: "x" case: "x" model_name: "xlmr" } } }""",
+        outputs="PROBS LANG LABEL",
+    )
+    root = explained(text)
+    assert {"lid": MAYBE, "clf": FAILS, "post": SKIPPED} == fates(root)
+    assert ["whether clf fails first"] == find(root, "lid").depends_on
+
+
+def test_a_loop_of_one_round_tests_nothing():
+    """After the last round `while` is not evaluated, so that it cannot fail."""
+    text = LOOP.replace("max(outputs.PROBS) < 0.9", "parameters.none == 1")
+    assert FAILS is explained(text).fate
+    assert RUNS is explained(text.replace("max_iterations: 4", "max_iterations: 1")).fate
+
+
+def test_what_follows_a_stream_runs_for_each_response():
+    """A decoupled step may give no response: its readers may run, each as often as there are responses."""
+    root = explained(good("streamed"))
+    assert {"lid": RUNS, "talk": RUNS, "say": MAYBE} == fates(root)
+    say = find(root, "say")
+    assert ("talk", ["for each response of talk"], ["the responses of talk -> stream"]) == (
+        say.stream,
+        say.why,
+        say.depends_on,
+    )
+    assert ["answers with a stream of responses"] == root.decisions
+    assert "calls at most: 3, with one response of talk\n" in render_text(root, None)
