@@ -16,7 +16,7 @@ from weft_model.llm.config import EngineConfig
 from weft_model.llm.engine_core import Runner
 from weft_model.llm.runner import StepTokens
 from weft_model.llm.scheduler.blocks import BlockPool
-from weft_model.llm.scheduler.plan import StepPlan
+from weft_model.llm.scheduler.plan import ForwardPlan
 
 _CASE = "C1"
 _RATIO_NOTE = (
@@ -58,7 +58,7 @@ class CacheProbe:
         """See ``Runner``."""
         self._runner.bind_thread()
 
-    def run(self, plan: StepPlan) -> StepTokens:
+    def run(self, plan: ForwardPlan) -> StepTokens:
         """See ``Runner``."""
         self._owned += self.pool.num_used * self.pool.block_size
         self._filled += int(plan.ctx_len.sum())
@@ -85,7 +85,7 @@ class NoModel:
     def bind_thread(self) -> None:
         """See ``Runner``."""
 
-    def run(self, plan: StepPlan) -> StepTokens:
+    def run(self, plan: ForwardPlan) -> StepTokens:
         """See ``Runner``."""
         return StepTokens(np.zeros(len(plan.sample_rows), np.int32), None)
 

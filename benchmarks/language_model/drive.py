@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.language_model.shapes import Model
 from benchmarks.language_model.workloads import Job
 from weft_common.errors import WeftError
-from weft_model.llm.config import EngineConfig, ModelConfig
+from weft_model.llm.config import EngineConfig, TransformerConfig
 from weft_model.llm.engine import Engine
 from weft_model.llm.engine_core import Runner
 from weft_model.llm.metrics import EngineMetrics
@@ -97,7 +97,7 @@ class _Watched(EngineMetrics):
     """Metrics of an engine whose driver is told of every request that ends, also of cancelled ones."""
 
     def __init__(
-        self, config: EngineConfig, model_config: ModelConfig, on_end: Callable[[EngineRequest, str, int], None]
+        self, config: EngineConfig, model_config: TransformerConfig, on_end: Callable[[EngineRequest, str, int], None]
     ) -> None:
         super().__init__(config, model_config)
         self._on_end = on_end

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from weft_model.llm.config import EngineConfig, ModelConfig
+from weft_model.llm.config import EngineConfig, TransformerConfig
 from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.model.weights import Weights, random_weights
 
@@ -47,7 +47,7 @@ class Model(NamedTuple):
     """
 
     shape: Shape
-    config: ModelConfig
+    config: TransformerConfig
     weights: Weights
     network: LlamaModel
 
@@ -85,6 +85,6 @@ def make_model(name: str) -> Model:
     """The model of that name; torch computes with one thread from then on."""
     torch.set_num_threads(1)
     shape = SHAPES[name]
-    config = ModelConfig.from_json(hugging_face_config(shape))
+    config = TransformerConfig.from_json(hugging_face_config(shape))
     weights = random_weights(config, WEIGHTS_SEED)
     return Model(shape, config, weights, LlamaModel(config, weights, max_model_len=MAX_MODEL_LEN))

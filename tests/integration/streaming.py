@@ -33,24 +33,24 @@ TIMEOUT_S = 20.0
 class TokenCore(InferenceCore):
     """``pre`` and ``post`` put their name behind a text; ``llm`` is decoupled and gives ``text.0``, ``text.1``, ...
 
-    ``all`` is decoupled too, and gives one response ``text.0``, which waits for ``gate`` where the request says so; to
+    ``all`` is decoupled too, and gives one response ``text.0``, which waits for ``limit`` where the request says so; to
     a unary call it gives ``text,all``.
 
     Request parameters tell ``llm`` what to do: ``count`` responses, each padded to ``num_bytes``; ``fail_after`` and
-    ``hang_after`` so many, and ``post`` that it waits for ``gate``.
+    ``hang_after`` so many, and ``post`` that it waits for ``limit``.
 
     Attributes:
         made: By request id: responses that ``llm`` has made.
         num_open: Calls in work, of every model.
         most_posts: Calls of ``post`` in work at once, at most.
-        gate: What ``post`` waits for.
+        limit: What ``post`` waits for.
     """
 
     def __init__(self) -> None:
         self.made: Counter[str] = Counter()
         self.num_open = 0
         self.most_posts = 0
-        self.gate = asyncio.Event()
+        self.limit = asyncio.Event()
         self._num_posts = 0
         self._changed = threading.Condition()
 
@@ -86,16 +86,16 @@ class TokenCore(InferenceCore):
                 self.most_posts = max(self.most_posts, self._num_posts)
                 self._tell()
                 try:
-                    if call.parameters.get("gate"):
-                        await self.gate.wait()
+                    if call.parameters.get("limit"):
+                        await self.limit.wait()
                 finally:
                     self._num_posts -= 1
         return self._answer(call, b"%s,%s" % (said, call.model_name.encode()))
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         if call.model_name == "all":
-            if call.parameters.get("gate"):
-                await self.gate.wait()
+            if call.parameters.get("limit"):
+                await self.limit.wait()
             yield self._answer(call, split_bytes(call.inputs["TEXT"].data)[0] + b".0")
             return
         if call.model_name != "llm":
@@ -144,11 +144,11 @@ class TokenService:
 
     def close_gate(self) -> None:
         """Calls of ``post`` that are to wait do so from now on."""
-        self.loop.call_soon_threadsafe(self.core.gate.clear)
+        self.loop.call_soon_threadsafe(self.core.limit.clear)
 
     def open_gate(self) -> None:
         """Calls of ``post`` that wait, and all later ones, go on."""
-        self.loop.call_soon_threadsafe(self.core.gate.set)
+        self.loop.call_soon_threadsafe(self.core.limit.set)
 
     def close(self) -> None:
         """The server and its thread have ended."""

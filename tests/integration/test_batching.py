@@ -246,7 +246,7 @@ async def test_order_across_instances(service: Callable[..., Any]) -> None:
 
 
 async def test_what_cannot_finish_is_refused(service: Callable[..., Any]) -> None:
-    """A request with less time than the model takes is refused at the door, with a text that says so."""
+    """A request with less time than the model takes is refused at the admission, with a text that says so."""
     running = await service("single")
     for _ in range(16):
         await running.call(message("single", -0.2))

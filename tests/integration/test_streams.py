@@ -202,7 +202,7 @@ def test_so_many_responses_are_in_work(
     """`max_inflight_responses`, and `max_inflight_requests` of ensembles: beyond it the model has to wait."""
     service.close_gate()
     core.most_posts = 0
-    stream.send(graph, "a", graph, count=200, num_bytes=LARGE_BYTES, gate=True)
+    stream.send(graph, "a", graph, count=200, num_bytes=LARGE_BYTES, limit=True)
     core.until(lambda: core.most_posts == limit)
     busy = Stream(router.grpc)
     for number in range(200):
@@ -278,7 +278,7 @@ def test_an_only_response_waits_for_no_request_before_it(
 ) -> None:
     """On the same stream, of what is decoupled, as at the model itself."""
     service.close_gate()
-    stream.send("all", "slow", "slow", gate=True)
+    stream.send("all", "slow", "slow", limit=True)
     stream.send(name, "fast", "fast")
     assert "fast" == stream.take()[0]
     service.open_gate()

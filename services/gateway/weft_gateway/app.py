@@ -22,11 +22,11 @@ from weft_gateway.http.disconnect import ClientLeftError, unless_left
 from weft_gateway.http.sse import EventStream
 from weft_gateway.openai import chat, completions
 from weft_gateway.openai.ask import Ask, Prompt
-from weft_gateway.openai.generation import Choice, Usage, gather, generate
+from weft_gateway.openai.generation import CollectedChoice, Usage, gather, generate
 from weft_gateway.openai.models import Models
 from weft_gateway.openai.pieces import Piece
 from weft_gateway.openai.text_model import TextModel
-from weft_gateway.router.calls import Call, call_of
+from weft_gateway.router.calls import PendingCall, call_of
 from weft_gateway.router.router_client import RouterClient
 
 COMPLETIONS = "/v1/completions"
@@ -54,7 +54,7 @@ class Writer(Protocol):
 
     id: str
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[CollectedChoice]) -> dict[str, Any]:
         """The answer as one object."""
 
     def chunks(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[dict[str, Any], None]:
@@ -98,7 +98,9 @@ class Gateway:
         app.router.redirect_slashes = False
         return app
 
-    def _answering(self, handle: Callable[[Request, Call], Awaitable[ASGIApp]]) -> Callable[..., Awaitable[ASGIApp]]:
+    def _answering(
+        self, handle: Callable[[Request, PendingCall], Awaitable[ASGIApp]]
+    ) -> Callable[..., Awaitable[ASGIApp]]:
         """The endpoint, whose errors are answers, and which ends when its client leaves."""
 
         @functools.wraps(handle)
@@ -114,7 +116,7 @@ class Gateway:
 
         return endpoint
 
-    async def _completions(self, request: Request, call: Call) -> ASGIApp:
+    async def _completions(self, request: Request, call: PendingCall) -> ASGIApp:
         body = await read_json(request, self._limits.max_body_bytes)
         asked = completions.parse(body, request.headers)
 
@@ -126,7 +128,7 @@ class Gateway:
 
         return await unless_left(request.receive, self.stopping, answer())
 
-    async def _chat(self, request: Request, call: Call) -> ASGIApp:
+    async def _chat(self, request: Request, call: PendingCall) -> ASGIApp:
         body = await read_json(request, self._limits.max_body_bytes)
         asked = chat.parse(body, request.headers)
 
@@ -145,7 +147,7 @@ class Gateway:
         return await unless_left(request.receive, self.stopping, answer())
 
     async def _answer(
-        self, call: Call, model: TextModel, ask: Ask, prompts: Sequence[Prompt], writer: Writer, usage: Usage
+        self, call: PendingCall, model: TextModel, ask: Ask, prompts: Sequence[Prompt], writer: Writer, usage: Usage
     ) -> ASGIApp:
         """The whole answer, or a stream that has begun: what fails before its first piece has a status of its own."""
         timeout_s = min(ask.timeout_s or self._limits.timeout_s, self._limits.timeout_s)
@@ -164,16 +166,16 @@ class Gateway:
             return JSONResponse(writer.whole(choices), headers=headers)
         return EventStream(await _begun(writer.chunks(pieces)), call, self.stopping, headers)
 
-    async def _list(self, _request: Request, call: Call) -> ASGIApp:
+    async def _list(self, _request: Request, call: PendingCall) -> ASGIApp:
         names = await self._models.names(call.identity())
         return JSONResponse({"object": "list", "data": [self._shown(name) for name in names]})
 
-    async def _model(self, request: Request, call: Call) -> ASGIApp:
+    async def _model(self, request: Request, call: PendingCall) -> ASGIApp:
         name = request.path_params["name"]
         await self._models.check_listed(name, call.identity())
         return JSONResponse(self._shown(name))
 
-    async def _health(self, _request: Request, _call: Call) -> ASGIApp:
+    async def _health(self, _request: Request, _call: PendingCall) -> ASGIApp:
         if self._is_draining:
             raise UnavailableError("the gateway stops")
         if not await self._router.is_serving():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from weft_common.security.channel import ChannelSecurity
 from weft_common.server.unix_socket import address_of
-from weft_mesh.own_access import own_access
+from weft_mesh.internal_access import internal_access
 from weft_mesh.preflight import GRAPHS, MeshError, hold_port, service_folders, socket_paths
 from weft_mesh.process import Endpoint, ServiceProcess
 from weft_mesh.readiness import dialable
@@ -103,7 +103,7 @@ class Mesh:
         folder = self._held.enter_context(mesh_folder())
         replicas = {name: _labels(name, options.replicas.get(name, 1)) for name in names}
         sockets = socket_paths(folder, [name for name in names if len(replicas[name]) == 1])
-        access = own_access(folder, dialable(f"{host}:{router_port}"), options)
+        access = internal_access(folder, dialable(f"{host}:{router_port}"), options)
         own_router = ["--router", access.address, *access.service_arguments]  # models call other models through it
         for name in names:
             repository = self._repository_arguments(name, folders[name])

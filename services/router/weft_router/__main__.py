@@ -8,8 +8,8 @@ from pathlib import Path
 
 from weft_common.security.arguments import server_fault
 from weft_common.server import server
-from weft_router.admission import DoorSettings
-from weft_router.admission.gate import LOWEST_LEVEL
+from weft_router.admission import AdmissionSettings
+from weft_router.admission.concurrency_limit import LOWEST_LEVEL
 from weft_router.arguments import add_arguments, usage_fault
 from weft_router.core import RouterCore
 from weft_router.target import Target
@@ -60,7 +60,7 @@ def make_core(options: argparse.Namespace, in_process: Sequence[Target] = ()) ->
         ],
         model_control=options.model_control_mode,
         load_graphs=options.load_model,
-        admission=DoorSettings(
+        admission=AdmissionSettings(
             max_inflight=options.max_inflight,
             is_adaptive=options.adaptive_inflight,
             max_inflight_per_client=options.max_inflight_per_client,

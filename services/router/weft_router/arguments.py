@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from weft_router.targets.specification import Policy, parse_policy
+from weft_router.targets.specification import BalancingPolicy, parse_policy
 
 _MAX_POLL_SECS = 86_400.0
 _HEADER = re.compile(r"[0-9a-z_.-]+(?<!-bin)")
@@ -134,7 +134,7 @@ def given(options: argparse.Namespace) -> Iterator[str]:
         yield "--allow-route-header"
 
 
-def _target_policy(text: str) -> tuple[str, Policy]:
+def _target_policy(text: str) -> tuple[str, BalancingPolicy]:
     name, separator, policy = text.partition("=")
     try:
         if not (name and separator):

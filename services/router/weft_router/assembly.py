@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from weft_router.admission import Admission
+from weft_router.admission import InflightLimit
 from weft_router.budgets.retry_budget import DEFAULT_PERCENT
 from weft_router.graph.plan import CallPlan, GraphPlan, NodeKind, NodePlan, StepPlan
 from weft_router.nodes import (
@@ -25,10 +25,10 @@ from weft_router.runtime import Runtime
 from weft_router.steps import (
     Action,
     CallAction,
+    ErrorContext,
     GuardedStep,
     Node,
     NodeAction,
-    Origin,
     ShadowedNode,
     ShadowStep,
     Step,
@@ -51,14 +51,14 @@ class Assembly:
     def __init__(self, plan: GraphPlan, runtime: Runtime) -> None:
         name, version = plan.signature.name, plan.signature.version
         self._runtime = runtime
-        self.origin = Origin(
+        self.error_context = ErrorContext(
             prefix=f"in ensemble '{name}', " if plan.is_ensemble else f"{name}/{version}: ",
             is_batching=plan.signature.max_batch_size > 0,
             graph=name,
             version=version,
         )
         #: By nested graph and node: every use of a node counts against the same ``max_inflight``.
-        self._admissions: dict[tuple[str, str], Admission] = {}
+        self._admissions: dict[tuple[str, str], InflightLimit] = {}
 
     def node(self, plan: NodePlan, graph: str = "") -> Node:
         """A node with all that is in it.
@@ -77,23 +77,23 @@ class Assembly:
 
     def _unshadowed(self, plan: NodePlan, graph: str) -> Node:
         steps = [self.step(step, plan, graph) for step in plan.steps]
-        origin, runtime = self.origin, self._runtime
+        error_context, runtime = self.error_context, self._runtime
         match plan.kind:
             case NodeKind.SEQUENCE:
-                return (LoopNode if plan.loop else SequenceNode)(plan, steps, origin)
+                return (LoopNode if plan.loop else SequenceNode)(plan, steps, error_context)
             case NodeKind.SWITCH:
-                return (RowSwitchNode if plan.per_row else SwitchNode)(plan, steps, origin, runtime)
+                return (RowSwitchNode if plan.per_row else SwitchNode)(plan, steps, error_context, runtime)
             case NodeKind.SPLITTER:
-                return SplitterNode(plan, steps, origin, runtime)
+                return SplitterNode(plan, steps, error_context, runtime)
             case NodeKind.ENSEMBLE:
                 customs = {
                     i: self.step(combine.custom, plan, graph)
                     for i, combine in enumerate(plan.combines)
                     if combine.custom
                 }
-                return EnsembleNode(plan, steps, origin, runtime, customs)
+                return EnsembleNode(plan, steps, error_context, runtime, customs)
             case NodeKind.CASCADE:
-                return (RowCascadeNode if plan.per_row else CascadeNode)(plan, steps, origin, runtime)
+                return (RowCascadeNode if plan.per_row else CascadeNode)(plan, steps, error_context, runtime)
 
     def step(self, plan: StepPlan, node: NodePlan, graph: str = "", *, stands_in: bool = False) -> Step:
         """A step with all that is in it; policies are put around what the plan has them for, and nowhere else.
@@ -110,7 +110,7 @@ class Assembly:
         runtime = self._runtime
         if _is_stream(plan):
             plan = replace(plan, hedge=None, cache=None)
-        counters = runtime.step_counters.of(self.origin.graph, self.origin.version, plan.path)
+        counters = runtime.step_counters.of(self.error_context.graph, self.error_context.version, plan.path)
         step = self._guarded(plan, node, graph, counters, stands_in=stands_in)
         return step if plan.shadow is None else ShadowStep(step, plan.shadow, runtime, counters)
 
@@ -122,11 +122,11 @@ class Assembly:
         min_remaining_ms = 0 if node.kind is NodeKind.CASCADE and not stands_in else plan.min_remaining_ms
         is_plain = not (plan.is_soft or plan.fallback or plan.max_inflight or plan.ok_slot >= 0)
         if is_plain and when is None and not min_remaining_ms:
-            return Step(plan, action, self.origin, clock_ns, counters, defaults)
+            return Step(plan, action, self.error_context, clock_ns, counters, defaults)
         return GuardedStep(
             plan,
             action,
-            self.origin,
+            self.error_context,
             clock_ns,
             counters,
             defaults,
@@ -146,7 +146,7 @@ class Assembly:
             action = NodeAction(
                 plan,
                 self.node(plan.action, graph),
-                self.origin,
+                self.error_context,
                 runtime.clock_ns,
                 admission=self._admission(plan.action, graph),
                 is_tentative=bool(plan.retry or plan.fallback or plan.is_soft),
@@ -159,23 +159,23 @@ class Assembly:
         if plan.retry is not None:
             action = Retried(action, plan.retry, runtime, counters)
         if plan.cache is not None:
-            action = Cached(action, plan, plan.cache, self.origin, runtime, counters)
+            action = Cached(action, plan, plan.cache, self.error_context, runtime, counters)
         return action
 
     def _call(self, plan: StepPlan, call: CallPlan, counters: StepCounters) -> Action:
         target = self._runtime.targets[call.target]
         if not call.signature.is_decoupled:
-            return CallAction(plan, call, target, self.origin)
+            return CallAction(plan, call, target, self.error_context)
         clock_ns = self._runtime.clock_ns
-        return StreamAction(plan, call, target, self.origin, clock_ns, counters, _step_admission(plan))
+        return StreamAction(plan, call, target, self.error_context, clock_ns, counters, _step_admission(plan))
 
-    def _admission(self, node: NodePlan, graph: str) -> Admission | None:
+    def _admission(self, node: NodePlan, graph: str) -> InflightLimit | None:
         if not node.max_inflight:
             return None
         key = (node.graph or graph, node.name)
         if key not in self._admissions:
             subject = f"node '{node.name}'"
-            self._admissions[key] = Admission(subject, node.max_inflight, "'max_inflight' of its policy")
+            self._admissions[key] = InflightLimit(subject, node.max_inflight, "'max_inflight' of its policy")
         return self._admissions[key]
 
 
@@ -183,10 +183,10 @@ def _is_stream(plan: StepPlan) -> bool:
     return isinstance(plan.action, CallPlan) and plan.action.signature.is_decoupled
 
 
-def _step_admission(plan: StepPlan) -> Admission | None:
+def _step_admission(plan: StepPlan) -> InflightLimit | None:
     if not plan.max_inflight:
         return None
-    return Admission(f"step '{plan.path}'", plan.max_inflight, "'max_inflight' of its policy")
+    return InflightLimit(f"step '{plan.path}'", plan.max_inflight, "'max_inflight' of its policy")
 
 
 def _fallbacks(plan: StepPlan) -> Iterator[StepPlan]:

@@ -13,8 +13,8 @@ from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics, failure_reason
 from weft_common.validation import version_number
 from weft_protos.model_config_pb2 import ModelConfig
-from weft_router.admission import Door, DoorSettings, Gate
-from weft_router.admission.visit import Visit
+from weft_router.admission import AdmissionController, AdmissionSettings, ConcurrencyLimit
+from weft_router.admission.permit import Permit
 from weft_router.bandits.file import BanditFile
 from weft_router.feedback import GraphServicer
 from weft_router.metrics.admission_metrics import AdmissionCollector
@@ -22,7 +22,7 @@ from weft_router.metrics.graph_metrics import RouterCollector
 from weft_router.metrics.replica_metrics import ReplicaCollector
 from weft_router.metrics.step_metrics import StepCollector
 from weft_router.repository.config import config_of_signature
-from weft_router.repository.control import ModelControl
+from weft_router.repository.control import GraphControl
 from weft_router.repository.files import GraphRepository
 from weft_router.repository.lifecycle import GraphLifecycle
 from weft_router.repository.table import GraphTable
@@ -34,9 +34,9 @@ from weft_router.serving.handling import serving_of
 from weft_router.serving.passthrough import pass_through, stream_through
 from weft_router.steps import earlier
 from weft_router.target import Target
-from weft_router.targets.catalog import Catalog, Entry
+from weft_router.targets.catalog import CatalogEntry, TargetCatalog
 
-_NO_LIMITS = DoorSettings()
+_NO_LIMITS = AdmissionSettings()
 
 
 class RouterCore:
@@ -69,18 +69,18 @@ class RouterCore:
         *,
         model_control: str = "none",
         load_graphs: Sequence[str] = (),
-        admission: DoorSettings = _NO_LIMITS,
+        admission: AdmissionSettings = _NO_LIMITS,
         poll_s: float = 2.0,
         repository_poll_s: float = 15.0,
         state_dir: Path | None = None,
         allow_route_header: bool = False,
     ) -> None:
         self._changed = asyncio.Event()
-        self._catalog = Catalog(targets, poll_s=poll_s, on_change=self._on_catalog_change)
+        self._catalog = TargetCatalog(targets, poll_s=poll_s, on_change=self._on_catalog_change)
         self._runtime = Runtime(
             self._catalog.targets,
             throttles=self._catalog.throttles,
-            is_busy=lambda: self._door.router.is_busy,
+            is_busy=lambda: self._admission.router.is_busy,
             is_pinning_allowed=allow_route_header,
         )
         self._bandit_file = None if state_dir is None else BanditFile(self._runtime.bandits, state_dir)
@@ -89,10 +89,10 @@ class RouterCore:
         self._lifecycle = GraphLifecycle(self._graphs, self._repository, self._catalog, self._runtime)
         self._watcher = FileWatcher(self._repository, self._lifecycle)
         self._repository_poll_s = repository_poll_s
-        self._control = ModelControl(self._lifecycle, model_control)
+        self._control = GraphControl(self._lifecycle, model_control)
         self._is_polling = model_control == "poll"
         self._load_graphs = tuple(load_graphs) if model_control == "explicit" else ("*",)
-        self._door = Door(admission)
+        self._admission = AdmissionController(admission)
         self._is_started = False
         self._followers: list[asyncio.Task[None]] = []
 
@@ -131,7 +131,7 @@ class RouterCore:
         collectors = (
             RouterCollector(self._graphs),
             StepCollector(self._graphs.step_counters),
-            AdmissionCollector(self._door),
+            AdmissionCollector(self._admission),
             ReplicaCollector(self._catalog.replicated, self._catalog.throttles),
         )
         return Extension(servicer.add_to, collectors, self._check_early)
@@ -208,9 +208,9 @@ class RouterCore:
         signature = _signature(served)
         if signature is not None and signature.is_decoupled and not signature.can_collect:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
-        with self._admitted(served, call.parameters, context) as visit:
-            if visit.is_waiting:
-                await self._place(visit, served)
+        with self._admitted(served, call.parameters, context) as permit:
+            if permit.is_waiting:
+                await self._place(permit, served)
             return await self._answer(served, call, context)
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
@@ -220,9 +220,9 @@ class RouterCore:
             WeftError: As ``infer``, also after some responses.
         """
         served = self._served(call)
-        with self._admitted(served, call.parameters, context) as visit:
-            if visit.is_waiting:
-                await self._place(visit, served)
+        with self._admitted(served, call.parameters, context) as permit:
+            if permit.is_waiting:
+                await self._place(permit, served)
             if _is_decoupled(served):
                 async with contextlib.aclosing(self._answers(served, call, context)) as results:
                     async for result in results:
@@ -241,11 +241,11 @@ class RouterCore:
         await self._catalog.refresh(target)
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """As ``ModelControl.load``."""
+        """As ``GraphControl.load``."""
         await self._control.load(name, parameters)
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """As ``ModelControl.unload``."""
+        """As ``GraphControl.unload``."""
         await self._control.unload(name, unload_dependents=unload_dependents)
 
     def _on_catalog_change(self) -> None:
@@ -259,60 +259,65 @@ class RouterCore:
             self._changed.clear()
             await self._lifecycle.recheck()
 
-    def _admitted(self, served: GraphVersion | Entry, parameters: Parameters, context: CallContext) -> Visit:
+    def _admitted(self, served: GraphVersion | CatalogEntry, parameters: Parameters, context: CallContext) -> Permit:
         """The request is in, or in line, until the block is left; its ``timeout`` (us) is part of a graph's deadline.
 
-        Raises as ``Door.check``, and UnavailableError for a graph that is not loaded; a graph counts that.
+        Raises as ``AdmissionController.check``, and UnavailableError for a graph that is not loaded; its graph counts
+        that.
         """
-        door = self._door
+        admission = self._admission
         if isinstance(served, GraphVersion):  # what the parameter means to a model is for that to say
             timeout_us = parameters.get("timeout")
             if type(timeout_us) is int and timeout_us > 0:
                 context.deadline_ns = earlier(context.deadline_ns, context.arrival_ns + timeout_us * 1_000)
         try:
-            return door.enter(self._gate(served), door.level_of(parameters), door.client_of(context), context)
+            return admission.enter(
+                self._gate(served), admission.level_of(parameters), admission.client_of(context), context
+            )
         except WeftError as error:
             _count_refusal(served, error, context)
             raise
 
-    async def _place(self, visit: Visit, served: GraphVersion | Entry) -> None:
-        """The request has waited in line and is in. Raises as ``Visit.wait``; a graph counts that."""
+    async def _place(self, permit: Permit, served: GraphVersion | CatalogEntry) -> None:
+        """The request has waited in line and is in. Raises as ``Permit.wait``; a graph counts that."""
         try:
-            await visit.wait()
+            await permit.wait()
         except WeftError as error:
-            _count_refusal(served, error, visit.context)
+            _count_refusal(served, error, permit.context)
             raise
 
     def _check_early(self, name: str, version: str, parameters: Callable[[], Parameters], context: CallContext) -> None:
-        """A request that would be refused is, before its tensors are looked at. Raises as ``Door.check``."""
-        door = self._door
-        gate = door.gates.get(name)
-        if gate is None or not (gate.is_crowded or door.router.is_crowded):
+        """Refuse before the tensors are looked at. Raises as ``AdmissionController.check``."""
+        admission = self._admission
+        limit = admission.limits.get(name)
+        if limit is None or not (limit.is_crowded or admission.router.is_crowded):
             return
         try:
-            door.check(gate, door.level_of(parameters()), door.client_of(context), context)
+            admission.check(limit, admission.level_of(parameters()), admission.client_of(context), context)
         except WeftError as error:
             _count_refusal(self._graphs.find(name, version), error, context)
             raise
 
-    def _gate(self, served: GraphVersion | Entry) -> Gate:
+    def _gate(self, served: GraphVersion | CatalogEntry) -> ConcurrencyLimit:
         if not isinstance(served, GraphVersion):
             signature = served.model.signature
-            return self._door.gate("model", signature.name, is_stream=signature.is_decoupled)
+            return self._admission.limit("model", signature.name, is_stream=signature.is_decoupled)
         plan = serving_of(served).plan
-        return self._door.gate("graph", served.file.name, plan.max_inflight, is_stream=plan.signature.is_decoupled)
+        return self._admission.limit(
+            "graph", served.file.name, plan.max_inflight, is_stream=plan.signature.is_decoupled
+        )
 
     def _renew_gates(self) -> None:
-        """The door has gates of what serves alone, with the limits that their policies have now."""
+        """The admission has limits of what serves alone, with the limits that their policies have now."""
         kept = []
-        for name in list(self._door.gates):
+        for name in list(self._admission.limits):
             served = self._graphs.find(name, "") or self._catalog.entry(name, "")
             if served is not None and not (isinstance(served, GraphVersion) and served.serving is None):
                 self._gate(served)
                 kept.append(name)
-        self._door.keep(kept)
+        self._admission.keep(kept)
 
-    def _served(self, call: InferCall) -> GraphVersion | Entry:
+    def _served(self, call: InferCall) -> GraphVersion | CatalogEntry:
         """The graph, or else the target's model, that a call is for. Raises NotFoundError or InvalidArgumentError."""
         graph = self._graphs.find(call.model_name, call.model_version)
         if graph is not None:
@@ -322,19 +327,19 @@ class RouterCore:
             call.model_version = entry.model.signature.version  # "01" is 1
         return entry
 
-    async def _answer(self, served: GraphVersion | Entry, call: InferCall, context: CallContext) -> InferResult:
+    async def _answer(self, served: GraphVersion | CatalogEntry, call: InferCall, context: CallContext) -> InferResult:
         if isinstance(served, GraphVersion):
             return await handling.infer(served, call, context)
         return await pass_through(self._catalog.targets[served.target], served.model, call, context)
 
     def _answers(
-        self, served: GraphVersion | Entry, call: InferCall, context: CallContext
+        self, served: GraphVersion | CatalogEntry, call: InferCall, context: CallContext
     ) -> AsyncGenerator[InferResult, None]:
         if isinstance(served, GraphVersion):
             return handling.stream_infer(served, call, context)
         return stream_through(self._catalog.targets[served.target], served.model, call, context)
 
-    def _model(self, name: str, version: str) -> Entry:
+    def _model(self, name: str, version: str) -> CatalogEntry:
         """A target's model, ready or not. Raises NotFoundError, or InvalidArgumentError for a version that is none."""
         entry = self._catalog.entry(name, version)
         if entry is None and version and self._catalog.entry(name, "") is not None:
@@ -348,25 +353,25 @@ class RouterCore:
         return entry
 
 
-def _count_refusal(served: GraphVersion | Entry | None, error: WeftError, context: CallContext) -> None:
+def _count_refusal(served: GraphVersion | CatalogEntry | None, error: WeftError, context: CallContext) -> None:
     """A graph counts a request that was refused as failed."""
     if isinstance(served, GraphVersion):
         served.statistics.record_failure(failure_reason(error.code), time.monotonic_ns() - context.arrival_ns)
 
 
-def _signature(served: GraphVersion | Entry) -> ModelSignature | None:
+def _signature(served: GraphVersion | CatalogEntry) -> ModelSignature | None:
     """What is called; None of a graph that is not loaded."""
     if isinstance(served, GraphVersion):
         return None if served.serving is None else served.serving.plan.signature
     return served.model.signature
 
 
-def _is_decoupled(served: GraphVersion | Entry) -> bool:
+def _is_decoupled(served: GraphVersion | CatalogEntry) -> bool:
     signature = _signature(served)
     return signature is not None and signature.is_decoupled
 
 
-def _model_entry(entry: Entry) -> IndexEntry:
+def _model_entry(entry: CatalogEntry) -> IndexEntry:
     signature = entry.model.signature
     if entry.model.is_ready:
         return IndexEntry(signature.name, signature.version, "READY", "")

@@ -9,7 +9,7 @@ from weft_common.errors import InternalError, UnsupportedError, WeftError
 from weft_common.observing import telemetry
 from weft_common.tensors import WireTensor
 from weft_common.validation import scheduling_parameters
-from weft_router.admission import Admission
+from weft_router.admission import InflightLimit
 from weft_router.assembly import Assembly
 from weft_router.bandits.memory import settle
 from weft_router.graph.plan import Frame, GraphPlan, RequestScope
@@ -62,15 +62,15 @@ class GraphExecutor:
         assembly = Assembly(plan, runtime)
         self._selections = Selections(plan, assembly.node(plan.root))
         self.intermediates = self._selections.intermediates
-        self._origin = assembly.origin
+        self._error_context = assembly.error_context
         self._routes = Routes(plan.root)
-        self._answers = None if plan.cache is None else GraphAnswers(plan, plan.cache, assembly.origin, runtime)
+        self._answers = None if plan.cache is None else GraphAnswers(plan, plan.cache, assembly.error_context, runtime)
         limits_ms = [limit for limit in (plan.timeout_ms, plan.root.timeout_ms) if limit]
         self._timeout_ns = min(limits_ms, default=0) * 1_000_000
-        self._admission: Admission | None = None
+        self._admission: InflightLimit | None = None
         if plan.root.max_inflight:
             subject = f"node '{plan.root.name}'"
-            self._admission = Admission(subject, plan.root.max_inflight, "'max_inflight' of its policy")
+            self._admission = InflightLimit(subject, plan.root.max_inflight, "'max_inflight' of its policy")
 
     async def execute(self, call: InferCall, context: CallContext) -> InferResult:
         """The graph's answer to a valid call.
@@ -179,7 +179,7 @@ class GraphExecutor:
             try:
                 admission.enter()
             except WeftError as error:
-                raise self._origin.place(error, self.plan.root.path) from error
+                raise self._error_context.wrap(error, self.plan.root.path) from error
         runtime.retry_budget.enter()
         try:
             yield

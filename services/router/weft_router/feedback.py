@@ -8,14 +8,14 @@ import grpc
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_common.security.access import check_model
-from weft_common.server.edge import Context, Edge
+from weft_common.server.call_boundary import CallBoundary, Context
 from weft_protos import graph_service_pb2 as pb
 from weft_protos import graph_service_pb2_grpc as pb_grpc
-from weft_router.bandits.store import BanditStore, Choice, KnownArm
+from weft_router.bandits.store import BanditChoice, BanditStore, KnownArm
 from weft_router.bandits.taken_path import bandit_choices
 from weft_router.repository.signatures import signatures_of
 from weft_router.repository.table import GraphTable
-from weft_router.targets.catalog import Catalog
+from weft_router.targets.catalog import TargetCatalog
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GraphService"].full_name
 
@@ -50,8 +50,8 @@ class GraphServicer(pb_grpc.GraphServiceServicer):
         catalog: What the targets serve.
     """
 
-    def __init__(self, graphs: GraphTable, bandits: BanditStore, catalog: Catalog) -> None:
-        self.edge = Edge("weft.router")
+    def __init__(self, graphs: GraphTable, bandits: BanditStore, catalog: TargetCatalog) -> None:
+        self.edge = CallBoundary("weft.router")
         self._graphs = graphs
         self._bandits = bandits
         self._catalog = catalog
@@ -87,7 +87,7 @@ class GraphServicer(pb_grpc.GraphServiceServicer):
         """What the targets said last."""
         return signatures_of(self._catalog)
 
-    def _choices(self, request: pb.GraphFeedbackRequest) -> list[Choice]:
+    def _choices(self, request: pb.GraphFeedbackRequest) -> list[BanditChoice]:
         """What bandits chose on the path, read along the first version that has such a path."""
         failure: InvalidArgumentError | None = None
         for plan in self._graphs.plans(request.graph, request.version):

@@ -33,7 +33,7 @@ from weft_serving.metrics.exported_metrics import ExportedMetrics
 from weft_serving.metrics.gpu_metrics import gpu_collectors
 from weft_serving.metrics.warm_metrics import WarmPoolCollector
 from weft_serving.scheduler.rate_limiter import ResourceKey
-from weft_serving.served.limited import make_limiter
+from weft_serving.served.rate_limited import make_limiter
 
 MODEL_CONTROL_MODES = ("none", "poll", "explicit")
 DEFAULT_REPOSITORY_POLL_S = 15.0

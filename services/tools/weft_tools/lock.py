@@ -17,7 +17,7 @@ from weft_common.text.pbtxt import PbtxtError, render
 from weft_protos import graph_service_pb2 as pb
 from weft_protos.graph_service_pb2_grpc import GraphServiceStub
 from weft_router.repository.signatures import signatures_of
-from weft_router.targets.catalog import Catalog
+from weft_router.targets.catalog import TargetCatalog
 from weft_router.targets.grpc_target import GrpcTarget
 from weft_tools.lock_file import drift, lock_text, read_lock
 
@@ -76,7 +76,7 @@ async def _of_router(address: str, security: ChannelSecurity | None) -> pb.Targe
 
 
 async def _of_targets(targets: list[tuple[str, str]], security: ChannelSecurity | None) -> pb.TargetSignaturesResponse:
-    catalog = Catalog([GrpcTarget(name, address, security=security) for name, address in targets])
+    catalog = TargetCatalog([GrpcTarget(name, address, security=security) for name, address in targets])
     try:
         await catalog.start()
         return signatures_of(catalog)

@@ -16,7 +16,7 @@ from benchmarks.language_model.workloads import Job, alike, arriving, mixed, wit
 from weft_common.errors import InternalError
 from weft_model.llm.engine_core import Runner
 from weft_model.llm.runner import StepTokens
-from weft_model.llm.scheduler.plan import StepPlan
+from weft_model.llm.scheduler.plan import ForwardPlan
 
 torch.set_num_threads(1)
 
@@ -100,7 +100,7 @@ def test_a_failed_request_ends_the_measurement(model):
     """Its error is raised, and nobody waits for answers that do not come."""
 
     class Broken(NoModel):
-        def run(self, plan: StepPlan) -> StepTokens:
+        def run(self, plan: ForwardPlan) -> StepTokens:
             raise RuntimeError("broken")
 
     driver = Driver(model, model.engine_config(), wrap=lambda runner: Broken(runner.num_blocks))

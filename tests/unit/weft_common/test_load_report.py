@@ -13,7 +13,7 @@ from weft_common.client.channels import open_channel
 from weft_common.observing.load_report import LoadMeter, LoadReporter
 from weft_common.statistics import ModelStatistics
 from weft_protos import load_report_pb2
-from weft_router.targets.specification import Policy, channel_options
+from weft_router.targets.specification import BalancingPolicy, channel_options
 
 
 def model(name: str, occupancy: float = 0.0) -> ModelStatistics:
@@ -105,7 +105,7 @@ async def test_weighted_round_robin_follows_the_reports() -> None:
     """With the router's own service config: a server whose calls cost four times as much gets far fewer of them."""
     options = [
         (key, text.replace('"2s"', '"0s"').replace('"1s"', '"0.1s"'))
-        for key, text in channel_options(Policy("weighted_round_robin"))
+        for key, text in channel_options(BalancingPolicy("weighted_round_robin"))
     ]
     counts: Counter[float] = Counter()
     servers = [await serve(cost_s, counts) for cost_s in (0.008, 0.002)]

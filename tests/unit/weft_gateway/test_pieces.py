@@ -13,7 +13,7 @@ from weft_common.protocol.wire import response_from_result
 from weft_common.tensors import bytes_tensor, encode
 from weft_gateway.openai.generation import Usage, gather, merged
 from weft_gateway.openai.logprobs import chat_logprobs, completion_logprobs
-from weft_gateway.openai.pieces import Piece, PieceReader, Token, TokenLogprobs
+from weft_gateway.openai.pieces import AnswerLogprobs, Piece, PieceReader, StreamedToken
 from weft_protos import grpc_service_pb2 as pb
 
 
@@ -47,7 +47,7 @@ def test_the_ids_tell_which_token_was_sampled() -> None:
     maps = json.dumps([token(3, 1, 2), token(5, 4)])
     told = response(text_output=["x", "y"], logprobs=[maps, "null"], output_ids=[2, 4, 9], num_output_tokens=[2, 1])
     first, second = PieceReader(2).read(told)
-    assert [Token("t2", -2.0), Token("t4", -4.0)] == [one.sampled for one in first.logprobs or ()]
+    assert [StreamedToken("t2", -2.0), StreamedToken("t4", -4.0)] == [one.sampled for one in first.logprobs or ()]
     assert ["t1", "t2", "t3"] == [one.text for one in (first.logprobs or ())[0].top]
     assert second.logprobs is None
     untold = {"7": {"logprob": -1.0, "rank": 1, "decoded_token": "a"}}
@@ -62,7 +62,7 @@ def test_what_cannot_happen_has_a_number(logprob: float) -> None:
     """JSON has none for it."""
     text = json.dumps([{"1": {"logprob": logprob, "rank": 1, "decoded_token": None}}])
     (piece,) = PieceReader(1).read(response(text_output=["x"], logprobs=[text]))
-    assert Token("", -9999.0) == (piece.logprobs or ())[0].sampled
+    assert StreamedToken("", -9999.0) == (piece.logprobs or ())[0].sampled
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_a_model_that_is_not_what_it_says_is_a_defect(outputs: dict[str, Any]) -
 
 def test_log_probabilities_of_both_forms() -> None:
     """Keyed by text the most probable of equal ones is shown; a part of a character has bytes where they are told."""
-    top = (Token("a", -0.1), Token("\ufffd", -0.2), Token("\ufffd", -0.3, [0xE2]))
-    tokens = [TokenLogprobs(Token("a", -0.3), top), TokenLogprobs(Token("ü", -5.0), ())]
+    top = (StreamedToken("a", -0.1), StreamedToken("\ufffd", -0.2), StreamedToken("\ufffd", -0.3, [0xE2]))
+    tokens = [AnswerLogprobs(StreamedToken("a", -0.3), top), AnswerLogprobs(StreamedToken("ü", -5.0), ())]
     assert {
         "tokens": ["a", "ü"],
         "token_logprobs": [-0.3, -5.0],

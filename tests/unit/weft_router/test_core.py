@@ -17,7 +17,7 @@ from weft_common.errors import (
     UnavailableError,
     WeftError,
 )
-from weft_router.admission import DoorSettings
+from weft_router.admission import AdmissionSettings
 
 #: A deadline that does not pass.
 LATER_NS = 1 << 62
@@ -336,7 +336,7 @@ async def test_admission_is_decided_before_any_work(tmp_path: Path, make: Simple
     make.write(tmp_path, make.PIPE + "policy { max_inflight: 1 }")
     for options, text in (
         ({}, "graph 'pipe' has 1 requests in flight"),
-        ({"admission": DoorSettings(max_inflight=1)}, "the router has 1 requests in flight"),
+        ({"admission": AdmissionSettings(max_inflight=1)}, "the router has 1 requests in flight"),
     ):
         is_called.clear()
         release.clear()

@@ -18,7 +18,7 @@ from weft_common.protocol.wire import request_from_call
 from weft_common.server.server import add_services
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from weft_router.admission import DoorSettings
+from weft_router.admission import AdmissionSettings
 
 
 class Held:
@@ -41,7 +41,7 @@ async def router(
 ) -> AsyncIterator[tuple[SimpleNamespace, GRPCInferenceServiceStub]]:
     """A router with one graph behind a real port, and a stub of it."""
     make.write(root, graph)
-    async with make.started(root, target, admission=DoorSettings(**settings)) as s:
+    async with make.started(root, target, admission=AdmissionSettings(**settings)) as s:
         server = grpc.aio.server()
         add_services(server, s.core, "weft.router", s.core.extension())
         port = server.add_insecure_port("127.0.0.1:0")
@@ -129,18 +129,18 @@ async def test_with_an_adaptive_limit_some_wait_and_are_answered(
             held.release.set()
             await stub.ModelInfer(message(make))
         held.release.clear()
-        gate = s.core._door.gates["pipe"]
-        gate.median_ns = 10e9  # whoever waits has the time
+        limit = s.core._door.limits["pipe"]
+        limit.median_ns = 10e9  # whoever waits has the time
         calls = [asyncio.ensure_future(stub.ModelInfer(message(make))) for _ in range(4)]
-        await until(lambda: len(gate.line) == 2)
+        await until(lambda: len(limit.line) == 2)
         with pytest.raises(grpc.aio.AioRpcError, match="what was measured allows 2"):
             await stub.ModelInfer(message(make))
         calls[3].cancel()
-        await until(lambda: len(gate.line) == 1 or calls[3].done())
+        await until(lambda: len(limit.line) == 1 or calls[3].done())
         held.release.set()
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert 3 == sum(isinstance(answer, pb.ModelInferResponse) for answer in answers)
-        await until(lambda: (0, 0, 0) == (gate.num_inflight, len(gate.line), s.core._door.router.num_inflight))
+        await until(lambda: (0, 0, 0) == (limit.num_inflight, len(limit.line), s.core._door.router.num_inflight))
 
 
 async def test_a_deadline_that_has_no_chance_costs_nothing(tmp_path: Path, make: SimpleNamespace, target: Any) -> None:
@@ -153,7 +153,7 @@ async def test_a_deadline_that_has_no_chance_costs_nothing(tmp_path: Path, make:
         held.release.clear()
         first = asyncio.ensure_future(stub.ModelInfer(message(make)))
         await until(lambda: held.num_calls == 41)
-        s.core._door.gates["pipe"].median_ns = 30e9
+        s.core._door.limits["pipe"].median_ns = 30e9
         with pytest.raises(grpc.aio.AioRpcError, match="cannot answer inside the deadline") as caught:
             await stub.ModelInfer(message(make), timeout=20)
         assert grpc.StatusCode.DEADLINE_EXCEEDED is caught.value.code()
@@ -163,7 +163,7 @@ async def test_a_deadline_that_has_no_chance_costs_nothing(tmp_path: Path, make:
 
 
 async def test_a_timeout_that_has_no_chance_costs_nothing(tmp_path: Path, make: SimpleNamespace, target: Any) -> None:
-    """The parameter `timeout` of a request for a graph counts at the door as a deadline does."""
+    """The parameter `timeout` of a request for a graph counts at the admission controller as a deadline does."""
     held = Held(target)
     async with router(tmp_path, make, target, make.PIPE) as (s, stub):
         held.release.set()
@@ -172,7 +172,7 @@ async def test_a_timeout_that_has_no_chance_costs_nothing(tmp_path: Path, make: 
         held.release.clear()
         first = asyncio.ensure_future(stub.ModelInfer(message(make)))
         await until(lambda: held.num_calls == 41)
-        s.core._door.gates["pipe"].median_ns = 30e9
+        s.core._door.limits["pipe"].median_ns = 30e9
         request = request_from_call(make.request(parameters={"timeout": 20_000_000}))
         with pytest.raises(grpc.aio.AioRpcError, match="cannot answer inside the deadline"):
             await stub.ModelInfer(request)
@@ -204,7 +204,7 @@ async def test_a_request_of_a_stream_that_is_refused_leaves_the_others_alone(
         await stream.write(message(make))
         await until(lambda: held.num_calls == 1)
         await stream.write(message(make))
-        await until(lambda: sum(s.core._door.gates["pipe"].refusals.values()) == 1)
+        await until(lambda: sum(s.core._door.limits["pipe"].refusals.values()) == 1)
         held.release.set()
         first, second = await stream.read(), await stream.read()
         assert ("", True) == (first.error_message, "'max_inflight'" in second.error_message)
@@ -212,7 +212,7 @@ async def test_a_request_of_a_stream_that_is_refused_leaves_the_others_alone(
         await stream.write(message(make))
         await until(lambda: held.num_calls == 3)
         stream.cancel()
-        await until(lambda: s.core._door.router.num_inflight == s.core._door.gates["pipe"].num_inflight == 0)
+        await until(lambda: s.core._door.router.num_inflight == s.core._door.limits["pipe"].num_inflight == 0)
 
 
 async def test_a_limit_that_is_raised_holds_at_once(tmp_path: Path, make: SimpleNamespace, target: Any) -> None:
@@ -235,12 +235,12 @@ async def test_a_graph_that_is_unloaded_has_no_gate(tmp_path: Path, make: Simple
     async with make.started(tmp_path, target, model_control="explicit", load_graphs=["*"]) as s:
         await s.core.infer(make.request(), CallContext())
         await s.core.infer(make.request("double"), CallContext())
-        assert {"pipe", "double"} == set(s.core._door.gates)
+        assert {"pipe", "double"} == set(s.core._door.limits)
         await s.core.unload("pipe", unload_dependents=False)
         with pytest.raises(UnavailableError, match="unloaded"):
             await s.core.infer(make.request(), CallContext())
-        assert {"double"} == set(s.core._door.gates)
+        assert {"double"} == set(s.core._door.limits)
         (statistics,) = s.core.statistics("pipe", "")
         assert 1 == statistics.fail.count
         target.models = []
-        await s.refresh(lambda: not s.core._door.gates)
+        await s.refresh(lambda: not s.core._door.limits)

@@ -307,12 +307,12 @@ async def test_a_whole_branch_may_be_optional(make: SimpleNamespace) -> None:
 async def test_models_are_skipped_when_the_first_score_is_low(make: SimpleNamespace) -> None:
     """Seldon's users route to child -2 for this; here a step's test reads what an earlier step gave."""
     nodes = sequence(
-        'step { name: "gate" model_name: "gate" output_map { key: "Y" value: "SCORE" } }',
+        'step { name: "limit" model_name: "limit" output_map { key: "Y" value: "SCORE" } }',
         f'step {{ name: "gpu" model_name: "gpu" when: \'inputs.SCORE[0] > 0.5\' {DEFAULT} }}',
     )
-    target = make.FakeTarget(gate=make.in_turn(make.answering(0.2), make.answering(0.9)), gpu=make.answering(7))
+    target = make.FakeTarget(limit=make.in_turn(make.answering(0.2), make.answering(0.9)), gpu=make.answering(7))
     assert [-1, 7] == [y(await make.run(compiled(nodes), target, x())) for _ in range(2)]
-    assert ["gate", "gate", "gpu"] == target.called()
+    assert ["limit", "limit", "gpu"] == target.called()
 
 
 async def test_a_graph_goes_on_after_its_combiner(make: SimpleNamespace) -> None:

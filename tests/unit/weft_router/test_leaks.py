@@ -14,7 +14,7 @@ from tests.unit.weft_router.stream_targets import stream_target
 from weft_common.caching.single_flight import SingleFlight
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError, WeftError
-from weft_router.admission import Admission
+from weft_router.admission import InflightLimit
 from weft_router.core import RouterCore
 from weft_router.repository.config import config_of_signature
 from weft_router.target import TargetModel
@@ -139,4 +139,4 @@ async def test_requests_that_are_given_up_leave_nothing(tmp_path: Path, make: Si
         gc.collect()
         everything = gc.get_objects()  # some lie about their class, and torch's warn when they are asked
         assert {0} == {one.num_flights for one in everything if type(one) is SingleFlight}
-        assert {0} == {one.num_inflight for one in everything if type(one) is Admission}
+        assert {0} == {one.num_inflight for one in everything if type(one) is InflightLimit}

@@ -10,7 +10,7 @@ from weft_common.text.pbtxt import PbtxtError
 from weft_serving.backends.base import TensorBackend
 from weft_serving.backends.layout import file_signature
 from weft_serving.config import ModelDefinition, define_model
-from weft_serving.config.report import Report
+from weft_serving.config.report import ConfigReport
 from weft_serving.config.sequences import sequence_inputs
 from weft_serving.scheduler.rate_limiter import RateLimit
 from weft_serving.scheduler.sequence_settings import SequenceSettings
@@ -119,7 +119,7 @@ def test_initial_state(tmp_path: Path, given: str, expected: WireTensor) -> None
     folder = tmp_path / "m" / "initial_state"
     folder.mkdir(parents=True)
     (folder / "seven").write_bytes(np.array([7, 8], np.int32).tobytes())
-    report = Report("test")
+    report = ConfigReport("test")
     config = define(tmp_path, f"sequence_batching {{ state {{ {STATE} {given} }} }}").config
     inputs = sequence_inputs(config, folder.parent, report)
     assert inputs is not None

@@ -10,7 +10,7 @@ from weft_common.errors import InvalidArgumentError
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor, bytes_tensor, split_bytes
 from weft_common.validation import validate
-from weft_serving.served import intake
+from weft_serving.served import call_validation as intake
 
 MANY = 20_000
 

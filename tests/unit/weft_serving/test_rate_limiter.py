@@ -13,7 +13,7 @@ from weft_serving.scheduler.rate_limiter import PATIENCE, RESERVATION_NS, Conten
 from weft_serving.scheduler.sequence import SequenceQueue
 from weft_serving.scheduler.sequence_settings import SequenceSettings
 from weft_serving.scheduler.settings import SchedulerSettings
-from weft_serving.served.limited import LimitedInstances
+from weft_serving.served.rate_limited import RateLimitedInstances
 
 
 class Clock:
@@ -37,7 +37,7 @@ class Model:
         }
         self.contenders = contenders
         self.work, self.running, self.num_run, self.calls = work, [], 0, []
-        self.idle = LimitedInstances(
+        self.idle = RateLimitedInstances(
             limiter, contenders, queued=lambda: self.calls or [None] * self.work, dispatch=self.dispatch
         )
         self.idle.open()
@@ -60,7 +60,7 @@ class Limits:
     def __init__(self, monkeypatch):
         self.clock = Clock()
         self.alarms = []
-        monkeypatch.setattr("weft_serving.served.limited.time", self.clock)
+        monkeypatch.setattr("weft_serving.served.rate_limited.time", self.clock)
 
     def make(self, **limits):
         limits = {(name, None): count for name, count in limits.items()}
@@ -198,7 +198,7 @@ def test_an_instance_whose_sequences_have_no_request_does_not_wait(limits):
     """Work for one instance is none for the other: the sequence cannot move."""
     queue = SequenceQueue(SchedulerSettings(4, sequences=SequenceSettings()), "m", "XY")
     contenders = {name: Contender(name, 1, {("R", 0): 1}) for name in "XY"}
-    idle = LimitedInstances(limits.make(), contenders, queued=lambda: queue, dispatch=lambda: None)
+    idle = RateLimitedInstances(limits.make(), contenders, queued=lambda: queue, dispatch=lambda: None)
     idle.extend("XY")
     assert [] == idle.waiting()
     call = InferCall("m", parameters={"sequence_id": 1, "sequence_start": True})

@@ -19,7 +19,7 @@ from weft_common.errors import (
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import decode, encode
 from weft_serving.backends.base import InstanceContext, ModelContext, TensorBackend
-from weft_serving.backends.sequences import SequenceInputs, Signal, State, sequenced
+from weft_serving.backends.sequences import ImplicitState, SequenceInputs, Signal, sequenced
 from weft_serving.scheduler.sequence_settings import SequenceSettings
 from weft_serving.scheduler.settings import SchedulerSettings
 from weft_serving.served.sequence_model import SequenceModel
@@ -36,7 +36,7 @@ def signal(kind: str, datatype: Any = np.int32) -> Signal:
     return Signal(TensorSpec(kind, no.datatype, (1,)), kind, (no, yes))
 
 
-STATE = State(TensorSpec("SUM", "INT32", (1,)), "NEXT", encode(np.full((1, 1), 100, np.int32)))
+STATE = ImplicitState(TensorSpec("SUM", "INT32", (1,)), "NEXT", encode(np.full((1, 1), 100, np.int32)))
 SIGNALS = (signal("START"), signal("END", np.float32), signal("READY", np.bool_))
 
 
@@ -170,7 +170,7 @@ async def test_state_is_that_of_the_sequence(serve):
 
 async def test_state_that_is_declared_is_answered(serve):
     """Clients get an output that is state too, where the configuration declares it."""
-    state = State(STATE.spec, "OUT", STATE.initial, is_answered=True)
+    state = ImplicitState(STATE.spec, "OUT", STATE.initial, is_answered=True)
     served = await serve(SequenceInputs(states=(state,)), is_direct=False)
     assert [101, 103] == await served.sums(served.infer(1, 1, "s"), served.infer(1, 2))
 

@@ -32,7 +32,7 @@ class Answer(NamedTuple):
         return size + sum(len(name) + len(str(value)) + 128 for name, value in self.parameters.items())
 
 
-class _Entry(NamedTuple):
+class _CachedAnswer(NamedTuple):
     answer: Answer
     num_bytes: int
     expiry_ns: int
@@ -53,7 +53,7 @@ class AnswerCache:
         self._ttl_ns = ttl_ms * 1_000_000
         self._stale_ns = stale_ms * 1_000_000
         self._clock_ns = clock_ns
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._entries: OrderedDict[bytes, _CachedAnswer] = OrderedDict()
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class AnswerCache:
             return
         while self.num_bytes + num_bytes > self._max_bytes:
             self._remove(next(iter(self._entries)))
-        self._entries[key] = _Entry(answer, num_bytes, self._clock_ns() + self._ttl_ns)
+        self._entries[key] = _CachedAnswer(answer, num_bytes, self._clock_ns() + self._ttl_ns)
         self.num_bytes += num_bytes
 
     def _remove(self, key: bytes) -> None:

@@ -55,7 +55,7 @@ class ExchangeClient:
         self._metadata = GRPCInferenceServiceStub(channel).ServerMetadata
         path = f"/{SERVICE_NAME}/{METHOD_NAME}"
         self._method: Any = channel.stream_stream(path, None, None)  # bytes in, bytes out
-        self._open: _Exchange | None = None
+        self._open: _ClientExchange | None = None
         self._next_attempt_s = float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -98,7 +98,7 @@ class ExchangeClient:
     async def _run(self) -> None:
         """An exchange was opened and has ended, or could not be opened; calls that it leaves have failed."""
         rpc: Any = None
-        exchange: _Exchange | None = None
+        exchange: _ClientExchange | None = None
         writer: asyncio.Task[None] | None = None
         status, details = grpc.StatusCode.UNAVAILABLE, ""
         try:
@@ -111,7 +111,7 @@ class ExchangeClient:
             if message is EOF:
                 return
             max_message_bytes = mesh_pb2.ExchangeResponse.FromString(message).max_message_bytes
-            self._open = exchange = _Exchange(max_message_bytes, self._retire)
+            self._open = exchange = _ClientExchange(max_message_bytes, self._retire)
             writer = asyncio.get_running_loop().create_task(exchange.write_to(rpc))
             while (message := await rpc.read()) is not EOF:
                 for model_name in exchange.take(message):
@@ -133,7 +133,7 @@ class ExchangeClient:
             if rpc is not None:
                 cancel(rpc)
 
-    def _retire(self, exchange: "_Exchange") -> None:
+    def _retire(self, exchange: "_ClientExchange") -> None:
         """It takes no more calls; the next call opens another."""
         if self._open is exchange:
             self._open = None
@@ -141,7 +141,7 @@ class ExchangeClient:
         exchange.retire()
 
 
-class _Exchange:
+class _ClientExchange:
     """One stream.
 
     Args:
@@ -149,7 +149,7 @@ class _Exchange:
         on_closing: Called when the service takes no more calls here.
     """
 
-    def __init__(self, max_message_bytes: int, on_closing: Callable[["_Exchange"], None]) -> None:
+    def __init__(self, max_message_bytes: int, on_closing: Callable[["_ClientExchange"], None]) -> None:
         self._max_message_bytes = max_message_bytes
         self._on_closing = on_closing
         self._outbox = Outbox(min(MAX_BATCH_BYTES, max_message_bytes))
@@ -239,7 +239,7 @@ class Begun:
 
     def __init__(
         self,
-        exchange: _Exchange,
+        exchange: _ClientExchange,
         call_id: int,
         number: int,
         future: "asyncio.Future[mesh_pb2.Answer]",

@@ -136,7 +136,7 @@ class CudaRegion(Region):
 AnyRegion = TypeVar("AnyRegion", SystemRegion, CudaRegion)
 
 
-class Place(NamedTuple):
+class TensorLocation(NamedTuple):
     """Where a tensor lies, or is to lie.
 
     Attributes:
@@ -259,7 +259,7 @@ class SharedMemory:
             )
         return found
 
-    def place(self, parameters: Mapping[str, object], tensor: str) -> Place:
+    def place(self, parameters: Mapping[str, object], tensor: str) -> TensorLocation:
         """Where the parameters of a tensor say that it lies.
 
         Raises:
@@ -273,7 +273,7 @@ class SharedMemory:
                 raise InvalidArgumentError(
                     f"parameter '{name}' of tensor '{tensor}' must be an integer of at least 0, got {value!r:.80}"
                 )
-        place = Place(region, int(str(offset)), int(str(byte_size)))
+        place = TensorLocation(region, int(str(offset)), int(str(byte_size)))
         if place.offset + place.byte_size > region.byte_size:
             raise InvalidArgumentError(
                 f"Invalid offset + byte size for shared memory region: '{region.name}': {place.offset} + "
@@ -298,7 +298,7 @@ class SharedMemory:
         raise NotFoundError(f"Unable to find shared memory region: {name!r:.80}; registered: {known:.400}")
 
 
-def place_of(memory: SharedMemory | None, parameters: Mapping[str, object], tensor: str) -> Place | None:
+def place_of(memory: SharedMemory | None, parameters: Mapping[str, object], tensor: str) -> TensorLocation | None:
     """Where a tensor lies; None for one that travels in the message.
 
     Raises:

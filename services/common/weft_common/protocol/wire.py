@@ -14,7 +14,7 @@ from weft_common.limits import (
     check_count,
     check_parameters,
 )
-from weft_common.protocol.shared_memory import DISABLED, REGION_PARAMETER, Place, SharedMemory, place_of
+from weft_common.protocol.shared_memory import DISABLED, REGION_PARAMETER, SharedMemory, TensorLocation, place_of
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.statistics import DurationCount, ModelStatistics
 from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, encode_bytes
@@ -37,7 +37,7 @@ _CONTENTS = {
 }
 _RESERVED_PREFIX = "triton_"
 _ALLOWED_RESERVED = "triton_enable_empty_final_response"
-_NO_PLACES: Mapping[str, Place] = {}
+_NO_PLACES: Mapping[str, TensorLocation] = {}
 
 
 def parameters_from(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,13 +160,13 @@ def fill_request(request: pb.ModelInferRequest, call: InferCall) -> None:
             fill_parameters(message.parameters, output.parameters)
 
 
-def output_places(request: pb.ModelInferRequest, memory: SharedMemory) -> dict[str, Place]:
+def output_places(request: pb.ModelInferRequest, memory: SharedMemory) -> dict[str, TensorLocation]:
     """Where requested outputs are to be written; those that are not here travel in the message.
 
     Raises:
         WeftError: As ``place_of``.
     """
-    places: dict[str, Place] = {}
+    places: dict[str, TensorLocation] = {}
     for output in request.outputs:
         if output.parameters:
             parameters = parameters_from(output.parameters)
@@ -179,14 +179,16 @@ def output_places(request: pb.ModelInferRequest, memory: SharedMemory) -> dict[s
     return places
 
 
-def response_from_result(result: InferResult, places: Mapping[str, Place] = _NO_PLACES) -> pb.ModelInferResponse:
+def response_from_result(
+    result: InferResult, places: Mapping[str, TensorLocation] = _NO_PLACES
+) -> pb.ModelInferResponse:
     """The response message of a result, as ``fill_response`` makes it."""
     response = pb.ModelInferResponse()
     fill_response(response, result, places)
     return response
 
 
-def fill_response(response: pb.ModelInferResponse, result: InferResult, places: Mapping[str, Place]) -> None:
+def fill_response(response: pb.ModelInferResponse, result: InferResult, places: Mapping[str, TensorLocation]) -> None:
     """Write a result into an empty message; outputs travel raw, those that have a place are written there.
 
     Raises:
@@ -317,7 +319,7 @@ def _checked_parameters(what: str, message: Mapping[str, Any]) -> dict[str, Any]
     return parameters
 
 
-def _data_at(place: Place, tensor: pb.ModelInferRequest.InferInputTensor) -> bytes:
+def _data_at(place: TensorLocation, tensor: pb.ModelInferRequest.InferInputTensor) -> bytes:
     if tensor.HasField("contents"):
         raise InvalidArgumentError(f"input '{tensor.name}' lies in shared memory and has contents; give one of them")
     return place.read()

@@ -33,7 +33,7 @@ from weft_common.protocol.exchange_wire import (
 )
 from weft_common.protocol.status import cut_message, to_status
 from weft_common.security.access import KEY_HEADERS, is_revoked
-from weft_common.server.edge import Context, Edge, headers_of, sendable, trailing_of
+from weft_common.server.call_boundary import CallBoundary, Context, headers_of, sendable, trailing_of
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos import mesh_pb2
 
@@ -60,14 +60,14 @@ class ExchangeServicer:
     """
 
     def __init__(
-        self, answer: Answer, edge: Edge, shutting_down: str, max_message_bytes: int = MAX_MESSAGE_BYTES
+        self, answer: Answer, edge: CallBoundary, shutting_down: str, max_message_bytes: int = MAX_MESSAGE_BYTES
     ) -> None:
         self._answer = answer
         self._edge = edge
         self._shutting_down = shutting_down
         self._max_message_bytes = max_message_bytes
         self._is_draining = False
-        self._exchanges: set[_Exchange] = set()
+        self._exchanges: set[_ServerExchange] = set()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """The server offers ``weft.mesh.v1.Exchange``. Messages are parsed here, where an error has a status."""
@@ -84,7 +84,7 @@ class ExchangeServicer:
         if self._is_draining:
             self._edge.fail(context, UnavailableError(self._shutting_down).refused())
             return
-        exchange = _Exchange(self._answer, headers_of(context), self._max_message_bytes)
+        exchange = _ServerExchange(self._answer, headers_of(context), self._max_message_bytes)
         self._exchanges.add(exchange)
         try:
             failure = await exchange.run(requests, context.write)
@@ -99,7 +99,7 @@ class _Running(NamedTuple):
     timer: asyncio.TimerHandle | None
 
 
-class _Exchange:
+class _ServerExchange:
     """One stream.
 
     Args:

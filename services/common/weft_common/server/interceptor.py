@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from weft_common.errors import WeftError
 from weft_common.security.access import CALLER, KeyRing, Principal, keys_in
-from weft_common.server.edge import Context, Edge
+from weft_common.server.call_boundary import CallBoundary, Context
 
 _INFERENCE = "/inference.GRPCInferenceService/"
 
@@ -59,7 +59,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
 
     def __init__(self, keys: KeyRing, service: str) -> None:
         self._keys = keys
-        self._edge = Edge(service)
+        self._edge = CallBoundary(service)
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], details: grpc.HandlerCallDetails

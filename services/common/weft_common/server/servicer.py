@@ -1,6 +1,6 @@
 """The V2 service: every RPC of ``inference.GRPCInferenceService`` over an ``InferenceCore``.
 
-Protobuf comes in and goes out here; ``weft_common.server.edge`` has the spans and turns errors into statuses.
+Protobuf comes in and goes out here; ``weft_common.server.call_boundary`` has the spans and turns errors into statuses.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from weft_common.errors import UnsupportedError, WeftError
 from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
 from weft_common.protocol.exchange_wire import EXTENSION as EXCHANGE
-from weft_common.protocol.shared_memory import Place, SharedMemory
+from weft_common.protocol.shared_memory import SharedMemory, TensorLocation
 from weft_common.protocol.wire import (
     call_from_request,
     fill_response,
@@ -24,7 +24,15 @@ from weft_common.protocol.wire import (
     statistics_message,
 )
 from weft_common.security import access
-from weft_common.server.edge import Context, Edge, answering, deadline_ns_of, headers_of, sendable, withdrawal
+from weft_common.server.call_boundary import (
+    CallBoundary,
+    Context,
+    answering,
+    deadline_ns_of,
+    headers_of,
+    sendable,
+    withdrawal,
+)
 from weft_common.server.exchange import ExchangeServicer
 from weft_common.server.shared_memory_servicer import SharedMemoryServicer
 from weft_common.server.stream_servicer import StreamServicer
@@ -73,7 +81,7 @@ class V2Servicer(SharedMemoryServicer):
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         precheck: Precheck | None = None,
     ) -> None:
-        super().__init__(Edge(service), memory)
+        super().__init__(CallBoundary(service), memory)
         self._core = core
         self._precheck = precheck
         self._is_ready = is_ready
@@ -197,7 +205,7 @@ class V2Servicer(SharedMemoryServicer):
 
     def _read_call(
         self, request: pb.ModelInferRequest, call_context: CallContext
-    ) -> tuple[InferCall, Mapping[str, Place]]:
+    ) -> tuple[InferCall, Mapping[str, TensorLocation]]:
         """What a request asks for, and where its outputs are to be written. Raises as the precheck does."""
         self._check_early(request, call_context)
         call = call_from_request(request, self._memory)

@@ -2,7 +2,7 @@
 
 from weft_common.errors import UnsupportedError
 from weft_common.protocol.shared_memory import DISABLED, CudaRegion, SharedMemory, SystemRegion
-from weft_common.server.edge import Context, Edge, answering
+from weft_common.server.call_boundary import CallBoundary, Context, answering
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos import grpc_service_pb2_grpc as pb_grpc
 
@@ -15,7 +15,7 @@ class SharedMemoryServicer(pb_grpc.GRPCInferenceServiceServicer):
         memory: Where regions are kept; None: it is disabled.
     """
 
-    def __init__(self, edge: Edge, memory: SharedMemory | None) -> None:
+    def __init__(self, edge: CallBoundary, memory: SharedMemory | None) -> None:
         self._edge = edge
         self._memory = memory
 

@@ -9,11 +9,11 @@ import grpc
 from weft_common.core import CallContext, InferCall, InferenceCore, InferResult
 from weft_common.errors import UnavailableError, WeftError
 from weft_common.observing import telemetry
-from weft_common.protocol.shared_memory import Place
+from weft_common.protocol.shared_memory import TensorLocation
 from weft_common.protocol.status import cut_message
 from weft_common.protocol.wire import response_from_result
 from weft_common.security import access
-from weft_common.server.edge import Context, Edge, deadline_ns_of, headers_of, trailing_of, withdrawal
+from weft_common.server.call_boundary import CallBoundary, Context, deadline_ns_of, headers_of, trailing_of, withdrawal
 from weft_common.server.stream_answers import Outgoing, StreamCall
 from weft_protos import grpc_service_pb2 as pb
 
@@ -26,7 +26,7 @@ _EMPTY_FINAL = "triton_enable_empty_final_response"
 _STATUS = "grpc_status"
 
 #: What a request asks for, and where its outputs are to be written.
-ReadCall = Callable[[pb.ModelInferRequest, CallContext], tuple[InferCall, Mapping[str, Place]]]
+ReadCall = Callable[[pb.ModelInferRequest, CallContext], tuple[InferCall, Mapping[str, TensorLocation]]]
 
 
 class StreamServicer:
@@ -39,7 +39,7 @@ class StreamServicer:
         shutting_down: Text of UNAVAILABLE once it drains.
     """
 
-    def __init__(self, core: InferenceCore, edge: Edge, read_call: ReadCall, shutting_down: str) -> None:
+    def __init__(self, core: InferenceCore, edge: CallBoundary, read_call: ReadCall, shutting_down: str) -> None:
         self._core = core
         self._edge = edge
         self._read_call = read_call
@@ -139,7 +139,7 @@ class StreamServicer:
             del failure  # it holds this frame, and with it the tensors
 
 
-def _stream_response(result: InferResult, places: Mapping[str, Place]) -> pb.ModelStreamInferResponse:
+def _stream_response(result: InferResult, places: Mapping[str, TensorLocation]) -> pb.ModelStreamInferResponse:
     response = response_from_result(result, places)
     response.parameters["triton_final_response"].bool_param = result.is_final
     return pb.ModelStreamInferResponse(infer_response=response)

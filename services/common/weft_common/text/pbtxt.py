@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from weft_common.errors import InvalidArgumentError
-from weft_common.text.pbtxt_scan import Place, Scan, is_map
+from weft_common.text.pbtxt_scan import FieldSpan, Scan, is_map
 from weft_common.text.suggestion import suggestion
 
 __all__ = [
@@ -99,7 +99,7 @@ class Positions:
         duplicate_keys: Paths of map entries whose key stands there more than once; protobuf keeps the last.
     """
 
-    def __init__(self, text: str, places: dict[str, Place], duplicate_keys: tuple[str, ...] = ()) -> None:
+    def __init__(self, text: str, places: dict[str, FieldSpan], duplicate_keys: tuple[str, ...] = ()) -> None:
         self.text = text
         self._places = places
         self._starts = [0, *(match.end() for match in re.finditer("\n", text))]
@@ -148,7 +148,7 @@ class Positions:
         end = self.text.find("\n", start)
         return self.text[start : end if end >= 0 else None].rstrip("\r")
 
-    def _nearest(self, path: str) -> Place | None:
+    def _nearest(self, path: str) -> FieldSpan | None:
         while path and path not in self._places:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return self._places.get(path)

@@ -62,7 +62,7 @@ _LIMITS = {
 _NUMBERS = (*_LIMITS, FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 
 
-class Token(NamedTuple):
+class PbtxtToken(NamedTuple):
     """A word of the text; ``kind`` is name, number, string, symbol or end."""
 
     kind: str
@@ -70,12 +70,12 @@ class Token(NamedTuple):
     offset: int
 
 
-class Place(NamedTuple):
+class FieldSpan(NamedTuple):
     """Offsets of a field's name and value; ``literals`` are the pieces of a string value."""
 
     name: int
     value: int
-    literals: tuple[Token, ...] = ()
+    literals: tuple[PbtxtToken, ...] = ()
 
 
 class _StopScanError(Exception):
@@ -88,12 +88,12 @@ class Scan:
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens = [
-            Token(match.lastgroup or "", match.group(), match.start())
+            PbtxtToken(match.lastgroup or "", match.group(), match.start())
             for match in _TOKEN.finditer(text)
             if match.lastgroup != "skip"
         ]
         self._next = 0
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, FieldSpan] = {}
         self.findings: list[tuple[int, str]] = []
         self.duplicate_keys: list[str] = []
         self._around: list[Descriptor | None] = []
@@ -110,12 +110,12 @@ class Scan:
         except _StopScanError:
             return
 
-    def _peek(self) -> Token:
+    def _peek(self) -> PbtxtToken:
         if self._next == len(self._tokens):
-            return Token("end", "", -1)
+            return PbtxtToken("end", "", -1)
         return self._tokens[self._next]
 
-    def _take(self) -> Token:
+    def _take(self) -> PbtxtToken:
         token = self._peek()
         self._next += 1
         return token
@@ -156,7 +156,7 @@ class Scan:
                 self._take()
             self._values(field, token, prefix + token.text, num_seen, depth)
 
-    def _check_quotes(self, token: Token) -> None:
+    def _check_quotes(self, token: PbtxtToken) -> None:
         """Stop where a text has just ended at ``token``, which is no field: the quotes do not pair as was meant."""
         before = self._tokens[self._next - 2] if self._next > 1 else token
         if before.kind != "string" or before.offset + len(before.text) != token.offset or token.text == ":":
@@ -184,7 +184,9 @@ class Scan:
             places = far if len(far) <= _MAX_FAR else []
         return f"; it belongs in {' or '.join(places)}" if places else meant
 
-    def _values(self, field: FieldDescriptor | None, name: Token, path: str, seen: Counter[str], depth: int) -> None:
+    def _values(
+        self, field: FieldDescriptor | None, name: PbtxtToken, path: str, seen: Counter[str], depth: int
+    ) -> None:
         is_list = self._peek().text == "["
         if is_list:
             bracket = self._take()
@@ -197,14 +199,16 @@ class Scan:
                 seen[name.text] += 1
             self._value(field, name, where, depth, is_listed=is_list)
             if field:
-                self.places.setdefault(path, self.places.get(where, Place(name.offset, name.offset)))
+                self.places.setdefault(path, self.places.get(where, FieldSpan(name.offset, name.offset)))
             if not is_list:
                 return
             if self._peek().text == ",":
                 self._take()
         self._take()
 
-    def _value(self, field: FieldDescriptor | None, name: Token, path: str, depth: int, *, is_listed: bool) -> None:
+    def _value(
+        self, field: FieldDescriptor | None, name: PbtxtToken, path: str, depth: int, *, is_listed: bool
+    ) -> None:
         token = self._take()
         if token.text in _CLOSING:
             at = token.offset if is_listed else name.offset
@@ -213,13 +217,13 @@ class Scan:
                 self._map_entry(field, path, opening, _CLOSING[token.text], depth)
                 return
             if field:
-                self.places[path] = Place(at, at)
+                self.places[path] = FieldSpan(at, at)
             inner = field.message_type if field else None
             self._around.append(field.containing_type if field else None)
             self._fields(inner, path + ".", _CLOSING[token.text], depth + 1, opening)
             self._around.pop()
             return
-        literals: list[Token] = []
+        literals: list[PbtxtToken] = []
         if token.kind == "string":
             literals.append(token)
             while self._peek().kind == "string":
@@ -232,9 +236,9 @@ class Scan:
         if field and (fault := _value_fault(field, token)):
             self._find(token.offset, fault)
         if field:
-            self.places[path] = Place(name.offset, token.offset, tuple(literals))
+            self.places[path] = FieldSpan(name.offset, token.offset, tuple(literals))
 
-    def _bare_text(self, field: FieldDescriptor, name: Token, first: Token) -> None:
+    def _bare_text(self, field: FieldDescriptor, name: PbtxtToken, first: PbtxtToken) -> None:
         """Pass over a text without quotes, which may be of many words, to the next field or closing bracket."""
         if first.kind == "symbol" and first.text not in _BEFORE_A_WORD:
             raise _StopScanError
@@ -259,19 +263,19 @@ class Scan:
         outer, self.places = self.places, {}
         self._fields(field.message_type, "", closing, depth + 1, opening)
         inner, self.places = self.places, outer
-        key_place = inner.get("key", Place(at, at))
+        key_place = inner.get("key", FieldSpan(at, at))
         key = "".join(_plain(literal) for literal in key_place.literals)
         entry = f"{path}[{key}]"
         if entry in outer:
             self.duplicate_keys.append(entry)
-        outer[entry] = Place(at, at)
+        outer[entry] = FieldSpan(at, at)
         outer[entry + ".key"] = key_place
         for name, place in inner.items():
             if name == "value" or name.startswith("value."):
                 outer[entry + name.removeprefix("value")] = place
 
 
-def _value_fault(field: FieldDescriptor, token: Token) -> str:
+def _value_fault(field: FieldDescriptor, token: PbtxtToken) -> str:
     """What is wrong with one value, as far as that can be told better than ``text_format`` does; "" for nothing."""
     name, text, kind = field.name, token.text, field.cpp_type
     is_string = token.kind == "string"
@@ -330,7 +334,7 @@ def _meant(name: str, known: Container[str]) -> str:
     return meant if meant in known else name
 
 
-def _plain(literal: Token) -> str:
+def _plain(literal: PbtxtToken) -> str:
     try:
         return text_encoding.CUnescape(literal.text[1:-1]).decode()
     except (ValueError, UnicodeError):

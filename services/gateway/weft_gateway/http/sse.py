@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from weft_gateway.errors import answer_of
 from weft_gateway.http.disconnect import ClientLeftError, unless_left
-from weft_gateway.router.calls import Call
+from weft_gateway.router.calls import PendingCall
 
 DONE = b"data: [DONE]\n\n"
 _HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -32,7 +32,7 @@ class EventStream:
     def __init__(
         self,
         events: AsyncGenerator[Mapping[str, Any], None],
-        call: Call,
+        call: PendingCall,
         stopping: asyncio.Event,
         headers: Mapping[str, str],
     ) -> None:

@@ -15,7 +15,7 @@ from weft_gateway.errors import RequestError
 from weft_gateway.http.body import is_encodable
 from weft_gateway.openai.ask import Ask, take_common
 from weft_gateway.openai.fields import Fields
-from weft_gateway.openai.generation import Choice, Usage
+from weft_gateway.openai.generation import CollectedChoice, Usage
 from weft_gateway.openai.logprobs import chat_logprobs
 from weft_gateway.openai.messages import take_messages
 from weft_gateway.openai.pieces import Piece
@@ -148,7 +148,7 @@ class ChatWriter:
         self._num_top_logprobs = num_top_logprobs
         self._has_usage_chunk = has_usage_chunk
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[CollectedChoice]) -> dict[str, Any]:
         """The answer as one object."""
         return {
             **self._head,

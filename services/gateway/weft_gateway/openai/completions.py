@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from weft_gateway.errors import RequestError
 from weft_gateway.openai.ask import Ask, Prompt, take_common
 from weft_gateway.openai.fields import Fields, checked_string, shown
-from weft_gateway.openai.generation import Choice, Usage
+from weft_gateway.openai.generation import CollectedChoice, Usage
 from weft_gateway.openai.logprobs import completion_logprobs
 from weft_gateway.openai.pieces import Piece
 from weft_gateway.openai.sampling import MAX_INT32, is_token_id, take_sampling
@@ -108,7 +108,7 @@ class CompletionWriter:
         self._usage = usage
         self._has_usage_chunk = has_usage_chunk
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[CollectedChoice]) -> dict[str, Any]:
         """The answer as one object."""
         return {
             **self._head,

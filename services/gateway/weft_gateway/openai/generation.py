@@ -8,7 +8,7 @@ from typing import Any
 
 from weft_common.cancellation import cancel_and_wait
 from weft_gateway.openai.ask import Ask, Prompt
-from weft_gateway.openai.pieces import Piece, PieceReader, TokenLogprobs
+from weft_gateway.openai.pieces import AnswerLogprobs, Piece, PieceReader
 from weft_gateway.openai.text_model import TextModel
 from weft_gateway.router.router_client import Metadata, RouterClient
 
@@ -126,7 +126,7 @@ class Usage:
 
 
 @dataclass(slots=True)
-class Choice:
+class CollectedChoice:
     """A choice that is gathered from its pieces.
 
     Attributes:
@@ -136,7 +136,7 @@ class Choice:
     """
 
     texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] | None = None
+    logprobs: list[AnswerLogprobs] | None = None
     finish_reason: str | None = None
 
     def add(self, piece: Piece) -> None:
@@ -152,9 +152,9 @@ class Choice:
         return "".join(self.texts)
 
 
-async def gather(pieces: AsyncGenerator[Piece, None], num_choices: int, usage: Usage) -> list[Choice]:
+async def gather(pieces: AsyncGenerator[Piece, None], num_choices: int, usage: Usage) -> list[CollectedChoice]:
     """Every choice as a whole; ``usage`` is told of each piece. Raises what ``pieces`` raises, which is closed."""
-    choices = [Choice() for _ in range(num_choices)]
+    choices = [CollectedChoice() for _ in range(num_choices)]
     async with contextlib.aclosing(pieces):
         async for piece in pieces:
             usage.add(piece)

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from weft_gateway.openai.pieces import Token, TokenLogprobs
+from weft_gateway.openai.pieces import AnswerLogprobs, StreamedToken
 
 
-def completion_logprobs(tokens: Sequence[TokenLogprobs] | None, text_offset: int) -> dict[str, Any] | None:
+def completion_logprobs(tokens: Sequence[AnswerLogprobs] | None, text_offset: int) -> dict[str, Any] | None:
     """Of ``/v1/completions``; None: none were asked for.
 
     Of tokens that have the same text the most probable one is shown, because the best are keyed by text.
@@ -29,7 +29,7 @@ def completion_logprobs(tokens: Sequence[TokenLogprobs] | None, text_offset: int
     }
 
 
-def chat_logprobs(tokens: Sequence[TokenLogprobs] | None, num_top: int) -> dict[str, Any] | None:
+def chat_logprobs(tokens: Sequence[AnswerLogprobs] | None, num_top: int) -> dict[str, Any] | None:
     """Of ``/v1/chat/completions``, with at most ``num_top`` of the best at each token; None: none were asked for."""
     if tokens is None:
         return None
@@ -39,12 +39,12 @@ def chat_logprobs(tokens: Sequence[TokenLogprobs] | None, num_top: int) -> dict[
     return {"content": content, "refusal": None}
 
 
-def _by_text(sampled: Token, top: Sequence[Token]) -> dict[str, float]:
+def _by_text(sampled: StreamedToken, top: Sequence[StreamedToken]) -> dict[str, float]:
     best: dict[str, float] = {}
     for token in (*top, sampled):
         best.setdefault(token.text, token.logprob)
     return best
 
 
-def _chat_token(token: Token) -> dict[str, Any]:
+def _chat_token(token: StreamedToken) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": token.utf8}

@@ -25,7 +25,7 @@ _LEAST_LOGPROB = -9999.0
 _NO_CHARACTER = "\ufffd"
 
 
-class Token(NamedTuple):
+class StreamedToken(NamedTuple):
     """A token.
 
     Attributes:
@@ -46,11 +46,11 @@ class Token(NamedTuple):
         return None if _NO_CHARACTER in self.text else list(self.text.encode())
 
 
-class TokenLogprobs(NamedTuple):
+class AnswerLogprobs(NamedTuple):
     """A token of an answer, and the most probable tokens in its place, best first."""
 
-    sampled: Token
-    top: Sequence[Token]
+    sampled: StreamedToken
+    top: Sequence[StreamedToken]
 
 
 class Piece(NamedTuple):
@@ -70,7 +70,7 @@ class Piece(NamedTuple):
     choice: int
     text: str
     finish_reason: str | None = None
-    logprobs: Sequence[TokenLogprobs] | None = None
+    logprobs: Sequence[AnswerLogprobs] | None = None
     num_input_tokens: int | None = None
     num_output_tokens: int | None = None
     num_cached_tokens: int | None = None
@@ -143,7 +143,7 @@ def _numbers(outputs: Mapping[str, WireTensor], name: str) -> list[int] | None:
     return decode(outputs[name], name=name).ravel().tolist() if name in outputs else None
 
 
-def _logprobs(text: str, ids: Sequence[int]) -> list[TokenLogprobs] | None:
+def _logprobs(text: str, ids: Sequence[int]) -> list[AnswerLogprobs] | None:
     """Of the tokens of a piece, from JSON: for each a map of ids to ``logprob``, ``rank`` and ``decoded_token``.
 
     The sampled token is the one of ``ids``; where the model does not tell these, the one without a rank, else the
@@ -157,11 +157,11 @@ def _logprobs(text: str, ids: Sequence[int]) -> list[TokenLogprobs] | None:
         unranked = next((key for key, one in by_id.items() if one["rank"] is None), next(iter(by_id), ""))
         sampled = str(ids[index]) if index < len(ids) else unranked
         ranked = sorted((one for one in by_id.values() if one["rank"] is not None), key=lambda one: int(one["rank"]))
-        found.append(TokenLogprobs(_token(by_id[sampled]), tuple(map(_token, ranked))))
+        found.append(AnswerLogprobs(_token(by_id[sampled]), tuple(map(_token, ranked))))
     return found
 
 
-def _token(value: Mapping[str, Any]) -> Token:
+def _token(value: Mapping[str, Any]) -> StreamedToken:
     logprob = float(value["logprob"])
     text, data = value["decoded_token"] or "", value.get("bytes")
-    return Token(text, logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB, data)
+    return StreamedToken(text, logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB, data)

@@ -27,7 +27,7 @@ _OTHER = "other"
 _log = get_logger("weft.gateway")
 
 
-class Call:
+class PendingCall:
     """A request in work.
 
     Args:
@@ -83,19 +83,19 @@ class Call:
         self.failure = RequestCancelledError("the client left")
 
 
-def call_of(scope: Scope) -> Call:
+def call_of(scope: Scope) -> PendingCall:
     """The call that a request is."""
-    call: Call = scope[_KEY]
+    call: PendingCall = scope[_KEY]
     return call
 
 
 class CallsInWork(Collector):
-    """Makes a ``Call`` of each request, and counts them; an ASGI middleware, collected on the metrics thread.
+    """Makes a ``PendingCall`` of each request, and counts them; an ASGI middleware, collected on the metrics thread.
 
     Args:
         app: Answers.
         endpoints: Paths that are counted by themselves; a request to another one is ``other``.
-        forwarded: As of ``Call``.
+        forwarded: As of ``PendingCall``.
     """
 
     def __init__(self, app: ASGIApp, endpoints: Sequence[str], forwarded: Sequence[str]) -> None:
@@ -112,7 +112,7 @@ class CallsInWork(Collector):
             await self._app(scope, receive, send)
             return
         endpoint = scope["path"] if scope["path"] in self._endpoints else f"/{_OTHER}"
-        call = scope[_KEY] = Call(endpoint, Headers(scope=scope), self._forwarded)
+        call = scope[_KEY] = PendingCall(endpoint, Headers(scope=scope), self._forwarded)
         status = 0
 
         async def watched(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Settings of an engine, each checked when it is made: ``EngineConfig``. ``ModelConfig`` is here by name as well."""
+"""Settings of an engine, each checked when it is made: ``EngineConfig``."""
 
 import math
 import re
@@ -8,9 +8,9 @@ from typing import Any, Self
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.text.suggestion import suggestion
-from weft_model.llm.model.model_config import DTYPE_BYTES, ModelConfig
+from weft_model.llm.model.model_config import DTYPE_BYTES, TransformerConfig
 
-__all__ = ["EngineConfig", "ModelConfig"]
+__all__ = ["EngineConfig", "TransformerConfig"]
 
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
@@ -144,7 +144,7 @@ class EngineConfig:
             values[name] = _parsed(name, text, type(defaults[name]))
         return cls(**values)
 
-    def resolved(self, model: ModelConfig) -> Self:
+    def resolved(self, model: TransformerConfig) -> Self:
         """This configuration with every default that depends on the model filled in, checked against it.
 
         Args:
@@ -165,7 +165,7 @@ class EngineConfig:
         num_bytes = self.kv_cache_bytes or (_CPU_CACHE_BYTES if self.device == "cpu" else 0)
         return resolved if self.num_blocks or not num_bytes else resolved._sized(model, num_bytes)
 
-    def with_cache(self, model: ModelConfig, free_bytes: Callable[[], int]) -> Self:
+    def with_cache(self, model: TransformerConfig, free_bytes: Callable[[], int]) -> Self:
         """This resolved configuration, with ``num_blocks``.
 
         Args:
@@ -177,7 +177,7 @@ class EngineConfig:
         """
         return self if self.num_blocks else self._sized(model, int(free_bytes() * _GPU_CACHE_SHARE))
 
-    def _sized(self, model: ModelConfig, num_bytes: int) -> Self:
+    def _sized(self, model: TransformerConfig, num_bytes: int) -> Self:
         """A copy with the blocks that so many bytes hold."""
         block_bytes = self.block_size * model.kv_bytes_per_token(self.dtype)
         num_blocks = min(num_bytes // block_bytes, _INT32_MAX)

@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 
 from weft_common.errors import InternalError, ResourceExhaustedError, UnavailableError, WeftError
 from weft_common.observing.logs import get_logger
-from weft_model.llm.config import EngineConfig, ModelConfig
+from weft_model.llm.config import EngineConfig, TransformerConfig
 from weft_model.llm.engine_core import EngineCore, Runner
 from weft_model.llm.metrics import EngineMetrics
 from weft_model.llm.request import EngineRequest
@@ -51,7 +51,7 @@ class Engine:
         runner: Runner,
         config: EngineConfig,
         *,
-        model_config: ModelConfig,
+        model_config: TransformerConfig,
         metrics: EngineMetrics | None = None,
         after_deltas: Callable[[], None] = lambda: None,
         on_lost: Callable[[WeftError], None] = lambda error: None,

@@ -8,12 +8,12 @@ from typing import Protocol
 
 from weft_common.errors import DeadlineExceededError, InternalError, WeftError
 from weft_common.observing.logs import get_logger
-from weft_model.llm.config import EngineConfig, ModelConfig
+from weft_model.llm.config import EngineConfig, TransformerConfig
 from weft_model.llm.metrics import EngineMetrics, StepRecord
 from weft_model.llm.request import Delta, EngineRequest, TokenLogprobs
 from weft_model.llm.runner import StepLogprobs, StepTokens
 from weft_model.llm.scheduler.blocks import BlockPool
-from weft_model.llm.scheduler.plan import StepPlan
+from weft_model.llm.scheduler.plan import ForwardPlan
 from weft_model.llm.scheduler.scheduler import Scheduler, StepResult
 from weft_model.llm.scheduler.sequence import Sequence, SequenceStatus
 
@@ -30,7 +30,7 @@ class Runner(Protocol):
     def bind_thread(self) -> None:
         """The calling thread is the one that calls ``run``."""
 
-    def run(self, plan: StepPlan) -> StepTokens:
+    def run(self, plan: ForwardPlan) -> StepTokens:
         """Run a step; blocks until its tokens are known."""
 
 
@@ -56,7 +56,7 @@ class EngineCore:
         self,
         runner: Runner,
         config: EngineConfig,
-        model_config: ModelConfig,
+        model_config: TransformerConfig,
         metrics: EngineMetrics,
         clock_ns: Callable[[], int],
     ) -> None:
@@ -216,7 +216,7 @@ class EngineCore:
         self._metrics.request_ended(request, outcome, self._clock_ns())
         request.sequences.clear()  # they refer to it in turn: long prompts would stay until the garbage is collected
 
-    def _record(self, plan: StepPlan, duration_s: float) -> StepRecord:
+    def _record(self, plan: ForwardPlan, duration_s: float) -> StepRecord:
         scheduler, pool = self.scheduler, self.pool
         return StepRecord(
             duration_s=duration_s,

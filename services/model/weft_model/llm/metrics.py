@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft_model.llm.config import EngineConfig, ModelConfig
+from weft_model.llm.config import EngineConfig, TransformerConfig
 from weft_model.llm.distribution import Distribution
 from weft_model.llm.request import EngineRequest
-from weft_model.llm.scheduler.plan import StepPlan
+from weft_model.llm.scheduler.plan import ForwardPlan
 from weft_model.llm.scheduler.scheduler import StepResult
 from weft_model.llm.step_cost import StepCost
 
@@ -177,7 +177,7 @@ class EngineMetrics:
     """
 
     def __init__(
-        self, config: EngineConfig, model_config: ModelConfig, *, observer: EngineObserver | None = None
+        self, config: EngineConfig, model_config: TransformerConfig, *, observer: EngineObserver | None = None
     ) -> None:
         self._config = config
         self._observer = observer or EngineObserver()
@@ -253,7 +253,7 @@ class EngineMetrics:
                 self.tpot.add(choice.tpot_ns / 1e9)
         self._observer.on_request(record)
 
-    def step_ran(self, plan: StepPlan, record: StepRecord) -> None:
+    def step_ran(self, plan: ForwardPlan, record: StepRecord) -> None:
         """A step ended without an error."""
         self.num_steps += 1
         self.num_computed_tokens += record.num_tokens

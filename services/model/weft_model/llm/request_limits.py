@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft_common.errors import InvalidArgumentError
-from weft_model.llm.config import EngineConfig, ModelConfig
+from weft_model.llm.config import EngineConfig, TransformerConfig
 from weft_model.llm.request import EngineRequest
 
 
@@ -17,7 +17,7 @@ class RequestLimits:
         num_blocks: Blocks of the KV cache, with the null block.
     """
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, num_blocks: int) -> None:
+    def __init__(self, config: EngineConfig, model_config: TransformerConfig, num_blocks: int) -> None:
         self._vocab_size = model_config.vocab_size
         self._max_model_len = config.max_model_len
         self._num_cached_tokens = (num_blocks - 1) * config.block_size

@@ -11,7 +11,7 @@ from weft_model.llm import ops
 from weft_model.llm.allocator import keep_freed_memory
 from weft_model.llm.config import EngineConfig
 from weft_model.llm.model.model import LlamaModel
-from weft_model.llm.scheduler.plan import StepPlan
+from weft_model.llm.scheduler.plan import ForwardPlan
 from weft_model.llm.state import DeviceState
 
 
@@ -73,7 +73,7 @@ class ModelRunner:
         else:
             keep_freed_memory()
 
-    def run(self, plan: StepPlan) -> StepTokens:
+    def run(self, plan: ForwardPlan) -> StepTokens:
         """The plan's tokens have their keys and values in the cache, and its sample rows a new token each.
 
         Blocks until the tokens are on the host. Whatever it raises, no block is changed but those that the plan writes.
@@ -87,7 +87,7 @@ class ModelRunner:
                 hidden = hidden.index_select(0, self._state.upload(plan.sample_rows))
             return self._sample(self._model.logits(hidden), plan)
 
-    def _forward(self, plan: StepPlan) -> Tensor:
+    def _forward(self, plan: ForwardPlan) -> Tensor:
         """Hidden states of the plan's tokens, ``[T, hidden_size]``."""
         state, upload = self._state, self._state.upload
         state.update(plan)
@@ -105,7 +105,7 @@ class ModelRunner:
             plan.max_ctx_len,
         )
 
-    def _sample(self, logits: Tensor, plan: StepPlan) -> StepTokens:
+    def _sample(self, logits: Tensor, plan: ForwardPlan) -> StepTokens:
         upload = self._state.upload
         rows = self._state.sampling(upload(plan.sample_slots))
         num_top = int(plan.num_logprobs.max())

@@ -6,7 +6,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from weft_model.llm.scheduler.plan import StepPlan
+from weft_model.llm.scheduler.plan import ForwardPlan
 
 
 class SamplingRows(NamedTuple):
@@ -44,7 +44,7 @@ class DeviceState:
         """The array as a tensor on the device, same dtype; on a CPU they share memory."""
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
-    def update(self, plan: StepPlan) -> None:
+    def update(self, plan: ForwardPlan) -> None:
         """The rows of the plan's new sequences hold their parameters, and its new blocks stand in the block table."""
         if len(plan.new_slots):
             slots = (self.upload(plan.new_slots),)

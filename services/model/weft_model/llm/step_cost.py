@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from weft_model.llm.model.model_config import DTYPE_BYTES, ModelConfig
-from weft_model.llm.scheduler.plan import StepPlan
+from weft_model.llm.model.model_config import DTYPE_BYTES, TransformerConfig
+from weft_model.llm.scheduler.plan import ForwardPlan
 
 
 class StepCost:
@@ -17,7 +17,7 @@ class StepCost:
         dtype: Type of weights and KV cache, a key of ``DTYPE_BYTES``.
     """
 
-    def __init__(self, model: ModelConfig, dtype: str) -> None:
+    def __init__(self, model: TransformerConfig, dtype: str) -> None:
         width = model.num_heads * model.head_dim
         num_layer_weights = 2 * model.hidden_size * (width + model.num_kv_heads * model.head_dim)
         num_layer_weights += 3 * model.hidden_size * model.intermediate_size
@@ -28,7 +28,7 @@ class StepCost:
         self._weight_bytes = (model.num_layers * num_layer_weights + num_head_weights) * DTYPE_BYTES[dtype]
         self._kv_bytes_per_token = model.kv_bytes_per_token(dtype)
 
-    def of(self, plan: StepPlan) -> tuple[int, int]:
+    def of(self, plan: ForwardPlan) -> tuple[int, int]:
         """Floating-point operations and bytes of one step."""
         num_new, context = np.diff(plan.q_start).astype(np.int64), plan.ctx_len.astype(np.int64)
         num_seen = int((num_new * context - num_new * (num_new - 1) // 2).sum())

@@ -2,8 +2,8 @@
 
 ::
 
-    Door             of the router: every request passes it, and is let in or refused in O(1)
-      Gate           a limit, of the router or of a graph, with places kept for higher priorities and for other clients
+    Admission controller             of the router: every request passes it, and is let in or refused in O(1)
+      Limit           a limit, of the router or of a graph, with places kept for higher priorities and for other clients
         AdaptiveLimit    the limit, where it follows latency
         RetrySlots       when to come back
     Admission        the plain limit of a node or step
@@ -12,8 +12,8 @@ Policy only: no gRPC, no event loop; the clock is passed in.
 """
 
 from weft_router.admission.adaptive import AdaptiveLimit, Outcome
-from weft_router.admission.door import Door, DoorSettings
-from weft_router.admission.gate import Gate
-from weft_router.admission.inflight import Admission
+from weft_router.admission.concurrency_limit import ConcurrencyLimit
+from weft_router.admission.controller import AdmissionController, AdmissionSettings
+from weft_router.admission.inflight_limit import InflightLimit
 
-__all__ = ["AdaptiveLimit", "Admission", "Door", "DoorSettings", "Gate", "Outcome"]
+__all__ = ["AdaptiveLimit", "AdmissionController", "AdmissionSettings", "ConcurrencyLimit", "InflightLimit", "Outcome"]

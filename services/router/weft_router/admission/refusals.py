@@ -6,7 +6,7 @@ from weft_common.core import CallContext
 from weft_common.errors import DeadlineExceededError, ResourceExhaustedError, WeftError
 from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
-from weft_router.admission.gate import Gate
+from weft_router.admission.concurrency_limit import ConcurrencyLimit
 
 #: One line in the log tells of the refusals of this time.
 _LOG_PERIOD_NS = 1_000_000_000
@@ -15,27 +15,29 @@ _log = get_logger("weft.router.admission")
 
 
 class Refusals:
-    """Makes the errors of a door; each is counted at the gate of the graph that the request was for."""
+    """Makes the errors of a admission; each is counted at the limit of the graph that the request was for."""
 
     def __init__(self) -> None:
         self._num_untold = 0
         self._told_ns = -_LOG_PERIOD_NS
 
-    def too_late(self, gate: Gate, level: int, now_ns: int, context: CallContext) -> WeftError:
+    def too_late(self, limit: ConcurrencyLimit, level: int, now_ns: int, context: CallContext) -> WeftError:
         """What is left until the deadline is not enough."""
-        self._count(gate, "deadline", level, context)
+        self._count(limit, "deadline", level, context)
         left_ns = (context.deadline_ns or 0) - now_ns
         if left_ns <= 0:
             return DeadlineExceededError("the deadline had passed before any work was done").refused()
         return DeadlineExceededError(
-            f"{gate.subject} cannot answer inside the deadline: {left_ns / 1e6:.1f} ms are left, and half of its "
-            f"latest answers took more than {gate.median_ns / 1e6:.1f} ms; allow more time, or send it when less is "
+            f"{limit.subject} cannot answer inside the deadline: {left_ns / 1e6:.1f} ms are left, and half of its "
+            f"latest answers took more than {limit.median_ns / 1e6:.1f} ms; allow more time, or send it when less is "
             "in flight"
         ).refused()
 
-    def full(self, full: Gate, gate: Gate, reason: str, level: int, context: CallContext) -> WeftError:
-        """``full`` lets nothing in of what is for ``gate``; the reason is one of ``why_refused``, or ``waited``."""
-        self._count(gate, reason, level, context)
+    def full(
+        self, full: ConcurrencyLimit, limit: ConcurrencyLimit, reason: str, level: int, context: CallContext
+    ) -> WeftError:
+        """``full`` lets nothing in of what is for ``limit``; the reason is one of ``why_refused``, or ``waited``."""
+        self._count(limit, reason, level, context)
         why = {
             "priority": f", of which some are kept for priorities above {level}",
             "client_share": ", of which this client has its share",
@@ -44,34 +46,36 @@ class Refusals:
         text = f"{full.subject} has {full.num_inflight} requests in flight, and {full.setting} allows {full.limit}{why}"
         return self._exhausted(text, full, context)
 
-    def client_limit(self, router: Gate, gate: Gate, level: int, most: int, context: CallContext) -> WeftError:
+    def client_limit(
+        self, router: ConcurrencyLimit, limit: ConcurrencyLimit, level: int, most: int, context: CallContext
+    ) -> WeftError:
         """The client has as many in flight as it may."""
-        self._count(gate, "client_limit", level, context)
+        self._count(limit, "client_limit", level, context)
         text = f"the client has {most} requests in flight, as many as --max-inflight-per-client allows"
         return self._exhausted(text, router, context)
 
-    def _exhausted(self, text: str, full: Gate, context: CallContext) -> WeftError:
+    def _exhausted(self, text: str, full: ConcurrencyLimit, context: CallContext) -> WeftError:
         retry_after_ms = full.slots.retry_after_ms(context.arrival_ns)
         text += f"; try again in {retry_after_ms} ms"
         return ResourceExhaustedError(text, retry_after_ms=retry_after_ms).refused()
 
-    def _count(self, gate: Gate, reason: str, level: int, context: CallContext) -> None:
+    def _count(self, limit: ConcurrencyLimit, reason: str, level: int, context: CallContext) -> None:
         key = (reason, level)
-        gate.refusals[key] = gate.refusals.get(key, 0) + 1
+        limit.refusals[key] = limit.refusals.get(key, 0) + 1
         if telemetry.is_enabled():
             span = get_current_span(context.trace_context)
-            span.set_attributes({"weft.refusal": reason, "weft.priority": level, "weft.limit": gate.limit})
+            span.set_attributes({"weft.refusal": reason, "weft.priority": level, "weft.limit": limit.limit})
         now_ns = context.arrival_ns
         self._num_untold += 1
         if now_ns - self._told_ns < _LOG_PERIOD_NS:
             return
         extra = {
             "num_refused": self._num_untold,
-            "subject": gate.subject,
+            "subject": limit.subject,
             "reason": reason,
             "priority": level,
-            "num_inflight": gate.num_inflight,
-            "limit": gate.limit,
+            "num_inflight": limit.num_inflight,
+            "limit": limit.limit,
         }
         _log.warning("requests are refused; the fields are of the latest", extra=extra)
         self._num_untold, self._told_ns = 0, now_ns

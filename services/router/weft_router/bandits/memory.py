@@ -65,7 +65,7 @@ def _runs(run: NodeRun) -> Iterator[NodeRun]:
                 yield from _runs(inner)
 
 
-class _Entry:
+class _RememberedRequest:
     """A request; ``pulls`` is None when feedback was given."""
 
     __slots__ = ("num_bytes", "pulls")
@@ -87,7 +87,7 @@ class RecentPulls:
         self._max_requests = max_requests
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, str], _RememberedRequest] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -110,7 +110,7 @@ class RecentPulls:
             return
         self._forget((graph, request_id))
         num_bytes = _ENTRY_BYTES + _PULL_BYTES + 4 * len(request_id)
-        self._entries[graph, request_id] = _Entry(request.pulls, num_bytes)
+        self._entries[graph, request_id] = _RememberedRequest(request.pulls, num_bytes)
         self._num_bytes += num_bytes
         while len(self._entries) > self._max_requests or self._num_bytes > self._max_bytes:
             self._forget(next(iter(self._entries)))

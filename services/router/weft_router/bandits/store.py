@@ -24,7 +24,7 @@ class KnownArm(NamedTuple):
     arm: Arm
 
 
-class Choice(NamedTuple):
+class BanditChoice(NamedTuple):
     """What a bandit chose.
 
     Attributes:
@@ -40,7 +40,7 @@ class Choice(NamedTuple):
     has_answered: bool
 
 
-class Chooser:
+class StepChooser:
     """Chooses the step of a splitter for each request.
 
     Args:
@@ -92,7 +92,7 @@ class BanditStore:
             for step, arm in list(arms.items()):
                 yield KnownArm(graph, node, step, arm)
 
-    def chooser(self, graph: str, node: NodePlan, plan: BanditPlan) -> Chooser:
+    def chooser(self, graph: str, node: NodePlan, plan: BanditPlan) -> StepChooser:
         """What chooses for one splitter; it goes on from what is known of steps of these names.
 
         Args:
@@ -100,7 +100,7 @@ class BanditStore:
             node: The splitter.
             plan: The algorithm and its settings.
         """
-        return Chooser(graph, node.path, self._bandit(graph, node, plan), self._recent)
+        return StepChooser(graph, node.path, self._bandit(graph, node, plan), self._recent)
 
     def arms(self, graph: str, node: NodePlan) -> list[KnownArm]:
         """Every step of a splitter with what is known of it."""
@@ -122,7 +122,7 @@ class BanditStore:
         _check(reward)
         return _rewarded(graph, self._recent.take(graph, request_id), reward)
 
-    def reward_choices(self, graph: str, choices: Sequence[Choice], reward: float) -> list[KnownArm]:
+    def reward_choices(self, graph: str, choices: Sequence[BanditChoice], reward: float) -> list[KnownArm]:
         """The given steps were worth ``reward``, each as often as it is given; gives those steps.
 
         Raises:

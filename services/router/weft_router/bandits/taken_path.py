@@ -1,7 +1,7 @@
 """What bandits chose on a path that a client gives back: the value of the trailing metadata ``x-graph-path``."""
 
 from weft_common.errors import InvalidArgumentError
-from weft_router.bandits.store import Choice
+from weft_router.bandits.store import BanditChoice
 from weft_router.graph.plan import NodeKind, NodePlan, StepPlan
 from weft_router.reporting.path import BRACKETS, MAX_PATH_CHARS
 
@@ -9,7 +9,7 @@ _ENDS = frozenset("#=!~^>;)]}")
 _MAX_SHOWN_CHARS = 200
 
 
-def bandit_choices(path: str, root: NodePlan) -> list[Choice]:
+def bandit_choices(path: str, root: NodePlan) -> list[BanditChoice]:
     """What every bandit on the way chose, outer ones first; loops repeat it.
 
     Args:
@@ -24,18 +24,18 @@ def bandit_choices(path: str, root: NodePlan) -> list[Choice]:
             f"a path of {len(path)} characters was cut, or is none: paths have at most {MAX_PATH_CHARS}; give the "
             "request id instead"
         )
-    return _Reader(path).read(root)
+    return _PathReader(path).read(root)
 
 
-class _Reader:
+class _PathReader:
     """Reads a path along the plan of its graph, so that every name is one of the plan's."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
-        self._choices: list[Choice] = []
+        self._choices: list[BanditChoice] = []
 
-    def read(self, root: NodePlan) -> list[Choice]:
+    def read(self, root: NodePlan) -> list[BanditChoice]:
         """All choices. Raises InvalidArgumentError."""
         self._expect(root.name, f"the name of the root node, '{root.name}'")
         self._body(root, is_root=True)
@@ -61,7 +61,7 @@ class _Reader:
             self._at += 1 + len(step.name)
             has_answered = self._run(step)
         if node.bandit is not None:
-            self._choices.insert(at, Choice(node, node.bandit, chosen.name, has_answered))
+            self._choices.insert(at, BanditChoice(node, node.bandit, chosen.name, has_answered))
 
     def _run(self, step: StepPlan) -> bool:
         """What follows the name of a step: rows, the node in its place, and how it ended; whether it answered."""

@@ -25,14 +25,14 @@ tensors and types that depend on them are not checked.
 from weft_router.graph.build.compile import check_graph, compile_graph
 from weft_router.graph.plan import GraphPlan
 from weft_router.graph.syntax.parse import model_config
-from weft_router.graph.syntax.source import Catalog, GraphError, GraphLookup, GraphSource
+from weft_router.graph.syntax.source import GraphError, GraphLookup, GraphSource, ModelCatalog
 
 __all__ = [
-    "Catalog",
     "GraphError",
     "GraphLookup",
     "GraphPlan",
     "GraphSource",
+    "ModelCatalog",
     "check_graph",
     "compile_graph",
     "model_config",

@@ -1,4 +1,4 @@
-"""Prometheus figures of the door: limits, what is in flight, what was refused; on the metrics server's thread."""
+"""Prometheus metrics of the admission controller; collected on the metrics server's thread."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from weft_router.admission import Door
+from weft_router.admission import AdmissionController
 
 
 class AdmissionCollector(Collector):
@@ -15,26 +15,26 @@ class AdmissionCollector(Collector):
     A refusal counts at the graph that the request was for, whatever limit it met.
 
     Args:
-        door: Of the router.
+        admission: Of the router.
     """
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, admission: AdmissionController) -> None:
+        self._admission = admission
 
     def collect(self) -> Iterator[Metric]:
         """Every family."""
         inflight = GaugeMetricFamily("weft_admission_inflight", "Requests in flight", labels=("graph",))
-        limit = GaugeMetricFamily("weft_admission_limit", "Requests that may be in flight", labels=("graph",))
+        limits = GaugeMetricFamily("weft_admission_limit", "Requests that may be in flight", labels=("graph",))
         waiting = GaugeMetricFamily("weft_admission_waiting", "Requests that wait for a place", labels=("graph",))
         refusals = CounterMetricFamily(
             "weft_admission_refusals", "Requests refused before any work", labels=("graph", "reason", "priority")
         )
-        for name, gate in [("", self._door.router), *self._door.gates.items()]:
-            inflight.add_metric((name,), gate.num_inflight)
-            if gate.is_adaptive:
-                waiting.add_metric((name,), len(gate.line))
-            if gate.limit:
-                limit.add_metric((name,), gate.limit)
-            for (reason, level), count in list(gate.refusals.items()):
+        for name, limit in [("", self._admission.router), *self._admission.limits.items()]:
+            inflight.add_metric((name,), limit.num_inflight)
+            if limit.is_adaptive:
+                waiting.add_metric((name,), len(limit.line))
+            if limit.limit:
+                limits.add_metric((name,), limit.limit)
+            for (reason, level), count in list(limit.refusals.items()):
                 refusals.add_metric((name, reason, str(level)), count)
-        yield from (inflight, limit, waiting, refusals)
+        yield from (inflight, limits, waiting, refusals)

@@ -6,7 +6,7 @@ from weft_common.errors import InvalidArgumentError, RemoteError, WeftError
 from weft_router.graph.plan import Condition, Frame, NodePlan
 from weft_router.reporting.path import StepRun
 from weft_router.runtime import Runtime
-from weft_router.steps import GraphRequest, Node, Origin, Step
+from weft_router.steps import ErrorContext, GraphRequest, Node, Step
 from weft_router.tensors.rows import Rows
 
 
@@ -16,23 +16,23 @@ class AlternativesNode(Node):
     Args:
         plan: What it is made of.
         steps: Those of the plan, in its order.
-        origin: The graph, for messages.
+        error_context: The graph, for messages.
         runtime: Clock and chance.
     """
 
-    def __init__(self, plan: NodePlan, steps: Sequence[Step], origin: Origin, runtime: Runtime) -> None:
+    def __init__(self, plan: NodePlan, steps: Sequence[Step], error_context: ErrorContext, runtime: Runtime) -> None:
         super().__init__(plan)
         self._steps = tuple(steps)
-        self._origin = origin
+        self._error_context = error_context
         self._runtime = runtime
 
     def _placed(self, error: WeftError, detail: str = "") -> WeftError:
         """The error, telling that it happened in this node."""
-        return self._origin.place(error, f"{self.plan.path}: {detail}" if detail else self.plan.path)
+        return self._error_context.wrap(error, f"{self.plan.path}: {detail}" if detail else self.plan.path)
 
     def _holds(self, test: Condition, frame: Frame, request: GraphRequest) -> bool:
         """Whether a test of a step holds. Raises ConditionFailedError."""
-        return self._origin.holds(test, frame, request.scope, self.plan.path)
+        return self._error_context.holds(test, frame, request.scope, self.plan.path)
 
     def _row_values(self, condition: Condition, view: Frame, request: GraphRequest, rows: Rows) -> Sequence[bool | str]:
         """The condition's value for each of a view's rows; it is evaluated once where it reads no tensor.
@@ -45,7 +45,7 @@ class AlternativesNode(Node):
                 return [condition.evaluate(view, request.scope)] * len(rows)
             return condition.evaluate_rows(view, request.scope, len(rows), rows)
         except InvalidArgumentError as error:
-            raise self._origin.failed(error, self.plan.path) from error
+            raise self._error_context.failed(error, self.plan.path) from error
 
     def _failure(self, record: StepRun) -> WeftError | None:
         """Why a soft step gave no answer; None if it did not run, has answered, or still runs."""

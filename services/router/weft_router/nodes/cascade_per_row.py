@@ -11,7 +11,7 @@ from weft_router.nodes.by_row import RowFrames, of_rows, rows_of, tell_rows
 from weft_router.nodes.cascade import CascadeNode
 from weft_router.reporting.path import NodeRun
 from weft_router.runtime import Runtime
-from weft_router.steps import GraphRequest, Origin, Step
+from weft_router.steps import ErrorContext, GraphRequest, Step
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -53,8 +53,8 @@ class RowCascadeNode(CascadeNode):
     request.
     """
 
-    def __init__(self, plan: NodePlan, steps: Sequence[Step], origin: Origin, runtime: Runtime) -> None:
-        super().__init__(plan, steps, origin, runtime)
+    def __init__(self, plan: NodePlan, steps: Sequence[Step], error_context: ErrorContext, runtime: Runtime) -> None:
+        super().__init__(plan, steps, error_context, runtime)
         self._rows = RowFrames(plan)
 
     async def run(

@@ -21,7 +21,7 @@ from weft_router.graph.plan import CombineMethod, CombinePlan, Frame, NodePlan
 from weft_router.nodes.alternatives import AlternativesNode
 from weft_router.reporting.path import SKIPPED, NodeRun
 from weft_router.runtime import Runtime
-from weft_router.steps import ConditionFailedError, GraphRequest, Origin, Step
+from weft_router.steps import ConditionFailedError, ErrorContext, GraphRequest, Step
 from weft_router.tasks.fork import Fork, Quorum, Race
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class EnsembleNode(AlternativesNode):
     there is a quorum, and those that are late are cancelled and awaited.
 
     Args:
-        plan, steps, origin, runtime: As of ``AlternativesNode``.
+        plan, steps, error_context, runtime: As of ``AlternativesNode``.
         customs: The steps that combine, by the index of their combine.
     """
 
@@ -44,11 +44,11 @@ class EnsembleNode(AlternativesNode):
         self,
         plan: NodePlan,
         steps: Sequence[Step],
-        origin: Origin,
+        error_context: ErrorContext,
         runtime: Runtime,
         customs: Mapping[int, Step],
     ) -> None:
-        super().__init__(plan, steps, origin, runtime)
+        super().__init__(plan, steps, error_context, runtime)
         self._customs = [(plan.combines[index], step) for index, step in customs.items()]
         self._combines = [(one, dict(one.sources)) for one in plan.combines if one.method is not CombineMethod.CUSTOM]
         is_first = bool(plan.combines) and all(c.method is CombineMethod.FIRST for c in plan.combines)
@@ -106,7 +106,9 @@ class EnsembleNode(AlternativesNode):
         match method:
             case CombineMethod.VOTE:
                 ballots = [self._ballots[index] for _, index in present]
-                return vote(tensors, ballots, is_weighted=combine.is_weighted, is_batching=self._origin.is_batching)
+                return vote(
+                    tensors, ballots, is_weighted=combine.is_weighted, is_batching=self._error_context.is_batching
+                )
             case CombineMethod.AVERAGE | CombineMethod.SUM:
                 weights = [self._weights[index] if combine.is_weighted else 1.0 for _, index in present]
                 return average(tensors, weights) if method is CombineMethod.AVERAGE else total(tensors, weights)
@@ -132,7 +134,7 @@ class EnsembleNode(AlternativesNode):
             sources = [frame[slot] for _, slot in combine.sources]
             if any(tensor is not None for tensor in sources):
                 try:
-                    stacked, mask = stack_with_mask(sources, is_batching=self._origin.is_batching)
+                    stacked, mask = stack_with_mask(sources, is_batching=self._error_context.is_batching)
                 except WeftError as error:
                     raise self._placed(error, "CUSTOM") from error
                 frame[combine.stack] = stacked
@@ -158,7 +160,9 @@ class EnsembleNode(AlternativesNode):
             failure = None if record is None else self._failure(record)
             if failure is not None:
                 failures.append(failure)
-                fates.append(f"{name} failed: {failure.code}: {failure.message.removeprefix(self._origin.prefix)}")
+                fates.append(
+                    f"{name} failed: {failure.code}: {failure.message.removeprefix(self._error_context.prefix)}"
+                )
             elif record is None or record.status == SKIPPED:
                 fates.append(f"{name} did not run, its 'when' is false")
             else:

@@ -7,7 +7,7 @@ from weft_router.graph.plan import Frame, NodePlan
 from weft_router.graph.pruning import pruned
 from weft_router.nodes.schedule import Schedule
 from weft_router.reporting.path import NodeRun
-from weft_router.steps import GraphRequest, Node, Origin, Step
+from weft_router.steps import ErrorContext, GraphRequest, Node, Step
 from weft_router.tasks.fork import Fork
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ class SequenceNode(Node):
     Args:
         plan: What it is made of.
         steps: Those of the plan, in its order.
-        origin: The graph, for messages.
+        error_context: The graph, for messages.
     """
 
-    def __init__(self, plan: NodePlan, steps: Sequence[Step], origin: Origin) -> None:
+    def __init__(self, plan: NodePlan, steps: Sequence[Step], error_context: ErrorContext) -> None:
         super().__init__(plan)
         self._steps = tuple(steps)
-        self._origin = origin
+        self._error_context = error_context
         self._schedule = Schedule(plan)
         self._shadows = frozenset(index for index, step in enumerate(plan.steps) if step.shadow is not None)
 
@@ -61,7 +61,7 @@ class SequenceNode(Node):
         """The same sequence with the steps ``live``, ascending indexes, alone; itself where these are all."""
         if len(live) == len(self._steps):
             return self
-        return type(self)(pruned(self.plan, live), [self._steps[index] for index in live], self._origin)
+        return type(self)(pruned(self.plan, live), [self._steps[index] for index in live], self._error_context)
 
     async def _follow(self, index: int, fork: Fork, pending: list[int], arguments: "RunArguments") -> int:
         """Run a step, then the first that it releases, and so on; the others that it releases get tasks."""
@@ -103,7 +103,11 @@ class LoopNode(SequenceNode):
         while True:
             await super().run(frame, request, deadline_ns, parent, run)
             num_left -= 1
-            if loop is None or not num_left or not self._origin.holds(loop.again, frame, request.scope, plan.path):
+            if (
+                loop is None
+                or not num_left
+                or not self._error_context.holds(loop.again, frame, request.scope, plan.path)
+            ):
                 return
             carried = [frame[output] for output, _ in loop.carry]
             frame[num_inputs:] = [None] * (plan.num_slots - num_inputs)

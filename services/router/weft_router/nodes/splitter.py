@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weft_router.bandits.store import Chooser
+from weft_router.bandits.store import StepChooser
 from weft_router.graph.plan import Frame, NodePlan
 from weft_router.nodes.alternatives import AlternativesNode
 from weft_router.nodes.weighted_choice import WeightedChoice
 from weft_router.reporting.path import NodeRun
 from weft_router.runtime import Runtime
-from weft_router.steps import GraphRequest, Origin, Step
+from weft_router.steps import ErrorContext, GraphRequest, Step
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -21,14 +21,14 @@ class SplitterNode(AlternativesNode):
     The same key always draws the same step; a bandit draws by what it has learned.
     """
 
-    def __init__(self, plan: NodePlan, steps: Sequence[Step], origin: Origin, runtime: Runtime) -> None:
-        super().__init__(plan, steps, origin, runtime)
+    def __init__(self, plan: NodePlan, steps: Sequence[Step], error_context: ErrorContext, runtime: Runtime) -> None:
+        super().__init__(plan, steps, error_context, runtime)
         names, weights = [step.name for step in plan.steps], [step.weight for step in plan.steps]
         self._choice = WeightedChoice(names, weights, plan.salt, runtime.generator)
         self._index_by_name = {name: index for index, name in enumerate(names)}
-        self._bandit: Chooser | None = None
+        self._bandit: StepChooser | None = None
         if plan.bandit is not None:
-            self._bandit = runtime.bandits.chooser(origin.graph, plan, plan.bandit)
+            self._bandit = runtime.bandits.chooser(error_context.graph, plan, plan.bandit)
 
     async def run(
         self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
@@ -44,7 +44,7 @@ class SplitterNode(AlternativesNode):
         if self._bandit is not None:
             return self._bandit.choose(request.scope, run)
         if self.plan.sticky_by is not None:
-            key = self._origin.text(self.plan.sticky_by, frame, request.scope, self.plan.path)
+            key = self._error_context.text(self.plan.sticky_by, frame, request.scope, self.plan.path)
             if key:
                 return self._choice.by_key(key)
         return self._choice.by_chance()

@@ -26,7 +26,7 @@ class SwitchNode(AlternativesNode):
 
     def _choose(self, frame: Frame, request: GraphRequest) -> Step:
         on = self.plan.on
-        value = None if on is None else self._origin.text(on, frame, request.scope, self.plan.path)
+        value = None if on is None else self._error_context.text(on, frame, request.scope, self.plan.path)
         otherwise: Step | None = None
         for step in self._steps:
             branch = step.plan

@@ -10,7 +10,7 @@ from weft_router.nodes.by_row import RowFrames, of_rows, tell_rows
 from weft_router.nodes.switch import SwitchNode
 from weft_router.reporting.path import NodeRun
 from weft_router.runtime import Runtime
-from weft_router.steps import GraphRequest, Origin, Step
+from weft_router.steps import ErrorContext, GraphRequest, Step
 from weft_router.tasks.fork import Fork
 from weft_router.tensors.rows import Rows
 
@@ -26,8 +26,8 @@ class RowSwitchNode(SwitchNode):
     The steps run at once; the first failure cancels the others. The answers come back in the order of the rows.
     """
 
-    def __init__(self, plan: NodePlan, steps: Sequence[Step], origin: Origin, runtime: Runtime) -> None:
-        super().__init__(plan, steps, origin, runtime)
+    def __init__(self, plan: NodePlan, steps: Sequence[Step], error_context: ErrorContext, runtime: Runtime) -> None:
+        super().__init__(plan, steps, error_context, runtime)
         self._rows = RowFrames(plan)
 
     async def run(

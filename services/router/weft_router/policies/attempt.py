@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from weft_router.graph.plan import Frame
 from weft_router.reporting.path import StepRun
 from weft_router.reporting.spans import step_attributes, step_span
-from weft_router.steps.base import Action, GraphRequest, Policy
+from weft_router.steps.base import Action, GraphRequest, StepPolicy
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
 
 
-class Attempt(Policy):
+class Attempt(StepPolicy):
     """Counts the attempt in the step's record, and records a span for it.
 
     Args:

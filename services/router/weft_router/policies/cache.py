@@ -12,13 +12,13 @@ from weft_router.graph.plan import CachePlan, Frame, StepPlan
 from weft_router.reporting.path import StepRun
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
-from weft_router.steps.base import Action, GraphRequest, Origin, Policy
+from weft_router.steps.base import Action, ErrorContext, GraphRequest, StepPolicy
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
 
 
-class Cached(Policy):
+class Cached(StepPolicy):
     """Acts only for requests that differ from those whose answers are there, or on their way; errors are not kept.
 
     Where the plan allows it, an answer whose time has passed stands in for an UNAVAILABLE action.
@@ -30,7 +30,7 @@ class Cached(Policy):
         action: Gives the answers.
         step: The step that acts.
         plan: What is kept.
-        origin: The graph, for messages.
+        error_context: The graph, for messages.
         runtime: The clock.
         counters: Of the step.
     """
@@ -40,7 +40,7 @@ class Cached(Policy):
         action: Action,
         step: StepPlan,
         plan: CachePlan,
-        origin: Origin,
+        error_context: ErrorContext,
         runtime: Runtime,
         counters: StepCounters,
     ) -> None:
@@ -51,7 +51,7 @@ class Cached(Policy):
         self._base = self._base_with(())
         self._output_slots = [slot for _, slot in step.outputs]
         self._condition = plan.key
-        self._origin = origin
+        self._error_context = error_context
         self._answers = SharedAnswers(plan.max_bytes, plan.ttl_ms, runtime.clock_ns, plan.stale_if_error_ms)
         self._counters = counters
 
@@ -61,7 +61,7 @@ class Cached(Policy):
         """As ``Action.act``."""
         extra = ""
         if self._condition is not None:
-            extra = self._origin.text(self._condition, frame, request.scope, f"{self._path}: cache key")
+            extra = self._error_context.text(self._condition, frame, request.scope, f"{self._path}: cache key")
         captured = () if request.captures is None else self._captured_within(request.captures)
         base = self._base_with(captured) if captured else self._base
         key = answer_key(base, [(name, frame[slot]) for name, slot in self._inputs], extra)
@@ -71,7 +71,7 @@ class Cached(Policy):
                 key, lambda: self._make(frame, request, deadline_ns, context, record, captured), deadline_ns
             )
         except StillInWorkError as error:
-            raise self._origin.place(error, self.where) from error
+            raise self._error_context.wrap(error, self.where) from error
         except WeftError as error:
             stale = self._answers.instead_of(error, key)
             if stale is None:

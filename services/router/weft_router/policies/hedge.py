@@ -9,7 +9,7 @@ from weft_router.graph.plan import Frame, HedgePlan, StepPlan
 from weft_router.reporting.path import StepRun
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
-from weft_router.steps.base import Action, ConditionFailedError, GraphRequest, Policy
+from weft_router.steps.base import Action, ConditionFailedError, GraphRequest, StepPolicy
 from weft_router.tasks.fork import Race
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class _Trial(NamedTuple):
     record: StepRun
 
 
-class Hedged(Policy):
+class Hedged(StepPolicy):
     """Starts the action again each ``after_ms`` without an answer; the first success wins, the others are cancelled.
 
     A failure waits for the calls that still run; if all fail, the error of the first is raised. A request of a sequence

@@ -8,7 +8,7 @@ from weft_router.graph.plan import Frame, RetryPlan
 from weft_router.reporting.path import StepRun
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
-from weft_router.steps.base import Action, GraphRequest, Policy
+from weft_router.steps.base import Action, GraphRequest, StepPolicy
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -20,7 +20,7 @@ _MAX_PAUSE_NS = MAX_BACKOFF_MS * _NS_PER_MS
 _NEVER_NS = 2**63
 
 
-class Retried(Policy):
+class Retried(StepPolicy):
     """Acts again after a failure that is worth it, as long as the budgets and the deadline allow.
 
     A further attempt goes to another replica of the target, if there is one, and not before the time that the service

@@ -8,7 +8,7 @@ from weft_common.errors import InvalidArgumentError, UnavailableError, Unsupport
 from weft_router.repository.lifecycle import GraphLifecycle
 
 
-class ModelControl:
+class GraphControl:
     """Lets clients change what serves, as far as the mode of the router allows it.
 
     What was begun goes on when the client is gone, so that a graph is never left half loaded.

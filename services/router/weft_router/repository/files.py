@@ -19,7 +19,7 @@ _log = get_logger("weft.router.graphs")
 
 
 @dataclass(frozen=True, slots=True)
-class GraphFile:
+class VersionFile:
     """One version of a graph.
 
     Attributes:
@@ -56,7 +56,7 @@ class GraphRepository:
         self.unreadable: frozenset[str] = frozenset()
         self._root = root
 
-    def scan(self) -> dict[str, list[GraphFile]]:
+    def scan(self) -> dict[str, list[VersionFile]]:
         """Every graph with its versions to serve, lowest first.
 
         A folder without a graph file, or with a model's ``config.pbtxt``, is left out. All versions that have a
@@ -93,7 +93,7 @@ class GraphRepository:
 class _Contents:
     """What a folder has: versions to serve, lowest first, and what is wrong with the rest."""
 
-    files: list[GraphFile] = field(default_factory=list)
+    files: list[VersionFile] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     is_readable: bool = True
 
@@ -143,9 +143,9 @@ def _look_at(entry: Path, versions: list[str], found: _Contents) -> None:
         found.leave_out(f"{label} cannot be read: {error.strerror}", is_readable=False)
 
 
-def _file(name: str, version: str, path: Path) -> GraphFile:
+def _file(name: str, version: str, path: Path) -> VersionFile:
     status = path.stat()
-    return GraphFile(name, version, path, (status.st_ctime_ns, status.st_size, status.st_ino))
+    return VersionFile(name, version, path, (status.st_ctime_ns, status.st_size, status.st_ino))
 
 
 def _shown(name: str) -> str:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError, WeftError
 from weft_common.observing.logs import get_logger
-from weft_router.repository.files import GraphFile, GraphRepository
+from weft_router.repository.files import GraphRepository, VersionFile
 from weft_router.repository.loader import GraphLoader
 from weft_router.repository.serving import why_not_ready
 from weft_router.repository.table import GraphTable
 from weft_router.repository.versions import Graph, GraphVersion, texts
 from weft_router.runtime import Runtime
-from weft_router.targets.catalog import Catalog
+from weft_router.targets.catalog import TargetCatalog
 
-Files = Mapping[str, Sequence[GraphFile]]
+Files = Mapping[str, Sequence[VersionFile]]
 
 _log = get_logger("weft.router.graphs")
 
@@ -34,8 +34,10 @@ class GraphLifecycle:
         files: The files that were taken over last, by graph.
     """
 
-    def __init__(self, table: GraphTable, repository: GraphRepository, catalog: Catalog, runtime: Runtime) -> None:
-        self.files: dict[str, Sequence[GraphFile]] = {}
+    def __init__(
+        self, table: GraphTable, repository: GraphRepository, catalog: TargetCatalog, runtime: Runtime
+    ) -> None:
+        self.files: dict[str, Sequence[VersionFile]] = {}
         self._table = table
         self._graphs = table.graphs
         self._repository = repository
@@ -155,14 +157,16 @@ class GraphLifecycle:
             for version in graph.versions.keys() - restored.keys():
                 graph.versions[version].withdraw("rolled back")
             for version, serving in restored.items():
-                entry = graph.versions.get(version) or graph.entry(GraphFile(name, version, Path(serving.source.file)))
+                entry = graph.versions.get(version) or graph.entry(
+                    VersionFile(name, version, Path(serving.source.file))
+                )
                 entry.put(serving)
             graph.previous = replaced
             self._table.choose_defaults([name])
             _log.warning("graph '%s' is rolled back: versions %s serve", name, ", ".join(restored))
             await self._renew_around({name})
 
-    async def _scan(self) -> Mapping[str, Sequence[GraphFile]]:
+    async def _scan(self) -> Mapping[str, Sequence[VersionFile]]:
         """The files of every graph. Raises UnavailableError."""
         try:
             return await asyncio.to_thread(self._repository.scan)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from weft_common.errors import InternalError, UnavailableError, WeftError
 from weft_common.observing.logs import get_logger
 from weft_router.graph.syntax.source import GraphSource
-from weft_router.repository.files import GraphFile, GraphRepository
+from weft_router.repository.files import GraphRepository, VersionFile
 from weft_router.repository.serving import GraphSources, Served, ServingGraph, compiled, why_not_ready
 from weft_router.repository.versions import GraphVersion
 from weft_router.runtime import Runtime
-from weft_router.targets.catalog import Catalog
+from weft_router.targets.catalog import TargetCatalog
 
 _log = get_logger("weft.router.graphs")
 
@@ -29,7 +29,7 @@ class GraphLoader:
     def __init__(
         self,
         repository: GraphRepository,
-        catalog: Catalog,
+        catalog: TargetCatalog,
         runtime: Runtime,
         served: Served,
         on_swap: Callable[[str], None],
@@ -116,7 +116,7 @@ class GraphLoader:
     async def _is_current(self, serving: ServingGraph, sources: GraphSources) -> bool:
         return serving.fits(self._catalog) and await asyncio.to_thread(serving.is_made_of, sources)
 
-    async def _read(self, file: GraphFile) -> GraphSource:
+    async def _read(self, file: VersionFile) -> GraphSource:
         try:
             return await asyncio.to_thread(file.read)
         except OSError as error:

@@ -17,7 +17,7 @@ from weft_router.repository.config import config_of_graph
 from weft_router.repository.files import GraphRepository
 from weft_router.repository.readiness import Missing, borne_calls, missing_call, steps_of
 from weft_router.runtime import Runtime
-from weft_router.targets.catalog import Catalog
+from weft_router.targets.catalog import TargetCatalog
 
 #: What serves under a graph's name: version -> source.
 Served = Callable[[str], Mapping[str, GraphSource]]
@@ -74,7 +74,7 @@ class CompiledGraph:
     nested: Mapping[tuple[str, str], GraphSource | None]
 
 
-def compiled(source: GraphSource, catalog: Catalog, graphs: GraphSources) -> CompiledGraph:
+def compiled(source: GraphSource, catalog: TargetCatalog, graphs: GraphSources) -> CompiledGraph:
     """The graph, ready to serve; its warnings are logged. May run on any thread.
 
     Raises:
@@ -121,7 +121,7 @@ class ServingGraph:
         )
         self._nested = dict(graph.nested)
 
-    def fits(self, catalog: Catalog) -> bool:
+    def fits(self, catalog: TargetCatalog) -> bool:
         """Whether every model that is called and known has the signature that the graph was compiled with."""
         for call in self.calls:
             found = catalog.find(call.model_name, call.model_version)
@@ -141,23 +141,23 @@ class ServingGraph:
             return False
 
 
-def why_not_ready(plan: GraphPlan, catalog: Catalog) -> str:
+def why_not_ready(plan: GraphPlan, catalog: TargetCatalog) -> str:
     """The step and its model for want of which a graph cannot answer every request; "" where there is none."""
     missing = missing_call(plan.root, partial(_is_ready, catalog))
     return "" if missing is None else _told(missing, catalog)
 
 
-def why_degraded(plan: GraphPlan, catalog: Catalog) -> str:
+def why_degraded(plan: GraphPlan, catalog: TargetCatalog) -> str:
     """The steps that a graph that is ready answers without, as their models are not; "" where there is none."""
     return "; ".join(_told(missing, catalog) for missing in borne_calls(plan.root, partial(_is_ready, catalog)))
 
 
-def _is_ready(catalog: Catalog, call: CallPlan) -> bool:
+def _is_ready(catalog: TargetCatalog, call: CallPlan) -> bool:
     found = catalog.entry(call.model_name, call.model_version)
     return found is not None and found.model.is_ready
 
 
-def _told(missing: Missing, catalog: Catalog) -> str:
+def _told(missing: Missing, catalog: TargetCatalog) -> str:
     """The step, the model, where it is, since when it is not ready and why."""
     step, call = missing
     version = f" version {call.model_version}" if call.model_version else ""

@@ -9,10 +9,10 @@ from weft_protos.model_config_pb2 import ModelInput, ModelOutput
 from weft_router.repository.config import config_of_signature
 
 if TYPE_CHECKING:
-    from weft_router.targets.catalog import Catalog, Entry
+    from weft_router.targets.catalog import CatalogEntry, TargetCatalog
 
 
-def signatures_of(catalog: "Catalog") -> pb.TargetSignaturesResponse:
+def signatures_of(catalog: "TargetCatalog") -> pb.TargetSignaturesResponse:
     """What the targets of a catalog said last."""
     entries = sorted(catalog.entries(), key=_order)
     return pb.TargetSignaturesResponse(
@@ -60,6 +60,6 @@ def _specs(tensors: Iterable[ModelInput | ModelOutput]) -> Iterable[TensorSpec]:
         yield TensorSpec(tensor.name, datatype_name(tensor.data_type), tuple(tensor.dims), is_optional, is_ragged)
 
 
-def _order(entry: "Entry") -> tuple[str, int, str]:
+def _order(entry: "CatalogEntry") -> tuple[str, int, str]:
     version = entry.model.signature.version
     return entry.model.signature.name, int(version) if version.isdecimal() else 0, version

@@ -10,7 +10,7 @@ from weft_router.graph.syntax.source import GraphSource
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.repository.serving import why_degraded, why_not_ready
 from weft_router.repository.versions import Graph, GraphVersion
-from weft_router.targets.catalog import Catalog
+from weft_router.targets.catalog import TargetCatalog
 
 
 class GraphTable:
@@ -24,7 +24,7 @@ class GraphTable:
         graphs: By name. One that is gone has no versions.
     """
 
-    def __init__(self, catalog: Catalog, on_choice: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, catalog: TargetCatalog, on_choice: Callable[[], None] = lambda: None) -> None:
         self.graphs: dict[str, Graph] = {}
         self._catalog = catalog
         self._on_choice = on_choice

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from weft_common.statistics import ModelStatistics
 from weft_router.graph.syntax.source import GraphSource
-from weft_router.repository.files import GraphFile
+from weft_router.repository.files import VersionFile
 from weft_router.repository.serving import ServingGraph
 
 
@@ -26,7 +26,7 @@ class GraphVersion:
         num_load_failures: How often it could not be loaded; once for each reason in a row.
     """
 
-    file: GraphFile
+    file: VersionFile
     statistics: ModelStatistics
     serving: ServingGraph | None = None
     candidate: GraphSource | None = None
@@ -70,7 +70,7 @@ class Graph:
         """What serves now, by version."""
         return {version: entry.serving for version, entry in self.versions.items() if entry.serving is not None}
 
-    def entry(self, file: GraphFile) -> GraphVersion:
+    def entry(self, file: VersionFile) -> GraphVersion:
         """The version of a file, new if it was not known; it is wanted."""
         entry = self.versions.get(file.version)
         if entry is None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from weft_common.observing.logs import get_logger
-from weft_router.repository.files import GraphFile, GraphRepository
+from weft_router.repository.files import GraphRepository, VersionFile
 from weft_router.repository.lifecycle import GraphLifecycle
 
 #: Pause between two looks at a file that has changed, in seconds: one that is still being written changes meanwhile.
@@ -61,7 +61,7 @@ class FileWatcher:
             if settled:
                 await self._lifecycle.take_over(settled)
 
-    async def _scan(self) -> dict[str, list[GraphFile]]:
+    async def _scan(self) -> dict[str, list[VersionFile]]:
         """The repository; as it was taken over, where it cannot be read, which is logged once."""
         try:
             files = await asyncio.to_thread(self._repository.scan)
@@ -73,7 +73,7 @@ class FileWatcher:
         self._failure = ""
         return files
 
-    def _changed(self, files: dict[str, list[GraphFile]]) -> list[str]:
+    def _changed(self, files: dict[str, list[VersionFile]]) -> list[str]:
         known = self._lifecycle.files
         names = dict.fromkeys([*known, *files])
         return [

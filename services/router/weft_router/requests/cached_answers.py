@@ -9,7 +9,7 @@ from weft_common.tensors import WireTensor
 from weft_router.graph.plan import CachePlan, GraphPlan
 from weft_router.requests.selection import Selection
 from weft_router.runtime import Runtime
-from weft_router.steps import Origin
+from weft_router.steps import ErrorContext
 from weft_router.streams.decoupled import GraphResponse
 
 
@@ -22,15 +22,15 @@ class GraphAnswers:
     Args:
         plan: The graph.
         cache: What is kept.
-        origin: The graph, for messages.
+        error_context: The graph, for messages.
         runtime: The clock.
     """
 
-    def __init__(self, plan: GraphPlan, cache: CachePlan, origin: Origin, runtime: Runtime) -> None:
+    def __init__(self, plan: GraphPlan, cache: CachePlan, error_context: ErrorContext, runtime: Runtime) -> None:
         self._subject = ("", plan.signature.name, plan.signature.version)
         self._inputs = plan.root.inputs
         self._condition = cache.key
-        self._origin = origin
+        self._error_context = error_context
         self._answers = SharedAnswers(cache.max_bytes, cache.ttl_ms, runtime.clock_ns, cache.stale_if_error_ms)
 
     async def outputs(
@@ -54,7 +54,7 @@ class GraphAnswers:
         frame, request = start
         extra = ""
         if self._condition is not None:
-            extra = self._origin.text(self._condition, frame, request.scope, "cache key of the graph")
+            extra = self._error_context.text(self._condition, frame, request.scope, "cache key of the graph")
         inputs = [(name, frame[slot]) for name, slot in self._inputs]
 
         async def make() -> Answer:

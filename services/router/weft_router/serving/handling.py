@@ -95,7 +95,7 @@ def _checked(serving: ServingGraph, call: InferCall) -> int:
     num_rows = validate(
         call if own_outputs is call.outputs else dataclasses.replace(call, outputs=own_outputs), signature
     )
-    scheduling_parameters(call.parameters)  # they were used at the door, if they make sense
+    scheduling_parameters(call.parameters)  # they were used at the admission, if they make sense
     check_classification(call.outputs)
     for output in call.outputs:
         unknown = output.parameters.keys() - _KNOWN_PARAMETERS

@@ -25,7 +25,7 @@ from weft_router.tensors.answers import check_outputs, rows_of
 _log = get_logger("weft.router")
 
 
-class _Passage(NamedTuple):
+class _ForwardedCall(NamedTuple):
     """A call on its way through.
 
     Attributes:
@@ -101,7 +101,7 @@ def _tensors(result: InferResult, call: InferCall) -> Mapping[str, WireTensor]:
 
 
 @contextlib.contextmanager
-def _passage(target: Target, model: TargetModel, call: InferCall, context: CallContext) -> Iterator[_Passage]:
+def _passage(target: Target, model: TargetModel, call: InferCall, context: CallContext) -> Iterator[_ForwardedCall]:
     """A call is in work, within its span."""
     name, version = call.model_name, model.signature.version
     run = NodeRun(name, NodeKind.SEQUENCE)
@@ -113,7 +113,7 @@ def _passage(target: Target, model: TargetModel, call: InferCall, context: CallC
     attributes = step_attributes(name, name) | call_attributes(name, version, target)
     with step_span(name, telemetry.CLIENT, attributes, context.trace_context) as (_, inner):
         try:
-            yield _Passage(CallContext(context.deadline_ns, headers, [], inner), run, record)
+            yield _ForwardedCall(CallContext(context.deadline_ns, headers, [], inner), run, record)
         except WeftError as error:
             placed = error.with_message(f"{name}@{version}: {error.message}")
             if isinstance(placed, InternalError):

@@ -13,7 +13,7 @@ is loaded and only where the plan has them, in this order::
 A step without any of this is a plain ``Step`` over its action. A shadow is a ``ShadowStep``, which nobody waits for.
 """
 
-from weft_router.steps.base import Action, ConditionFailedError, GraphRequest, Node, Origin, Policy, earlier
+from weft_router.steps.base import Action, ConditionFailedError, ErrorContext, GraphRequest, Node, StepPolicy, earlier
 from weft_router.steps.call import CallAction
 from weft_router.steps.guarded import GuardedStep
 from weft_router.steps.node import NodeAction
@@ -25,16 +25,16 @@ __all__ = [
     "Action",
     "CallAction",
     "ConditionFailedError",
+    "ErrorContext",
     "GraphRequest",
     "GuardedStep",
     "Node",
     "NodeAction",
     "OpenStream",
-    "Origin",
-    "Policy",
     "ShadowStep",
     "ShadowedNode",
     "Step",
+    "StepPolicy",
     "StreamAction",
     "earlier",
 ]

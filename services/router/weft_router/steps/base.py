@@ -74,7 +74,7 @@ class ConditionFailedError(InvalidArgumentError):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ErrorContext:
     """The graph, for error messages and counters.
 
     Attributes:
@@ -88,7 +88,7 @@ class Origin:
     graph: str = ""
     version: str = ""
 
-    def place(self, error: WeftError, where: str) -> WeftError:
+    def wrap(self, error: WeftError, where: str) -> WeftError:
         """The same error, its message telling where in the graph it happened."""
         placed = error.with_message(f"{self.prefix}{where}: {error.message}")
         placed.is_refused = placed.is_refused and isinstance(placed, RemoteError)  # a graph that has run was begun
@@ -187,7 +187,7 @@ class Action(ABC):
         """
 
 
-class Policy(Action):
+class StepPolicy(Action):
     """An action that decides when and how often another one acts.
 
     Args:

@@ -11,7 +11,7 @@ from weft_common.tensors import WireTensor
 from weft_router.graph.plan import CallPlan, Frame, StepPlan
 from weft_router.reporting.path import StepRun
 from weft_router.reporting.spans import call_attributes
-from weft_router.steps.base import Action, GraphRequest, Origin
+from weft_router.steps.base import Action, ErrorContext, GraphRequest
 from weft_router.target import Target
 from weft_router.tensors.adaption import fitted_input, full_rank, restored_outputs
 from weft_router.tensors.answers import broken_promise, misfit, rows_of
@@ -27,12 +27,12 @@ class CallAction(Action):
         plan: The step that calls.
         call: The call.
         target: Answers it.
-        origin: The graph, for messages.
+        error_context: The graph, for messages.
     """
 
     kind = telemetry.CLIENT
 
-    def __init__(self, plan: StepPlan, call: CallPlan, target: Target, origin: Origin) -> None:
+    def __init__(self, plan: StepPlan, call: CallPlan, target: Target, error_context: ErrorContext) -> None:
         self._target_object = target
         self._signature = signature = call.signature
         shown_version = call.model_version or signature.version
@@ -46,7 +46,7 @@ class CallAction(Action):
         self._step_name = plan.name
         self._path = plan.path
         self._sent_version = call.model_version
-        self._origin = origin
+        self._error_context = error_context
         is_batching = signature.max_batch_size > 0
         ranks = {spec.name: full_rank(spec, is_batching=is_batching) for spec in signature.inputs}
         self._inputs = [(name, slot, ranks.get(name)) for name, slot in plan.inputs]
@@ -54,7 +54,7 @@ class CallAction(Action):
         self._outputs = [(name, slot, declared[name]) for name, slot in plan.outputs]
         self._requested = tuple(RequestedOutput(binding.name, {}) for binding in plan.outputs)
         self._is_batching = is_batching
-        self._restores = is_batching != origin.is_batching
+        self._restores = is_batching != error_context.is_batching
 
     async def act(
         self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
@@ -74,7 +74,7 @@ class CallAction(Action):
             if captured:
                 self._capture(captured, result.outputs, restored, request.captured, num_rows)
         except WeftError as error:
-            raise self._origin.place(error, self.where) from error
+            raise self._error_context.wrap(error, self.where) from error
         if result.model_version:
             record.version = result.model_version
         if result.parameters:

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from weft_common.errors import DeadlineExceededError, WeftError
-from weft_router.admission import Admission
+from weft_router.admission import InflightLimit
 from weft_router.graph.plan import OK, Condition, Frame, NodeKind, StepPlan
 from weft_router.reporting.path import SKIPPED, NodeRun, StepRun
 from weft_router.reporting.step_counters import StepCounters
-from weft_router.steps.base import Action, ConditionFailedError, GraphRequest, Origin, earlier
+from weft_router.steps.base import Action, ConditionFailedError, ErrorContext, GraphRequest, earlier
 from weft_router.steps.defaults import Defaults
 from weft_router.steps.step import Step
 
@@ -22,7 +22,7 @@ class GuardedStep(Step):
     """A step with ``when``, limits, fallbacks, softness, or an ok slot that something reads.
 
     Args:
-        plan, action, origin, clock_ns, counters, defaults: As of ``Step``.
+        plan, action, error_context, clock_ns, counters, defaults: As of ``Step``.
         when: Decides whether the step runs; None where the node around it looks at it, or there is none.
         min_remaining_ms: With less time left it fails without a call; 0: no limit.
         admission: Counts its runs; None where ``max_inflight`` is 0.
@@ -33,17 +33,17 @@ class GuardedStep(Step):
         self,
         plan: StepPlan,
         action: Action,
-        origin: Origin,
+        error_context: ErrorContext,
         clock_ns: Callable[[], int],
         counters: StepCounters,
         defaults: Defaults,
         *,
         when: Condition | None = None,
         min_remaining_ms: int = 0,
-        admission: Admission | None = None,
+        admission: InflightLimit | None = None,
         fallbacks: Sequence[Step] = (),
     ) -> None:
-        super().__init__(plan, action, origin, clock_ns, counters, defaults)
+        super().__init__(plan, action, error_context, clock_ns, counters, defaults)
         self._when = when
         self._min_remaining_ns = min_remaining_ms * _NS_PER_MS
         self._admission = admission
@@ -55,7 +55,7 @@ class GuardedStep(Step):
         self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
     ) -> bool:
         """As ``Step.run``."""
-        if self._when is not None and not self.origin.holds(self._when, frame, request.scope, self._path):
+        if self._when is not None and not self.error_context.holds(self._when, frame, request.scope, self._path):
             record = StepRun(self._name, self._path, self._clock_ns(), self._target, self._model, self._version)
             record.status = SKIPPED
             run.steps.append(record)
@@ -96,7 +96,7 @@ class GuardedStep(Step):
             try:
                 admission.enter()
             except WeftError as error:
-                raise self.origin.place(error, self.action.where) from error
+                raise self.error_context.wrap(error, self.action.where) from error
         try:
             if self._min_remaining_ns and deadline_ns is not None:
                 self._check_remaining(deadline_ns - record.start_ns)
@@ -156,12 +156,12 @@ class GuardedStep(Step):
                 f"{max(remaining_ns, 0) / _NS_PER_MS:.0f} ms are left, and 'min_remaining_ms' of the step asks for "
                 f"{self._min_remaining_ns // _NS_PER_MS}; it was not called"
             )
-            raise self.origin.place(error, self.action.where)
+            raise self.error_context.wrap(error, self.action.where)
 
     def _is_past(self, deadline_ns: int | None) -> bool:
         return deadline_ns is not None and self._clock_ns() >= deadline_ns
 
     def _unplaced(self, error: WeftError, fallback: Step) -> str:
         """The message without the place, where that is the one of this step."""
-        text = error.message.removeprefix(self.origin.prefix)
+        text = error.message.removeprefix(self.error_context.prefix)
         return text.removeprefix(f"{fallback.action.where}: ")

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 from weft_common.errors import WeftError
 from weft_common.tensors import WireTensor
-from weft_router.admission import Admission
+from weft_router.admission import InflightLimit
 from weft_router.graph.plan import Frame, StepPlan
 from weft_router.reporting.path import NodeRun, StepRun
-from weft_router.steps.base import Action, GraphRequest, Node, Origin, earlier
+from weft_router.steps.base import Action, ErrorContext, GraphRequest, Node, earlier
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -20,7 +20,7 @@ class NodeAction(Action):
     Args:
         plan: The step that runs the node.
         node: Runs in the step's place.
-        origin: The graph, for messages.
+        error_context: The graph, for messages.
         clock_ns: What deadlines are measured on.
         admission: Of the node; None where ``max_inflight`` is 0.
         is_tentative: A failure does not end the request, so what steps inside collected is dropped with it.
@@ -30,15 +30,15 @@ class NodeAction(Action):
         self,
         plan: StepPlan,
         node: Node,
-        origin: Origin,
+        error_context: ErrorContext,
         clock_ns: Callable[[], int],
         *,
-        admission: Admission | None = None,
+        admission: InflightLimit | None = None,
         is_tentative: bool = False,
     ) -> None:
         super().__init__(plan.path)
         self._node = node
-        self._origin = origin
+        self._error_context = error_context
         self._clock_ns = clock_ns
         self._admission = admission
         self._is_tentative = is_tentative
@@ -82,7 +82,7 @@ class NodeAction(Action):
 
     async def _run_admitted(
         self,
-        admission: Admission,
+        admission: InflightLimit,
         inner: Frame,
         request: GraphRequest,
         deadline_ns: int | None,
@@ -93,7 +93,7 @@ class NodeAction(Action):
         try:
             admission.enter()
         except WeftError as error:
-            raise self._origin.place(error, self.where) from error
+            raise self._error_context.wrap(error, self.where) from error
         try:
             await self._node.run(inner, request, deadline_ns, context, run)
         finally:

@@ -36,7 +36,7 @@ class ShadowStep(Step):
     """
 
     def __init__(self, step: Step, shadow: ShadowPlan, runtime: Runtime, counters: StepCounters) -> None:
-        super().__init__(step.plan, step.action, step.origin, runtime.clock_ns, counters, step.defaults)
+        super().__init__(step.plan, step.action, step.error_context, runtime.clock_ns, counters, step.defaults)
         self._step = step
         self._share = shadow.percent / 100
         self._max_inflight = shadow.max_inflight

@@ -9,7 +9,7 @@ from weft_router.graph.plan import Frame, StepPlan
 from weft_router.reporting.path import NodeRun, StepRun
 from weft_router.reporting.spans import step_attributes, step_span, tell_outcome
 from weft_router.reporting.step_counters import StepCounters
-from weft_router.steps.base import Action, GraphRequest, Origin, earlier
+from weft_router.steps.base import Action, ErrorContext, GraphRequest, earlier
 from weft_router.steps.defaults import Defaults
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Step:
     Args:
         plan: What it is made of.
         action: What it does, policies included.
-        origin: The graph, for messages.
+        error_context: The graph, for messages.
         clock_ns: What deadlines are measured on.
         counters: Every run is counted there.
         defaults: Of its outputs.
@@ -32,13 +32,13 @@ class Step:
         self,
         plan: StepPlan,
         action: Action,
-        origin: Origin,
+        error_context: ErrorContext,
         clock_ns: Callable[[], int],
         counters: StepCounters,
         defaults: Defaults,
     ) -> None:
         self.plan = plan
-        self.origin = origin
+        self.error_context = error_context
         self.action = action
         self.defaults = defaults
         self._name = plan.name

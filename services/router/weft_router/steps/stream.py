@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 from weft_common.core import CallContext, InferCall, InferResult, ParameterValue
 from weft_common.errors import WeftError
 from weft_common.tensors import WireTensor
-from weft_router.admission import Admission
+from weft_router.admission import InflightLimit
 from weft_router.graph.plan import CallPlan, Frame, StepPlan
 from weft_router.reporting.path import StepRun
 from weft_router.reporting.step_counters import StepCounters
-from weft_router.steps.base import GraphRequest, Origin
+from weft_router.steps.base import ErrorContext, GraphRequest
 from weft_router.steps.call import CallAction
 from weft_router.target import Target
 
@@ -26,7 +26,7 @@ class StreamAction(CallAction):
     stream.
 
     Args:
-        plan, call, target, origin: As of ``CallAction``.
+        plan, call, target, error_context: As of ``CallAction``.
         clock_ns: What deadlines are measured on.
         counters: Of the step.
         admission: Counts streams that are open; None where ``max_inflight`` is 0.
@@ -37,12 +37,12 @@ class StreamAction(CallAction):
         plan: StepPlan,
         call: CallPlan,
         target: Target,
-        origin: Origin,
+        error_context: ErrorContext,
         clock_ns: Callable[[], int],
         counters: StepCounters,
-        admission: Admission | None,
+        admission: InflightLimit | None,
     ) -> None:
-        super().__init__(plan, call, target, origin)
+        super().__init__(plan, call, target, error_context)
         self._is_soft = plan.is_soft
         self._clock_ns = clock_ns
         self._counters = counters
@@ -57,7 +57,7 @@ class StreamAction(CallAction):
             if self._admission is not None:
                 self._admission.enter()
         except WeftError as error:
-            raise self._origin.place(error, self.where) from error
+            raise self._error_context.wrap(error, self.where) from error
         scope = request.scope
         captured = self._captured(request)
         call = InferCall(
@@ -90,7 +90,7 @@ class StreamAction(CallAction):
         if record.responses:
             record.status = error.code
             self._counters.count_failure(error.code)
-        return self._origin.place(error, self.where)
+        return self._error_context.wrap(error, self.where)
 
     def may_end_early(self, error: WeftError, request: GraphRequest) -> bool:
         """Whether a failure after the first response ends the stream as if it were complete."""

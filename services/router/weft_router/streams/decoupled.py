@@ -57,10 +57,12 @@ class DecoupledRoot:
 
         Closing the generator, or cancelling the task that awaits it, cancels every call in work; no task is left.
         """
-        return _Passage(self._stages, self._limit, deadline_ns, parent).responses(0, GraphResponse(frame, request), run)
+        return _StreamRun(self._stages, self._limit, deadline_ns, parent).responses(
+            0, GraphResponse(frame, request), run
+        )
 
 
-class _Passage:
+class _StreamRun:
     """One request on its way through the stages; arguments are those of ``DecoupledRoot``."""
 
     def __init__(

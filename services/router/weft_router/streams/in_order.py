@@ -34,7 +34,7 @@ async def in_order(
             finally:
                 await source.aclose()
         return
-    window = _Window(sources, limit)
+    window = _SourceWindow(sources, limit)
     try:
         while (head := await window.head()) is not None:
             while (item := await head.first) is not _END:
@@ -56,7 +56,7 @@ class _Ahead(Generic[_Item]):
         self.first: asyncio.Task[_Item] = asyncio.create_task(_next(self.source))
 
 
-class _Window(Generic[_Item]):
+class _SourceWindow(Generic[_Item]):
     """The sources that are in work; a task of its own opens them."""
 
     def __init__(self, sources: AsyncGenerator[AsyncGenerator[_Item, None], None], limit: int) -> None:

@@ -27,7 +27,7 @@ FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 0.5
 _log = get_logger("weft.router.catalog")
 
 
-class Entry(NamedTuple):
+class CatalogEntry(NamedTuple):
     """A model version and the target that serves it."""
 
     target: str
@@ -45,7 +45,7 @@ class _Watched:
     backoff_s: float = FIRST_BACKOFF_S
 
 
-class Catalog:
+class TargetCatalog:
     """The models of all targets; of those where a model is ready, the one that was given first is used.
 
     A model of a target that does not answer stays known, but is not ready. Readiness, names and versions are read
@@ -80,8 +80,8 @@ class Catalog:
         self._tasks: list[asyncio.Task[None]] = []
         self._warned: set[str] = set()
         #: Replaced as a whole, never changed, so that another thread may read it.
-        self._models: dict[str, dict[str, Entry]] = {}
-        self._defaults: dict[str, Entry] = {}
+        self._models: dict[str, dict[str, CatalogEntry]] = {}
+        self._defaults: dict[str, CatalogEntry] = {}
 
     @property
     def unreachable(self) -> list[str]:
@@ -107,7 +107,7 @@ class Catalog:
         if watched.is_reachable:
             watched.wake.set()
 
-    def entry(self, name: str, version: str) -> Entry | None:
+    def entry(self, name: str, version: str) -> CatalogEntry | None:
         """A model version; "" means the highest that is ready, or else the highest."""
         return self._models.get(name, {}).get(version) if version else self._defaults.get(name)
 
@@ -129,7 +129,7 @@ class Catalog:
         """Every model name."""
         return list(self._models)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[CatalogEntry]:
         """Every model version."""
         for versions in self._models.values():
             yield from versions.values()
@@ -177,7 +177,7 @@ class Catalog:
         self._publish()
 
     def _publish(self) -> None:
-        models: dict[str, dict[str, Entry]] = {}
+        models: dict[str, dict[str, CatalogEntry]] = {}
         used = self._targets_in_use()
         known = {key for watched in self._watched.values() for key in watched.models}
         for key in self.statistics.keys() - known:
@@ -187,7 +187,7 @@ class Catalog:
                 if used[model] != name:
                     self._warn_twice_served(model, used[model], name)
                     continue
-                models.setdefault(model, {})[version] = Entry(name, found)
+                models.setdefault(model, {})[version] = CatalogEntry(name, found)
                 if (model, version) not in self.statistics:  # a model that was never called has counters too
                     self.statistics[model, version] = ModelStatistics(model, version)
         if models != self._models:
@@ -223,7 +223,7 @@ def _stamped(model: TargetModel, before: TargetModel | None) -> TargetModel:
     return model._replace(not_ready_since=since or datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-def _preference(entry: Entry) -> tuple[bool, int]:
+def _preference(entry: CatalogEntry) -> tuple[bool, int]:
     """Orders versions: ready ones last, then by number; what is no number comes before."""
     version = entry.model.signature.version
     return entry.model.is_ready, int(version) if version.isdecimal() else -1

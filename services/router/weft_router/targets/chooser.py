@@ -10,7 +10,7 @@ from weft_router.targets.balancing import LeastOutstanding, LeastResponseTime, R
 from weft_router.targets.ejection import OutlierDetector
 from weft_router.targets.pins import Pins
 from weft_router.targets.replica import Ready, Replica, having
-from weft_router.targets.specification import Policy
+from weft_router.targets.specification import BalancingPolicy
 
 #: So long after the last replica was well a call waits for another one, in seconds: one that was just started again is
 #: noticed within less. Later calls fail at once.
@@ -25,7 +25,7 @@ class _NoReplicaError(UnavailableError):
     """There is no replica to call now."""
 
 
-class Chooser:
+class ReplicaChooser:
     """Chooses among replicas.
 
     Args:
@@ -42,7 +42,7 @@ class Chooser:
     def __init__(
         self,
         where: str,
-        policy: Policy,
+        policy: BalancingPolicy,
         replicas: Mapping[str, Replica],
         by_grpc: Replica | None,
         detector: OutlierDetector,
@@ -216,7 +216,7 @@ def _sequence_of(call: InferCall) -> SequenceKey | None:
     return call.model_name, given
 
 
-def _rule_of(policy: Policy, generator: random.Random) -> Rule:
+def _rule_of(policy: BalancingPolicy, generator: random.Random) -> Rule:
     match policy.name:
         case "least_response_time":
             return LeastResponseTime(generator)

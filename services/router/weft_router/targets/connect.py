@@ -10,16 +10,16 @@ from weft_router.target import Target
 from weft_router.targets.addresses import resolve
 from weft_router.targets.grpc_target import GrpcTarget
 from weft_router.targets.health_watch import watch_health
-from weft_router.targets.membership import Surroundings, Tell
+from weft_router.targets.membership import MembershipSettings, Tell
 from weft_router.targets.replicated import ReplicatedTarget
-from weft_router.targets.specification import Policy, channel_address, channel_options, dns_name
+from weft_router.targets.specification import BalancingPolicy, channel_address, channel_options, dns_name
 
 #: A server that was started again is noticed soon.
 _RECONNECT_OPTIONS: list[tuple[str, Any]] = [("grpc.max_reconnect_backoff_ms", 500)]
 
 
 def make_target(
-    name: str, address: str, policy: Policy | None = None, security: ChannelSecurity | None = None
+    name: str, address: str, policy: BalancingPolicy | None = None, security: ChannelSecurity | None = None
 ) -> Target:
     """The target of ``address``, without a connection yet; on the event loop that uses it.
 
@@ -36,9 +36,9 @@ def make_target(
     if policy is None and not host_and_port and not is_list:
         is_xds = address.startswith("xds:")
         return GrpcTarget(name, address, options=_RECONNECT_OPTIONS, use_exchange=not is_xds, security=security)
-    policy = policy or Policy()
+    policy = policy or BalancingPolicy()
     options = [*_RECONNECT_OPTIONS, *([("grpc.default_authority", host_and_port)] if host_and_port else [])]
-    surroundings = Surroundings(
+    settings = MembershipSettings(
         resolve=partial(resolve, host_and_port) if host_and_port else partial(_given, address.split(",")),
         is_fixed=not host_and_port,
         connect=lambda replica: GrpcTarget(name, replica, options=options, security=security),
@@ -53,7 +53,7 @@ def make_target(
             use_exchange=False,
             security=security,
         )
-    return ReplicatedTarget(name, address, policy, surroundings, by_grpc)
+    return ReplicatedTarget(name, address, policy, settings, by_grpc)
 
 
 async def _given(addresses: Sequence[str]) -> Sequence[str]:

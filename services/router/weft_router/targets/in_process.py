@@ -10,7 +10,7 @@ from weft_common.core import CallContext, InferCall, InferenceCore, InferResult
 from weft_common.errors import DeadlineExceededError, RemoteError, WeftError
 from weft_common.observing import telemetry
 from weft_common.protocol.status import cut_message
-from weft_common.server.edge import Edge, withdrawal
+from weft_common.server.call_boundary import CallBoundary, withdrawal
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
 from weft_router.target import TargetModel
@@ -37,7 +37,7 @@ class InProcessTarget:
         self.name = name
         self.address = "in-process"
         self._core = core
-        self._edge = Edge(service or f"weft.{name}")
+        self._edge = CallBoundary(service or f"weft.{name}")
         self._clock_ns = clock_ns
         self._known: dict[tuple[str, str], TargetModel] = {}
 

@@ -29,7 +29,7 @@ _log = get_logger("weft.router.targets")
 Tell = Callable[[Health], None]
 
 
-class Surroundings(NamedTuple):
+class MembershipSettings(NamedTuple):
     """Everything outside that a membership touches.
 
     Attributes:
@@ -50,7 +50,7 @@ class Membership:
 
     Args:
         name: Of the target, for the log.
-        surroundings: As its class says.
+        settings: As its class says.
         detector: Keeps the records of the replicas.
         has_sequences: Whether sequences live at an address.
         on_change: Called after a replica came, left, or changed its health.
@@ -60,7 +60,7 @@ class Membership:
     def __init__(
         self,
         name: str,
-        surroundings: Surroundings,
+        settings: MembershipSettings,
         detector: OutlierDetector,
         has_sequences: Callable[[str], bool],
         on_change: Callable[[], None],
@@ -68,7 +68,7 @@ class Membership:
     ) -> None:
         self.replicas: dict[str, Replica] = {}
         self._name = name
-        self._surroundings = surroundings
+        self._surroundings = settings
         self._detector = detector
         self._has_sequences = has_sequences
         self._on_change = on_change

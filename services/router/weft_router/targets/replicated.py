@@ -12,12 +12,12 @@ from weft_common.errors import UnavailableError, WeftError
 from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
 from weft_router.target import Target, TargetModel
-from weft_router.targets.chooser import Chooser
+from weft_router.targets.chooser import ReplicaChooser
 from weft_router.targets.ejection import OutlierDetector, Record
-from weft_router.targets.membership import Membership, Surroundings
+from weft_router.targets.membership import Membership, MembershipSettings
 from weft_router.targets.pins import Pins
 from weft_router.targets.replica import Replica, merged
-from weft_router.targets.specification import Policy
+from weft_router.targets.specification import BalancingPolicy
 
 #: Name of what gRPC chooses, in metrics and spans.
 CHOSEN_BY_GRPC = "chosen by gRPC"
@@ -39,7 +39,7 @@ class ReplicatedTarget:
         name: As given to the router.
         address: As given to the router.
         policy: How the calls are spread.
-        surroundings: Where replicas come from and how they are reached.
+        settings: Where replicas come from and how they are reached.
         by_grpc: Reaches all replicas over one channel on which gRPC chooses; None unless the policy is one of gRPC's.
         clock_ns: Monotonic.
         generator: Source of chance.
@@ -49,8 +49,8 @@ class ReplicatedTarget:
         self,
         name: str,
         address: str,
-        policy: Policy,
-        surroundings: Surroundings,
+        policy: BalancingPolicy,
+        settings: MembershipSettings,
         by_grpc: Target | None = None,
         *,
         clock_ns: Callable[[], int] = time.monotonic_ns,
@@ -68,13 +68,13 @@ class ReplicatedTarget:
         self._by_grpc = None if by_grpc is None else Replica(CHOSEN_BY_GRPC, by_grpc, Record(), clock_ns)
         self._membership = membership = Membership(
             name,
-            surroundings,
+            settings,
             self._detector,
             pins.has,
             self._changed,
             clock_ns,
         )
-        self._chooser = Chooser(
+        self._chooser = ReplicaChooser(
             f"target '{name}' ({address})",
             policy,
             membership.replicas,

@@ -13,7 +13,7 @@ _SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:
 _ALLOWED = f"{', '.join((*_OWN, *_BY_GRPC))}, sticky:parameter=NAME, sticky:header=NAME"
 
 
-class Policy(NamedTuple):
+class BalancingPolicy(NamedTuple):
     """How calls are spread over replicas.
 
     Attributes:
@@ -37,7 +37,7 @@ class Policy(NamedTuple):
         return self.name in _BY_GRPC
 
 
-def parse_policy(text: str) -> Policy:
+def parse_policy(text: str) -> BalancingPolicy:
     """The policy that ``text`` names.
 
     Raises:
@@ -47,7 +47,11 @@ def parse_policy(text: str) -> Policy:
     kind, equals, key_name = key.partition("=")
     if name not in (*_OWN, *_BY_GRPC) or (colon and (name != "sticky" or kind not in _KEY_KINDS or not key_name)):
         raise ValueError(f"'{text}' is no policy; it must be one of {_ALLOWED}")
-    return Policy(name, kind, key_name.lower() if kind == "header" else key_name) if equals else Policy(name)
+    return (
+        BalancingPolicy(name, kind, key_name.lower() if kind == "header" else key_name)
+        if equals
+        else BalancingPolicy(name)
+    )
 
 
 def parse_target(text: str) -> tuple[str, str]:
@@ -71,7 +75,7 @@ def parse_target(text: str) -> tuple[str, str]:
     return name, address
 
 
-def policy_fault(address: str, policy: Policy) -> str:
+def policy_fault(address: str, policy: BalancingPolicy) -> str:
     """Why calls to ``address`` cannot be spread by ``policy``; "" if they can."""
     if address.startswith("xds:"):
         return f"the control plane of '{address}' says how calls are spread; leave the policy out"
@@ -106,7 +110,7 @@ def channel_address(address: str) -> str:
     return f"{'ipv6' if address.startswith('[') else 'ipv4'}:{address}"
 
 
-def channel_options(policy: Policy) -> list[tuple[str, str]]:
+def channel_options(policy: BalancingPolicy) -> list[tuple[str, str]]:
     """Options of a channel on which gRPC spreads the calls: over those that are healthy and no outliers.
 
     Weights come from load reports out of band, which cost no call anything.

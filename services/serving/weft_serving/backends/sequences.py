@@ -37,7 +37,7 @@ class Signal:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ImplicitState:
     """A tensor that is an output of one request of a sequence, and an input of the next.
 
     Attributes:
@@ -67,7 +67,7 @@ class SequenceInputs:
     has_fixed_rows: bool = False
     signals: tuple[Signal, ...] = ()
     id_spec: TensorSpec | None = None
-    states: tuple[State, ...] = ()
+    states: tuple[ImplicitState, ...] = ()
 
     @property
     def input_specs(self) -> tuple[TensorSpec, ...]:
@@ -162,7 +162,7 @@ def _zeros(tensor: WireTensor) -> WireTensor:
     return WireTensor(tensor.datatype, tensor.shape, data)
 
 
-def _fault(state: State, outputs: Mapping[str, Array], *, has_batch: bool) -> str:
+def _fault(state: ImplicitState, outputs: Mapping[str, Array], *, has_batch: bool) -> str:
     """What is wrong with the state that the model gave; "" if nothing is."""
     array = outputs.get(state.output)
     if array is None:

@@ -12,7 +12,7 @@ from weft_common.text.pbtxt import suggestion
 from weft_protos.model_config_pb2 import TYPE_STRING, ModelConfig, ModelInput
 from weft_protos.model_config_pb2 import BatchInput as BatchInputMessage
 from weft_serving.backends.layout import BatchInput, BatchLayout
-from weft_serving.config.report import Report
+from weft_serving.config.report import ConfigReport
 from weft_serving.config.reshape import model_dims
 from weft_serving.scheduler.grouping import LengthBuckets
 
@@ -21,7 +21,7 @@ _MAX_ELEMENTS = "batch_buckets_max_elements"
 LAYOUT_PARAMETERS = (_BOUNDS, _PAD, _MASK, _MAX_ELEMENTS)
 
 
-def batch_layout(config: ModelConfig, report: Report, *, has_tensor_backend: bool) -> BatchLayout:
+def batch_layout(config: ModelConfig, report: ConfigReport, *, has_tensor_backend: bool) -> BatchLayout:
     """The layout as configured.
 
     Args:
@@ -53,7 +53,7 @@ def batch_layout(config: ModelConfig, report: Report, *, has_tensor_backend: boo
     )
 
 
-def _batch_inputs(config: ModelConfig, report: Report) -> Iterator[BatchInput]:
+def _batch_inputs(config: ModelConfig, report: ConfigReport) -> Iterator[BatchInput]:
     inputs = [tensor.name for tensor in config.input]
     taken = set(inputs)
     for i, message in enumerate(config.batch_input):
@@ -78,7 +78,7 @@ def _batch_inputs(config: ModelConfig, report: Report) -> Iterator[BatchInput]:
         yield BatchInput(kind, tuple(message.target_name), datatype, message.source_input[0])
 
 
-def _scattered(config: ModelConfig, report: Report) -> Iterator[tuple[str, str]]:
+def _scattered(config: ModelConfig, report: ConfigReport) -> Iterator[tuple[str, str]]:
     inputs = {tensor.name: tensor for tensor in config.input}
     outputs = {tensor.name: tensor for tensor in config.output}
     for i, message in enumerate(config.batch_output):
@@ -107,7 +107,7 @@ def _scattered(config: ModelConfig, report: Report) -> Iterator[tuple[str, str]]
                 yield name, sources[0]
 
 
-def _buckets(config: ModelConfig, report: Report) -> LengthBuckets | None:
+def _buckets(config: ModelConfig, report: ConfigReport) -> LengthBuckets | None:
     text = {key: config.parameters[key].string_value for key in LAYOUT_PARAMETERS if key in config.parameters}
     if _BOUNDS not in text:
         for key in text:
@@ -143,7 +143,7 @@ def _buckets(config: ModelConfig, report: Report) -> LengthBuckets | None:
     return LengthBuckets(bounds, pad_values, mask, int(max_elements))
 
 
-def _pad_values(config: ModelConfig, text: str, report: Report) -> Iterator[tuple[str, float]]:
+def _pad_values(config: ModelConfig, text: str, report: ConfigReport) -> Iterator[tuple[str, float]]:
     for part in text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
         tensor = _varying_input(config, _PAD, name, report)
@@ -160,7 +160,7 @@ def _pad_values(config: ModelConfig, text: str, report: Report) -> Iterator[tupl
             yield name, number
 
 
-def _varying_input(config: ModelConfig, key: str, name: str, report: Report) -> ModelInput | None:
+def _varying_input(config: ModelConfig, key: str, name: str, report: ConfigReport) -> ModelInput | None:
     """The input that a parameter names, if it has a -1 to be padded."""
     for tensor in config.input:
         if tensor.name == name:

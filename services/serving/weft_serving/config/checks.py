@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from weft_common.text.pbtxt import suggestion
 from weft_protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from weft_serving.config.report import Report
+from weft_serving.config.report import ConfigReport
 from weft_serving.config.reshape import check_reshape
 
 BACKEND_BY_PLATFORM = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}
@@ -79,7 +79,7 @@ def ignored_fields(config: ModelConfig) -> list[str]:
     return [path for path, is_asked in _IGNORED if is_asked(config)]
 
 
-def check_declared(config: ModelConfig, name: str, backends: Collection[str], report: Report) -> None:
+def check_declared(config: ModelConfig, name: str, backends: Collection[str], report: ConfigReport) -> None:
     """Check everything but the tensors, and fill in name and backend.
 
     Args:
@@ -93,13 +93,13 @@ def check_declared(config: ModelConfig, name: str, backends: Collection[str], re
     _check_filenames(config, report)
 
 
-def _check_supported(config: ModelConfig, report: Report) -> None:
+def _check_supported(config: ModelConfig, report: ConfigReport) -> None:
     for path, is_asked, cure in _UNSUPPORTED:
         if is_asked(config):
             report.error(path, f"{path} is not supported by this version; {cure}")
 
 
-def check_cache(config: ModelConfig, report: Report) -> None:
+def check_cache(config: ModelConfig, report: ConfigReport) -> None:
     """Refuse ``response_cache`` where equal requests have different answers."""
     path = "response_cache.enable"
     if not config.response_cache.enable:
@@ -110,7 +110,7 @@ def check_cache(config: ModelConfig, report: Report) -> None:
         report.error(path, f"{path} is not possible with sequence_batching, where answers depend on state; remove it")
 
 
-def check_decoupled(config: ModelConfig, *, can_stream: bool, report: Report) -> None:
+def check_decoupled(config: ModelConfig, *, can_stream: bool, report: ConfigReport) -> None:
     """Check that a model that sends any number of responses can: by its backend, and by what is asked beside it."""
     if not config.model_transaction_policy.decoupled:
         return
@@ -128,14 +128,14 @@ def check_decoupled(config: ModelConfig, *, can_stream: bool, report: Report) ->
         )
 
 
-def check_iterative(config: ModelConfig, *, can_reschedule: bool, report: Report) -> None:
+def check_iterative(config: ModelConfig, *, can_reschedule: bool, report: ConfigReport) -> None:
     """Check that a model whose requests are executed again and again can ask for it."""
     path = "sequence_batching.iterative_sequence"
     if config.sequence_batching.iterative_sequence and not can_reschedule:
         report.error(path, f"backend '{config.backend}' executes each request once; remove {path}")
 
 
-def _check_identity(config: ModelConfig, name: str, backends: Collection[str], report: Report) -> None:
+def _check_identity(config: ModelConfig, name: str, backends: Collection[str], report: ConfigReport) -> None:
     if config.name and config.name != name:
         report.error(
             "name", f"name is '{config.name}', but the model's folder is '{name}'; make them equal or leave name out"
@@ -157,7 +157,7 @@ def _check_identity(config: ModelConfig, name: str, backends: Collection[str], r
     config.backend = asked
 
 
-def _check_filenames(config: ModelConfig, report: Report) -> None:
+def _check_filenames(config: ModelConfig, report: ConfigReport) -> None:
     named = [("default_model_filename", config.default_model_filename)]
     named += [(f"output[{i}].label_filename", tensor.label_filename) for i, tensor in enumerate(config.output)]
     for path, filename in named:
@@ -176,7 +176,7 @@ def path_fault(filename: str, folder: str) -> str:
     return ""
 
 
-def check_tensors(config: ModelConfig, report: Report) -> None:
+def check_tensors(config: ModelConfig, report: ConfigReport) -> None:
     """Check ``input`` and ``output``: there is at least one of each, and each can be served."""
     is_complete = not report.diagnostics  # a faulty configuration was not shown to the backend, which may know more
     kinds: tuple[tuple[str, Sequence[ModelInput | ModelOutput]], ...] = (
@@ -198,7 +198,9 @@ def check_tensors(config: ModelConfig, report: Report) -> None:
             names.add(tensor.name)
 
 
-def _check_tensor(kind: str, path: str, tensor: ModelInput | ModelOutput, max_batch_size: int, report: Report) -> None:
+def _check_tensor(
+    kind: str, path: str, tensor: ModelInput | ModelOutput, max_batch_size: int, report: ConfigReport
+) -> None:
     called = f"{kind} '{tensor.name}'"
     if not tensor.name:
         report.error(path, f"{kind} must specify 'name'")

@@ -27,7 +27,7 @@ from weft_serving.config import checks, scheduling
 from weft_serving.config.batching import LAYOUT_PARAMETERS, batch_layout
 from weft_serving.config.labels import read_labels
 from weft_serving.config.placement import place_instances
-from weft_serving.config.report import Report
+from weft_serving.config.report import ConfigReport
 from weft_serving.config.sequences import drop_added, sequence_inputs
 from weft_serving.config.versions import select_versions
 from weft_serving.config.warmup import warmup_samples
@@ -143,11 +143,11 @@ def define_model(
     )
 
 
-def _read(directory: Path, override: str | None) -> tuple[ModelConfig, Report]:
+def _read(directory: Path, override: str | None) -> tuple[ModelConfig, ConfigReport]:
     """The configuration as written, and a report that knows where each field is."""
     if override is not None:
         try:
-            return json_format.Parse(override, ModelConfig()), Report("config parameter")
+            return json_format.Parse(override, ModelConfig()), ConfigReport("config parameter")
         except (json_format.ParseError, RecursionError) as error:
             raise InvalidArgumentError(f"parameter 'config' is not a model configuration in JSON: {error}") from None
     path = directory / CONFIG_FILENAME
@@ -156,7 +156,7 @@ def _read(directory: Path, override: str | None) -> tuple[ModelConfig, Report]:
     except OSError as error:
         raise InvalidArgumentError(f"cannot read {path}: {error.strerror}; a model needs this file") from None
     config, positions = parse(text, ModelConfig(), file=str(path))
-    return config, Report(str(path), positions)
+    return config, ConfigReport(str(path), positions)
 
 
 def _imported(backends: Mapping[str, type[Backend]], name: str) -> type[Backend]:

@@ -6,10 +6,10 @@ from weft_common.errors import NotFoundError
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_serving.backends.labels import read_label_file
 from weft_serving.config.checks import path_fault
-from weft_serving.config.report import Report
+from weft_serving.config.report import ConfigReport
 
 
-def read_labels(config: ModelConfig, directory: Path, version: int, report: Report) -> dict[str, tuple[str, ...]]:
+def read_labels(config: ModelConfig, directory: Path, version: int, report: ConfigReport) -> dict[str, tuple[str, ...]]:
     """Output -> labels, one a line of its file in the model's folder or else in the version's.
 
     Args:

@@ -8,7 +8,7 @@ from pathlib import Path
 from weft_protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from weft_serving.backends.base import InstanceContext
 from weft_serving.config.rate_limits import rate_limit
-from weft_serving.config.report import Report
+from weft_serving.config.report import ConfigReport
 
 _DEVICE = re.compile(r"nvidia\d+")
 
@@ -32,7 +32,7 @@ def count_gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path
 
 
 def place_instances(
-    config: ModelConfig, *, num_gpus: int, can_use_gpu: bool, report: Report
+    config: ModelConfig, *, num_gpus: int, can_use_gpu: bool, report: ConfigReport
 ) -> tuple[InstanceContext, ...]:
     """One context per instance that ``instance_group`` asks for; without a group, one, or one per GPU.
 
@@ -90,7 +90,7 @@ def place_instances(
     return tuple(instances)
 
 
-def _check_group(path: str, group: ModelInstanceGroup, report: Report) -> None:
+def _check_group(path: str, group: ModelInstanceGroup, report: ConfigReport) -> None:
     if group.count < 0:
         report.error(f"{path}.count", f"count must be at least 1, got {group.count}")
     if group.count > MAX_INSTANCES:

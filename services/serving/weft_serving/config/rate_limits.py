@@ -1,11 +1,11 @@
 """``instance_group.rate_limiter`` checked, for the rate limiter."""
 
 from weft_protos.model_config_pb2 import ModelInstanceGroup
-from weft_serving.config.report import Report
+from weft_serving.config.report import ConfigReport
 from weft_serving.scheduler.rate_limiter import RateLimit
 
 
-def rate_limit(path: str, group: ModelInstanceGroup, report: Report) -> RateLimit | None:
+def rate_limit(path: str, group: ModelInstanceGroup, report: ConfigReport) -> RateLimit | None:
     """What an execution of an instance of the group takes; None if it says nothing.
 
     Args:

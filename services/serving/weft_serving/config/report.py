@@ -3,7 +3,7 @@
 from weft_common.text.pbtxt import Diagnostic, PbtxtError, Positions
 
 
-class Report:
+class ConfigReport:
     """The faults of one configuration, each with its place; nothing is raised before all are known.
 
     Args:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from weft_common.tensors import num_elements
 from weft_protos.model_config_pb2 import ModelInput, ModelOutput
-from weft_serving.config.report import Report
+from weft_serving.config.report import ConfigReport
 
 
 def model_dims(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
@@ -13,7 +13,7 @@ def model_dims(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
 
 
 def check_reshape(
-    path: str, called: str, tensor: ModelInput | ModelOutput, max_batch_size: int, report: Report
+    path: str, called: str, tensor: ModelInput | ModelOutput, max_batch_size: int, report: ConfigReport
 ) -> None:
     """Check that ``reshape``, if it is set, has as many elements as ``dims``, whatever the size of each -1.
 

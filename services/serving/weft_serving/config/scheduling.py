@@ -1,7 +1,7 @@
 """``dynamic_batching``, and the parameters that go with it, as ``SchedulerSettings``."""
 
 from weft_protos.model_config_pb2 import ModelConfig, ModelQueuePolicy
-from weft_serving.config.report import Report
+from weft_serving.config.report import ConfigReport
 from weft_serving.config.sequences import MAX_BACKLOG, sequence_settings
 from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
@@ -10,7 +10,7 @@ SCHEDULING_PARAMETERS = (_AGING, _SPLIT, _LIMIT, MAX_BACKLOG)
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def scheduler_settings(config: ModelConfig, report: Report) -> SchedulerSettings:
+def scheduler_settings(config: ModelConfig, report: ConfigReport) -> SchedulerSettings:
     """Settings as configured.
 
     Args:
@@ -44,7 +44,7 @@ def scheduler_settings(config: ModelConfig, report: Report) -> SchedulerSettings
     return settings
 
 
-def _by_sequence(config: ModelConfig, report: Report) -> SchedulerSettings:
+def _by_sequence(config: ModelConfig, report: ConfigReport) -> SchedulerSettings:
     """Settings of a model with ``sequence_batching``; requests of sequences have neither priorities nor parts."""
     for key in (_AGING, _SPLIT):
         if key in config.parameters:
@@ -63,7 +63,7 @@ def _by_sequence(config: ModelConfig, report: Report) -> SchedulerSettings:
     )
 
 
-def _microseconds(config: ModelConfig, key: str, report: Report) -> int:
+def _microseconds(config: ModelConfig, key: str, report: ConfigReport) -> int:
     """The value of a parameter; 0 where it is not given."""
     if key not in config.parameters:
         return 0
@@ -74,7 +74,7 @@ def _microseconds(config: ModelConfig, key: str, report: Report) -> int:
     return int(text)
 
 
-def _can_split(config: ModelConfig, report: Report) -> bool:
+def _can_split(config: ModelConfig, report: ConfigReport) -> bool:
     text = config.parameters[_SPLIT].string_value if _SPLIT in config.parameters else "false"
     if text.lower() not in _FLAGS:
         report.error(f"parameters[{_SPLIT}]", f"parameter '{_SPLIT}' must be true or false, got '{text}'")

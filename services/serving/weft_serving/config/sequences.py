@@ -9,9 +9,9 @@ from weft_common.signature import TensorSpec, datatype_name
 from weft_common.tensors import ITEMSIZE_BYTES, NUMPY_BY_DATATYPE, WireTensor, encode, encode_bytes, num_elements
 from weft_common.text.pbtxt import suggestion
 from weft_protos.model_config_pb2 import ModelConfig, ModelSequenceBatching
-from weft_serving.backends.sequences import SequenceInputs, Signal, State
+from weft_serving.backends.sequences import ImplicitState, SequenceInputs, Signal
 from weft_serving.config.checks import path_fault
-from weft_serving.config.report import Report
+from weft_serving.config.report import ConfigReport
 from weft_serving.config.reshape import model_dims
 from weft_serving.scheduler.sequence_settings import DEFAULT_MAX_IDLE_US, SequenceSettings
 
@@ -26,7 +26,7 @@ _EMPTY_STRING_BYTES = 4
 MAX_BACKLOG = "max_sequence_backlog"
 
 
-def sequence_settings(config: ModelConfig, report: Report) -> SequenceSettings:
+def sequence_settings(config: ModelConfig, report: ConfigReport) -> SequenceSettings:
     """How sequences share the instances; for a configuration that has ``sequence_batching``."""
     batching = config.sequence_batching
     oldest, direct = batching.oldest, batching.direct
@@ -71,7 +71,7 @@ def sequence_settings(config: ModelConfig, report: Report) -> SequenceSettings:
     )
 
 
-def _max_backlog(config: ModelConfig, report: Report) -> int:
+def _max_backlog(config: ModelConfig, report: ConfigReport) -> int:
     text = config.parameters[MAX_BACKLOG].string_value if MAX_BACKLOG in config.parameters else "0"
     if not text.isdecimal() or (MAX_BACKLOG in config.parameters and not int(text)):
         report.error(
@@ -99,7 +99,7 @@ def drop_added(config: ModelConfig, declared: Collection[str]) -> None:
                 del tensors[i]
 
 
-def sequence_inputs(config: ModelConfig, directory: Path, report: Report) -> SequenceInputs | None:
+def sequence_inputs(config: ModelConfig, directory: Path, report: ConfigReport) -> SequenceInputs | None:
     """The inputs and states that the server adds; None without ``sequence_batching``.
 
     Args:
@@ -153,7 +153,7 @@ def _kind(control: ModelSequenceBatching.Control) -> str:
     return ModelSequenceBatching.Control.Kind.Name(control.kind).removeprefix("CONTROL_SEQUENCE_")
 
 
-def _check_names(config: ModelConfig, report: Report) -> None:
+def _check_names(config: ModelConfig, report: ConfigReport) -> None:
     """Inputs that the server adds have names of their own, and say what they are for."""
     batching = config.sequence_batching
     inputs = {tensor.name for tensor in config.input}
@@ -181,7 +181,7 @@ def _check_names(config: ModelConfig, report: Report) -> None:
             )
 
 
-def _id_spec(path: str, name: str, control: ModelSequenceBatching.Control, report: Report) -> TensorSpec:
+def _id_spec(path: str, name: str, control: ModelSequenceBatching.Control, report: ConfigReport) -> TensorSpec:
     datatype = datatype_name(control.data_type)
     if datatype not in _ID_DATATYPES:
         report.error(
@@ -195,7 +195,7 @@ def _id_spec(path: str, name: str, control: ModelSequenceBatching.Control, repor
 
 
 def _signal(
-    path: str, name: str, control: ModelSequenceBatching.Control, has_batch: bool, report: Report
+    path: str, name: str, control: ModelSequenceBatching.Control, has_batch: bool, report: ConfigReport
 ) -> Signal | None:
     given = [(field, datatype) for field, datatype in _FLAGS if getattr(control, field)]
     if len(given) != 1:
@@ -220,8 +220,8 @@ def _signal(
 
 
 def _state(
-    path: str, message: ModelSequenceBatching.State, config: ModelConfig, directory: Path, report: Report
-) -> State | None:
+    path: str, message: ModelSequenceBatching.State, config: ModelConfig, directory: Path, report: ConfigReport
+) -> ImplicitState | None:
     name, datatype, dims = message.input_name, datatype_name(message.data_type), tuple(message.dims)
     num_faults = len(report.diagnostics)
     if not message.output_name:
@@ -249,7 +249,7 @@ def _state(
     if initial is None:
         return None
     shape = (1, *initial.shape) if config.max_batch_size > 0 else initial.shape
-    return State(
+    return ImplicitState(
         TensorSpec(name, datatype, dims), message.output_name, initial._replace(shape=shape), output is not None
     )
 
@@ -260,7 +260,7 @@ def _initial(
     dims: tuple[int, ...],
     datatype: str,
     directory: Path,
-    report: Report,
+    report: ConfigReport,
 ) -> WireTensor | None:
     """The state of a sequence that starts, without batch dimension; None with a fault. A -1 that nobody fills is 1."""
     filled = tuple(max(dim, 1) for dim in dims)
@@ -296,7 +296,7 @@ def _initial(
     return WireTensor(datatype, shape, data)
 
 
-def _zeros(path: str, name: str, datatype: str, shape: tuple[int, ...], report: Report) -> WireTensor | None:
+def _zeros(path: str, name: str, datatype: str, shape: tuple[int, ...], report: ConfigReport) -> WireTensor | None:
     count = num_elements(shape)
     num_bytes = count * ITEMSIZE_BYTES.get(datatype, _EMPTY_STRING_BYTES)
     if num_bytes > MAX_STATE_BYTES:
@@ -305,7 +305,7 @@ def _zeros(path: str, name: str, datatype: str, shape: tuple[int, ...], report: 
     return WireTensor(datatype, shape, encode_bytes([b""] * count) if datatype == "BYTES" else bytes(num_bytes))
 
 
-def _file_data(path: str, filename: str, folder: Path, report: Report) -> bytes | None:
+def _file_data(path: str, filename: str, folder: Path, report: ConfigReport) -> bytes | None:
     if fault := path_fault(filename, "the folder 'initial_state'"):
         report.error(path, fault)
         return None

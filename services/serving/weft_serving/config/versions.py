@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from weft_protos.model_config_pb2 import ModelConfig
-from weft_serving.config.report import Report
+from weft_serving.config.report import ConfigReport
 
 
-def select_versions(config: ModelConfig, available: Sequence[int], report: Report) -> list[int]:
+def select_versions(config: ModelConfig, available: Sequence[int], report: ConfigReport) -> list[int]:
     """Versions that ``version_policy`` picks, lowest first; without a policy the highest.
 
     Args:
@@ -31,7 +31,7 @@ def select_versions(config: ModelConfig, available: Sequence[int], report: Repor
     return _specific(policy.specific.versions, available, report)
 
 
-def _specific(versions: Sequence[int], available: Sequence[int], report: Report) -> list[int]:
+def _specific(versions: Sequence[int], available: Sequence[int], report: ConfigReport) -> list[int]:
     if not versions:
         report.error("version_policy.specific", "specific names no version; list at least one")
     for i, version in enumerate(versions):

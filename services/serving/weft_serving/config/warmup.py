@@ -9,7 +9,7 @@ from weft_common.tensors import ITEMSIZE_BYTES, NUMPY_BY_DATATYPE, WireTensor, e
 from weft_common.text.pbtxt import suggestion
 from weft_protos.model_config_pb2 import ModelConfig, ModelInput, ModelWarmup
 from weft_serving.config.checks import path_fault
-from weft_serving.config.report import Report
+from weft_serving.config.report import ConfigReport
 from weft_serving.config.reshape import model_dims
 from weft_serving.config.warmup_samples import WarmupSample
 from weft_serving.request.reshape import reshaped
@@ -21,7 +21,7 @@ _STRING = b"warm-up"
 _STRING_BYTES = 4 + len(_STRING)
 
 
-def warmup_samples(config: ModelConfig, directory: Path, report: Report) -> list[WarmupSample]:
+def warmup_samples(config: ModelConfig, directory: Path, report: ConfigReport) -> list[WarmupSample]:
     """Samples that every instance runs before the model is ready.
 
     Args:
@@ -45,7 +45,7 @@ def warmup_samples(config: ModelConfig, directory: Path, report: Report) -> list
     return samples
 
 
-def _check_sample(path: str, config: ModelConfig, warmup: ModelWarmup, report: Report) -> None:
+def _check_sample(path: str, config: ModelConfig, warmup: ModelWarmup, report: ConfigReport) -> None:
     largest = max(config.max_batch_size, 1)
     if not 1 <= warmup.batch_size <= largest:
         report.error(
@@ -60,7 +60,7 @@ def _check_sample(path: str, config: ModelConfig, warmup: ModelWarmup, report: R
 
 
 def _tensor(
-    path: str, tensor: ModelInput, warmup: ModelWarmup, has_batch: bool, directory: Path, report: Report
+    path: str, tensor: ModelInput, warmup: ModelWarmup, has_batch: bool, directory: Path, report: ConfigReport
 ) -> WireTensor | None:
     """Data of one input, the same in every row; None with a fault."""
     data = warmup.inputs[tensor.name]

@@ -39,7 +39,7 @@ _log = get_logger("weft.serving.lifecycle")
 Served = ServedModel | OnDemandModel | CachedModel
 
 
-class State(StrEnum):
+class VersionState(StrEnum):
     """States of ``RepositoryIndex``."""
 
     UNKNOWN = ""
@@ -56,14 +56,14 @@ class ModelVersion:
     number: int
     config: ModelConfig
     served: Served
-    state: State = State.LOADING
+    state: VersionState = VersionState.LOADING
     reason: str = ""
 
     @property
-    def shown_state(self) -> State:
+    def shown_state(self) -> VersionState:
         """The state as clients see it: one that is ready but has lost every instance is unavailable."""
-        is_out = self.state is State.READY and self.served.outages.is_total
-        return State.UNAVAILABLE if is_out else self.state
+        is_out = self.state is VersionState.READY and self.served.outages.is_total
+        return VersionState.UNAVAILABLE if is_out else self.state
 
 
 class ManagedModel:
@@ -101,14 +101,16 @@ class ManagedModel:
         self._versions: dict[int, ModelVersion] = {}
         self._draining: dict[ModelVersion, asyncio.Task[None]] = {}
         # While the model has no versions, its own state and reason; else the reason why the last reload failed.
-        self._state = State.UNKNOWN
+        self._state = VersionState.UNKNOWN
         self._reason = ""
 
     @property
     def is_ready(self) -> bool:
         """Whether it serves; every version that was not unloaded on purpose does."""
         states = [version.shown_state for version in self._versions.values() if version.reason != _UNLOADED]
-        return State.READY in states and all(state in (State.READY, State.UNLOADING) for state in states)
+        return VersionState.READY in states and all(
+            state in (VersionState.READY, VersionState.UNLOADING) for state in states
+        )
 
     def select(self, version: str) -> ModelVersion:
         """The ready version asked for; "" is the highest one.
@@ -120,7 +122,7 @@ class ManagedModel:
         """
         unknown = f"Request for unknown model: '{self.name}'"
         if not version:
-            ready = [number for number, known in self._versions.items() if known.state is State.READY]
+            ready = [number for number, known in self._versions.items() if known.state is VersionState.READY]
             if ready:
                 return self._versions[max(ready)]
             if self._is_changing():
@@ -134,7 +136,7 @@ class ManagedModel:
         chosen = self._versions.get(int(version))
         if chosen is None:
             raise NotFoundError(f"{unknown} version {int(version)} is not found").refused()
-        if chosen.state is not State.READY:
+        if chosen.state is not VersionState.READY:
             fault = f"{unknown} version {int(version)} is not at ready state; it is {chosen.state}"
             raise UnavailableError(fault).refused()
         return chosen
@@ -154,7 +156,7 @@ class ManagedModel:
     def ready_versions(self) -> list[ModelVersion]:
         """Versions that serve, lowest first."""
         versions = sorted(self._versions.items())
-        return [version for _, version in versions if version.state is State.READY]
+        return [version for _, version in versions if version.state is VersionState.READY]
 
     def index(self) -> list[IndexEntry]:
         """One entry a version; one without a version while there is none."""
@@ -183,7 +185,7 @@ class ManagedModel:
         self.is_wanted = True
         async with self._lock:
             if not self.ready_versions():
-                self._versions, self._state, self._reason = {}, State.LOADING, ""
+                self._versions, self._state, self._reason = {}, VersionState.LOADING, ""
             fresh: dict[int, ModelVersion] = {}
             try:
                 async with contextlib.nullcontext() if is_nested else self._slots:
@@ -200,7 +202,7 @@ class ManagedModel:
         async with self._lock:
             self.is_wanted = False
             draining = [self._retire(version) for version in self.ready_versions()]
-            self._state, self._reason = State.UNAVAILABLE, _UNLOADED
+            self._state, self._reason = VersionState.UNAVAILABLE, _UNLOADED
             for version in self._versions.values():
                 version.reason = _UNLOADED
             if draining:
@@ -224,7 +226,7 @@ class ManagedModel:
 
     def _is_changing(self) -> bool:
         states = [version.state for version in self._versions.values()] or [self._state]
-        return State.LOADING in states or State.UNLOADING in states
+        return VersionState.LOADING in states or VersionState.UNLOADING in states
 
     async def _define(self, define: Callable[[], ModelDefinition]) -> ModelDefinition:
         prefix = f"failed to load '{self.name}', failed to poll from model repository"
@@ -297,22 +299,22 @@ class ManagedModel:
             self._reason = f"serving what was loaded before; the reload failed: {reason}"
             return
         self._versions = dict(fresh)
-        self._state, self._reason = State.UNAVAILABLE, reason
+        self._state, self._reason = VersionState.UNAVAILABLE, reason
         for version in fresh.values():
-            version.state = State.UNAVAILABLE
+            version.state = VersionState.UNAVAILABLE
 
     def _replace(self, fresh: Mapping[int, ModelVersion]) -> None:
         """The one assignment that makes ``fresh`` serve."""
         replaced = {version.number: version for version in self.ready_versions()}
         for version in fresh.values():
-            version.state = State.READY
+            version.state = VersionState.READY
         self._versions = {**replaced, **fresh}
-        self._state, self._reason = State.READY, ""
+        self._state, self._reason = VersionState.READY, ""
         for version in replaced.values():
             self._retire(version)
 
     def _retire(self, version: ModelVersion) -> "asyncio.Task[None]":
-        version.state = State.UNLOADING
+        version.state = VersionState.UNLOADING
         task = self._draining[version] = asyncio.create_task(self._drain(version))
         return task
 
@@ -322,5 +324,5 @@ class ManagedModel:
         except Exception:
             _log.exception("stop failed", extra={"model": self.name, "version": version.number})
         finally:
-            version.state, version.reason = State.UNAVAILABLE, _UNLOADED
+            version.state, version.reason = VersionState.UNAVAILABLE, _UNLOADED
             del self._draining[version]

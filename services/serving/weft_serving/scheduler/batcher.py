@@ -16,7 +16,7 @@ from weft_serving.scheduler.settings import SchedulerSettings
 _MAX_LOOKAHEAD = 1024
 
 
-class Decision(NamedTuple):
+class BatchDecision(NamedTuple):
     """What to do with a free instance.
 
     Attributes:
@@ -37,18 +37,18 @@ class Waiting(Sized, Iterable[InferenceRequest], Protocol):
 class Batcher(Protocol):
     """Decides what a free instance executes."""
 
-    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> Decision:
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
         """What to do at ``now_ns``; with ``may_wait=False`` waiting requests are never held back for others."""
 
 
 class SingleBatcher:
     """Each request is executed alone, in the order of service: models without ``dynamic_batching``."""
 
-    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> Decision:
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
         """The first request, or nothing."""
         for request in queue:
-            return Decision([request])
-        return Decision([])
+            return BatchDecision([request])
+        return BatchDecision([])
 
 
 class DynamicBatcher:
@@ -66,27 +66,27 @@ class DynamicBatcher:
         self._has_delay = settings.max_queue_delay_us > 0
         self._num_to_hold = num_to_hold
 
-    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> Decision:
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
         """The next batch; or nothing, and until when the requests that could be in it may be held back."""
         if self._num_to_hold:
             if may_wait and len(queue) < self._num_to_hold:
-                return Decision([])
+                return BatchDecision([])
             self._num_to_hold = 0
         return self._choose(queue, now_ns, may_wait)
 
-    def _choose(self, queue: Iterable[InferenceRequest], now_ns: int, may_wait: bool) -> Decision:
+    def _choose(self, queue: Iterable[InferenceRequest], now_ns: int, may_wait: bool) -> BatchDecision:
         return self._decide(queue, now_ns, may_wait, self._max_rows)
 
-    def _decide(self, queue: Iterable[InferenceRequest], now_ns: int, may_wait: bool, max_rows: int) -> Decision:
+    def _decide(self, queue: Iterable[InferenceRequest], now_ns: int, may_wait: bool, max_rows: int) -> BatchDecision:
         batch, num_best, send_by_ns, is_closed = self._collect(queue, max_rows)
         if not batch:
-            return Decision([])
+            return BatchDecision([])
         is_late = not may_wait or (self._has_delay and send_by_ns <= now_ns)
         if num_best and not is_late:
-            return Decision(batch[:num_best])
+            return BatchDecision(batch[:num_best])
         if is_closed or is_late or not self._has_delay:
-            return Decision(batch)
-        return Decision([], send_by_ns)
+            return BatchDecision(batch)
+        return BatchDecision([], send_by_ns)
 
     def _collect(
         self, queue: Iterable[InferenceRequest], max_rows: int
@@ -128,7 +128,7 @@ class BucketBatcher(DynamicBatcher):
         super().__init__(settings, num_to_hold=num_to_hold)
         self._buckets = buckets
 
-    def _choose(self, queue: Iterable[InferenceRequest], now_ns: int, may_wait: bool) -> Decision:
+    def _choose(self, queue: Iterable[InferenceRequest], now_ns: int, may_wait: bool) -> BatchDecision:
         waiting: dict[object, list[InferenceRequest]] = {}
         for request in islice(queue, _MAX_LOOKAHEAD):
             waiting.setdefault(request.batch_key, []).append(request)
@@ -139,7 +139,7 @@ class BucketBatcher(DynamicBatcher):
                 return decision
             if decision.wait_until_ns is not None and (wait_until_ns is None or decision.wait_until_ns < wait_until_ns):
                 wait_until_ns = decision.wait_until_ns
-        return Decision([], wait_until_ns)
+        return BatchDecision([], wait_until_ns)
 
 
 def make_batcher(settings: SchedulerSettings, buckets: LengthBuckets | None = None, *, num_to_hold: int = 0) -> Batcher:

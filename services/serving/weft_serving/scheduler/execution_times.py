@@ -14,14 +14,14 @@ class ExecutionTimes:
     """Medians of execution times by batch size; sizes up to 1, 2, 4, 8, ... rows are taken together."""
 
     def __init__(self) -> None:
-        self._windows: dict[int, _Window] = {}
+        self._windows: dict[int, _DurationWindow] = {}
 
     def add(self, num_rows: int, duration_ns: int, now_ns: int) -> None:
         """A batch of ``num_rows`` took ``duration_ns`` and ended at ``now_ns``."""
         size_class = (num_rows - 1).bit_length()
         window = self._windows.get(size_class)
         if window is None:
-            window = self._windows[size_class] = _Window()
+            window = self._windows[size_class] = _DurationWindow()
         window.add(duration_ns, now_ns)
 
     def median_ns(self, num_rows: int, now_ns: int) -> int:
@@ -30,7 +30,7 @@ class ExecutionTimes:
         return 0 if window is None else window.median_ns(now_ns)
 
 
-class _Window:
+class _DurationWindow:
     """The latest durations, in the order of time and in that of size."""
 
     def __init__(self) -> None:

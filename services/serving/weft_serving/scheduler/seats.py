@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable
 from itertools import islice
 
 from weft_serving.request.request import InferenceRequest
-from weft_serving.scheduler.batcher import Decision, Waiting
+from weft_serving.scheduler.batcher import BatchDecision, Waiting
 from weft_serving.scheduler.settings import SchedulerSettings
 
 #: Requests that one instance is handed at once, so that a long row of them cannot hold up a better one.
@@ -41,22 +41,22 @@ class SeatBatcher:
         """Seats that are taken."""
         return len(self._instance_of)
 
-    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> Decision:
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
         """Requests to hand to the idle instance that has fewest; none where none may enter."""
         if self._num_to_hold:
             if may_wait and len(queue) < self._num_to_hold:
-                return Decision([])
+                return BatchDecision([])
             self._num_to_hold = 0
         instance = min(self._idle, key=self._num_seated, default=None)
         if instance is None:
-            return Decision([])
+            return BatchDecision([])
         entering: list[InferenceRequest] = []
         # One at a time where there are several instances, so that they share what came together.
         for request in islice(queue, _MAX_AT_ONCE if len(self._seated) < 2 else 1):
             if not self._may_enter(request, instance, len(entering)):
                 break
             entering.append(request)
-        return Decision(entering, instance=instance)
+        return BatchDecision(entering, instance=instance)
 
     def seat(self, requests: Iterable[InferenceRequest], instance: Hashable) -> None:
         """The requests have been handed to the instance."""

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 
 from weft_serving.request.request import InferenceRequest
-from weft_serving.scheduler.batcher import Decision, DynamicBatcher, Waiting
+from weft_serving.scheduler.batcher import BatchDecision, DynamicBatcher, Waiting
 from weft_serving.scheduler.sequence import SequenceQueue
 from weft_serving.scheduler.sequence_settings import SequenceSettings
 from weft_serving.scheduler.settings import SchedulerSettings
@@ -24,13 +24,13 @@ class SequenceBatcher(ABC):
         self._idle = idle
         self._num_to_hold = num_to_hold
 
-    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> Decision:
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
         """The next batch and its instance; or nothing, and until when requests may be held back."""
         if self._num_to_hold:
             if may_wait and len(queue) < self._num_to_hold:
-                return Decision([])
+                return BatchDecision([])
             self._num_to_hold = 0
-        undecided: list[Decision] = []
+        undecided: list[BatchDecision] = []
         for instance in self._idle:
             heads = self._sequences.heads(instance)
             if not heads:
@@ -42,7 +42,7 @@ class SequenceBatcher(ABC):
         return _earliest(undecided)
 
     @abstractmethod
-    def _choose(self, heads: Sequence[InferenceRequest], now_ns: int, may_wait: bool) -> Decision:
+    def _choose(self, heads: Sequence[InferenceRequest], now_ns: int, may_wait: bool) -> BatchDecision:
         """The batch of one instance, whose ``heads`` are at least one."""
 
 
@@ -56,13 +56,13 @@ class DirectBatcher(SequenceBatcher):
         self._has_delay = settings.max_queue_delay_us > 0 and settings.minimum_slot_utilization > 0
         self._num_wanted = settings.minimum_slot_utilization * settings.num_slots
 
-    def _choose(self, heads: Sequence[InferenceRequest], now_ns: int, may_wait: bool) -> Decision:
+    def _choose(self, heads: Sequence[InferenceRequest], now_ns: int, may_wait: bool) -> BatchDecision:
         """Every head that may be in one batch with the oldest."""
         batch_key = heads[0].batch_key
         batch = [head for head in heads if head.batch_key == batch_key]
         if self._has_delay and may_wait and len(batch) < self._num_wanted and now_ns < batch[0].send_by_ns:
-            return Decision([], batch[0].send_by_ns)
-        return Decision(batch)
+            return BatchDecision([], batch[0].send_by_ns)
+        return BatchDecision(batch)
 
 
 class OldestBatcher(SequenceBatcher):
@@ -74,7 +74,7 @@ class OldestBatcher(SequenceBatcher):
         super().__init__(sequences, idle, num_to_hold=num_to_hold)
         self._dynamic = DynamicBatcher(settings)
 
-    def _choose(self, heads: Sequence[InferenceRequest], now_ns: int, may_wait: bool) -> Decision:
+    def _choose(self, heads: Sequence[InferenceRequest], now_ns: int, may_wait: bool) -> BatchDecision:
         alike: dict[object, list[InferenceRequest]] = {}
         for head in heads:
             alike.setdefault(head.batch_key, []).append(head)
@@ -82,10 +82,10 @@ class OldestBatcher(SequenceBatcher):
         return next((decision for decision in decisions if decision.requests), _earliest(decisions))
 
 
-def _earliest(decisions: Iterable[Decision]) -> Decision:
+def _earliest(decisions: Iterable[BatchDecision]) -> BatchDecision:
     """Nothing now, and when to ask again: at the first of the times at which one of the decisions may change."""
     times = [decision.wait_until_ns for decision in decisions if decision.wait_until_ns is not None]
-    return Decision([], min(times, default=None))
+    return BatchDecision([], min(times, default=None))
 
 
 def make_sequence_batcher(

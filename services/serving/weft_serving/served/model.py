@@ -34,11 +34,11 @@ from weft_serving.scheduler.settings import SchedulerSettings, num_to_hold
 from weft_serving.served import spans
 from weft_serving.served.alarm import Alarm
 from weft_serving.served.answers import Answers
+from weft_serving.served.call_validation import CallValidation, CheckedCall
 from weft_serving.served.decoupled import DecoupledRequests
 from weft_serving.served.instance import Execution, Instance
-from weft_serving.served.intake import CheckedCall, Intake
-from weft_serving.served.limited import idle_instances
 from weft_serving.served.outages import Outages
+from weft_serving.served.rate_limited import idle_instances
 from weft_serving.served.recorder import Recorder
 
 _LOG = get_logger("weft.serving")
@@ -85,7 +85,7 @@ class ServedModel:
         self._num_seats = backend.num_seats(context)
         is_keyed = settings.is_batching and not self._num_seats
         self._batch_key = make_batch_key(signature.for_backend(), buckets) if is_keyed else None
-        self._intake = Intake(signature, settings)
+        self._intake = CallValidation(signature, settings)
         self._admission = DeadlineAdmission(settings, len(instances))
         self._answers = Answers(signature.name, self._recorder, is_ordered=settings.preserve_ordering, drop=self._drop)
         self._decoupled = DecoupledRequests(

@@ -10,16 +10,16 @@ from weft_common.errors import WeftError
 from weft_common.signature import ModelSignature
 from weft_common.text.pbtxt import parse, render
 from weft_protos import graph_pb2 as pb
-from weft_router.graph.syntax.source import Catalog
+from weft_router.graph.syntax.source import ModelCatalog
 from weft_tools.convert import kserve, seldon
 from weft_tools.convert.draft import Draft
 from weft_tools.convert.wiring import wire
 from weft_tools.convert.writer import write
-from weft_tools.convert.yaml_tree import MAX_FILE_BYTES, Source, UnreadableError, Value
+from weft_tools.convert.yaml_tree import MAX_FILE_BYTES, Source, UnreadableError, YamlValue
 from weft_tools.lock_file import LockCatalog
 from weft_tools.offline import GRAPH_FILENAME, OfflineCatalog
 
-_FORMATS: dict[tuple[str, str], Callable[[Source, Value, str], Draft | None]] = {
+_FORMATS: dict[tuple[str, str], Callable[[Source, YamlValue, str], Draft | None]] = {
     (kserve.API_GROUP, kserve.KIND): kserve.draft_kserve,
     (seldon.API_GROUP, seldon.KIND): seldon.draft_seldon,
 }
@@ -67,7 +67,7 @@ def _head(path: Path) -> bytes:
         return file.read(MAX_FILE_BYTES + 1)
 
 
-def _catalog(options: argparse.Namespace) -> Catalog | None:
+def _catalog(options: argparse.Namespace) -> ModelCatalog | None:
     """Where signatures come from; None where nothing was given."""
     if options.signatures is not None:
         return LockCatalog(options.signatures)
@@ -87,14 +87,14 @@ class _DeclaredModels(OfflineCatalog):
         return None if model_name in self.undeclared else found
 
 
-def _kind(document: Value) -> tuple[str, str]:
+def _kind(document: YamlValue) -> tuple[str, str]:
     """API group and kind of a document."""
     given = document.entries if document.kind == "mapping" else {}
     version, kind = (given[name].text if name in given else "" for name in ("apiVersion", "kind"))
     return version.partition("/")[0], kind
 
 
-def convert(source: Source, documents: list[Value], catalog: Catalog | None, stem: str) -> dict[str, str]:
+def convert(source: Source, documents: list[YamlValue], catalog: ModelCatalog | None, stem: str) -> dict[str, str]:
     """Text of each graph by name; what is wrong is reported to ``source``.
 
     Args:
@@ -118,7 +118,7 @@ def convert(source: Source, documents: list[Value], catalog: Catalog | None, ste
     return texts
 
 
-def _objects(source: Source, documents: list[Value]) -> Iterator[Value]:
+def _objects(source: Source, documents: list[YamlValue]) -> Iterator[YamlValue]:
     """Documents, those inside lists of Kubernetes among them."""
     for document in documents:
         if _kind(document)[1] in _LISTS:

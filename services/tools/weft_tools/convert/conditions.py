@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from weft_tools.convert.draft import Condition, Tensor, Tensors
+from weft_tools.convert.draft import DraftCondition, DraftTensor, Tensors
 
 _IN_BODY = re.compile(r"\[@this\]\.#\((?P<test>.*)\)", re.DOTALL)
 _ANY = re.compile(r"(?P<path>[^#()]*)\.#\((?P<test>[^()]*)\)", re.DOTALL)
@@ -35,7 +35,7 @@ class UntranslatableError(Exception):
     """A condition says what CEL over tensors cannot; the message says why."""
 
 
-class Place(NamedTuple):
+class JsonPath(NamedTuple):
     """A tensor, or ``parameter``, and the indexes that follow it in JSON."""
 
     tensor: str
@@ -61,22 +61,22 @@ class Body:
     read: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
-    def place(self, path: str, *, is_request: bool) -> Place:
+    def place(self, path: str, *, is_request: bool) -> JsonPath:
         """Where a JSON path leads. Raises UntranslatableError."""
         named = _NAMED.match(path)
         if named:
             rest = path[named.end() :].lstrip(".")
-            return Place(named["name"], _indexes(rest.split(".") if rest else []))
+            return JsonPath(named["name"], _indexes(rest.split(".") if rest else []))
         if not _PLAIN_PATH.fullmatch(path):
             raise UntranslatableError(f"the path '{path}' uses what only gjson has")
         first, *rest_of = path.split(".")
         if first == "parameters" and len(rest_of) == 1:
-            return Place("", (), rest_of[0])
+            return JsonPath("", (), rest_of[0])
         if first in _ROWS:
             fields = [part for part in rest_of if not part.isdigit()]
             if len(fields) > 1:
                 raise UntranslatableError(f"'{path}' reaches into an object of objects; a tensor has no fields")
-            return Place(fields[0] if fields else self._only(first), _indexes(p for p in rest_of if p.isdigit()))
+            return JsonPath(fields[0] if fields else self._only(first), _indexes(p for p in rest_of if p.isdigit()))
         if first in _LISTS:
             return self._listed(path, rest_of)
         if is_request and first not in (self.tensors or {}):
@@ -86,8 +86,8 @@ class Body:
             )
             if rest_of:
                 raise UntranslatableError(f"'{path}' reaches into an object; a parameter has no fields")
-            return Place("", (), first)
-        return Place(first, _indexes(rest_of))
+            return JsonPath("", (), first)
+        return JsonPath(first, _indexes(rest_of))
 
     def reference(self, tensor: str) -> str:
         """The tensor in CEL."""
@@ -95,7 +95,7 @@ class Body:
         name = self.renamed.get(tensor, tensor)
         return f"{self.prefix}.{name}" if _FIELD.fullmatch(name) else f"{self.prefix}[{json.dumps(name)}]"
 
-    def known(self, tensor: str) -> Tensor | None:
+    def known(self, tensor: str) -> DraftTensor | None:
         """Type of a tensor."""
         return self.tensors.get(tensor) if self.tensors else None
 
@@ -110,14 +110,14 @@ class Body:
             self.remarks.append(f"'{key}' stands for the only tensor of the JSON body; write its name")
         return key
 
-    def _listed(self, path: str, rest: list[str]) -> Place:
+    def _listed(self, path: str, rest: list[str]) -> JsonPath:
         """The tensor of ``outputs.0.data.3``."""
         if not rest or not rest[0].isdigit() or (len(rest) > 1 and rest[1] != "data"):
             raise UntranslatableError(f"'{path}' is no value of a tensor; outputs.0.data.0 is one")
         if self.tensors is None or int(rest[0]) >= len(self.tensors):
             raise UntranslatableError(f"which tensor '{path}' means is not known; name it")
         tensor = list(self.tensors)[int(rest[0])]
-        return Place(tensor, _indexes(rest[2:]))
+        return JsonPath(tensor, _indexes(rest[2:]))
 
 
 def _indexes(parts: Iterable[str]) -> tuple[int, ...]:
@@ -127,7 +127,7 @@ def _indexes(parts: Iterable[str]) -> tuple[int, ...]:
     return tuple(int(text) for text in texts)
 
 
-def translate(condition: Condition, body: Body, *, is_negated: bool = False) -> str:
+def translate(condition: DraftCondition, body: Body, *, is_negated: bool = False) -> str:
     """CEL that is true where the condition holds, or where it does not.
 
     Args:
@@ -210,15 +210,15 @@ class _Translation:
         value = self._written(place, _literal(test["value"].strip()))
         return f"{self._guard(place)}{self._body.reference(place.tensor)}.exists(e, e {op} {value})"
 
-    def _is_optional(self, place: Place) -> bool:
+    def _is_optional(self, place: JsonPath) -> bool:
         known = self._body.known(place.tensor)
         return known is not None and known.is_optional
 
-    def _guard(self, place: Place) -> str:
+    def _guard(self, place: JsonPath) -> str:
         """The test that a tensor is there, where it may not be."""
         return f"has({self._body.reference(place.tensor)}) && " if self._is_optional(place) else ""
 
-    def _element(self, place: Place, value: Literal) -> str:
+    def _element(self, place: JsonPath, value: Literal) -> str:
         """One element of a tensor, as conditions read it: a leading index chooses the row."""
         reference, known, indexes = self._body.reference(place.tensor), self._body.known(place.tensor), place.indexes
         if isinstance(value, str) and not any(indexes):
@@ -234,7 +234,7 @@ class _Translation:
         padded = (*indexes, *(0 for _ in range(len(known.dims) - len(indexes))))
         return reference + "".join(f"[{index}]" for index in padded)
 
-    def _written(self, place: Place, value: Literal) -> str:
+    def _written(self, place: JsonPath, value: Literal) -> str:
         known = self._body.known(place.tensor)
         is_float = known is not None and known.datatype in ("FP16", "FP32", "FP64", "BF16")
         if is_float and isinstance(value, int) and not isinstance(value, bool):

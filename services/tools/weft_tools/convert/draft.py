@@ -7,7 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 from weft_router.graph.syntax.parse import NAME
-from weft_tools.convert.yaml_tree import Source, Value
+from weft_tools.convert.yaml_tree import Source, YamlValue
 
 #: Begins a remark on what a person has to decide.
 CHECK = "CHECK: "
@@ -15,7 +15,7 @@ CHECK = "CHECK: "
 NODE_INPUT = -1
 
 
-class Tensor(NamedTuple):
+class DraftTensor(NamedTuple):
     """What is known of a tensor; ``dims`` are without the batch dimension."""
 
     datatype: str
@@ -34,7 +34,7 @@ class Tensor(NamedTuple):
         return prod(max(dim, 0) for dim in self.dims)
 
 
-Tensors = Mapping[str, Tensor]
+Tensors = Mapping[str, DraftTensor]
 
 
 class Kind(Enum):
@@ -48,7 +48,7 @@ class Kind(Enum):
 
 
 @dataclass(slots=True)
-class Condition:
+class DraftCondition:
     """A condition of KServe.
 
     Attributes:
@@ -58,12 +58,12 @@ class Condition:
     """
 
     text: str
-    value: Value
+    value: YamlValue
     is_request: bool
 
 
 @dataclass(slots=True)
-class Step:
+class DraftStep:
     """One step; exactly one of ``model`` and ``node`` is given.
 
     Attributes:
@@ -75,19 +75,19 @@ class Step:
     """
 
     name: str
-    value: Value
+    value: YamlValue
     model: str = ""
     node: str = ""
     reads: tuple[int, ...] = (NODE_INPUT,)
     weight: float | None = None
-    proceed: Condition | None = None
-    stop: Condition | None = None
+    proceed: DraftCondition | None = None
+    stop: DraftCondition | None = None
     when: str = ""
     accept: str = ""
     case: str = ""
     is_otherwise: bool = False
     is_soft: bool = False
-    defaults: dict[str, Tensor] = field(default_factory=dict)
+    defaults: dict[str, DraftTensor] = field(default_factory=dict)
     shadow_percent: float = 0.0
     timeout_ms: int = 0
     input_map: dict[str, str] = field(default_factory=dict)
@@ -96,18 +96,18 @@ class Step:
 
 
 @dataclass(slots=True)
-class Combine:
+class DraftCombine:
     """One output of an ensemble."""
 
     output: str
     method: str
     source: str = ""
-    custom: Step | None = None
+    custom: DraftStep | None = None
     remarks: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Node:
+class DraftNode:
     """One node.
 
     Attributes:
@@ -121,15 +121,15 @@ class Node:
 
     name: str
     kind: Kind
-    value: Value
-    steps: list[Step] = field(default_factory=list)
+    value: YamlValue
+    steps: list[DraftStep] = field(default_factory=list)
     on: str = ""
     reads_tensors: bool = False
     per_row: bool = False
-    routed_by: Step | None = None
+    routed_by: DraftStep | None = None
     bandit: str = ""
-    combiner: Step | str | None = None
-    combines: list[Combine] = field(default_factory=list)
+    combiner: DraftStep | str | None = None
+    combines: list[DraftCombine] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
 
@@ -142,8 +142,8 @@ class Draft:
     """
 
     name: str
-    value: Value
-    nodes: dict[str, Node] = field(default_factory=dict)
+    value: YamlValue
+    nodes: dict[str, DraftNode] = field(default_factory=dict)
     inputs: Tensors | None = None
     outputs: Tensors | None = None
     max_batch_size: int = 0
@@ -151,13 +151,13 @@ class Draft:
     remarks: list[str] = field(default_factory=list)
 
 
-def check(source: Source, value: Value, remarks: list[str], text: str) -> None:
+def check(source: Source, value: YamlValue, remarks: list[str], text: str) -> None:
     """Leave a question in the output, and a warning at the place in the source that raised it."""
     remarks.append(CHECK + text)
     source.warning(value, text)
 
 
-def legal_name(source: Source, value: Value, given: str, taken: Iterable[str], remarks: list[str]) -> str:
+def legal_name(source: Source, value: YamlValue, given: str, taken: Iterable[str], remarks: list[str]) -> str:
     """``given`` as a name that Weft takes and that is not taken; a change is remarked on."""
     name = "".join(character if NAME.fullmatch("a" + character) else "_" for character in given)
     name = name if NAME.fullmatch(name) else f"n{name}"

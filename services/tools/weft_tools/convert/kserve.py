@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from weft_common.text.pbtxt import suggestion
 from weft_router.graph.build.names import MAX_DEPTH
 from weft_router.graph.build.resolve import MAX_ENTRIES
-from weft_tools.convert.draft import NODE_INPUT, Condition, Draft, Kind, Node, Step, check, legal_name
-from weft_tools.convert.yaml_tree import Source, Value, shortened
+from weft_tools.convert.draft import NODE_INPUT, Draft, DraftCondition, DraftNode, DraftStep, Kind, check, legal_name
+from weft_tools.convert.yaml_tree import Source, YamlValue, shortened
 
 API_GROUP = "serving.kserve.io"
 KIND = "InferenceGraph"
@@ -43,20 +43,20 @@ _SOFT = (
 _KEYED = "KServe keys the answers by step; here an output is called step.tensor"
 
 
-def draft_kserve(source: Source, document: Value, fallback_name: str) -> Draft | None:
+def draft_kserve(source: Source, document: YamlValue, fallback_name: str) -> Draft | None:
     """The graph of one document; None where an error was reported."""
-    return _Conversion(source).run(document, fallback_name)
+    return _KserveConversion(source).run(document, fallback_name)
 
 
-class _Conversion:
+class _KserveConversion:
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._specs: dict[str, Value] = {}
+        self._specs: dict[str, YamlValue] = {}
         self._names: dict[str, str] = {}
         self._fed_by_answers: set[str] = set()
         self._call_timeout_ms = 0
 
-    def run(self, document: Value, fallback_name: str) -> Draft | None:
+    def run(self, document: YamlValue, fallback_name: str) -> Draft | None:
         source = self._source
         metadata = source.mapping(document.entries.get("metadata", document), "metadata")
         spec_value = document.entries.get("spec")
@@ -128,15 +128,15 @@ class _Conversion:
         visit("root")
         return list(reached)
 
-    def _steps(self, node: str) -> list[Value]:
+    def _steps(self, node: str) -> list[YamlValue]:
         steps = self._specs[node].entries.get("steps")
         return [step for step in (steps.items if steps is not None else []) if step.kind == "mapping"]
 
-    def _target_node(self, step: Value) -> str:
+    def _target_node(self, step: YamlValue) -> str:
         value = step.entries.get("nodeName")
         return value.text if value is not None and value.kind in ("text", "plain") else ""
 
-    def _feeds_answer(self, node: str, index: int, step: Value) -> bool:
+    def _feeds_answer(self, node: str, index: int, step: YamlValue) -> bool:
         """Whether the step's node gets the answer of another step, and not what the client sent."""
         data, kind = step.entries.get("data"), self._specs[node].entries.get("routerType")
         is_answer = data is not None and data.text == _RESPONSE and index > 0
@@ -157,7 +157,7 @@ class _Conversion:
             source.error(value, f"node '{shortened(name)}' {text}")
             return
         # Of an unknown kind what is wrong with its steps is found all the same.
-        node = Node(self._names[name], _KINDS.get(kind, Kind.SPLITTER), value, remarks=remarks)
+        node = DraftNode(self._names[name], _KINDS.get(kind, Kind.SPLITTER), value, remarks=remarks)
         draft.nodes[node.name] = node
         is_request = name not in self._fed_by_answers
         for index, step_value in enumerate(given):
@@ -171,7 +171,7 @@ class _Conversion:
         elif kind and node.kind is Kind.SPLITTER:
             self._splitter(node)
 
-    def _step(self, node: Node, index: int, value: Value, *, is_request: bool) -> Step | None:
+    def _step(self, node: DraftNode, index: int, value: YamlValue, *, is_request: bool) -> DraftStep | None:
         source = self._source
         entries = source.mapping(value, "a step")
         source.unknown(entries, _STEP_FIELDS, "the step")
@@ -182,7 +182,7 @@ class _Conversion:
             source.error(value, f"a step has one of {', '.join(_TARGETS)}; this one has {have}{hint}")
             return None
         target = entries[targets[0]].text
-        step = Step("", value)
+        step = DraftStep("", value)
         if targets[0] == "nodeName":
             step.node = self._names.get(target, target)
         else:
@@ -195,11 +195,11 @@ class _Conversion:
         self._read_fields(node, index, step, entries, is_request=is_request)
         return step
 
-    def _unnamed(self, step: Step, taken: list[str]) -> str:
+    def _unnamed(self, step: DraftStep, taken: list[str]) -> str:
         base = step.model or step.node
         return next(name for name in (base, *(f"{base}-{i}" for i in range(2, len(taken) + 3))) if name not in taken)
 
-    def _model(self, step: Step, value: Value, target: str, *, is_url: bool) -> str:
+    def _model(self, step: DraftStep, value: YamlValue, target: str, *, is_url: bool) -> str:
         if not is_url:
             return target
         parts = urlsplit(target) if "[" not in target else urlsplit("")
@@ -212,7 +212,9 @@ class _Conversion:
         check(self._source, value, step.remarks, text)
         return name
 
-    def _read_fields(self, node: Node, index: int, step: Step, entries: dict[str, Value], *, is_request: bool) -> None:
+    def _read_fields(
+        self, node: DraftNode, index: int, step: DraftStep, entries: dict[str, YamlValue], *, is_request: bool
+    ) -> None:
         source = self._source
         data = source.string(entries.get("data"), "data")
         dependency = entries.get("dependency")
@@ -230,10 +232,10 @@ class _Conversion:
                 text = "KServe fails every request here: the first step has no answer before it to ask the condition of"
                 check(source, entries["condition"], step.remarks, text)
             if condition:
-                step.proceed = Condition(condition, entries["condition"], is_request=False)
+                step.proceed = DraftCondition(condition, entries["condition"], is_request=False)
             return
         if node.kind is Kind.SWITCH:
-            step.proceed = Condition(condition, entries.get("condition", step.value), is_request=is_request)
+            step.proceed = DraftCondition(condition, entries.get("condition", step.value), is_request=is_request)
         elif condition:
             step.remarks.append(f"KServe ignores the condition {condition} of a step of this kind")
         if node.kind is Kind.SPLITTER:
@@ -243,7 +245,7 @@ class _Conversion:
         if node.kind is Kind.ENSEMBLE:
             step.is_soft = not is_hard
 
-    def _splitter(self, node: Node) -> None:
+    def _splitter(self, node: DraftNode) -> None:
         total = 0.0
         for step in list(node.steps):
             if step.weight is None:
@@ -259,7 +261,7 @@ class _Conversion:
             text = f"the weights add up to {total:g}; KServe wants 100, here a share is the weight divided by the sum"
             check(self._source, node.value, node.remarks, text)
 
-    def _sequence(self, draft: Draft, node: Node) -> None:
+    def _sequence(self, draft: Draft, node: DraftNode) -> None:
         """Leave a plain chain as it is; make a cascade, or steps with ``when``, of one that may end early."""
         if any(step.is_soft for step in node.steps[:-1]):
             node.remarks.append(_SOFT)
@@ -292,7 +294,7 @@ class _Conversion:
             check(self._source, part[0].value, step.remarks, text)
             node.steps.append(step)
 
-    def _as_step(self, draft: Draft, node: Node, part: list[Step], start: int) -> Step:
+    def _as_step(self, draft: Draft, node: DraftNode, part: list[DraftStep], start: int) -> DraftStep:
         """The steps as one: itself, or a node of its own."""
         if len(part) == 1:
             return part[0]
@@ -303,5 +305,5 @@ class _Conversion:
             name += "_"
         if start:
             part[0].proceed = None
-        draft.nodes[name] = Node(name, Kind.SEQUENCE, part[0].value, part)
-        return Step(part[-1].name, part[0].value, node=name)
+        draft.nodes[name] = DraftNode(name, Kind.SEQUENCE, part[0].value, part)
+        return DraftStep(part[-1].name, part[0].value, node=name)

@@ -12,8 +12,8 @@ Source:
 import re
 
 from weft_router.graph.build.resolve import MAX_ENTRIES
-from weft_tools.convert.draft import NODE_INPUT, Draft, Kind, Node, Step, check, legal_name
-from weft_tools.convert.yaml_tree import Source, Value, shortened
+from weft_tools.convert.draft import NODE_INPUT, Draft, DraftNode, DraftStep, Kind, check, legal_name
+from weft_tools.convert.yaml_tree import Source, YamlValue, shortened
 
 API_GROUP = "machinelearning.seldon.io"
 KIND = "SeldonDeployment"
@@ -60,12 +60,12 @@ _LEARNS = "rewards come by the RPC GraphFeedback, or `weft feedback`; what Seldo
 _BANDIT = "a router that learns: a splitter with a 'bandit', and feedback to the router, does it without a service"
 
 
-def draft_seldon(source: Source, document: Value, fallback_name: str) -> Draft | None:
+def draft_seldon(source: Source, document: YamlValue, fallback_name: str) -> Draft | None:
     """The graph of one document; None where an error was reported."""
-    return _Conversion(source, Draft("", document)).run(fallback_name)
+    return _SeldonConversion(source, Draft("", document)).run(fallback_name)
 
 
-class _Conversion:
+class _SeldonConversion:
     def __init__(self, source: Source, draft: Draft) -> None:
         self._source = source
         self._draft = draft
@@ -94,13 +94,13 @@ class _Conversion:
             self._set_root(chain)
         return None if source.has_errors else draft
 
-    def _read_timeout(self, spec: dict[str, Value]) -> None:
+    def _read_timeout(self, spec: dict[str, YamlValue]) -> None:
         annotations = spec.get("annotations")
         given = self._source.mapping(annotations, "annotations") if annotations is not None else {}
         for name in _TIMEOUTS:
             self._timeout_ms = self._timeout_ms or round(self._source.number(given.get(name), name) or 0)
 
-    def _set_root(self, chain: list[Step]) -> None:
+    def _set_root(self, chain: list[DraftStep]) -> None:
         """Make the chain the root; a node that is all of it becomes the root itself."""
         nodes = self._draft.nodes
         only = nodes.get(chain[0].node) if len(chain) == 1 and not chain[0].remarks else None
@@ -108,13 +108,13 @@ class _Conversion:
             del nodes[only.name]
             only.name = "root"
         else:
-            only = Node("root", Kind.SEQUENCE, self._draft.value, chain)
+            only = DraftNode("root", Kind.SEQUENCE, self._draft.value, chain)
         self._draft.nodes = {"root": only, **nodes}
 
-    def _predictors(self, predictors: list[Value]) -> Step:
+    def _predictors(self, predictors: list[YamlValue]) -> DraftStep:
         """Several predictors: a splitter by traffic, or copies beside the one that answers."""
         source = self._source
-        shares: list[tuple[Value, float, bool]] = []
+        shares: list[tuple[YamlValue, float, bool]] = []
         for value in predictors:
             traffic = source.number(value.entries.get("traffic"), "traffic")
             shares.append((value, traffic or 0.0, source.boolean(value.entries.get("shadow"), "shadow")))
@@ -140,9 +140,9 @@ class _Conversion:
             else:
                 step.weight = share or 100.0
             node.steps.append(step)
-        return Step(node.name, self._draft.value, node=node.name)
+        return DraftStep(node.name, self._draft.value, node=node.name)
 
-    def _predictor(self, value: Value) -> list[Step]:
+    def _predictor(self, value: YamlValue) -> list[DraftStep]:
         self._source.unknown(value.entries, _PREDICTOR_FIELDS, "the predictor")
         for spec in self._source.sequence(value.entries.get("componentSpecs"), "componentSpecs"):
             pod = spec.entries.get("spec", spec)
@@ -155,7 +155,7 @@ class _Conversion:
             return []
         return self._chain(graph, NODE_INPUT, 0)
 
-    def _chain(self, value: Value, reads: int, start: int) -> list[Step]:
+    def _chain(self, value: YamlValue, reads: int, start: int) -> list[DraftStep]:
         """Steps of a unit and all below it, in order.
 
         Args:
@@ -177,10 +177,10 @@ class _Conversion:
             name = "unit"
         children = [one for one in source.sequence(entries.get("children"), "children") if not one.is_null]
         kind, implementation = self._kind(value, entries, has_children=bool(children))
-        own = Step(name, value, model=name, reads=(reads,), timeout_ms=self._timeout_ms)
+        own = DraftStep(name, value, model=name, reads=(reads,), timeout_ms=self._timeout_ms)
         if implementation == "SIMPLE_MODEL":
             check(source, value, own.remarks, _NO_SERVICE)
-        steps: list[Step] = []
+        steps: list[DraftStep] = []
         if kind in ("MODEL", "TRANSFORMER"):
             steps.append(own)
             reads = start
@@ -195,7 +195,7 @@ class _Conversion:
             steps.append(own)
         return self._named(steps)
 
-    def _kind(self, value: Value, entries: dict[str, Value], *, has_children: bool) -> tuple[str, str]:
+    def _kind(self, value: YamlValue, entries: dict[str, YamlValue], *, has_children: bool) -> tuple[str, str]:
         """Type and implementation of a unit; the type that methods and implementation imply where none is given."""
         source = self._source
         implementation = ""
@@ -220,7 +220,7 @@ class _Conversion:
             source.warning(value, "the unit has neither type nor implementation; it is taken for a MODEL")
         return ("MODEL" if implementation in _SERVERS or not has_children else "UNKNOWN_TYPE"), implementation
 
-    def _children(self, children: list[Value], reads: int, start: int) -> list[Step]:
+    def _children(self, children: list[YamlValue], reads: int, start: int) -> list[DraftStep]:
         """The first child's chain, and copies of what goes to the others."""
         if len(children) == 1:
             return self._chain(children[0], reads, start)
@@ -239,14 +239,14 @@ class _Conversion:
 
     def _router(
         self,
-        value: Value,
-        entries: dict[str, Value],
-        own: Step,
-        children: list[Value],
+        value: YamlValue,
+        entries: dict[str, YamlValue],
+        own: DraftStep,
+        children: list[YamlValue],
         implementation: str,
         reads: int,
         start: int,
-    ) -> list[Step]:
+    ) -> list[DraftStep]:
         source = self._source
         if not children:
             source.error(value, f"router '{shortened(own.name)}' has no 'children'")
@@ -262,7 +262,7 @@ class _Conversion:
             for child, weight in zip(children, (share, 1 - share), strict=False):
                 step = self._branch(node, child)
                 step.weight = round(100 * weight, 6)
-            return [Step(own.name, value, node=node.name, reads=(reads,))]
+            return [DraftStep(own.name, value, node=node.name, reads=(reads,))]
         image = _IMAGE_NAME.match(self._images.get(own.name, ""))
         algorithm = _BANDIT_IMAGES.get(image[1]) if image else None
         if algorithm is not None:
@@ -271,7 +271,7 @@ class _Conversion:
             node.remarks.append(_LEARNS)
             for child in children:
                 self._branch(node, child)
-            return [Step(own.name, value, node=node.name, reads=(reads,))]
+            return [DraftStep(own.name, value, node=node.name, reads=(reads,))]
         node = self._new_node(f"{own.name}_branch", Kind.SWITCH, value)
         node.routed_by = own
         check(source, value, node.remarks, _ROUTER)
@@ -280,9 +280,9 @@ class _Conversion:
             node.remarks.append(_BANDIT)
         for index, child in enumerate(children):
             self._branch(node, child).case = str(index)
-        return [own, Step(node.name, value, node=node.name, reads=(reads, start))]
+        return [own, DraftStep(node.name, value, node=node.name, reads=(reads, start))]
 
-    def _epsilon(self, entries: dict[str, Value]) -> str:
+    def _epsilon(self, entries: dict[str, YamlValue]) -> str:
         """The field, where the router of Seldon has the parameter."""
         for parameter in self._source.sequence(entries.get("parameters"), "parameters"):
             if parameter.entries.get("name", parameter).text == "epsilon":
@@ -293,7 +293,7 @@ class _Conversion:
                 return "" if epsilon is None else f" epsilon: {epsilon:g}"
         return ""
 
-    def _ratio(self, value: Value, entries: dict[str, Value], children: list[Value]) -> float:
+    def _ratio(self, value: YamlValue, entries: dict[str, YamlValue], children: list[YamlValue]) -> float:
         """Share of the first child of an A/B test."""
         source = self._source
         if len(children) != 2:
@@ -308,7 +308,9 @@ class _Conversion:
         source.error(value, "RANDOM_ABTEST has no parameter 'ratioA'")
         return 0.5
 
-    def _combiner(self, value: Value, own: Step, children: list[Value], implementation: str, reads: int) -> Step:
+    def _combiner(
+        self, value: YamlValue, own: DraftStep, children: list[YamlValue], implementation: str, reads: int
+    ) -> DraftStep:
         source = self._source
         if not children:
             source.error(value, f"combiner '{shortened(own.name)}' has no 'children'")
@@ -320,35 +322,35 @@ class _Conversion:
         else:
             node.combiner = own
             check(source, value, node.remarks, _COMBINER.format(name=own.name))
-        return Step(node.name, value, node=node.name, reads=(reads,))
+        return DraftStep(node.name, value, node=node.name, reads=(reads,))
 
-    def _branch(self, node: Node, child: Value) -> Step:
+    def _branch(self, node: DraftNode, child: YamlValue) -> DraftStep:
         step = self._as_step(self._chain(child, NODE_INPUT, 0), self._name_of(child), child)
         step.name = legal_name(self._source, child, step.name, [one.name for one in node.steps], step.remarks)
         step.reads = (NODE_INPUT,)
         node.steps.append(step)
         return step
 
-    def _as_step(self, chain: list[Step], name: str, value: Value) -> Step:
+    def _as_step(self, chain: list[DraftStep], name: str, value: YamlValue) -> DraftStep:
         """The chain as one step: itself, or a node of its own."""
         if len(chain) == 1:
             return chain[0]
         node = self._new_node(name, Kind.SEQUENCE, value)
         node.steps = chain
-        return Step(name, value, node=node.name)
+        return DraftStep(name, value, node=node.name)
 
-    def _new_node(self, name: str, kind: Kind, value: Value) -> Node:
+    def _new_node(self, name: str, kind: Kind, value: YamlValue) -> DraftNode:
         remarks: list[str] = []
-        node = Node(legal_name(self._source, value, name, (*self._draft.nodes, "root"), remarks), kind, value)
+        node = DraftNode(legal_name(self._source, value, name, (*self._draft.nodes, "root"), remarks), kind, value)
         node.remarks = remarks
         self._draft.nodes[node.name] = node
         return node
 
-    def _name_of(self, unit: Value) -> str:
+    def _name_of(self, unit: YamlValue) -> str:
         name = unit.entries.get("name")
         return name.text if name is not None and name.text else "unit"
 
-    def _named(self, steps: list[Step]) -> list[Step]:
+    def _named(self, steps: list[DraftStep]) -> list[DraftStep]:
         """Give each step of a chain a name of its own."""
         taken: list[str] = []
         for step in sorted(steps, key=lambda step: step.shadow_percent > 0):  # a copy gives way

@@ -4,18 +4,18 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from weft_router.graph.types.signatures import dims_fit
-from weft_tools.convert.draft import Node, Step, Tensor, check
+from weft_tools.convert.draft import DraftNode, DraftStep, DraftTensor, check
 from weft_tools.convert.yaml_tree import Source
 
 
 class Interface(NamedTuple):
     """What a step's target takes and gives."""
 
-    inputs: dict[str, Tensor]
-    outputs: dict[str, Tensor]
+    inputs: dict[str, DraftTensor]
+    outputs: dict[str, DraftTensor]
 
 
-def shared_inputs(steps: list[Step], interfaces: list[Interface]) -> dict[str, Tensor]:
+def shared_inputs(steps: list[DraftStep], interfaces: list[Interface]) -> dict[str, DraftTensor]:
     """Inputs of all steps together; where each takes one tensor, and names differ, the first step's name counts."""
     required = [[n for n, t in one.inputs.items() if not t.is_optional] for one in interfaces]
     if all(len(names) == 1 for names in required) and len({names[0] for names in required}) > 1:
@@ -29,7 +29,9 @@ def shared_inputs(steps: list[Step], interfaces: list[Interface]) -> dict[str, T
     )
 
 
-def shared_outputs(source: Source, node: Node, steps: list[Step], interfaces: list[Interface]) -> dict[str, Tensor]:
+def shared_outputs(
+    source: Source, node: DraftNode, steps: list[DraftStep], interfaces: list[Interface]
+) -> dict[str, DraftTensor]:
     """Outputs that every step gives; where each gives one, and names differ, the first step's name counts."""
     answering = [(s, one.outputs) for s, one in zip(steps, interfaces, strict=True) if not s.shadow_percent]
     if not answering:
@@ -52,9 +54,9 @@ def shared_outputs(source: Source, node: Node, steps: list[Step], interfaces: li
     return {}
 
 
-def merged(many: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def merged(many: Iterable[Mapping[str, DraftTensor]]) -> dict[str, DraftTensor]:
     """All tensors by name; one that any of them requires is required."""
-    found: dict[str, Tensor] = {}
+    found: dict[str, DraftTensor] = {}
     for tensors in many:
         for name, tensor in tensors.items():
             if name not in found or found[name].is_optional:
@@ -62,7 +64,7 @@ def merged(many: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return found
 
 
-def fits(produced: Tensor, used: Tensor) -> bool:
+def fits(produced: DraftTensor, used: DraftTensor) -> bool:
     """Whether datatype and shape agree, with or without the batch dimension."""
     is_shape = dims_fit(produced.dims, used.dims) or dims_fit(produced.full_dims, used.full_dims)
     return produced.datatype == used.datatype and is_shape

@@ -7,19 +7,19 @@ Without them the draft keeps its wiring by name, and says what is missing.
 
 import json
 
-from weft_router.graph.syntax.source import Catalog
+from weft_router.graph.syntax.source import ModelCatalog
 from weft_router.graph.types.signatures import FLOATS, INTEGERS
 from weft_tools.convert.conditions import Body, translate
 from weft_tools.convert.draft import (
     CHECK,
     NODE_INPUT,
-    Combine,
-    Condition,
     Draft,
+    DraftCombine,
+    DraftCondition,
+    DraftNode,
+    DraftStep,
+    DraftTensor,
     Kind,
-    Node,
-    Step,
-    Tensor,
     Tensors,
     check,
 )
@@ -42,13 +42,13 @@ _NEED_DEFAULTS = _FAILED + "are absent then: give each a 'default', or make the 
 _MAX_DEFAULT_ELEMENTS = 64
 
 
-def wire(source: Source, draft: Draft, catalog: Catalog | None) -> None:
+def wire(source: Source, draft: Draft, catalog: ModelCatalog | None) -> None:
     """Give the draft its inputs, outputs, maps and conditions, as far as the catalog knows its models."""
     _Wiring(source, draft, catalog).run()
 
 
 class _Wiring:
-    def __init__(self, source: Source, draft: Draft, catalog: Catalog | None) -> None:
+    def __init__(self, source: Source, draft: Draft, catalog: ModelCatalog | None) -> None:
         self._source = source
         self._draft = draft
         self._catalog = catalog
@@ -90,7 +90,7 @@ class _Wiring:
                 self._done[name] = self._alternatives(node, given)
         return self._done[name]
 
-    def _target(self, step: Step, given: Tensors | None) -> Interface | None:
+    def _target(self, step: DraftStep, given: Tensors | None) -> Interface | None:
         if step.node:
             return self._node(step.node, given)
         found = self._catalog.find(step.model, "") if self._catalog is not None else None
@@ -101,11 +101,11 @@ class _Wiring:
         is_batched = signature.max_batch_size > 0
         self._batch_sizes.append(signature.max_batch_size)
         return Interface(
-            {s.name: Tensor(s.datatype, s.dims, is_batched, s.is_optional) for s in signature.inputs},
-            {s.name: Tensor(s.datatype, s.dims, is_batched) for s in signature.outputs},
+            {s.name: DraftTensor(s.datatype, s.dims, is_batched, s.is_optional) for s in signature.inputs},
+            {s.name: DraftTensor(s.datatype, s.dims, is_batched) for s in signature.outputs},
         )
 
-    def _sequence(self, node: Node, given: Tensors | None) -> Interface | None:
+    def _sequence(self, node: DraftNode, given: Tensors | None) -> Interface | None:
         found: list[Interface | None] = []
         for step in node.steps:
             read = [given if i == NODE_INPUT else _outputs(found[i]) for i in step.reads]
@@ -128,7 +128,7 @@ class _Wiring:
                 step.when = self._cel(step, step.proceed, body) if i else f"CHECK({json.dumps(step.proceed.text)})"
         return interface
 
-    def _name_outputs(self, node: Node, interfaces: list[Interface], inputs: Tensors) -> list[dict[str, str]]:
+    def _name_outputs(self, node: DraftNode, interfaces: list[Interface], inputs: Tensors) -> list[dict[str, str]]:
         """Name of every output in the node; the last step keeps its own, another step's gives way."""
         names: list[dict[str, str]] = [{} for _ in interfaces]
         taken = set(inputs)
@@ -153,7 +153,7 @@ class _Wiring:
 
     def _map_inputs(
         self,
-        step: Step,
+        step: DraftStep,
         interface: Interface,
         interfaces: list[Interface],
         names: list[dict[str, str]],
@@ -186,7 +186,7 @@ class _Wiring:
         text = f"nothing that the step reads is called {listed(open_inputs)}; map it from one of: {given}"
         check(self._source, step.value, step.remarks, text)
 
-    def _alternatives(self, node: Node, given: Tensors | None) -> Interface | None:
+    def _alternatives(self, node: DraftNode, given: Tensors | None) -> Interface | None:
         found = [self._target(step, given) for step in node.steps]
         interfaces = [one for one in found if one is not None]
         is_known = len(interfaces) == len(found) > 0
@@ -212,13 +212,13 @@ class _Wiring:
                 node.reads_tensors |= bool(body.read)
         return Interface(inputs, outputs) if inputs is not None and outputs is not None else None
 
-    def _cel(self, step: Step, condition: Condition, body: Body, *, is_negated: bool = False) -> str:
+    def _cel(self, step: DraftStep, condition: DraftCondition, body: Body, *, is_negated: bool = False) -> str:
         text = translate(condition, body, is_negated=is_negated)
         for remark in dict.fromkeys(body.remarks):
             check(self._source, condition.value, step.remarks, remark)
         return text
 
-    def _route(self, node: Node, router: Step) -> tuple[str, Tensor] | None:
+    def _route(self, node: DraftNode, router: DraftStep) -> tuple[str, DraftTensor] | None:
         """What a router of Seldon answers, which becomes ``on``."""
         interface = self._target(router, None)
         if interface is not None and len(interface.outputs) == 1:
@@ -232,7 +232,7 @@ class _Wiring:
         check(self._source, router.value, node.remarks, text)
         return None
 
-    def _ensemble(self, node: Node, given: Tensors | None) -> Interface | None:
+    def _ensemble(self, node: DraftNode, given: Tensors | None) -> Interface | None:
         interfaces = [one for step in node.steps if (one := self._target(step, given)) is not None]
         is_known = len(interfaces) == len(node.steps)
         inputs = shared_inputs(node.steps, interfaces) if is_known else {}
@@ -243,7 +243,7 @@ class _Wiring:
             outputs = {f"{step.name}.{n}": t for step, one in steps for n, t in one.outputs.items()}
             return Interface(inputs, outputs) if is_known else None
         offered = shared_outputs(self._source, node, node.steps, interfaces) if is_known else None
-        if isinstance(node.combiner, Step):
+        if isinstance(node.combiner, DraftStep):
             interface = self._target(node.combiner, None)
             node.combines, outputs = _custom(node.combiner, interface, offered)
             is_known = is_known and interface is not None
@@ -252,19 +252,19 @@ class _Wiring:
             node.combines, outputs = [self._average(node, name, tensor) for name, tensor in numbers.items()], numbers
         if not node.combines:
             remark = CHECK + "write the name of the tensor that the members give and that is combined"
-            custom = node.combiner if isinstance(node.combiner, Step) else None
-            node.combines = [Combine("OUTPUT", "CUSTOM" if custom else "AVERAGE", "", custom, [remark])]
+            custom = node.combiner if isinstance(node.combiner, DraftStep) else None
+            node.combines = [DraftCombine("OUTPUT", "CUSTOM" if custom else "AVERAGE", "", custom, [remark])]
             self._source.warning(node.value, f"which tensor '{node.name}' combines is not known")
         return Interface(inputs, outputs) if is_known else None
 
-    def _average(self, node: Node, name: str, tensor: Tensor) -> Combine:
-        combine = Combine(name, "AVERAGE")
+    def _average(self, node: DraftNode, name: str, tensor: DraftTensor) -> DraftCombine:
+        combine = DraftCombine(name, "AVERAGE")
         if tensor.datatype in INTEGERS:
             text = f"the mean of '{name}', {tensor.datatype}, is rounded here; if it is a label, write VOTE for AVERAGE"
             check(self._source, node.value, combine.remarks, text)
         return combine
 
-    def _soften(self, node: Node, interfaces: list[Interface]) -> None:
+    def _soften(self, node: DraftNode, interfaces: list[Interface]) -> None:
         """Give the outputs of SOFT steps defaults, so that every answer has them."""
         for step, interface in zip(node.steps, interfaces, strict=False):
             if step.is_soft:
@@ -277,11 +277,11 @@ class _Wiring:
         check(self._source, node.value, node.remarks, _HAVE_DEFAULTS if interfaces and has_all else _NEED_DEFAULTS)
 
 
-def _outputs(interface: Interface | None) -> dict[str, Tensor] | None:
+def _outputs(interface: Interface | None) -> dict[str, DraftTensor] | None:
     return interface.outputs if interface is not None else None
 
 
-def _own_inputs(steps: list[Step], interfaces: list[Interface]) -> dict[str, Tensor]:
+def _own_inputs(steps: list[DraftStep], interfaces: list[Interface]) -> dict[str, DraftTensor]:
     """Inputs of a sequence: what its steps read from outside."""
     return merged(
         {
@@ -295,8 +295,8 @@ def _own_inputs(steps: list[Step], interfaces: list[Interface]) -> dict[str, Ten
 
 
 def _custom(
-    combiner: Step, interface: Interface | None, offered: Tensors | None
-) -> tuple[list[Combine], dict[str, Tensor]]:
+    combiner: DraftStep, interface: Interface | None, offered: Tensors | None
+) -> tuple[list[DraftCombine], dict[str, DraftTensor]]:
     """A combine for each output of the model that combines."""
     if interface is None or not offered:
         return [], {}
@@ -304,4 +304,4 @@ def _custom(
     wanted = [name for name in interface.inputs if name not in ("MASK", *offered)]
     if source not in interface.inputs and wanted:
         combiner.input_map[wanted[0]] = source
-    return [Combine(name, "CUSTOM", source, combiner) for name in interface.outputs], dict(interface.outputs)
+    return [DraftCombine(name, "CUSTOM", source, combiner) for name in interface.outputs], dict(interface.outputs)

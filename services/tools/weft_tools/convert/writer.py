@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from weft_router.graph.types.signatures import FLOATS, INTEGERS
-from weft_tools.convert.draft import CHECK, Combine, Draft, Kind, Node, Step, Tensor, Tensors
+from weft_tools.convert.draft import CHECK, Draft, DraftCombine, DraftNode, DraftStep, DraftTensor, Kind, Tensors
 
 _WIDTH = 120
 _INDENT = "  "
@@ -76,7 +76,7 @@ def _tensors(what: str, tensors: Tensors, *, is_batched: bool) -> Iterator[str]:
         yield "]"
 
 
-def _node(node: Node) -> Iterator[str]:
+def _node(node: DraftNode) -> Iterator[str]:
     yield from _comment(node.remarks, "")
     yield "node {"
     yield f"{_INDENT}name: {quoted(node.name)}"
@@ -109,7 +109,7 @@ def _message(name: str, fields: list[str], indent: str) -> Iterator[str]:
     yield f"{indent}}}"
 
 
-def _step_fields(step: Step, kind: Kind) -> list[str]:
+def _step_fields(step: DraftStep, kind: Kind) -> list[str]:
     fields = [f"name: {quoted(step.name)}"]
     if step.weight is not None:
         fields.append(f"weight: {step.weight:.15g}")
@@ -134,14 +134,14 @@ def _step_fields(step: Step, kind: Kind) -> list[str]:
     return fields
 
 
-def _target_fields(step: Step) -> list[str]:
+def _target_fields(step: DraftStep) -> list[str]:
     fields = [f"node: {quoted(step.node)}" if step.node else f"model_name: {quoted(step.model)}"]
     for name, entries in (("input_map", step.input_map), ("output_map", step.output_map)):
         fields += [f"{name} {{ key: {quoted(key)} value: {quoted(value)} }}" for key, value in entries.items()]
     return fields
 
 
-def _default(name: str, tensor: Tensor) -> str:
+def _default(name: str, tensor: DraftTensor) -> str:
     """A value that no model gives: not a number, -1, or nothing."""
     if tensor.datatype in FLOATS:
         field, value = "number", "nan"
@@ -154,7 +154,7 @@ def _default(name: str, tensor: Tensor) -> str:
     return f"default {{ output: {quoted(name)} {values}dims: [ {dims} ] }}"
 
 
-def _combine_fields(combine: Combine) -> list[str]:
+def _combine_fields(combine: DraftCombine) -> list[str]:
     fields = [f"output: {quoted(combine.output)}", f"method: {combine.method}"]
     if combine.source and combine.source != combine.output:
         fields.append(f"from: {quoted(combine.source)}")

@@ -15,7 +15,7 @@ _NULLS = ("", "~", "null", "Null", "NULL")
 
 
 @dataclass(slots=True, eq=False)
-class Value:
+class YamlValue:
     """One value of a file.
 
     Attributes:
@@ -31,8 +31,8 @@ class Value:
     line: int
     column: int
     text: str = ""
-    entries: dict[str, "Value"] = field(default_factory=dict)
-    items: list["Value"] = field(default_factory=list)
+    entries: dict[str, "YamlValue"] = field(default_factory=dict)
+    items: list["YamlValue"] = field(default_factory=list)
     num_values: int = 1
 
     @property
@@ -73,15 +73,15 @@ class Source:
         """Whether anything found is an error."""
         return any(found.severity == "error" for found in self.diagnostics)
 
-    def documents(self) -> list[Value]:
+    def documents(self) -> list[YamlValue]:
         """Every document that is not empty. Raises UnreadableError."""
         return list(_documents(self._text, self))
 
-    def error(self, value: Value, message: str) -> None:
+    def error(self, value: YamlValue, message: str) -> None:
         """Report an error at a value."""
         self.diagnostics.append(self.found(value.line, value.column, message))
 
-    def warning(self, value: Value, message: str) -> None:
+    def warning(self, value: YamlValue, message: str) -> None:
         """Report a warning at a value."""
         self.diagnostics.append(self.found(value.line, value.column, message, severity="warning"))
 
@@ -96,19 +96,19 @@ class Source:
         hint = "; it looks like a Helm template: render it first, with `helm template`" if "{{" in self._text else ""
         return UnreadableError(self.found(line, column, message + hint))
 
-    def mapping(self, value: Value, what: str) -> dict[str, Value]:
+    def mapping(self, value: YamlValue, what: str) -> dict[str, YamlValue]:
         """Entries of a mapping."""
         return value.entries if self._is(value, ("mapping",), f"{what} must be a mapping") else {}
 
-    def sequence(self, value: Value | None, what: str) -> list[Value]:
+    def sequence(self, value: YamlValue | None, what: str) -> list[YamlValue]:
         """Items of a list; none where it is not given."""
         return value.items if value and self._is(value, ("list",), f"{what} must be a list") else []
 
-    def string(self, value: Value | None, what: str) -> str:
+    def string(self, value: YamlValue | None, what: str) -> str:
         """Text of a scalar; "" where it is not given."""
         return value.text if value and self._is(value, ("text", "plain"), f"{what} must be a string") else ""
 
-    def number(self, value: Value | None, what: str) -> float | None:
+    def number(self, value: YamlValue | None, what: str) -> float | None:
         """A finite number; None where it is not given."""
         text = self.string(value, what)
         if not text or value is None:
@@ -122,14 +122,14 @@ class Source:
             return None
         return number
 
-    def boolean(self, value: Value | None, what: str) -> bool:
+    def boolean(self, value: YamlValue | None, what: str) -> bool:
         """True or false; false where it is not given."""
         text = self.string(value, what).lower()
         if value is not None and text not in ("true", "false", ""):
             self.error(value, f"{what} must be true or false, got '{shortened(text)}'")
         return text == "true"
 
-    def choice(self, value: Value, what: str, allowed: tuple[str, ...]) -> str:
+    def choice(self, value: YamlValue, what: str, allowed: tuple[str, ...]) -> str:
         """One of ``allowed``; "" and an error where it is another."""
         text = self.string(value, what)
         if text not in allowed and value.kind in ("text", "plain"):
@@ -137,14 +137,14 @@ class Source:
             return ""
         return text
 
-    def unknown(self, entries: dict[str, Value], known: frozenset[str], what: str) -> None:
+    def unknown(self, entries: dict[str, YamlValue], known: frozenset[str], what: str) -> None:
         """Warn of fields that nothing reads."""
         for name, value in entries.items():
             if name not in known:
                 hint = suggestion(name, known).partition("; use one of")[0]
                 self.warning(value, f"unknown field '{shortened(name)}' of {what} is left out{hint}")
 
-    def _is(self, value: Value, kinds: tuple[str, ...], message: str) -> bool:
+    def _is(self, value: YamlValue, kinds: tuple[str, ...], message: str) -> bool:
         if value.kind in kinds and not value.is_null:
             return True
         if not value.is_null:
@@ -163,17 +163,17 @@ def shortened(text: str) -> str:
 class _Open:
     """A list or mapping whose end has not come; ``key`` is one whose value has not come."""
 
-    value: Value
+    value: YamlValue
     anchor: str
-    key: Value | None = None
-    merged: list[Value] = field(default_factory=list)
+    key: YamlValue | None = None
+    merged: list[YamlValue] = field(default_factory=list)
 
 
-def _documents(text: str, source: Source) -> Iterator[Value]:
+def _documents(text: str, source: Source) -> Iterator[YamlValue]:
     """Build the documents from parser events: without recursion, and with a limit on depth and size."""
     import yaml  # noqa: PLC0415  # an extra: only this command needs it
 
-    builder = _Builder(source)
+    builder = _TreeBuilder(source)
     try:
         for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
             builder.take(event)
@@ -186,11 +186,11 @@ def _documents(text: str, source: Source) -> Iterator[Value]:
         raise source.unreadable(line, column, f"not YAML: {problem}") from None
 
 
-class _Builder:
+class _TreeBuilder:
     def __init__(self, source: Source) -> None:
-        self.document: Value | None = None
+        self.document: YamlValue | None = None
         self._source = source
-        self._anchors: dict[str, Value | None] = {}
+        self._anchors: dict[str, YamlValue | None] = {}
         self._open: list[_Open] = []
         self._handlers: dict[str, Callable[[Any, int, int], None]] = {
             "DocumentStartEvent": self._start_document,
@@ -212,18 +212,18 @@ class _Builder:
 
     def _scalar(self, event: Any, line: int, column: int) -> None:
         is_plain = bool(event.implicit[0]) and event.style in (None, "")
-        value = Value("plain" if is_plain else "text", line, column, event.value)
+        value = YamlValue("plain" if is_plain else "text", line, column, event.value)
         if event.anchor:
             self._anchors[event.anchor] = value
         self._place(value, line, column)
 
     def _start_list(self, event: Any, line: int, column: int) -> None:
-        self._push(event, Value("list", line, column))
+        self._push(event, YamlValue("list", line, column))
 
     def _start_mapping(self, event: Any, line: int, column: int) -> None:
-        self._push(event, Value("mapping", line, column))
+        self._push(event, YamlValue("mapping", line, column))
 
-    def _push(self, event: Any, value: Value) -> None:
+    def _push(self, event: Any, value: YamlValue) -> None:
         if len(self._open) >= _MAX_DEPTH:
             self._refuse(value.line, value.column, f"nested deeper than {_MAX_DEPTH}")
         if event.anchor:
@@ -248,7 +248,7 @@ class _Builder:
         else:
             self._place(value, line, column)
 
-    def _place(self, value: Value, line: int, column: int) -> None:
+    def _place(self, value: YamlValue, line: int, column: int) -> None:
         """Hand a finished value to what is around it."""
         if not self._open:
             self.document = value
@@ -267,7 +267,7 @@ class _Builder:
             key, around.key = around.key, None
             self._enter(around, key, value)
 
-    def _enter(self, around: _Open, key: Value, value: Value) -> None:
+    def _enter(self, around: _Open, key: YamlValue, value: YamlValue) -> None:
         if key.text == "<<" and key.kind == "plain":
             given = value.items if value.kind == "list" else [value]
             if any(one.kind != "mapping" for one in given):

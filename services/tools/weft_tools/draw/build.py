@@ -35,7 +35,7 @@ def build_diagram(plan: GraphPlan) -> Group:
         notes.append(f"whole answers: {cache_text(plan.cache)}")
     if plan.max_inflight_responses:
         notes.append(f"at most {counted(plan.max_inflight_responses, 'response')} of a stream in work")
-    builder = _Builder(is_batched=is_batched)
+    builder = _DiagramBuilder(is_batched=is_batched)
     frame = _Frame(plan.root, Tensors(plan.root, is_batched=is_batched))
     group = builder.node(frame, f"{signature.name}/{signature.version}", notes)
     asks = [f"{tensor_text(t, is_batched=is_batched)}{', optional' * t.is_optional}" for t in signature.inputs]
@@ -80,7 +80,7 @@ class _Frame:
         ]
 
 
-class _Builder:
+class _DiagramBuilder:
     def __init__(self, *, is_batched: bool) -> None:
         self._is_batched = is_batched
         self._num_ids = 0

@@ -32,7 +32,7 @@ Point = tuple[float, float]
 
 
 @dataclass(slots=True)
-class Place:
+class PlacedBox:
     """A box with its place.
 
     Attributes:
@@ -50,7 +50,7 @@ class Place:
     height: float
     x: float = 0.0
     y: float = 0.0
-    children: "list[Place]" = field(default_factory=list)
+    children: "list[PlacedBox]" = field(default_factory=list)
     routes: "list[Route]" = field(default_factory=list)
 
     def moved(self, x: float, y: float) -> None:
@@ -80,7 +80,7 @@ class Route:
     label: Point = (0.0, 0.0)
 
 
-def lay_out(diagram: Group) -> Place:
+def lay_out(diagram: Group) -> PlacedBox:
     """The whole drawing, its upper left corner at (0, 0)."""
     return _placed(diagram)
 
@@ -91,12 +91,12 @@ def label_size(lines: Sequence[str]) -> tuple[float, float]:
     return width, len(lines) * LABEL_SIZE * LINE_HEIGHT
 
 
-def _placed(box: Item | Group) -> Place:
+def _placed(box: Item | Group) -> PlacedBox:
     lines = wrapped(box.lines)
     title = f"{box.title}  {box.kind}" if isinstance(box, Group) else box.title
     widths = [text_width(title, TITLE_SIZE, is_bold=True), *(text_width(line, TEXT_SIZE) for line in lines)]
     header = (TITLE_SIZE + len(lines) * TEXT_SIZE) * LINE_HEIGHT + PADDING
-    place = Place(box, lines, header, max(widths) + 4 * PADDING, header + PADDING / 2)
+    place = PlacedBox(box, lines, header, max(widths) + 4 * PADDING, header + PADDING / 2)
     if isinstance(box, Group):
         _Layers(box, place).fill()
     return place
@@ -115,7 +115,7 @@ class _Vertex:
 class _Layers:
     """Fills the place of a group: rows of vertices, of which the first are its items in their order."""
 
-    def __init__(self, group: Group, place: Place) -> None:
+    def __init__(self, group: Group, place: PlacedBox) -> None:
         self._group = group
         self._place = place
         self._items = [_placed(item) for item in group.items]

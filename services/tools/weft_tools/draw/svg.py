@@ -5,7 +5,7 @@ from itertools import pairwise
 from xml.sax.saxutils import escape, quoteattr
 
 from weft_tools.draw.diagram import Group, Item, Role
-from weft_tools.draw.layout import LABEL_SIZE, PADDING, TEXT_SIZE, TITLE_SIZE, Place, Point, Route, lay_out
+from weft_tools.draw.layout import LABEL_SIZE, PADDING, TEXT_SIZE, TITLE_SIZE, PlacedBox, Point, Route, lay_out
 from weft_tools.draw.measure import LINE_HEIGHT
 from weft_tools.draw.outline import render_text
 
@@ -61,7 +61,7 @@ def render_svg(diagram: Group) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _box(place: Place) -> Iterator[str]:
+def _box(place: PlacedBox) -> Iterator[str]:
     box = place.box
     kind = box.kind if isinstance(box, Group) else box.role.value
     tooltip = f"<title>{_text(box.tooltip)}</title>" if box.tooltip else ""
@@ -81,7 +81,7 @@ def _box(place: Place) -> Iterator[str]:
         yield from _route(route)
 
 
-def _outline(place: Place, classes: str) -> str:
+def _outline(place: PlacedBox, classes: str) -> str:
     x, y, width, height = place.x, place.y, place.width, place.height
     role = place.box.role if isinstance(place.box, Item) else None
     if role is Role.CHOICE:

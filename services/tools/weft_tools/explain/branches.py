@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from weft_router.graph.plan import CombineMethod, CombinePlan, NodeKind, NodePlan, StepPlan
-from weft_tools.explain.choices import Choice, decide, decide_rows
-from weft_tools.explain.entry import Entry, Failure, Fate, make_unsure, skipped
+from weft_tools.explain.choices import StepChoice, decide, decide_rows
+from weft_tools.explain.entry import ExplainedStep, Failure, Fate, make_unsure, skipped
 from weft_tools.explain.values import ABSENT, Value, joined
 from weft_tools.wording import slot_name
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from weft_tools.explain.walk import Values, Walk
 
 
-def walk_choice(walk: "Walk", entry: Entry, node: NodePlan, frame: "Values", limit: float | None) -> None:
+def walk_choice(walk: "Walk", entry: ExplainedStep, node: NodePlan, frame: "Values", limit: float | None) -> None:
     """A switch or splitter: one branch, or those that it may be."""
     rows: Sequence[Sequence[int] | None] = [None] * len(node.steps)
     if node.per_row and walk.num_rows is not None:
@@ -58,9 +58,9 @@ def walk_choice(walk: "Walk", entry: Entry, node: NodePlan, frame: "Values", lim
         frame[slot] = value
 
 
-def walk_ensemble(walk: "Walk", entry: Entry, node: NodePlan, frame: "Values", limit: float | None) -> None:
+def walk_ensemble(walk: "Walk", entry: ExplainedStep, node: NodePlan, frame: "Values", limit: float | None) -> None:
     """An ensemble: all members, then what is made of their answers."""
-    members = [walk.tested(step, node, frame, limit, Choice(Fate.RUNS)) for step in node.steps]
+    members = [walk.tested(step, node, frame, limit, StepChoice(Fate.RUNS)) for step in node.steps]
     entry.children += members
     is_race = bool(node.combines) and all(c.method is CombineMethod.FIRST for c in node.combines) and node.quorum <= 1
     if is_race and len(members) > 1:
@@ -84,7 +84,7 @@ def walk_ensemble(walk: "Walk", entry: Entry, node: NodePlan, frame: "Values", l
             entry.failure = entry.children[-1].failure
 
 
-def _failure(walk: "Walk", node: NodePlan, members: Sequence[Entry], *, is_race: bool) -> Failure | None:
+def _failure(walk: "Walk", node: NodePlan, members: Sequence[ExplainedStep], *, is_race: bool) -> Failure | None:
     """Why the ensemble fails for certain."""
     failed = next((member.failure for member in members if member.failure is not None), None)
     able = [member for member in members if member.fate in (Fate.RUNS, Fate.MAYBE)]
@@ -122,15 +122,15 @@ def _combine(walk: "Walk", node: NodePlan, combine: CombinePlan, frame: "Values"
 
 def _run_custom(
     walk: "Walk", node: NodePlan, combine: CombinePlan, step: StepPlan, frame: "Values", limit: float | None
-) -> Entry:
+) -> ExplainedStep:
     """The model that combines; it is called if there is anything to combine."""
     values = [frame[slot] for _, slot in combine.sources]
     if all(value.tensor is None for value in values):
         walk.skip(step, frame)
         return skipped(step, ["no answer has what it combines"])
     if len(values) == len(node.steps) or not all(value.may_be_absent for value in values):
-        return walk.step(step, node, frame, limit, Choice(Fate.RUNS, ["combines"]))
-    return walk.step(step, node, frame, limit, Choice(Fate.MAYBE, ["combines"], ["which members answer"]))
+        return walk.step(step, node, frame, limit, StepChoice(Fate.RUNS, ["combines"]))
+    return walk.step(step, node, frame, limit, StepChoice(Fate.MAYBE, ["combines"], ["which members answer"]))
 
 
 def _combine_text(node: NodePlan, combine: CombinePlan) -> str:
@@ -139,5 +139,5 @@ def _combine_text(node: NodePlan, combine: CombinePlan) -> str:
     return f"{slot_name(node, combine.output)} = {combine.method.value} of {names}{weighted}"
 
 
-def _passed_over(step: StepPlan, choice: Choice) -> Entry:
+def _passed_over(step: StepPlan, choice: StepChoice) -> ExplainedStep:
     return skipped(step, choice.why, Fate.FAILS if choice.fate is Fate.FAILS else Fate.SKIPPED)

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from weft_router.graph.plan import Condition, NodePlan, StepPlan
 from weft_router.nodes.cascade import no_answer
-from weft_tools.explain.choices import Choice, verdict_text
-from weft_tools.explain.entry import Entry, Failure, Fate, skipped
+from weft_tools.explain.choices import StepChoice, verdict_text
+from weft_tools.explain.entry import ExplainedStep, Failure, Fate, skipped
 from weft_tools.explain.judge import Verdict
 from weft_tools.explain.values import ABSENT, Value, joined
 from weft_tools.wording import condition_text, counted
@@ -25,7 +25,9 @@ class CascadeWalk:
         limit: Milliseconds; None without limit.
     """
 
-    def __init__(self, walk: "Walk", entry: Entry, node: NodePlan, frame: "Values", limit: float | None) -> None:
+    def __init__(
+        self, walk: "Walk", entry: ExplainedStep, node: NodePlan, frame: "Values", limit: float | None
+    ) -> None:
         self._walk = walk
         self._entry = entry
         self._node = node
@@ -72,9 +74,9 @@ class CascadeWalk:
                 value = whole.maybe() if value.may_be_absent else whole
             self._frame[slot] = value
 
-    def _choice(self, step: StepPlan, *, is_first: bool) -> tuple[Choice, list[int] | None]:
+    def _choice(self, step: StepPlan, *, is_first: bool) -> tuple[StepChoice, list[int] | None]:
         """Whether a step that is reached runs, and with which rows; None where that is not known, or with all."""
-        choice = Choice(Fate.RUNS)
+        choice = StepChoice(Fate.RUNS)
         rows: list[int] | None = None
         if step.when is not None:
             verdict, rows = self._test(step.when, self._frame)
@@ -127,7 +129,7 @@ class CascadeWalk:
                 view[slot] = value.vague() if rows is None else value.rows(rows)
         return view
 
-    def _try(self, step: StepPlan, choice: Choice, rows: list[int] | None, *, is_last: bool) -> None:
+    def _try(self, step: StepPlan, choice: StepChoice, rows: list[int] | None, *, is_last: bool) -> None:
         """Run a step and look at its answer."""
         walk, num_rows = self._walk, self._walk.num_rows
         view = self._frame.copy()
@@ -152,7 +154,7 @@ class CascadeWalk:
         walk.num_rows = num_rows
 
     def _look_at(
-        self, step: StepPlan, child: Entry, view: "Values", *, is_certain: bool, is_whole: bool, is_last: bool
+        self, step: StepPlan, child: ExplainedStep, view: "Values", *, is_certain: bool, is_whole: bool, is_last: bool
     ) -> None:
         """The answer of a step is accepted, or may be; ``is_whole``: it is certain, and for all rows."""
         for _, slot in step.outputs:  # what follows looks at an answer only

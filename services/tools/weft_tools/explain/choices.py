@@ -15,7 +15,7 @@ from weft_tools.wording import cases_text, condition_text, share
 
 
 @dataclass(slots=True)
-class Choice:
+class StepChoice:
     """What becomes of one step, and why."""
 
     fate: Fate
@@ -24,7 +24,7 @@ class Choice:
 
 
 @dataclass(slots=True)
-class Decision:
+class NodeDecision:
     """What becomes of every step of a node.
 
     Attributes:
@@ -34,7 +34,7 @@ class Decision:
         may_fail: Errors that unknown values may lead to.
     """
 
-    choices: list[Choice]
+    choices: list[StepChoice]
     says: list[str] = field(default_factory=list)
     failure: Failure | None = None
     may_fail: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ def decide(
     prefix: str,
     pins: Mapping[str, str],
     row: int | None = None,
-) -> Decision:
+) -> NodeDecision:
     """The decision of a switch or splitter for the request as a whole, or for one row.
 
     Args:
@@ -85,18 +85,18 @@ class _Switch:
         self._frame = frame
         self._knowledge = knowledge
         self._prefix = prefix
-        self._decision = Decision([Choice(Fate.SKIPPED) for _ in node.steps])
+        self._decision = NodeDecision([StepChoice(Fate.SKIPPED) for _ in node.steps])
         self._taken = ""
         self._open: list[str] = []
 
-    def decide(self) -> Decision:
+    def decide(self) -> NodeDecision:
         node, decision = self._node, self._decision
         on = self._knowledge.judge(node.on, self._frame) if node.on is not None else None
         if node.on is not None and on is not None:
             decision.says.append(f"on {condition_text(node.on)}{verdict_text(on, as_text=True)}")
             if not self._is_evaluated(on):
                 return decision
-        otherwise: Choice | None = None
+        otherwise: StepChoice | None = None
         for step, choice in zip(node.steps, decision.choices, strict=True):
             if self._taken:
                 choice.why.append(f"'{self._taken}' comes first")
@@ -107,7 +107,7 @@ class _Switch:
         self._close(otherwise, on)
         return decision
 
-    def _try(self, step: StepPlan, choice: Choice, on: Verdict | None) -> bool:
+    def _try(self, step: StepPlan, choice: StepChoice, on: Verdict | None) -> bool:
         """Look at one branch; False if its test fails for certain, so that the request does."""
         if step.when is not None:
             verdict = self._knowledge.judge(step.when, self._frame)
@@ -129,12 +129,12 @@ class _Switch:
             self._take(step.name, choice)
         return True
 
-    def _take(self, name: str, choice: Choice) -> None:
+    def _take(self, name: str, choice: StepChoice) -> None:
         self._taken = name
         choice.fate = Fate.MAYBE if self._open else Fate.RUNS
         choice.depends_on += dict.fromkeys(self._open)
 
-    def _close(self, otherwise: Choice | None, on: Verdict | None) -> None:
+    def _close(self, otherwise: StepChoice | None, on: Verdict | None) -> None:
         """No branch is certain: ``otherwise``, or the error."""
         if otherwise is not None:
             otherwise.why.append("otherwise")
@@ -163,13 +163,13 @@ class _Switch:
 
 def _split(
     node: NodePlan, frame: Sequence[Value], knowledge: Knowledge, prefix: str, pins: Mapping[str, str]
-) -> Decision:
+) -> NodeDecision:
     """A splitter: pinned, by key, or with the shares of its steps."""
     names, weights = [step.name for step in node.steps], [step.weight for step in node.steps]
     shares = [share(weight, sum(weights)) for weight in weights]
     drawn = ", ".join(f"{each} {name}" for name, each in zip(names, shares, strict=True))
-    by_chance = Decision(
-        [Choice(Fate.MAYBE if w > 0 else Fate.SKIPPED, [s]) for w, s in zip(weights, shares, strict=True)]
+    by_chance = NodeDecision(
+        [StepChoice(Fate.MAYBE if w > 0 else Fate.SKIPPED, [s]) for w, s in zip(weights, shares, strict=True)]
     )
     if pins.get(node.name) in names:
         says = f"pinned by header {ROUTE_HEADER}, if the router runs with --allow-route-header"
@@ -183,7 +183,7 @@ def _split(
         text = f"sticky by {condition_text(node.sticky_by)}{verdict_text(verdict, as_text=True)}"
         if verdict.fails:
             failure = Failure(f"INVALID_ARGUMENT: {prefix}{verdict.error}", is_final=True)
-            return Decision([Choice(Fate.SKIPPED) for _ in names], [text], failure)
+            return NodeDecision([StepChoice(Fate.SKIPPED) for _ in names], [text], failure)
         if not verdict.is_known:
             by_chance.says += [text, f"random by key: {drawn}"]
             by_chance.may_fail += [f"INVALID_ARGUMENT: {prefix}{verdict.error}"] if verdict.error else []
@@ -199,9 +199,9 @@ def _split(
     return by_chance
 
 
-def _certain(names: Sequence[str], taken: int, says: str) -> Decision:
-    choices = [Choice(Fate.RUNS if index == taken else Fate.SKIPPED) for index in range(len(names))]
-    return Decision(choices, [f"{says}: {names[taken]}"])
+def _certain(names: Sequence[str], taken: int, says: str) -> NodeDecision:
+    choices = [StepChoice(Fate.RUNS if index == taken else Fate.SKIPPED) for index in range(len(names))]
+    return NodeDecision(choices, [f"{says}: {names[taken]}"])
 
 
 def decide_rows(
@@ -210,10 +210,10 @@ def decide_rows(
     knowledge: Knowledge,
     prefix: str,
     num_rows: int,
-) -> tuple[Decision, list[list[int]]]:
+) -> tuple[NodeDecision, list[list[int]]]:
     """The decision of a switch with ``per_row``, and for each step the rows that it gets or may get."""
     rows: list[list[int]] = [[] for _ in node.steps]
-    whole = Decision([Choice(Fate.SKIPPED) for _ in node.steps])
+    whole = NodeDecision([StepChoice(Fate.SKIPPED) for _ in node.steps])
     for row in range(num_rows):
         one = decide(node, [value.rows([row]) for value in frame], knowledge, prefix, {}, row)
         whole.says += [text for text in one.says if text not in whole.says]

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 
 from weft_common.errors import InvalidArgumentError
 from weft_tools.compiled import load_plan
-from weft_tools.explain.entry import Entry
+from weft_tools.explain.entry import ExplainedStep
 from weft_tools.explain.outputs import live_root
 from weft_tools.explain.question import read_question
 from weft_tools.explain.render import render_json, render_text
 from weft_tools.explain.walk import Walk
 
-FORMATS: Mapping[str, Callable[[Entry, int | None], str]] = {"text": render_text, "json": render_json}
+FORMATS: Mapping[str, Callable[[ExplainedStep, int | None], str]] = {"text": render_text, "json": render_json}
 
 
 def run(options: argparse.Namespace) -> int:

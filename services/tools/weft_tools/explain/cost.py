@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from weft_router.graph.plan import NodeKind
-from weft_tools.explain.entry import Entry, Fate
+from weft_tools.explain.entry import ExplainedStep, Fate
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Calls:
     shadows: int = 0
 
 
-def count_calls(entry: Entry) -> Calls:
+def count_calls(entry: ExplainedStep) -> Calls:
     """Calls of a step or of the root, on the path that calls most."""
     if entry.fate is Fate.SHADOW:
         inner = _inner_calls(entry)
@@ -43,7 +43,7 @@ def count_calls(entry: Entry) -> Calls:
     )
 
 
-def _inner_calls(entry: Entry) -> Calls:
+def _inner_calls(entry: ExplainedStep) -> Calls:
     if entry.node is None:
         return Calls(1, 1)
     node = entry.node
@@ -78,7 +78,7 @@ class Span:
         return self if not limit_ms or self.ms <= limit_ms else Span(limit_ms, ((path, limit_ms),))
 
 
-def longest(entry: Entry) -> Span:
+def longest(entry: ExplainedStep) -> Span:
     """The path that may take longest, by the timeouts of steps and nodes alone."""
     if not entry.fate.can_run:
         return Span()
@@ -95,7 +95,7 @@ def longest(entry: Entry) -> Span:
     return inner
 
 
-def _inner_span(entry: Entry) -> Span:
+def _inner_span(entry: ExplainedStep) -> Span:
     node, inside = entry.node, _inside(entry)
     spans = [longest(child) for child in inside]
     if node is None or not spans:
@@ -116,7 +116,7 @@ def _inner_span(entry: Entry) -> Span:
     return Span(chain.ms * rounds, (*chain.parts, (f"{rounds - 1} more rounds", chain.ms * (rounds - 1))))
 
 
-def _chain(entry: Entry, spans: list[Span]) -> Span:
+def _chain(entry: ExplainedStep, spans: list[Span]) -> Span:
     """The longest chain of steps that wait for one another."""
     node = entry.node
     if node is None:
@@ -137,9 +137,9 @@ def _longer(spans: list[Span]) -> Span:
     return max(spans, key=lambda span: span.ms, default=Span())
 
 
-def _inside(entry: Entry) -> list[Entry]:
+def _inside(entry: ExplainedStep) -> list[ExplainedStep]:
     return [child for child in entry.children if not _is_fallback(entry, child)]
 
 
-def _is_fallback(entry: Entry, child: Entry) -> bool:
+def _is_fallback(entry: ExplainedStep, child: ExplainedStep) -> bool:
     return entry.step is not None and child.step is not None and child.step is entry.step.fallback

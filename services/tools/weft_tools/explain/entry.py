@@ -39,7 +39,7 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Entry:
+class ExplainedStep:
     """One step, or the root node.
 
     Attributes:
@@ -77,26 +77,26 @@ class Entry:
     deadline_ms: float | None = None
     num_rounds: int = 1
     stream: str = ""
-    children: "list[Entry]" = field(default_factory=list)
+    children: "list[ExplainedStep]" = field(default_factory=list)
     step: StepPlan | None = None
     node: NodePlan | None = None
 
 
-def entry_of(step: StepPlan, node: NodePlan, fate: Fate) -> Entry:
+def entry_of(step: StepPlan, node: NodePlan, fate: Fate) -> ExplainedStep:
     """The entry of a step of ``node``, with what its policies say."""
     soft = ["soft: the request goes on without it"] if step.is_soft else []
     notes = [*soft, *default_texts(step, node), *policy_texts(step)]
     kind = "model" if isinstance(step.action, CallPlan) else step.action.kind.value
-    return Entry(step.name, step.path, target_text(step.action), kind, fate, notes=notes, step=step)
+    return ExplainedStep(step.name, step.path, target_text(step.action), kind, fate, notes=notes, step=step)
 
 
-def skipped(step: StepPlan, why: Iterable[str], fate: Fate = Fate.SKIPPED) -> Entry:
+def skipped(step: StepPlan, why: Iterable[str], fate: Fate = Fate.SKIPPED) -> ExplainedStep:
     """The entry of a step that does not run."""
     kind = "model" if isinstance(step.action, CallPlan) else step.action.kind.value
-    return Entry(step.name, step.path, target_text(step.action), kind, fate, list(why), step=step)
+    return ExplainedStep(step.name, step.path, target_text(step.action), kind, fate, list(why), step=step)
 
 
-def make_unsure(entries: Iterable[Entry], depends_on: str) -> None:
+def make_unsure(entries: Iterable[ExplainedStep], depends_on: str) -> None:
     """What would run only may, because something else may come first."""
     for entry in entries:
         if entry.fate is Fate.RUNS:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from weft_tools.explain.cost import count_calls, longest
-from weft_tools.explain.entry import Entry, Fate
+from weft_tools.explain.entry import ExplainedStep, Fate
 from weft_tools.wording import counted
 
 _MARKS = {
@@ -24,7 +24,7 @@ _MAX_CHARS = 200
 _LEGEND = "+ runs   ? may run   - does not   ! fails   ~ after a failure, or a copy"
 
 
-def render_text(entry: Entry, num_rows: int | None) -> str:
+def render_text(entry: ExplainedStep, num_rows: int | None) -> str:
     """The tree of steps, then calls and time at worst."""
     batch = "" if num_rows is None else f"  batch of {counted(num_rows, 'row')}"
     lines = [f"{entry.target}{batch}", *_lines(entry, "", "", is_root=True), "", _LEGEND]
@@ -40,7 +40,7 @@ def render_text(entry: Entry, num_rows: int | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _lines(entry: Entry, head: str, indent: str, *, is_root: bool = False) -> Iterator[str]:
+def _lines(entry: ExplainedStep, head: str, indent: str, *, is_root: bool = False) -> Iterator[str]:
     what = entry.kind if is_root else f"-> {entry.target}"
     kind = f" [{entry.kind}]" if not is_root and entry.kind != "model" else ""
     fate = entry.fate.value if entry.fate in _NAMED else ""
@@ -55,7 +55,7 @@ def _lines(entry: Entry, head: str, indent: str, *, is_root: bool = False) -> It
         yield from _lines(child, indent + ("└─ " if is_last else "├─ "), indent + ("   " if is_last else "│  "))
 
 
-def _details(entry: Entry, *, is_root: bool) -> Iterator[str]:
+def _details(entry: ExplainedStep, *, is_root: bool) -> Iterator[str]:
     yield from entry.decisions
     if entry.depends_on:
         yield f"? depends on {', '.join(entry.depends_on)}"
@@ -73,7 +73,7 @@ def _cut(line: str) -> str:
     return line if len(line) <= _MAX_CHARS else line[: _MAX_CHARS - 1] + "…"
 
 
-def _time_text(entry: Entry) -> str:
+def _time_text(entry: ExplainedStep) -> str:
     """The limit that counts, and the path that may use it up."""
     span, limit = longest(entry), entry.deadline_ms
     if not span.parts:
@@ -89,7 +89,7 @@ def _time_text(entry: Entry) -> str:
     return f"no limit: {reason}" if math.isinf(span.ms) else f"{span.ms:g} ms: {reason}"
 
 
-def render_json(entry: Entry, num_rows: int | None) -> str:
+def render_json(entry: ExplainedStep, num_rows: int | None) -> str:
     """The same as one object."""
     calls, span = count_calls(entry), longest(entry)
     bounds = [ms for ms in (span.ms, entry.deadline_ms) if ms is not None and not math.isinf(ms)]
@@ -106,7 +106,7 @@ def render_json(entry: Entry, num_rows: int | None) -> str:
     return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
 
 
-def _as_json(entry: Entry) -> dict[str, Any]:
+def _as_json(entry: ExplainedStep) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": entry.name,
         "path": entry.path,

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from weft_router.graph.plan import CallPlan, LoopPlan, NodePlan
 from weft_router.graph.pruning import slots_read, steps_behind
-from weft_tools.explain.choices import Choice, verdict_text
-from weft_tools.explain.entry import Entry, Failure, Fate, make_unsure, skipped
+from weft_tools.explain.choices import StepChoice, verdict_text
+from weft_tools.explain.entry import ExplainedStep, Failure, Fate, make_unsure, skipped
 from weft_tools.explain.values import Value, joined
 from weft_tools.wording import condition_text, slot_name
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def walk_sequence(
-    walk: "Walk", entry: Entry, node: NodePlan, frame: "Values", limit: float | None, live: Collection[int]
+    walk: "Walk", entry: ExplainedStep, node: NodePlan, frame: "Values", limit: float | None, live: Collection[int]
 ) -> None:
     """The steps ``live`` once, or as often as a loop may go round."""
     first = frame.copy()
@@ -57,10 +57,10 @@ def _carried(walk: "Walk", node: NodePlan, loop: LoopPlan, first: "Values", last
 
 
 def _walk_round(
-    walk: "Walk", entry: Entry, node: NodePlan, frame: "Values", limit: float | None, live: Collection[int]
+    walk: "Walk", entry: ExplainedStep, node: NodePlan, frame: "Values", limit: float | None, live: Collection[int]
 ) -> None:
     """Every step once; the entries are in declared order."""
-    entries: dict[int, Entry] = {}
+    entries: dict[int, ExplainedStep] = {}
     failed: int | None = None
     lost: dict[int, str] = {}
     for index in _in_order(node):
@@ -72,7 +72,7 @@ def _walk_round(
         elif step.shadow is not None:
             entries[index] = walk.shadow(step, node, frame, limit)
         else:
-            entries[index] = walk.tested(step, node, frame, limit, Choice(Fate.RUNS))
+            entries[index] = walk.tested(step, node, frame, limit, StepChoice(Fate.RUNS))
             if entries[index].failure is not None:
                 lost |= dict.fromkeys(_after(node, index), step.name)
                 failed = index if failed is None else failed
@@ -88,7 +88,7 @@ def _walk_round(
     entry.children += [entries[index] for index in range(len(node.steps))]
 
 
-def _repeat(readers: Collection[Entry], stream: Entry) -> None:
+def _repeat(readers: Collection[ExplainedStep], stream: ExplainedStep) -> None:
     """The readers of a decoupled step run for each of its responses, of which there may be none."""
     for reader in readers:
         reader.stream = stream.name

@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 from weft_router.graph.plan import OK, CallPlan, GraphPlan, NodeKind, NodePlan, StepPlan
 from weft_tools.explain.branches import walk_choice, walk_ensemble
 from weft_tools.explain.cascade import CascadeWalk
-from weft_tools.explain.choices import Choice, verdict_text
-from weft_tools.explain.entry import Entry, Failure, Fate, entry_of, skipped
+from weft_tools.explain.choices import StepChoice, verdict_text
+from weft_tools.explain.entry import ExplainedStep, Failure, Fate, entry_of, skipped
 from weft_tools.explain.judge import Knowledge
 from weft_tools.explain.sequence import walk_sequence
 from weft_tools.explain.values import ABSENT, Value, joined
@@ -38,7 +38,7 @@ class Walk:
         self._plan = plan
         self.is_batched = signature.max_batch_size > 0
 
-    def run(self, inputs: Mapping[str, Value], live: Collection[int] | None = None) -> Entry:
+    def run(self, inputs: Mapping[str, Value], live: Collection[int] | None = None) -> ExplainedStep:
         """The root's entry.
 
         Args:
@@ -48,7 +48,7 @@ class Walk:
         plan, root = self._plan, self._plan.root
         limit = least(self.knowledge.remaining_ms, plan.timeout_ms, root.timeout_ms)
         label = f"{plan.signature.name}/{plan.signature.version}"
-        entry = Entry(root.name, root.path, label, root.kind.value, deadline_ms=limit, node=root)
+        entry = ExplainedStep(root.name, root.path, label, root.kind.value, deadline_ms=limit, node=root)
         entry.notes = limit_texts(0, plan.max_inflight)
         if plan.signature.is_decoupled:
             entry.decisions.append("answers with a stream of responses")
@@ -63,7 +63,12 @@ class Walk:
         return entry
 
     def node(
-        self, entry: Entry, node: NodePlan, frame: Values, limit: float | None, live: Collection[int] | None = None
+        self,
+        entry: ExplainedStep,
+        node: NodePlan,
+        frame: Values,
+        limit: float | None,
+        live: Collection[int] | None = None,
     ) -> None:
         """Fill the entry's children and the outputs in ``frame``; ``entry.failure`` is set if the node fails."""
         entry.children += [self.shadow(shadow, node, frame, limit) for shadow in node.shadows]
@@ -77,7 +82,9 @@ class Walk:
             case _:
                 walk_choice(self, entry, node, frame, limit)
 
-    def step(self, step: StepPlan, node: NodePlan, frame: Values, limit: float | None, choice: Choice) -> Entry:
+    def step(
+        self, step: StepPlan, node: NodePlan, frame: Values, limit: float | None, choice: StepChoice
+    ) -> ExplainedStep:
         """The entry of a step that runs, or may; what it gives is in ``frame``."""
         entry = self._attempt(step, node, frame, least(limit, step.timeout_ms), choice)
         if step.fallback is not None:
@@ -95,10 +102,10 @@ class Walk:
             entry.fate = Fate.FAILS
         return entry
 
-    def shadow(self, step: StepPlan, node: NodePlan, frame: Values, limit: float | None) -> Entry:
+    def shadow(self, step: StepPlan, node: NodePlan, frame: Values, limit: float | None) -> ExplainedStep:
         """The entry of a shadow; it changes nothing."""
         why = [shadow_text(step.shadow)] if step.shadow is not None else []
-        entry = self.tested(step, node, frame.copy(), None, Choice(Fate.SHADOW, why))
+        entry = self.tested(step, node, frame.copy(), None, StepChoice(Fate.SHADOW, why))
         entry.fate = Fate.SKIPPED if entry.fate is Fate.SKIPPED else Fate.SHADOW
         entry.failure = None
         return entry
@@ -111,10 +118,12 @@ class Walk:
             value = Value.known(tensor)
             frame[slot] = value.rows([0] * self.num_rows) if is_batched and self.num_rows is not None else value
 
-    def _fall_back(self, entry: Entry, below: StepPlan, node: NodePlan, frame: Values, limit: float | None) -> None:
+    def _fall_back(
+        self, entry: ExplainedStep, below: StepPlan, node: NodePlan, frame: Values, limit: float | None
+    ) -> None:
         """Add the fallback's entry: it runs if the step is bound to fail, else it may give the outputs."""
         other = frame.copy()
-        child = self.step(below, node, other, limit, Choice(Fate.ON_ERROR))
+        child = self.step(below, node, other, limit, StepChoice(Fate.ON_ERROR))
         entry.children.append(child)
         is_needed = entry.failure is not None and not entry.failure.is_final
         if is_needed and entry.failure is not None:
@@ -124,7 +133,9 @@ class Walk:
         for slot in slots_given(below):
             frame[slot] = other[slot] if is_needed else joined((frame[slot], other[slot]))
 
-    def _attempt(self, step: StepPlan, node: NodePlan, frame: Values, limit: float | None, choice: Choice) -> Entry:
+    def _attempt(
+        self, step: StepPlan, node: NodePlan, frame: Values, limit: float | None, choice: StepChoice
+    ) -> ExplainedStep:
         """The step without its fallback; if it is bound to fail, ``failure`` says why."""
         action = step.action
         entry = entry_of(step, node, choice.fate)
@@ -154,7 +165,9 @@ class Walk:
             frame[step.ok_slot] = Value.known(OK)
         return entry
 
-    def tested(self, step: StepPlan, node: NodePlan, frame: Values, limit: float | None, choice: Choice) -> Entry:
+    def tested(
+        self, step: StepPlan, node: NodePlan, frame: Values, limit: float | None, choice: StepChoice
+    ) -> ExplainedStep:
         """The entry of a step that ``choice`` lets run if its ``when`` holds."""
         if step.when is None:
             return self.step(step, node, frame, limit, choice)
@@ -173,7 +186,9 @@ class Walk:
             frame[:] = without
             return skipped(step, choice.why)
         fate = Fate.SHADOW if choice.fate is Fate.SHADOW else Fate.MAYBE
-        entry = self.step(step, node, frame, limit, Choice(fate, choice.why, [*choice.depends_on, *verdict.depends_on]))
+        entry = self.step(
+            step, node, frame, limit, StepChoice(fate, choice.why, [*choice.depends_on, *verdict.depends_on])
+        )
         if entry.failure is not None:
             entry.may_fail.append(entry.failure.message)
             entry.fate, entry.failure = fate, None

@@ -20,8 +20,8 @@ from weft_common.client.channels import open_channel
 from weft_common.errors import InvalidArgumentError
 from weft_common.security.channel import ChannelSecurity, is_local
 from weft_common.security.tls import ServerTls, TlsFiles
-from weft_common.server.listening import exposure
 from weft_common.server import metrics
+from weft_common.server.listening import exposure
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 

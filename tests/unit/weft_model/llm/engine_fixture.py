@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft_model.llm.config import EngineConfig, ModelConfig
+from weft_model.llm.config import EngineConfig, TransformerConfig
 from weft_model.llm.engine import Engine
 from weft_model.llm.metrics import EngineMetrics, EngineObserver
 from weft_model.llm.model.model import LlamaModel
@@ -18,12 +18,12 @@ from weft_model.llm.model.weights import random_weights
 from weft_model.llm.request import Delta, EngineRequest, TokenLogprobs
 from weft_model.llm.runner import ModelRunner, StepTokens
 from weft_model.llm.sampling_params import SamplingParams
-from weft_model.llm.scheduler.plan import StepPlan
+from weft_model.llm.scheduler.plan import ForwardPlan
 
 torch.set_num_threads(1)
 
 VOCAB_SIZE = 96
-MODEL = ModelConfig(
+MODEL = TransformerConfig(
     vocab_size=VOCAB_SIZE,
     hidden_size=32,
     intermediate_size=48,
@@ -53,9 +53,9 @@ def _model(shape: str, dtype: str, is_deterministic: bool) -> LlamaModel:
 class HookedRunner(ModelRunner):
     """Calls ``before_step(plan)`` on the engine's thread before it runs a step; if that raises, so does the step."""
 
-    before_step: Callable[[StepPlan], None] = staticmethod(lambda plan: None)
+    before_step: Callable[[ForwardPlan], None] = staticmethod(lambda plan: None)
 
-    def run(self, plan: StepPlan) -> StepTokens:
+    def run(self, plan: ForwardPlan) -> StepTokens:
         """Run the step."""
         self.before_step(plan)
         return super().run(plan)
@@ -67,7 +67,7 @@ def make_engine(
     model: LlamaModel | None = None,
     observer: EngineObserver | None = None,
     on_lost: Callable[[Any], None] = lambda error: None,
-    before_step: Callable[[StepPlan], None] = lambda plan: None,
+    before_step: Callable[[ForwardPlan], None] = lambda plan: None,
     after_deltas: Callable[[], None] = lambda: None,
     clock_ns: Callable[[], int] = time.monotonic_ns,
     **config: Any,

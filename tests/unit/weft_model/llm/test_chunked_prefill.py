@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.weft_model.llm.engine_fixture import Answer, alone, random_prompts, serve
 
-from weft_model.llm.scheduler.plan import StepPlan
+from weft_model.llm.scheduler.plan import ForwardPlan
 
 _PROMPT = random_prompts(1, 77, 77)[0]
 
@@ -29,7 +29,7 @@ def test_chunked_equals_one_shot(num_step_tokens: int):
 @pytest.mark.parametrize("num_step_tokens", [8, 24, 40])
 def test_a_long_prompt_goes_on_beside_running_answers(num_step_tokens: int):
     """Answers get a token in every step while a long prompt is read in chunks, and nobody's tokens change."""
-    plans: list[StepPlan] = []
+    plans: list[ForwardPlan] = []
     shorts = [Answer(prompt, max_tokens=30, logprobs=2) for prompt in random_prompts(4, 2, 6)]
     long = Answer(_PROMPT, max_tokens=6, logprobs=2)
     serve(

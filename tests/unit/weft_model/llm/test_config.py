@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
-from weft_model.llm.config import EngineConfig, ModelConfig
+from weft_model.llm.config import EngineConfig, TransformerConfig
 
 _LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -34,13 +34,13 @@ _LLAMA3_ROPE = {
 }
 
 
-def _config(architecture: str = "Llama", **changes: Any) -> ModelConfig:
-    return ModelConfig.from_json({**_LLAMA, "architectures": [f"{architecture}ForCausalLM"], **changes})
+def _config(architecture: str = "Llama", **changes: Any) -> TransformerConfig:
+    return TransformerConfig.from_json({**_LLAMA, "architectures": [f"{architecture}ForCausalLM"], **changes})
 
 
 def test_llama() -> None:
     """Every field of a plain ``config.json`` arrives, and what it does not say has the default of the architecture."""
-    expected = ModelConfig(
+    expected = TransformerConfig(
         architecture="LlamaForCausalLM",
         vocab_size=1000,
         hidden_size=64,
@@ -190,21 +190,21 @@ def test_unsupported_windows(architecture: str, fields: dict[str, Any], name: st
 def test_folder(tmp_path: Path) -> None:
     """End-of-text tokens of ``generation_config.json`` go before those of ``config.json``."""
     (tmp_path / "config.json").write_text(json.dumps(_LLAMA))
-    assert (2,) == ModelConfig.from_folder(tmp_path).eos_token_ids
+    assert (2,) == TransformerConfig.from_folder(tmp_path).eos_token_ids
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
-    assert (7, 9) == ModelConfig.from_folder(tmp_path).eos_token_ids
+    assert (7, 9) == TransformerConfig.from_folder(tmp_path).eos_token_ids
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
-    assert (2,) == ModelConfig.from_folder(tmp_path).eos_token_ids
+    assert (2,) == TransformerConfig.from_folder(tmp_path).eos_token_ids
 
 
 def test_folder_that_is_none(tmp_path: Path) -> None:
     """A folder without ``config.json``, and files that are not JSON objects, are said to be so."""
     with pytest.raises(NotFoundError, match=r"no config\.json in"):
-        ModelConfig.from_folder(tmp_path)
+        TransformerConfig.from_folder(tmp_path)
     for text in ("{", "[]", "[" * 100_000, "\xff"):
         (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
         with pytest.raises(InvalidArgumentError, match=r"config\.json (is not JSON|must hold a JSON object)"):
-            ModelConfig.from_folder(tmp_path)
+            TransformerConfig.from_folder(tmp_path)
 
 
 def test_engine_defaults() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from weft_model.llm.config import ModelConfig
+from weft_model.llm.config import TransformerConfig
 from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.model.weights import load_folder
 
@@ -61,7 +61,7 @@ _CASES: dict[str, tuple[str, dict[str, Any]]] = {
 @dataclass(frozen=True)
 class _Case:
     folder: Path
-    config: ModelConfig
+    config: TransformerConfig
     text: torch.Tensor
     logits: torch.Tensor
 
@@ -83,7 +83,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     text = torch.randint(0, _SHAPE["vocab_size"], (_TEXT_LEN,))
     with torch.no_grad():
         logits = theirs(text.unsqueeze(0)).logits[0]
-    return _Case(folder, ModelConfig.from_folder(folder), text, logits)
+    return _Case(folder, TransformerConfig.from_folder(folder), text, logits)
 
 
 class _Sequences:

@@ -8,7 +8,7 @@ from tests.unit.weft_model.llm.engine_fixture import MODEL, Answer, finish, make
 
 from weft_model.llm.distribution import BOUNDS_S, Distribution
 from weft_model.llm.metrics import EngineObserver, RequestRecord, StepRecord
-from weft_model.llm.scheduler.plan import StepPlan
+from weft_model.llm.scheduler.plan import ForwardPlan
 from weft_model.llm.step_cost import StepCost
 
 _MS = 1_000_000
@@ -145,7 +145,7 @@ def test_use_of_the_hardware_where_peaks_are_known():
     """MFU and MBU are what steps could not do without over what the device could do in their time; else absent."""
     clock, plans = _Clock(), []
 
-    def tick(plan: StepPlan) -> None:
+    def tick(plan: ForwardPlan) -> None:
         clock.tick(plan)
         plans.append(plan)
 
@@ -164,7 +164,7 @@ def test_cost_of_a_step():
     """A prompt of 3 tokens and a sequence with 1 new token of 5, counted by hand."""
     model = replace(MODEL, num_layers=1)
     layer = 32 * (32 + 16 + 16) + 32 * 32 + 3 * 32 * 48
-    plan = StepPlan(**{name: np.empty(0, np.int32) for name in StepPlan._fields})._replace(
+    plan = ForwardPlan(**{name: np.empty(0, np.int32) for name in ForwardPlan._fields})._replace(
         q_start=np.array([0, 1, 4], np.int32),
         ctx_len=np.array([5, 3], np.int32),
         token_ids=np.zeros(4, np.int32),

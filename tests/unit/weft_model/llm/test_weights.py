@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from weft_common.errors import InvalidArgumentError, NotFoundError, WeftError
-from weft_model.llm.config import ModelConfig
+from weft_model.llm.config import TransformerConfig
 from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.model.weights import (
     LM_HEAD,
@@ -25,7 +25,7 @@ from weft_model.llm.model.weights import (
 
 torch.set_num_threads(1)
 
-_CONFIG = ModelConfig(
+_CONFIG = TransformerConfig(
     vocab_size=60,
     hidden_size=32,
     intermediate_size=24,
@@ -215,7 +215,7 @@ def test_loading_undoes_splitting(tmp_path: Path) -> None:
     assert all(torch.equal(weights[name], loaded[name]) for name in weights)
 
 
-def _greedy(config: ModelConfig, weights: _Tensors, first: int, num_tokens: int) -> list[int]:
+def _greedy(config: TransformerConfig, weights: _Tensors, first: int, num_tokens: int) -> list[int]:
     """What the model says after the token ``first``, always the most likely token."""
     model = LlamaModel(config, weights)
     block_size = 16

@@ -3,12 +3,12 @@
 import pytest
 
 from weft_common.errors import ResourceExhaustedError
-from weft_router.admission import Admission
+from weft_router.admission import InflightLimit
 
 
 def test_the_request_beyond_the_limit_is_refused() -> None:
     """The message has both numbers and the setting; nothing is counted for it."""
-    admission = Admission("graph 'g'", 2, "'max_inflight'")
+    admission = InflightLimit("graph 'g'", 2, "'max_inflight'")
     admission.enter()
     admission.enter()
     with pytest.raises(ResourceExhaustedError) as caught:
@@ -19,7 +19,7 @@ def test_the_request_beyond_the_limit_is_refused() -> None:
 
 def test_a_request_that_leaves_makes_room() -> None:
     """The place is free at once."""
-    admission = Admission("x", 1, "y")
+    admission = InflightLimit("x", 1, "y")
     admission.enter()
     admission.leave(1_000)
     admission.enter()
@@ -28,7 +28,7 @@ def test_a_request_that_leaves_makes_room() -> None:
 
 def test_the_retry_hint_follows_the_duration_of_requests() -> None:
     """It is the mean duration in milliseconds, within bounds."""
-    admission = Admission("x", 1, "y")
+    admission = InflightLimit("x", 1, "y")
     for duration_ms, expected in ((200, 200), (200, 200), (10**9, 5_000)):
         admission.enter()
         admission.leave(duration_ms * 1_000_000)
@@ -41,7 +41,7 @@ def test_the_retry_hint_follows_the_duration_of_requests() -> None:
 
 def test_without_a_limit_nothing_is_refused() -> None:
     """0 means no limit."""
-    admission = Admission("x", 0, "y")
+    admission = InflightLimit("x", 0, "y")
     for _ in range(10_000):
         admission.enter()
     assert 10_000 == admission.num_inflight

@@ -1,11 +1,11 @@
-"""The line in front of a door."""
+"""The line in front of a admission."""
 
-from weft_router.admission.line import WaitingLine
+from weft_router.admission.waiting_queue import WaitingQueue
 
 
 def test_higher_levels_first_and_the_newest_of_each() -> None:
     """Whoever is removed is not served."""
-    line: WaitingLine[str] = WaitingLine(3)
+    line: WaitingQueue[str] = WaitingQueue(3)
     for level, waiter in ((2, "a"), (3, "b"), (2, "c"), (1, "d")):
         line.add(level, waiter)
     assert line.remove(1, "d")
@@ -20,7 +20,7 @@ def test_higher_levels_first_and_the_newest_of_each() -> None:
 
 def test_the_one_that_gives_way_is_of_the_lowest_level_and_has_waited_longest() -> None:
     """Nobody gives way to the own level."""
-    line: WaitingLine[str] = WaitingLine(3)
+    line: WaitingQueue[str] = WaitingQueue(3)
     for level, waiter in ((2, "a"), (3, "b"), (3, "c")):
         line.add(level, waiter)
     assert (3, "b") == line.last_below(1)

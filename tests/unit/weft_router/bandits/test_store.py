@@ -8,7 +8,7 @@ import pytest
 from weft_common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from weft_router.bandits.algorithms import Arm
 from weft_router.bandits.memory import MAX_ID_CHARS, MAX_PULLS, RecentPulls, settle
-from weft_router.bandits.store import BanditStore, Choice, KnownArm
+from weft_router.bandits.store import BanditChoice, BanditStore, KnownArm
 from weft_router.graph.plan import BanditAlgorithm, BanditPlan, NodeKind, NodePlan, RequestScope, StepPlan
 from weft_router.reporting.path import SKIPPED, NodeRun, StepRun
 
@@ -40,8 +40,8 @@ def chooser(store: BanditStore, node: str = "root/ab", steps: tuple[str, ...] = 
     return Chooser(store, splitter(node, steps))
 
 
-def chosen(step: str = "A", *, has_answered: bool = True) -> Choice:
-    return Choice(splitter(), PLAN, step, has_answered)
+def chosen(step: str = "A", *, has_answered: bool = True) -> BanditChoice:
+    return BanditChoice(splitter(), PLAN, step, has_answered)
 
 
 def figures(store: BanditStore) -> dict[str, tuple[int, int, float]]:
@@ -190,7 +190,9 @@ def test_versions_share_what_was_learned_by_the_names_of_the_steps() -> None:
     assert (1, 1, 1.0) == figures(store)[f"root/ab[{chosen_step}]"]
     assert {"root/ab[A]", "root/ab[B]", "root/ab[C]"} == set(figures(store))
     num_rewards = figures(store)["root/ab[A]"][1]
-    store.reward_choices("g", [Choice(splitter(steps=("A", "B")), PLAN, "A", True)], 0.0)  # the old one serves too
+    store.reward_choices(
+        "g", [BanditChoice(splitter(steps=("A", "B")), PLAN, "A", True)], 0.0
+    )  # the old one serves too
     assert num_rewards + 1 == figures(store)["root/ab[A]"][1]
 
 

@@ -8,7 +8,7 @@ from weft_protos import graph_pb2 as pb
 from weft_router.graph import GraphSource
 from weft_router.graph.build.defaults import default_tensor
 from weft_router.graph.syntax.parse import parse_graph
-from weft_router.graph.syntax.report import Report
+from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.signatures import TensorType
 
 FILE = parse_graph(GraphSource('name: "g"', "g.pbtxt"))
@@ -20,7 +20,7 @@ def _type(datatype="FP32", dims=(3,), *, is_batched=False):
 
 def _made(known, **fields):
     """(tensor, codes of what was reported)."""
-    report = Report("g.pbtxt")
+    report = GraphReport("g.pbtxt")
     tensor = default_tensor(FILE, "default", pb.Default(output="X", **fields), known, report)
     return tensor, [found.code for found in report.diagnostics()]
 

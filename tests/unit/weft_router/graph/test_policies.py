@@ -8,7 +8,7 @@ from weft_router.graph import GraphSource
 from weft_router.graph.checks.policies import RETRY_CODES, StepPolicies, cache_limits, step_policies
 from weft_router.graph.plan import HedgePlan, RetryPlan
 from weft_router.graph.syntax.parse import parse_graph
-from weft_router.graph.syntax.report import Report
+from weft_router.graph.syntax.report import GraphReport
 
 FILE = parse_graph(GraphSource('name: "g"', "g.pbtxt"))
 UNAVAILABLE = frozenset({"UNAVAILABLE"})
@@ -17,7 +17,7 @@ XLMR = 'step { name: "a" model_name: "xlmr" EXTRA }'
 
 def _policies(step="", node="", graph="", *, is_call=True):
     """(what holds for a step, codes of what was reported)."""
-    report = Report("g.pbtxt")
+    report = GraphReport("g.pbtxt")
     policies = [text_format.Parse(text, pb.Policy()) for text in (graph, node)]
     message = text_format.Parse(step, pb.Step())
     made = step_policies(FILE, *policies, message, "step", is_call=is_call, report=report)

@@ -17,10 +17,10 @@ from weft_common.observing import telemetry
 from weft_router.budgets.retry_throttle import RetryThrottle
 from weft_router.metrics.replica_metrics import ReplicaCollector
 from weft_router.target import TargetModel
-from weft_router.targets.membership import Surroundings, Tell
+from weft_router.targets.membership import MembershipSettings, Tell
 from weft_router.targets.replica import Health
 from weft_router.targets.replicated import ReplicatedTarget
-from weft_router.targets.specification import Policy
+from weft_router.targets.specification import BalancingPolicy
 
 
 async def two_replicas(make: SimpleNamespace) -> tuple[ReplicatedTarget, dict[str, Any]]:
@@ -42,7 +42,7 @@ async def two_replicas(make: SimpleNamespace) -> tuple[ReplicatedTarget, dict[st
         tell(Health.SERVING)
         await asyncio.Event().wait()
 
-    target = ReplicatedTarget("model", "a:1,b:1", Policy(), Surroundings(resolve, True, connect, watch))
+    target = ReplicatedTarget("model", "a:1,b:1", BalancingPolicy(), MembershipSettings(resolve, True, connect, watch))
     await target.discover(timeout_s=1)
     await asyncio.sleep(0)
     return target, fakes

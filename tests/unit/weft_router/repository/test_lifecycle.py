@@ -17,7 +17,7 @@ from weft_common.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from weft_router.repository.files import GraphFile
+from weft_router.repository.files import VersionFile
 from weft_router.repository.loader import GraphLoader
 
 
@@ -318,7 +318,7 @@ async def test_a_load_goes_on_when_its_client_is_gone(
         is_reached, release = asyncio.Event(), asyncio.Event()
         read = GraphLoader._read
 
-        async def slow(loader: GraphLoader, file: GraphFile) -> object:
+        async def slow(loader: GraphLoader, file: VersionFile) -> object:
             if file.version == "2":
                 is_reached.set()
                 await release.wait()

@@ -11,11 +11,11 @@ import pytest
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
 from weft_router.target import TargetModel
-from weft_router.targets.catalog import FIRST_BACKOFF_S, Catalog
-from weft_router.targets.membership import Surroundings, Tell
+from weft_router.targets.catalog import FIRST_BACKOFF_S, TargetCatalog
+from weft_router.targets.membership import MembershipSettings, Tell
 from weft_router.targets.replica import Health
 from weft_router.targets.replicated import ReplicatedTarget
-from weft_router.targets.specification import Policy
+from weft_router.targets.specification import BalancingPolicy
 
 FOR_EVER_S = 3_600.0
 GONE = RemoteError("UNAVAILABLE", "cannot be reached")
@@ -25,7 +25,7 @@ GONE = RemoteError("UNAVAILABLE", "cannot be reached")
 async def started(*targets: object, poll_s: float = FOR_EVER_S) -> AsyncIterator[SimpleNamespace]:
     """A catalog that polls once an hour; `until` waits for a change after which a claim holds."""
     changed = asyncio.Event()
-    catalog = Catalog(targets, poll_s=poll_s, on_change=changed.set)
+    catalog = TargetCatalog(targets, poll_s=poll_s, on_change=changed.set)
     await catalog.start()
 
     async def until(claim: Callable[[], bool]) -> None:
@@ -144,7 +144,9 @@ async def test_a_replica_that_comes_back_ends_the_pause(make: SimpleNamespace) -
         return ["a:1"]
 
     fake = make.FakeTarget("a:1")
-    target = ReplicatedTarget("model", "a:1", Policy(), Surroundings(resolve, True, lambda address: fake, watch))
+    target = ReplicatedTarget(
+        "model", "a:1", BalancingPolicy(), MembershipSettings(resolve, True, lambda address: fake, watch)
+    )
     fake.models = GONE
     async with started(target) as s:
         s.catalog._watched["model"].backoff_s = FOR_EVER_S

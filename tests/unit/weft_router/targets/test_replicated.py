@@ -15,10 +15,10 @@ import pytest
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError, UnavailableError
 from weft_router.target import TargetModel
-from weft_router.targets.membership import REPLICAS_PER_DISCOVERY, Surroundings, Tell
+from weft_router.targets.membership import REPLICAS_PER_DISCOVERY, MembershipSettings, Tell
 from weft_router.targets.replica import Health
 from weft_router.targets.replicated import CHOSEN_BY_GRPC, ReplicatedTarget
-from weft_router.targets.specification import Policy, parse_policy
+from weft_router.targets.specification import BalancingPolicy, parse_policy
 
 
 def refusal() -> RemoteError:
@@ -55,8 +55,8 @@ class Fleet:
         tell(Health.SERVING)
         await asyncio.Event().wait()
 
-    def surroundings(self, *, is_fixed: bool = True) -> Surroundings:
-        return Surroundings(self.resolve, is_fixed, self.connect, self.watch)
+    def settings(self, *, is_fixed: bool = True) -> MembershipSettings:
+        return MembershipSettings(self.resolve, is_fixed, self.connect, self.watch)
 
     def calls(self) -> Counter[str]:
         return Counter({address: len(fake.calls) for address, fake in self.fakes.items() if fake.calls})
@@ -70,7 +70,7 @@ async def replicated(
         "model",
         ",".join(fleet.addresses),
         parse_policy(policy),
-        fleet.surroundings(),
+        fleet.settings(),
         by_grpc,
         clock_ns=lambda: fleet.now_ns,
         generator=random.Random(5),
@@ -532,7 +532,7 @@ async def test_replicas_follow_the_name(make: SimpleNamespace, monkeypatch: pyte
     fleet = Fleet(make, ["a:1"])
     changed = asyncio.Event()
     target = ReplicatedTarget(
-        "model", "dns:///m:1", Policy(), fleet.surroundings(is_fixed=False), clock_ns=lambda: fleet.now_ns
+        "model", "dns:///m:1", BalancingPolicy(), fleet.settings(is_fixed=False), clock_ns=lambda: fleet.now_ns
     )
     target.on_change = changed.set
     await target.discover(timeout_s=1)
@@ -571,7 +571,7 @@ async def test_replicas_follow_the_name(make: SimpleNamespace, monkeypatch: pyte
 async def test_a_name_without_an_address_is_told(make: SimpleNamespace) -> None:
     """At discovery, again and again; when it can be resolved, the target serves."""
     fleet = Fleet(make, [])
-    target = ReplicatedTarget("model", "dns:///m:1", Policy(), fleet.surroundings())
+    target = ReplicatedTarget("model", "dns:///m:1", BalancingPolicy(), fleet.settings())
     with pytest.raises(UnavailableError, match=r"target 'model' \(dns:///m:1\) has no address"):
         await target.discover(timeout_s=1)
     with pytest.raises(UnavailableError, match="is not ready on any replica"):

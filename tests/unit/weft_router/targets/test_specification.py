@@ -5,7 +5,7 @@ import json
 import pytest
 
 from weft_router.targets.specification import (
-    Policy,
+    BalancingPolicy,
     channel_address,
     channel_options,
     dns_name,
@@ -55,14 +55,14 @@ def test_what_is_no_target(text: str, fault: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("least_outstanding", Policy("least_outstanding")),
-        ("weighted_round_robin", Policy("weighted_round_robin")),
-        ("sticky", Policy("sticky")),
-        ("sticky:parameter=User", Policy("sticky", "parameter", "User")),
-        ("sticky:header=X-User", Policy("sticky", "header", "x-user")),
+        ("least_outstanding", BalancingPolicy("least_outstanding")),
+        ("weighted_round_robin", BalancingPolicy("weighted_round_robin")),
+        ("sticky", BalancingPolicy("sticky")),
+        ("sticky:parameter=User", BalancingPolicy("sticky", "parameter", "User")),
+        ("sticky:header=X-User", BalancingPolicy("sticky", "header", "x-user")),
     ],
 )
-def test_what_is_a_policy(text: str, expected: Policy) -> None:
+def test_what_is_a_policy(text: str, expected: BalancingPolicy) -> None:
     """Header names are lower-case, as gRPC has them; what is parsed can be written again."""
     assert expected == parse_policy(text)
     assert expected == parse_policy(expected.text)
@@ -111,7 +111,7 @@ def test_the_channel_of_a_list_has_all_addresses() -> None:
 
 def test_the_service_config_asks_for_health_and_outlier_detection() -> None:
     """Around the policy itself."""
-    ((name, text),) = channel_options(Policy("weighted_round_robin"))
+    ((name, text),) = channel_options(BalancingPolicy("weighted_round_robin"))
     config = json.loads(text)
     (balancing,) = config["loadBalancingConfig"]
     (child,) = balancing["outlier_detection_experimental"]["childPolicy"]

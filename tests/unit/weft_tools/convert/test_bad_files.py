@@ -6,7 +6,7 @@ import pytest
 
 from weft_common.text.pbtxt import parse
 from weft_protos import graph_pb2 as pb
-from weft_router.graph import Catalog
+from weft_router.graph import ModelCatalog
 from weft_tools.convert.command import convert
 from weft_tools.convert.yaml_tree import Source
 
@@ -23,7 +23,7 @@ def seldon(graph: str, *, more: str = "") -> str:
     return f"{{{head}, spec: {{predictors: [{{name: p{more}, graph:\n {graph}}}]}}}}"
 
 
-def converted(text: str, models: Catalog | None = None) -> tuple[dict[str, str], list[tuple[int, int, str, str]]]:
+def converted(text: str, models: ModelCatalog | None = None) -> tuple[dict[str, str], list[tuple[int, int, str, str]]]:
     """What is written, and what is found."""
     source = Source(text, "f.yaml")
     texts = convert(source, source.documents(), models, "f")
@@ -186,7 +186,7 @@ def test_the_bandits_of_seldon_are_bandits(image: str, fields: str) -> None:
     assert ("epsilon" in fields) == any("must be above 0 and at most 1" in message for *_, message in found)
 
 
-def test_an_average_of_labels_is_a_question(models: Catalog) -> None:
+def test_an_average_of_labels_is_a_question(models: ModelCatalog) -> None:
     """Seldon's mean of whole numbers has fractions; one of labels means nothing."""
     graph = "{name: c, implementation: AVERAGE_COMBINER, children: [{name: chooser}, {name: chooser}]}"
     texts, found = converted(seldon(graph), models)
@@ -232,7 +232,7 @@ def test_text_of_the_file_does_not_leave_its_comment() -> None:
     assert all(message.isprintable() for *_, message in found)
 
 
-def test_a_node_that_two_steps_share_is_written_once(models: Catalog) -> None:
+def test_a_node_that_two_steps_share_is_written_once(models: ModelCatalog) -> None:
     """With the tensors of its first use."""
     nodes = (
         "{root: {routerType: Splitter, steps: [{name: a, nodeName: n, weight: 50}, {name: b, nodeName: n, weight: 50}]}"

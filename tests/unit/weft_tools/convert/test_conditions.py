@@ -4,21 +4,21 @@ import pytest
 
 from weft_router.graph.types.expression import read_expression
 from weft_tools.convert.conditions import Body, translate
-from weft_tools.convert.draft import Condition, Tensor
-from weft_tools.convert.yaml_tree import Value
+from weft_tools.convert.draft import DraftCondition, DraftTensor
+from weft_tools.convert.yaml_tree import YamlValue
 
 TENSORS = {
-    "LABEL": Tensor("BYTES", (1,), is_batched=True),
-    "P": Tensor("FP32", (3,), is_batched=True),
-    "N": Tensor("INT32", (-1, 2), is_batched=False),
-    "b-c": Tensor("INT32", (1,), is_batched=True),
+    "LABEL": DraftTensor("BYTES", (1,), is_batched=True),
+    "P": DraftTensor("FP32", (3,), is_batched=True),
+    "N": DraftTensor("INT32", (-1, 2), is_batched=False),
+    "b-c": DraftTensor("INT32", (1,), is_batched=True),
 }
 ONE = {"LABEL": TENSORS["LABEL"]}
 
 
 def cel(text: str, body: Body, *, is_request: bool = False, is_negated: bool = False) -> str:
     """The translation of a condition."""
-    return translate(Condition(text, Value("plain", 1, 1, text), is_request), body, is_negated=is_negated)
+    return translate(DraftCondition(text, YamlValue("plain", 1, 1, text), is_request), body, is_negated=is_negated)
 
 
 @pytest.mark.parametrize(

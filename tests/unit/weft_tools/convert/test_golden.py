@@ -6,7 +6,7 @@ import pytest
 
 from weft_common.text.pbtxt import parse
 from weft_protos import graph_pb2 as pb
-from weft_router.graph import Catalog, GraphSource, check_graph
+from weft_router.graph import GraphSource, ModelCatalog, check_graph
 from weft_tools.convert.command import convert
 from weft_tools.convert.yaml_tree import Source
 
@@ -20,7 +20,7 @@ OPEN = {
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.yaml")), ids=lambda path: path.stem)
-def test_what_is_written_is_as_expected_and_passes_the_check(path: Path, models: Catalog) -> None:
+def test_what_is_written_is_as_expected_and_passes_the_check(path: Path, models: ModelCatalog) -> None:
     """The text, and every error that it leaves to a person; each question is a warning as well."""
     source = Source(path.read_text(), path.name)
     ((name, text),) = convert(source, source.documents(), models, path.stem).items()

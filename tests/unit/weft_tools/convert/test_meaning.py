@@ -10,7 +10,7 @@ from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import InvalidArgumentError, RemoteError
 from weft_common.tensors import WireTensor, bytes_tensor, decode, encode
 from weft_router.executor import GraphExecutor
-from weft_router.graph import Catalog, GraphSource, compile_graph
+from weft_router.graph import GraphSource, ModelCatalog, compile_graph
 from weft_router.runtime import Runtime
 from weft_tools.convert.command import convert
 from weft_tools.convert.yaml_tree import Source
@@ -33,7 +33,7 @@ class _Target:
         return InferResult(call.model_name, "1", "", {}, self.answers[call.model_name.replace("-", "_")](call.inputs))
 
 
-async def infer(name: str, models: Catalog, target: _Target, **inputs: WireTensor) -> dict[str, WireTensor]:
+async def infer(name: str, models: ModelCatalog, target: _Target, **inputs: WireTensor) -> dict[str, WireTensor]:
     """Outputs of a converted graph."""
     source = Source((GOLDEN / f"{name}.yaml").read_text(), name)
     ((_, text),) = convert(source, source.documents(), models, name).items()
@@ -46,7 +46,7 @@ def texts(*values: str) -> WireTensor:
     return bytes_tensor(values, (len(values), 1))
 
 
-async def test_a_condition_that_does_not_hold_ends_the_sequence(models: Catalog) -> None:
+async def test_a_condition_that_does_not_hold_ends_the_sequence(models: ModelCatalog) -> None:
     """The answer is the one before it; a row that is a dog has the second model's."""
     target = _Target(
         animal=lambda inputs: {"LABEL": inputs["IMAGE"]}, dog_breed=lambda inputs: {"BREED": texts("poodle")}
@@ -57,7 +57,7 @@ async def test_a_condition_that_does_not_hold_ends_the_sequence(models: Catalog)
     assert texts("cat", "poodle") == outputs["LABEL"]
 
 
-async def test_an_answer_goes_on_under_the_name_that_the_next_step_wants(models: Catalog) -> None:
+async def test_an_answer_goes_on_under_the_name_that_the_next_step_wants(models: ModelCatalog) -> None:
     """Through two steps of one model, whose output is called like its input."""
     target = _Target(
         cleaner=lambda inputs: {"TEXT": texts(decode(inputs["TEXT"])[0, 0].decode() + "!")},
@@ -67,7 +67,7 @@ async def test_an_answer_goes_on_under_the_name_that_the_next_step_wants(models:
     assert [[4.0, 4.0, 4.0]] == decode(outputs["PROBS"]).tolist()
 
 
-async def test_a_soft_member_that_fails_leaves_the_others(models: Catalog) -> None:
+async def test_a_soft_member_that_fails_leaves_the_others(models: ModelCatalog) -> None:
     """Its outputs say that no model gave them."""
     features = encode(np.zeros((1, 4), np.float32))
 
@@ -83,7 +83,7 @@ async def test_a_soft_member_that_fails_leaves_the_others(models: Catalog) -> No
 
 
 @pytest.mark.parametrize(("route", "expected"), [(0, ["chooser", "small"]), (1, ["chooser", "cleaner", "scorer"])])
-async def test_a_router_of_seldon_chooses_the_child(models: Catalog, route: int, expected: list[str]) -> None:
+async def test_a_router_of_seldon_chooses_the_child(models: ModelCatalog, route: int, expected: list[str]) -> None:
     """By its number; the child gets what the router got."""
     probs = {"PROBS": encode(np.ones((1, 3), np.float32))}
     target = _Target(
@@ -98,7 +98,7 @@ async def test_a_router_of_seldon_chooses_the_child(models: Catalog, route: int,
     assert expected == target.called
 
 
-async def test_a_route_without_a_child_is_an_error(models: Catalog) -> None:
+async def test_a_route_without_a_child_is_an_error(models: ModelCatalog) -> None:
     """-2 means nobody to Seldon."""
     target = _Target(chooser=lambda inputs: {"ROUTE": encode(np.array([[-2]], np.int32))})
     with pytest.raises(InvalidArgumentError, match="chooser_branch"):

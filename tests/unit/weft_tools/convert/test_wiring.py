@@ -2,7 +2,7 @@
 
 from weft_common.text.pbtxt import parse
 from weft_protos import graph_pb2 as pb
-from weft_router.graph import Catalog, GraphSource, check_graph
+from weft_router.graph import GraphSource, ModelCatalog, check_graph
 from weft_tools.convert.command import convert
 from weft_tools.convert.yaml_tree import Source
 
@@ -20,7 +20,7 @@ def seldon(graph: str) -> str:
     return f"{{{head}, spec: {{predictors: [{{name: p, graph: {graph}}}]}}}}"
 
 
-def converted(text: str, models: Catalog | None) -> tuple[pb.Graph, list[str]]:
+def converted(text: str, models: ModelCatalog | None) -> tuple[pb.Graph, list[str]]:
     """The graph, which passes the check if models are known, and the warnings."""
     source = Source(text, "f.yaml")
     ((_, written),) = convert(source, source.documents(), models, "f").items()
@@ -31,7 +31,7 @@ def converted(text: str, models: Catalog | None) -> tuple[pb.Graph, list[str]]:
     return graph, [d.message for d in source.diagnostics]
 
 
-def test_rows_go_their_own_way_only_where_there_can_be_several(models: Catalog) -> None:
+def test_rows_go_their_own_way_only_where_there_can_be_several(models: ModelCatalog) -> None:
     """Not with batches of one, not without a batch dimension, not where only parameters are asked."""
     test = "condition: '[@this].#(FEATURES.0.1>2)'"
     for model, is_per_row in (("small", True), ("lone", False)):
@@ -43,7 +43,7 @@ def test_rows_go_their_own_way_only_where_there_can_be_several(models: Catalog) 
     assert (False, "inputs.FEATURES[0][1] > 2.0") == (graph.node[0].switch.per_row, graph.node[0].switch.step[0].when)
 
 
-def test_a_graph_has_the_smallest_batch_of_its_models(models: Catalog) -> None:
+def test_a_graph_has_the_smallest_batch_of_its_models(models: ModelCatalog) -> None:
     """None where one model has none: then the other's batch dimension is one like any other."""
     graph, _ = converted(kserve("Splitter", "serviceName: small, weight: 50", "serviceName: large, weight: 50"), models)
     assert (8, [4]) == (graph.max_batch_size, list(graph.input[0].dims))
@@ -51,7 +51,7 @@ def test_a_graph_has_the_smallest_batch_of_its_models(models: Catalog) -> None:
     assert (0, [-1, 4], [-1, 3]) == (graph.max_batch_size, list(graph.input[0].dims), list(graph.output[0].dims))
 
 
-def test_an_optional_input_may_stay_open(models: Catalog) -> None:
+def test_an_optional_input_may_stay_open(models: ModelCatalog) -> None:
     """In a step that reads an answer without it; a graph's input is required where any step requires it."""
     graph, warnings = converted(
         kserve("Sequence", "serviceName: measure", "serviceName: large, data: $response"), models
@@ -63,7 +63,7 @@ def test_an_optional_input_may_stay_open(models: Catalog) -> None:
     assert [("FEATURES", False), ("LENGTH", False)] == [(tensor.name, tensor.optional) for tensor in graph.input]
 
 
-def test_an_input_that_no_answer_has_is_told(models: Catalog) -> None:
+def test_an_input_that_no_answer_has_is_told(models: ModelCatalog) -> None:
     """With what there is to choose from."""
     source = Source(kserve("Sequence", "serviceName: tokenizer", "serviceName: scorer, data: $response"), "f.yaml")
     convert(source, source.documents(), models, "f")
@@ -71,7 +71,7 @@ def test_an_input_that_no_answer_has_is_told(models: Catalog) -> None:
     assert "nothing that the step reads is called 'INPUT'; map it from one of: 'IDS', 'MASK'" == found.message
 
 
-def test_alternatives_without_a_common_output_are_told(models: Catalog) -> None:
+def test_alternatives_without_a_common_output_are_told(models: ModelCatalog) -> None:
     """Each with what it gives."""
     text = kserve("Splitter", "serviceName: small, weight: 50", "serviceName: tokenizer, weight: 50")
     source = Source(text, "f.yaml")
@@ -97,7 +97,7 @@ def test_a_field_is_a_tensor_of_an_answer_and_a_parameter_of_a_request() -> None
     assert 'text(inputs.target) == "blue"' == graph.node[2].switch.step[0].when
 
 
-def test_copies_before_a_chain_do_not_change_what_it_reads(models: Catalog) -> None:
+def test_copies_before_a_chain_do_not_change_what_it_reads(models: ModelCatalog) -> None:
     """Seldon's first child is a chain of two; the second child is a copy."""
     chain = "{name: cleaner, type: TRANSFORMER, children: [{name: scorer, type: MODEL}]}"
     graph, _ = converted(

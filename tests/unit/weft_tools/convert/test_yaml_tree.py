@@ -6,16 +6,16 @@ import time
 
 import pytest
 
-from weft_tools.convert.yaml_tree import MAX_FILE_BYTES, Source, UnreadableError, Value
+from weft_tools.convert.yaml_tree import MAX_FILE_BYTES, Source, UnreadableError, YamlValue
 
 
-def read(text: str) -> Value:
+def read(text: str) -> YamlValue:
     """The only document of a text."""
     (document,) = Source(text, "f.yaml").documents()
     return document
 
 
-def plain(value: Value) -> object:
+def plain(value: YamlValue) -> object:
     """A value without positions."""
     if value.kind == "mapping":
         return {key: plain(one) for key, one in value.entries.items()}

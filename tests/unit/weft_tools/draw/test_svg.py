@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
-from tests.unit.weft_tools.graphs import PLANS, compiled, many_steps
 from tests.unit.weft_router import conftest as make
 from tests.unit.weft_router.random_graphs import Node, graphs, plan_of
+from tests.unit.weft_tools.graphs import PLANS, compiled, many_steps
 
 from weft_tools.draw.build import build_diagram
 from weft_tools.draw.caption import Caption

@@ -6,7 +6,7 @@ from typing import Any
 from tests.unit.weft_tools.graphs import compiled, text_graph
 
 from weft_router.graph import GraphPlan
-from weft_tools.explain.entry import Entry, Fate
+from weft_tools.explain.entry import ExplainedStep, Fate
 from weft_tools.explain.outputs import live_root
 from weft_tools.explain.question import read_question
 from weft_tools.explain.walk import Walk
@@ -15,7 +15,7 @@ RUNS, MAYBE, SKIPPED, FAILS = Fate.RUNS, Fate.MAYBE, Fate.SKIPPED, Fate.FAILS
 SHORT = ("TEXT", '"short"')
 
 
-def explained(plan: GraphPlan | str, **options: Any) -> Entry:
+def explained(plan: GraphPlan | str, **options: Any) -> ExplainedStep:
     """The root's entry for a request with these command-line options."""
     plan = compiled(plan) if isinstance(plan, str) else plan
     none: dict[str, Any] = {name: [] for name in ("param", "header", "shape", "input", "output")}
@@ -25,7 +25,7 @@ def explained(plan: GraphPlan | str, **options: Any) -> Entry:
     return walk.run(question.inputs, live_root(plan, question.outputs))
 
 
-def find(entry: Entry, name: str) -> Entry:
+def find(entry: ExplainedStep, name: str) -> ExplainedStep:
     """The first entry of that name, top down."""
     waiting = [entry]
     while waiting:
@@ -36,7 +36,7 @@ def find(entry: Entry, name: str) -> Entry:
     raise AssertionError(f"no step {name}")
 
 
-def fates(entry: Entry) -> dict[str, Fate]:
+def fates(entry: ExplainedStep) -> dict[str, Fate]:
     """What becomes of each step of a node."""
     return {child.name: child.fate for child in entry.children}
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.weft_router import conftest as make
+from tests.unit.weft_router.random_graphs import WIDTH, Node, graphs, plan_of
 from tests.unit.weft_tools.explain.explanation import explained
 from tests.unit.weft_tools.explain.taken import taken_steps
 from tests.unit.weft_tools.graphs import PLANS as GRAPHS
 from tests.unit.weft_tools.graphs import compiled, text_graph
-from tests.unit.weft_router import conftest as make
-from tests.unit.weft_router.random_graphs import WIDTH, Node, graphs, plan_of
 
 from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft_common.errors import UnavailableError, WeftError
@@ -28,7 +28,7 @@ from weft_router.graph.plan import CallPlan, NodeKind, NodePlan, RequestScope
 from weft_router.reporting.path import PATH_HEADER
 from weft_router.runtime import Runtime
 from weft_tools.explain.cost import count_calls
-from weft_tools.explain.entry import Entry, Fate
+from weft_tools.explain.entry import ExplainedStep, Fate
 from weft_tools.explain.judge import Knowledge
 from weft_tools.explain.values import ABSENT, Value
 from weft_tools.explain.walk import Walk
@@ -123,7 +123,7 @@ class Models(make.FakeTarget):
             yield replace(await self.infer(call, context), is_final=False)
 
 
-def every(entry: Entry, fate: Fate = Fate.RUNS) -> Iterator[tuple[str, Fate]]:
+def every(entry: ExplainedStep, fate: Fate = Fate.RUNS) -> Iterator[tuple[str, Fate]]:
     """The path of each step and what becomes of it, all around it considered."""
     for child in entry.children:
         own = child.fate
@@ -132,7 +132,7 @@ def every(entry: Entry, fate: Fate = Fate.RUNS) -> Iterator[tuple[str, Fate]]:
         yield from every(child, inside)
 
 
-def possible_errors(entry: Entry) -> Iterator[str]:
+def possible_errors(entry: ExplainedStep) -> Iterator[str]:
     """Errors that unknown values may lead to, of a step and all in it."""
     yield from entry.may_fail
     for child in entry.children:
@@ -159,7 +159,7 @@ async def executed(
     return taken_steps(dict(context.trailing_metadata)[PATH_HEADER], plan.root), failure
 
 
-def agrees(root: Entry, taken: set[str], failure: str | None, *, is_up: bool) -> set[str]:
+def agrees(root: ExplainedStep, taken: set[str], failure: str | None, *, is_up: bool) -> set[str]:
     """The steps that were certain to run, after it is sure that they and no impossible ones have.
 
     Args:

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from weft_common.errors import InternalError, UnavailableError, WeftError
 from weft_model.backends.llm import tensors
-from weft_model.backends.llm.asked import RequestReader
 from weft_model.backends.llm.generation import Generation, ResponseSink
+from weft_model.backends.llm.generation_request import RequestReader
 from weft_model.backends.llm.metrics import EngineExport
-from weft_model.backends.llm.outlet import Outlet
+from weft_model.backends.llm.output_processor import OutputProcessor
 from weft_model.backends.llm.settings import read_settings
 from weft_model.backends.llm.text import TextCodec
 from weft_model.llm.request import EngineRequest
@@ -57,7 +57,7 @@ class LlmBackend(Backend):
     def __init__(self, model: ModelContext, instance: InstanceContext) -> None:
         super().__init__(model, instance)
         self._engine: Any = None
-        self._outlet: Outlet | None = None
+        self._outlet: OutputProcessor | None = None
         self._loss = ""
 
     @classmethod
@@ -75,7 +75,7 @@ class LlmBackend(Backend):
         codec = TextCodec.of_folder(self.model.directory, settings.max_text_bytes)
         self._codec = codec
         self._reader = RequestReader(codec, settings.engine.max_num_seqs)
-        self._outlet = outlet = Outlet(f"{self.instance.name}-out")
+        self._outlet = outlet = OutputProcessor(f"{self.instance.name}-out")
         self._engine = load_engine(self.model.directory, settings, after_deltas=outlet.publish, on_lost=self._lose)
         if self.model.exports is not None:
             export = EngineExport(self._engine, self.model.signature, self.instance.name)

@@ -12,7 +12,7 @@ from weft_serving.detokenizer import Demand, StopStrings, enough_of
 _GOES_ON = "None"
 
 
-class Choice:
+class ChoiceOutput:
     """Gathers what comes between two responses. Text is made of tokens no earlier than it is needed.
 
     Args:

@@ -9,8 +9,8 @@ import numpy as np
 from weft_common.errors import WeftError
 from weft_common.tensors import Array
 from weft_model.backends.llm import tensors
-from weft_model.backends.llm.asked import Asked
-from weft_model.backends.llm.choice import Choice
+from weft_model.backends.llm.choice import ChoiceOutput
+from weft_model.backends.llm.generation_request import GenerationRequest
 from weft_model.backends.llm.text import TextCodec
 from weft_model.llm.request import Delta
 from weft_serving.request.request import InferenceRequest, InferenceResponse
@@ -47,7 +47,7 @@ class Generation:
     def __init__(
         self,
         request: InferenceRequest,
-        asked: Asked,
+        asked: GenerationRequest,
         codec: TextCodec | None,
         sink: ResponseSink,
         *,
@@ -62,7 +62,7 @@ class Generation:
         self._withdraw = withdraw
         self._on_over = on_over
         self._codec = codec
-        self._choices: list[Choice] = []  # none before the first token
+        self._choices: list[ChoiceOutput] = []  # none before the first token
         self._echo = asked.echo
         self._num_untaken = 0
         self._num_cached_tokens = self._num_tokens = self._first_token_ns = 0
@@ -112,7 +112,7 @@ class Generation:
         context = asked.prompt_ids[-_NUM_CONTEXT_IDS:].tolist()
         wants_text = tensors.TEXT_OUTPUT in asked.outputs
         self._choices = [
-            Choice(asked.params, self._codec, context, wants_text=wants_text) for _ in range(asked.params.n)
+            ChoiceOutput(asked.params, self._codec, context, wants_text=wants_text) for _ in range(asked.params.n)
         ]
 
     def _may_send(self) -> bool:

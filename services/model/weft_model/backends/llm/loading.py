@@ -7,7 +7,7 @@ import torch
 
 from weft_common.errors import WeftError
 from weft_model.backends.llm.settings import Settings
-from weft_model.llm.config import ModelConfig
+from weft_model.llm.config import TransformerConfig
 from weft_model.llm.engine import Engine
 from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.model.weights import load_folder, random_weights
@@ -29,7 +29,7 @@ def load_engine(
         NotFoundError: A file is missing.
         InvalidArgumentError: A file is wrong, the model is of a kind that cannot be run, or the settings do not fit it.
     """
-    model_config = ModelConfig.from_folder(directory)
+    model_config = TransformerConfig.from_folder(directory)
     config = settings.engine.resolved(model_config)
     dtype = getattr(torch, config.dtype)
     if settings.has_weights:

@@ -9,7 +9,7 @@ from weft_common.text.suggestion import suggestion
 from weft_model.backends.llm.chat import chat_parameters
 
 
-class Tensor(NamedTuple):
+class TensorDeclaration(NamedTuple):
     """Type and dims of an input or output, as ``config.pbtxt`` spells them."""
 
     data_type: str
@@ -23,7 +23,11 @@ OUTPUT_IDS, CONTEXT_IDS, NUM_PREVIOUS_TOKENS = "output_ids", "context_ids", "num
 CUMULATIVE_LOGPROB, LOGPROBS = "cumulative_logprob", "logprobs"
 NUM_INPUT_TOKENS, NUM_CACHED_TOKENS, NUM_OUTPUT_TOKENS = "num_input_tokens", "num_cached_tokens", "num_output_tokens"
 
-_TEXT, _FLAG, _IDS = Tensor("TYPE_STRING", (1,)), Tensor("TYPE_BOOL", (1,)), Tensor("TYPE_INT32", (-1,))
+_TEXT, _FLAG, _IDS = (
+    TensorDeclaration("TYPE_STRING", (1,)),
+    TensorDeclaration("TYPE_BOOL", (1,)),
+    TensorDeclaration("TYPE_INT32", (-1,)),
+)
 
 #: A request that names no outputs asks for these by an input ``return_<name>``.
 ON_REQUEST = (
@@ -35,7 +39,7 @@ ON_REQUEST = (
     NUM_OUTPUT_TOKENS,
 )
 
-INPUTS: Mapping[str, Tensor] = {
+INPUTS: Mapping[str, TensorDeclaration] = {
     TEXT_INPUT: _TEXT,
     INPUT_IDS: _IDS,
     STREAM: _FLAG,
@@ -44,17 +48,17 @@ INPUTS: Mapping[str, Tensor] = {
     **{f"return_{name}": _FLAG for name in ON_REQUEST},
 }
 
-OUTPUTS: Mapping[str, Tensor] = {
-    TEXT_OUTPUT: Tensor("TYPE_STRING", (-1,)),
-    FINISH_REASON: Tensor("TYPE_STRING", (-1,)),
-    CUMULATIVE_LOGPROB: Tensor("TYPE_FP32", (-1,)),
-    LOGPROBS: Tensor("TYPE_STRING", (-1,)),
-    NUM_INPUT_TOKENS: Tensor("TYPE_UINT32", (1,)),
-    NUM_CACHED_TOKENS: Tensor("TYPE_UINT32", (1,)),
-    NUM_OUTPUT_TOKENS: Tensor("TYPE_UINT32", (-1,)),
+OUTPUTS: Mapping[str, TensorDeclaration] = {
+    TEXT_OUTPUT: TensorDeclaration("TYPE_STRING", (-1,)),
+    FINISH_REASON: TensorDeclaration("TYPE_STRING", (-1,)),
+    CUMULATIVE_LOGPROB: TensorDeclaration("TYPE_FP32", (-1,)),
+    LOGPROBS: TensorDeclaration("TYPE_STRING", (-1,)),
+    NUM_INPUT_TOKENS: TensorDeclaration("TYPE_UINT32", (1,)),
+    NUM_CACHED_TOKENS: TensorDeclaration("TYPE_UINT32", (1,)),
+    NUM_OUTPUT_TOKENS: TensorDeclaration("TYPE_UINT32", (-1,)),
     OUTPUT_IDS: _IDS,
     CONTEXT_IDS: _IDS,
-    NUM_PREVIOUS_TOKENS: Tensor("TYPE_UINT32", (-1,)),
+    NUM_PREVIOUS_TOKENS: TensorDeclaration("TYPE_UINT32", (-1,)),
 }
 
 
@@ -95,12 +99,12 @@ def complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     return completed
 
 
-def _spelled(kind: str, name: str, tensor: Tensor) -> dict[str, Any]:
+def _spelled(kind: str, name: str, tensor: TensorDeclaration) -> dict[str, Any]:
     spelled = {"name": name, "data_type": tensor.data_type, "dims": list(tensor.dims)}
     return {**spelled, "optional": True} if kind == "input" else spelled
 
 
-def _check(model: str, kind: str, tensor: Mapping[str, Any], known: Mapping[str, Tensor]) -> None:
+def _check(model: str, kind: str, tensor: Mapping[str, Any], known: Mapping[str, TensorDeclaration]) -> None:
     name = tensor.get("name", "")
     if name not in known:
         raise InvalidArgumentError(
@@ -108,7 +112,7 @@ def _check(model: str, kind: str, tensor: Mapping[str, Any], known: Mapping[str,
             "backend declares them itself"
         )
     wanted = known[name]
-    got = Tensor(tensor.get("data_type", ""), tuple(map(int, tensor.get("dims", ()))))
+    got = TensorDeclaration(tensor.get("data_type", ""), tuple(map(int, tensor.get("dims", ()))))
     if got != wanted:
         raise InvalidArgumentError(
             f"model '{model}': {kind} '{name}' must be {wanted.data_type} {list(wanted.dims)}, got {got.data_type} "

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from weft_model.llm import ops
-from weft_model.llm.model.model_config import ModelConfig
+from weft_model.llm.model.model_config import TransformerConfig
 from weft_model.llm.model.weights import Weights, layer_prefix
 
 
@@ -49,7 +49,7 @@ class DecoderLayer:
         deterministic: Use operations whose rows do not depend on the other rows.
     """
 
-    def __init__(self, config: ModelConfig, index: int, weights: Weights, *, deterministic: bool) -> None:
+    def __init__(self, config: TransformerConfig, index: int, weights: Weights, *, deterministic: bool) -> None:
         prefix = layer_prefix(index)
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         self._eps = config.rms_norm_eps

@@ -7,7 +7,7 @@ import torch
 from weft_common.errors import InvalidArgumentError
 from weft_model.llm import ops
 from weft_model.llm.model.layers import DecoderLayer, StepInput
-from weft_model.llm.model.model_config import ModelConfig
+from weft_model.llm.model.model_config import TransformerConfig
 from weft_model.llm.model.rope import rope_tables
 from weft_model.llm.model.weights import EMBEDDING, FINAL_NORM, LM_HEAD, is_product, weight_parts
 
@@ -33,7 +33,7 @@ class LlamaModel:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: TransformerConfig,
         weights: Mapping[str, torch.Tensor],
         *,
         dtype: torch.dtype = torch.float32,

@@ -29,7 +29,7 @@ _POSITIVE = (
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class TransformerConfig:
     """Everything about a model that is not in its weights.
 
     Attributes:

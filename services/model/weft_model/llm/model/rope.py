@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from weft_model.llm.model.model_config import ModelConfig
+from weft_model.llm.model.model_config import TransformerConfig
 
 
-def rope_tables(config: ModelConfig, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_tables(config: TransformerConfig, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines for positions 0 to ``num_positions - 1``.
 
     Computed in float32 in the order in which transformers does it, so that positions far out have its angles.

@@ -14,7 +14,7 @@ import torch
 from weft_common.errors import InvalidArgumentError
 from weft_model.llm import ops
 from weft_model.llm.model.checkpoint import Checkpoint
-from weft_model.llm.model.model_config import ModelConfig
+from weft_model.llm.model.model_config import TransformerConfig
 
 Weights = dict[str, torch.Tensor]
 
@@ -33,7 +33,7 @@ def layer_prefix(index: int) -> str:
     return f"model.layers.{index}."
 
 
-def weight_parts(config: ModelConfig) -> dict[str, list[Part]]:
+def weight_parts(config: TransformerConfig) -> dict[str, list[Part]]:
     """Every weight of the model by name, and of which tensors of a folder it is made."""
     width, vocabulary = config.hidden_size, config.vocab_size
     parts = {EMBEDDING: [Part(EMBEDDING, (vocabulary, width))]}
@@ -46,7 +46,7 @@ def weight_parts(config: ModelConfig) -> dict[str, list[Part]]:
 
 
 def load_folder(
-    path: Path, config: ModelConfig, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    path: Path, config: TransformerConfig, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Weights:
     """The weights in the safetensors files of a Hugging Face folder.
 
@@ -84,7 +84,7 @@ def is_product(name: str, weight: torch.Tensor) -> bool:
 
 
 def random_weights(
-    config: ModelConfig, seed: int, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    config: TransformerConfig, seed: int, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Weights:
     """Normal numbers that keep activations near 1: projections by their input's width, norms 1, biases 0.1.
 
@@ -108,7 +108,7 @@ def random_weights(
 
 
 def permutation_weights(
-    config: ModelConfig,
+    config: TransformerConfig,
     seed: int,
     *,
     epsilon: float = 0.01,
@@ -179,7 +179,7 @@ def permutation(vocab_size: int, seed: int, *, cycle_len: int = 0, corrupted: fl
     return successors
 
 
-def _layer_parts(config: ModelConfig, prefix: str) -> dict[str, list[Part]]:
+def _layer_parts(config: TransformerConfig, prefix: str) -> dict[str, list[Part]]:
     width, inner = config.hidden_size, config.intermediate_size
     q_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
@@ -211,7 +211,7 @@ def _shape(parts: list[Part]) -> tuple[int, ...]:
     return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
 
 
-def _ignored(config: ModelConfig) -> list[str]:
+def _ignored(config: TransformerConfig) -> list[str]:
     """Tensors that folders may have and that follow from others."""
     frequencies = [f"{layer_prefix(index)}self_attn.rotary_emb.inv_freq" for index in range(config.num_layers)]
     return [*frequencies, LM_HEAD] if config.tie_word_embeddings else frequencies

@@ -1,4 +1,4 @@
-"""Whether a waiting sequence gets a seat and blocks now, and who makes room for it: ``Admission``."""
+"""Whether a waiting sequence gets a seat and blocks now, and who makes room for it: ``BlockAdmission``."""
 
 import math
 from collections import Counter
@@ -15,7 +15,7 @@ from weft_model.llm.scheduler.sequence import Sequence
 _SMOOTHING = 0.05
 
 
-class Admission:
+class BlockAdmission:
     """Rules of admission over one pool.
 
     A sequence is admitted if the blocks for all its known tokens are there with a watermark to spare, and if it and the

@@ -1,4 +1,4 @@
-"""What one step computes, as plain arrays: ``StepPlan``. No Python object of a request crosses to the runner."""
+"""What one step computes, as plain arrays: ``ForwardPlan``. No Python object of a request crosses to the runner."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 
-#: Columns of ``StepPlan.new_params``.
+#: Columns of ``ForwardPlan.new_params``.
 PARAM_COLUMNS = (
     "temperature",
     "top_p",
@@ -20,7 +20,7 @@ PARAM_COLUMNS = (
 )
 
 
-class StepPlan(NamedTuple):
+class ForwardPlan(NamedTuple):
     """One step over ``B`` sequences, ``T`` tokens and ``S`` sampled rows; the arrays belong to whoever gets the plan.
 
     A *slot* is a sequence's row in the runner's tables and stays the same while the sequence is seated. A token's slot

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from weft_model.llm.scheduler.plan import PARAM_COLUMNS, Float32, Int32, Int64, StepPlan
+from weft_model.llm.scheduler.plan import PARAM_COLUMNS, Float32, ForwardPlan, Int32, Int64
 from weft_model.llm.scheduler.sequence import Sequence
 
 _NO_INT32 = np.empty(0, np.int32)
@@ -23,7 +23,7 @@ def build_plan(
     changed: Seq[Sequence],
     is_any_asking: bool,
     block_size: int,
-) -> StepPlan:
+) -> ForwardPlan:
     """The plan of a step; its sequences count as known to the runner from then on.
 
     Args:
@@ -58,7 +58,7 @@ def build_plan(
     for seq in changed:
         seq.num_synced = len(seq.table)
         seq.copy_source = -1
-    return StepPlan(
+    return ForwardPlan(
         slots,
         q_start,
         ctx_len,

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weft_model.llm.config import EngineConfig
-from weft_model.llm.scheduler.admission import Admission
+from weft_model.llm.scheduler.admission import BlockAdmission
 from weft_model.llm.scheduler.blocks import NULL_BLOCK, BlockPool
-from weft_model.llm.scheduler.plan import Int32, StepPlan
+from weft_model.llm.scheduler.plan import ForwardPlan, Int32
 from weft_model.llm.scheduler.plan_builder import build_plan
 from weft_model.llm.scheduler.prompt_reader import PromptReader
 from weft_model.llm.scheduler.ranking import Ranking
@@ -74,7 +74,7 @@ class Scheduler:
         self._config = config
         self._pool = pool
         self._ranking = Ranking(config.aging_ns)
-        self._admission = Admission(pool, self._ranking, config.watermark)
+        self._admission = BlockAdmission(pool, self._ranking, config.watermark)
         self._seating = Seating(pool, self._ranking, self._admission, config.max_num_seqs, clock_ns)
         self._reader = PromptReader(config, self._seating)
         self._deadlines: list[tuple[int, int, Sequence]] = []
@@ -141,7 +141,7 @@ class Scheduler:
                 expired.append(seq)
         return expired
 
-    def schedule(self) -> StepPlan | None:
+    def schedule(self) -> ForwardPlan | None:
         """What to compute next; None if nothing waits or runs.
 
         Raises:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from itertools import islice
 
-from weft_model.llm.scheduler.admission import Admission
+from weft_model.llm.scheduler.admission import BlockAdmission
 from weft_model.llm.scheduler.blocks import BlockPool
 from weft_model.llm.scheduler.penalty_row import PenaltyRow
 from weft_model.llm.scheduler.ranking import RankedLine, Ranking
@@ -29,7 +29,7 @@ class Seating:
     """
 
     def __init__(
-        self, pool: BlockPool, ranking: Ranking, admission: Admission, num_seats: int, clock_ns: Callable[[], int]
+        self, pool: BlockPool, ranking: Ranking, admission: BlockAdmission, num_seats: int, clock_ns: Callable[[], int]
     ) -> None:
         self.running = RankedLine()
         self.waiting = RankedLine()

@@ -8,13 +8,13 @@ from weft_router.graph.checks.latency import check_latency
 from weft_router.graph.build.name_table import NameTable
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
 from weft_router.graph.plan import GraphPlan
-from weft_router.graph.syntax.report import Report
+from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.build.resolve import Resolver
-from weft_router.graph.build.scope import BuiltNode, Call, declared_types, spec_of
-from weft_router.graph.syntax.source import Catalog, GraphError, GraphLookup, GraphSource
+from weft_router.graph.build.scope import BuiltNode, NodeUse, declared_types, spec_of
+from weft_router.graph.syntax.source import ModelCatalog, GraphError, GraphLookup, GraphSource
 
 
-def compile_graph(source: GraphSource, catalog: Catalog, graphs: GraphLookup | None = None) -> GraphPlan:
+def compile_graph(source: GraphSource, catalog: ModelCatalog, graphs: GraphLookup | None = None) -> GraphPlan:
     """The graph, every check passed, ready to run.
 
     Args:
@@ -29,10 +29,10 @@ def compile_graph(source: GraphSource, catalog: Catalog, graphs: GraphLookup | N
 
 
 def compile_with_warnings(
-    source: GraphSource, catalog: Catalog, graphs: GraphLookup | None = None
+    source: GraphSource, catalog: ModelCatalog, graphs: GraphLookup | None = None
 ) -> tuple[GraphPlan, list[Diagnostic]]:
     """The graph as of ``compile_graph``, and its warnings, sorted by position. Raises GraphError."""
-    report = Report(source.file)
+    report = GraphReport(source.file)
     plan = _compile(source, catalog, graphs, report)
     if plan is None or report.has_errors:
         raise GraphError(report.diagnostics())
@@ -40,7 +40,7 @@ def compile_with_warnings(
 
 
 def check_graph(
-    source: GraphSource, catalog: Catalog | None = None, graphs: GraphLookup | None = None
+    source: GraphSource, catalog: ModelCatalog | None = None, graphs: GraphLookup | None = None
 ) -> list[Diagnostic]:
     """Every error and warning, sorted by position; empty where the graph is good.
 
@@ -50,13 +50,13 @@ def check_graph(
             tensors.
         graphs: Other graphs; None leaves out what depends on them.
     """
-    report = Report(source.file)
+    report = GraphReport(source.file)
     _compile(source, catalog, graphs, report)
     return report.diagnostics()
 
 
 def _compile(
-    source: GraphSource, catalog: Catalog | None, graphs: GraphLookup | None, report: Report
+    source: GraphSource, catalog: ModelCatalog | None, graphs: GraphLookup | None, report: GraphReport
 ) -> GraphPlan | None:
     resolver = Resolver(catalog, graphs, report)
     file = resolver.load(source)
@@ -69,7 +69,7 @@ def _compile(
     builder = NodeBuilder(names, report)
     wanted = frozenset(names.of(file, root).outputs)
     given = declared_types(file, root, file.message.input)
-    call = Call(given, {}, wanted, root.name, ((file.label, root.name),))
+    call = NodeUse(given, {}, wanted, root.name, ((file.label, root.name),))
     built = builder.build_node(file, root, call)
     _check_inputs(file, root, names, report)
     if report.has_errors or built.plan is None:
@@ -91,7 +91,7 @@ def _compile(
     return plan
 
 
-def _check_inputs(file: GraphFile, root: NodeDefinition, names: NameTable, report: Report) -> None:
+def _check_inputs(file: GraphFile, root: NodeDefinition, names: NameTable, report: GraphReport) -> None:
     """Inputs of the graph that nothing reads: an error in an ensemble, else a warning."""
     known = names.of(file, root)
     if any(step.is_open for step in known.steps) or root.kind is None or (report.has_errors and not file.is_ensemble):

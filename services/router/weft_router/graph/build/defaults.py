@@ -10,7 +10,7 @@ import numpy as np
 from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, num_elements
 from weft_protos import graph_pb2 as pb
 from weft_router.graph.syntax.parse import GraphFile
-from weft_router.graph.syntax.report import Report
+from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.signatures import FLOATS, INTEGERS, TensorType, dims_fit, shape_text
 
 #: List of a default: datatypes that it is for, the first of them where the output's is not known.
@@ -23,7 +23,7 @@ _LISTS: dict[str, tuple[str, frozenset[str]]] = {
 
 
 def default_tensor(
-    file: GraphFile, path: str, message: pb.Default, known: TensorType, report: Report
+    file: GraphFile, path: str, message: pb.Default, known: TensorType, report: GraphReport
 ) -> WireTensor | None:
     """The default as a tensor, of shape ``known.dims``, after a leading 1 where ``known`` has a batch dimension.
 
@@ -67,7 +67,7 @@ def _cure(known: TensorType) -> str:
 
 
 def _dims(
-    file: GraphFile, path: str, message: pb.Default, num_values: int, known: TensorType, report: Report
+    file: GraphFile, path: str, message: pb.Default, num_values: int, known: TensorType, report: GraphReport
 ) -> tuple[int, ...] | None:
     """Shape without the batch dimension; those that the output declares where the default gives none."""
     what = f"the default of '{message.output}'"
@@ -103,7 +103,7 @@ def _dims(
     return dims
 
 
-def _in_range(file: GraphFile, path: str, values: Sequence[Any], datatype: str, report: Report) -> bool:
+def _in_range(file: GraphFile, path: str, values: Sequence[Any], datatype: str, report: GraphReport) -> bool:
     """Whether the datatype can hold every value; the first that it cannot hold is reported."""
     if datatype in INTEGERS:
         limits = np.iinfo(NUMPY_BY_DATATYPE[datatype])

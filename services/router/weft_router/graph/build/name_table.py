@@ -14,7 +14,7 @@ from weft_router.graph.types.expression import read_expression
 from weft_router.graph.build.names import (
     MASK,
     MAX_DEPTH,
-    Condition,
+    NodeCondition,
     NodeNames,
     StepNames,
     TargetNames,
@@ -30,7 +30,7 @@ from weft_router.graph.build.names import (
 )
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.plan import NodeKind
-from weft_router.graph.syntax.report import Report
+from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.build.resolve import ModelTarget, NodeTarget, Resolver, Target
 
 #: Outputs of one node; a KEYED ensemble of ensembles multiplies them.
@@ -46,7 +46,7 @@ class NameTable:
         report: Receives unknown names in maps (G006) and tensors with two producers (G005).
     """
 
-    def __init__(self, resolver: Resolver, report: Report) -> None:
+    def __init__(self, resolver: Resolver, report: GraphReport) -> None:
         self._resolver = resolver
         self._report = report
         self._known: dict[tuple[str, str], NodeNames] = {}
@@ -92,7 +92,7 @@ class NameTable:
         )
         if node.kind is NodeKind.SEQUENCE:
             names.producers = self._producers(file, node, names.steps)
-        names.conditions = {path: Condition(read_expression(text), i) for path, text, i in conditions_of(file, node)}
+        names.conditions = {path: NodeCondition(read_expression(text), i) for path, text, i in conditions_of(file, node)}
         for i, (step, step_names) in enumerate(zip(node.steps, names.steps, strict=True)):
             self._note_reads(file, node, names, step, step_names, i)
         for step, step_names in zip(node.shadows, names.shadows, strict=True):

@@ -72,7 +72,7 @@ class StepNames:
         return self.asks.union(producer for producer in self.reads.values() if producer is not None)
 
 
-class Condition(NamedTuple):
+class NodeCondition(NamedTuple):
     """A condition of a node; it sees the outputs of the first ``num_seen`` steps, and the node's inputs."""
 
     expression: Expression
@@ -99,7 +99,7 @@ class NodeNames(TargetNames):
     customs: dict[int, StepNames] = field(default_factory=dict)
     indexes: dict[str, int] = field(default_factory=dict)
     producers: dict[str, int] = field(default_factory=dict)
-    conditions: dict[str, Condition] = field(default_factory=dict)
+    conditions: dict[str, NodeCondition] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
     lacking: dict[str, list[str]] = field(default_factory=dict)
 

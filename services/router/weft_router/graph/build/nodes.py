@@ -14,7 +14,7 @@ from weft_router.graph.types.conditions import Purpose
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, lacks_output
 from weft_router.graph.plan import CachePlan, NodeKind
 from weft_router.graph.checks.policies import cache_limits
-from weft_router.graph.build.scope import BuiltNode, Call, Scope, declared_types, declaring, owner_text
+from weft_router.graph.build.scope import BuiltNode, NodeUse, Scope, declared_types, declaring, owner_text
 from weft_router.graph.types.signatures import TensorType
 
 
@@ -24,7 +24,7 @@ class NodeBuilder(SequenceBuilder, AlternativeBuilder, EnsembleBuilder):
     #: Of the whole graph.
     cache: CachePlan | None = None
 
-    def build_node(self, file: GraphFile, node: NodeDefinition, call: Call) -> BuiltNode:
+    def build_node(self, file: GraphFile, node: NodeDefinition, call: NodeUse) -> BuiltNode:
         """Compile a node for one use: report what is wrong, give every tensor a slot."""
         self.num_nodes += 1
         names = self.names.of(file, node)

@@ -8,8 +8,8 @@ from weft_common.signature import ModelSignature
 from weft_router.graph.checks.features import check_features
 from weft_router.graph.checks.structure import check_structure
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition, parse_graph
-from weft_router.graph.syntax.report import Report
-from weft_router.graph.syntax.source import Catalog, GraphLookup, GraphSource
+from weft_router.graph.syntax.report import GraphReport
+from weft_router.graph.syntax.source import ModelCatalog, GraphLookup, GraphSource
 
 #: Nodes of one file, and steps of one node.
 MAX_ENTRIES = 1000
@@ -54,7 +54,7 @@ class Resolver:
         report: Receives unknown names (G002) and everything wrong with the files of other graphs.
     """
 
-    def __init__(self, catalog: Catalog | None, graphs: GraphLookup | None, report: Report) -> None:
+    def __init__(self, catalog: ModelCatalog | None, graphs: GraphLookup | None, report: GraphReport) -> None:
         self._catalog = catalog
         self._graphs = graphs
         self._report = report

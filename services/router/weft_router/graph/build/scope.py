@@ -13,7 +13,7 @@ from weft_router.graph.types.signatures import TensorType
 
 
 @dataclass(slots=True)
-class Call:
+class NodeUse:
     """One step's use of a node.
 
     Attributes:
@@ -48,7 +48,7 @@ class Scope:
     file: GraphFile
     node: NodeDefinition
     names: NodeNames
-    call: Call
+    call: NodeUse
     inputs: dict[str, TensorType]
     produced: dict[str, TensorType] = field(default_factory=dict)
     answered: dict[str, TensorType] = field(default_factory=dict)

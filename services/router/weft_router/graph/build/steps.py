@@ -14,9 +14,9 @@ from weft_router.graph.build.names import MAX_DEPTH, StepNames, describe, target
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.plan import Binding, CachePlan, CallPlan, DefaultPlan, NodeKind, NodePlan, ShadowPlan, StepPlan
 from weft_router.graph.checks.policies import cache_limits, step_policies
-from weft_router.graph.syntax.report import Report
+from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.build.resolve import ModelTarget, NodeTarget
-from weft_router.graph.build.scope import BuiltNode, BuiltStep, Call, Scope
+from weft_router.graph.build.scope import BuiltNode, BuiltStep, NodeUse, Scope
 from weft_router.graph.build.streams import refuse_stream
 from weft_router.graph.types.signatures import TensorType, merged
 
@@ -32,14 +32,14 @@ class StepBuilder(UseBuilder, ABC):
         report: Receives what is wrong.
     """
 
-    def __init__(self, names: NameTable, report: Report) -> None:
+    def __init__(self, names: NameTable, report: GraphReport) -> None:
         super().__init__(names, report)
         self.dependencies: set[tuple[str, str]] = set()
         self.num_nodes = 0
         self._is_too_large = False
 
     @abstractmethod
-    def build_node(self, file: GraphFile, node: NodeDefinition, call: Call) -> BuiltNode:
+    def build_node(self, file: GraphFile, node: NodeDefinition, call: NodeUse) -> BuiltNode:
         """Compile a node for one use."""
 
     def step(self, scope: Scope, index: int, slots: Mapping[str, int]) -> BuiltStep:
@@ -162,7 +162,7 @@ class StepBuilder(UseBuilder, ABC):
             built = self.build_node(
                 target.file,
                 target.node,
-                Call(given, visible, frozenset(wanted), f"{at}/{target.node.name}", trail),
+                NodeUse(given, visible, frozenset(wanted), f"{at}/{target.node.name}", trail),
             )
             action, outputs = built.plan, built.outputs
             if action is not None and target.is_graph:

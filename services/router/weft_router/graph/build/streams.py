@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from weft_router.graph.build.names import target_path
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
-from weft_router.graph.syntax.report import Report
+from weft_router.graph.syntax.report import GraphReport
 
 #: Label of a tensor that exists once for each request.
 _ONCE = -1
@@ -46,7 +46,7 @@ def check_streams(
     order: Sequence[int],
     steps: Sequence[StreamStep],
     outputs: Mapping[str, int],
-    report: Report,
+    report: GraphReport,
 ) -> bool:
     """Whether the graph is decoupled: whether a step of its root sequence calls a decoupled model.
 
@@ -82,7 +82,7 @@ def check_streams(
     return is_decoupled
 
 
-def refuse_stream(file: GraphFile, path: str, model_name: str, where: str, report: Report) -> None:
+def refuse_stream(file: GraphFile, path: str, model_name: str, where: str, report: GraphReport) -> None:
     """Report a decoupled model that is called elsewhere than by a step of the root sequence (G019).
 
     Args:
@@ -112,7 +112,7 @@ def _joined(file: GraphFile, step: StepDefinition, streams: list[str]) -> str:
     )
 
 
-def _check_step(file: GraphFile, step: StepDefinition, report: Report) -> None:
+def _check_step(file: GraphFile, step: StepDefinition, report: GraphReport) -> None:
     given = {field.name for field, _ in step.message.policy.ListFields()}
     for name, reason in _WITHOUT_EFFECT.items():
         if name in given:
@@ -120,7 +120,7 @@ def _check_step(file: GraphFile, step: StepDefinition, report: Report) -> None:
             report.error("G019", file, f"{step.path}.policy.{name}", text, is_name=True)
 
 
-def _check_needed(file: GraphFile, steps: Sequence[StreamStep], sources: Iterable[int], report: Report) -> None:
+def _check_needed(file: GraphFile, steps: Sequence[StreamStep], sources: Iterable[int], report: GraphReport) -> None:
     """The responses of the graph are those of a stream that an output follows; a shadow alone has none."""
     needed: set[int] = set()
     unseen = set(sources)
@@ -137,7 +137,7 @@ def _check_needed(file: GraphFile, steps: Sequence[StreamStep], sources: Iterabl
             report.error("G019", file, target_path(step.definition), text)
 
 
-def _check_outputs(file: GraphFile, steps: Sequence[StreamStep], labels: Mapping[str, int], report: Report) -> None:
+def _check_outputs(file: GraphFile, steps: Sequence[StreamStep], labels: Mapping[str, int], report: GraphReport) -> None:
     """Outputs of the graph come together in each response, so they follow one stream."""
     given = [spec.name for spec in file.message.output]
     first: tuple[str, int] | None = None
@@ -156,7 +156,7 @@ def _source(steps: Sequence[StreamStep], label: int) -> str:
     return "comes once" if label == _ONCE else f"follows the responses of step '{steps[label].definition.name}'"
 
 
-def _check_idle(file: GraphFile, node: NodeDefinition, report: Report, *, is_decoupled: bool) -> None:
+def _check_idle(file: GraphFile, node: NodeDefinition, report: GraphReport, *, is_decoupled: bool) -> None:
     """What only a decoupled graph has, and what such a graph does not have."""
     message, sequence = file.message, node.message.sequence
     reason = "no step of the root calls a decoupled model, so each request gets one response"

@@ -10,7 +10,7 @@ from weft_router.graph.build.name_table import NameTable
 from weft_router.graph.build.names import StepNames, Wire, describe, wire_path
 from weft_router.graph.syntax.parse import GraphFile, StepDefinition
 from weft_router.graph.plan import Binding, NodeKind
-from weft_router.graph.syntax.report import Report
+from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.build.resolve import ModelTarget, NodeTarget, Target
 from weft_router.graph.build.scope import Scope, declared_types, declaring, owner_text
 from weft_router.graph.types.signatures import TensorType, dims_fit, fits, loses_batch
@@ -24,7 +24,7 @@ class UseBuilder:
         report: Receives what is wrong.
     """
 
-    def __init__(self, names: NameTable, report: Report) -> None:
+    def __init__(self, names: NameTable, report: GraphReport) -> None:
         self.names = names
         self.report = report
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from weft_router.graph.plan import GraphPlan, NodePlan, StepPlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
-from weft_router.graph.syntax.report import Report
+from weft_router.graph.syntax.report import GraphReport
 
 #: More calls than this are warned of.
 MAX_CALLS = 4
@@ -17,17 +17,17 @@ class _Calls(NamedTuple):
     text: str = ""
 
 
-def check_amplification(file: GraphFile, plan: GraphPlan, report: Report) -> None:
+def check_amplification(file: GraphFile, plan: GraphPlan, report: GraphReport) -> None:
     """Warn of steps that may become more than ``MAX_CALLS`` calls, at the outermost that multiplies.
 
     Attempts and hedges multiply, also with those of the nodes and graphs inside; a fallback adds its own. Of the steps
     of a node the worst counts. Nodes of other graphs count, but are reported when those graphs are compiled.
     """
-    _Checker(file, report).check(plan.root, file.nodes[plan.root.name])
+    _AmplificationChecker(file, report).check(plan.root, file.nodes[plan.root.name])
 
 
-class _Checker:
-    def __init__(self, file: GraphFile, report: Report) -> None:
+class _AmplificationChecker:
+    def __init__(self, file: GraphFile, report: GraphReport) -> None:
         self._file = file
         self._report = report
 

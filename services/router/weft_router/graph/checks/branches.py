@@ -4,11 +4,11 @@ from weft_protos import graph_pb2 as pb
 from weft_router.graph.checks.fields import is_race
 from weft_router.graph.plan import NodeKind
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
-from weft_router.graph.syntax.report import Report
+from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.expression import read_expression
 
 
-def check_branches(file: GraphFile, node: NodeDefinition, report: Report) -> None:
+def check_branches(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
     """Report what the tests of one node's steps make impossible, whatever the models answer."""
     match node.kind:
         case NodeKind.SWITCH:
@@ -24,7 +24,7 @@ def check_branches(file: GraphFile, node: NodeDefinition, report: Report) -> Non
             report.error("G013", file, f"{step.path}.when", f"step '{step.name}' never runs: 'when' is always false")
 
 
-def _check_switch(file: GraphFile, node: NodeDefinition, report: Report) -> None:
+def _check_switch(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
     switch = node.message.switch
     cases: dict[str, str] = {}
     tests: dict[str, str] = {}
@@ -81,7 +81,7 @@ def decides_all(node: NodeDefinition) -> bool:
     return {case for step in node.steps for case in step.message.case} == {"true", "false"}
 
 
-def _check_cascade(file: GraphFile, node: NodeDefinition, report: Report) -> None:
+def _check_cascade(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
     """Steps behind one that always answers; tests that are always true or never; the idle test of the last step."""
     certain = ""
     for step in node.steps:
@@ -114,7 +114,7 @@ def _may_pass(file: GraphFile, node: NodeDefinition, step: StepDefinition) -> bo
     return bool(message.when) or message.dependency == pb.Step.SOFT or has_limit
 
 
-def _check_quorum(file: GraphFile, node: NodeDefinition, report: Report) -> None:
+def _check_quorum(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
     quorum, path = node.message.ensemble.quorum, f"{node.kind_path}.quorum"
     if not quorum or is_race(node):
         return

@@ -7,7 +7,7 @@ from weft_common.text.pbtxt import is_map
 from weft_router.graph.checks.fields import check_fields
 from weft_router.graph.checks.limits import check_limits
 from weft_router.graph.syntax.parse import GraphFile, StepDefinition
-from weft_router.graph.syntax.report import Report
+from weft_router.graph.syntax.report import GraphReport
 
 _TENSOR = "a graph passes tensors on as they are; write it into the config.pbtxt of a model, whose step takes its dims"
 _STATIC = "tensors are plain arrays here, never a model's shape values or a vendor's layout"
@@ -33,7 +33,7 @@ _MODEL_ONLY = {
 _TRITON_STEP = {"model_name", "model_version", "input_map", "output_map", "model_namespace"}
 
 
-def check_features(file: GraphFile, report: Report) -> None:
+def check_features(file: GraphFile, report: GraphReport) -> None:
     """Report fields without effect (G018), values out of range (G025), and what is not for graphs (G024, G026)."""
     _walk(file, file.message, "", report)
     what = f"for {'ensemble' if file.is_ensemble else 'graph'} '{file.name}'"
@@ -52,7 +52,7 @@ def check_features(file: GraphFile, report: Report) -> None:
         check_limits(file, report)
 
 
-def _walk(file: GraphFile, message: Message, prefix: str, report: Report) -> None:
+def _walk(file: GraphFile, message: Message, prefix: str, report: GraphReport) -> None:
     """Report fields of ``_UNSUPPORTED`` wherever they stand."""
     unsupported = _UNSUPPORTED.get(message.DESCRIPTOR.name, {})
     for field, value in message.ListFields():
@@ -70,7 +70,7 @@ def _walk(file: GraphFile, message: Message, prefix: str, report: Report) -> Non
                 _walk(file, item, inner, report)
 
 
-def _check_ensemble_step(file: GraphFile, step: StepDefinition, report: Report) -> None:
+def _check_ensemble_step(file: GraphFile, step: StepDefinition, report: GraphReport) -> None:
     for field, _ in step.message.ListFields():
         if field.name not in _TRITON_STEP:
             text = f"a step of an ensemble has no '{field.name}'; 'platform: \"graph\"' allows it"

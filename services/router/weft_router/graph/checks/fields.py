@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from weft_protos import graph_pb2 as pb
 from weft_router.graph.plan import NodeKind
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition, combines_of
-from weft_router.graph.syntax.report import Report
+from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.expression import read_expression
 
 _STEP_FIELDS = {
@@ -23,7 +23,7 @@ _WEIGHTED = {"VOTE", "AVERAGE", "SUM"}
 _EXPLORING = {"EPSILON_GREEDY", "EXP3"}
 
 
-def check_fields(file: GraphFile, report: Report) -> None:
+def check_fields(file: GraphFile, report: GraphReport) -> None:
     """Report every field without effect in a graph file; an ensemble of Triton Inference Server has none of them."""
     message = file.message
     _Place(file, "", report).refuse(
@@ -43,7 +43,7 @@ def check_fields(file: GraphFile, report: Report) -> None:
 class _Place:
     """A message of the file, to report its fields."""
 
-    def __init__(self, file: GraphFile, path: str, report: Report) -> None:
+    def __init__(self, file: GraphFile, path: str, report: GraphReport) -> None:
         self._file = file
         self._prefix = f"{path}." if path else ""
         self._report = report
@@ -61,7 +61,7 @@ def _given(message: pb.Step | pb.Policy, names: Iterable[str]) -> list[tuple[str
     return [(name, name in present) for name in names]
 
 
-def _check_node(file: GraphFile, node: NodeDefinition, report: Report) -> None:
+def _check_node(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
     kind = _Place(file, node.kind_path, report)
     is_root = node.name == file.root
     sequence, splitter = node.message.sequence, node.message.splitter
@@ -95,7 +95,7 @@ def _check_node(file: GraphFile, node: NodeDefinition, report: Report) -> None:
             _check_step(file, node.kind, step, report)
 
 
-def _check_bandit(file: GraphFile, node: NodeDefinition, report: Report) -> None:
+def _check_bandit(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
     splitter = node.message.splitter
     kind = _Place(file, node.kind_path, report)
     kind.refuse([("sticky_by", bool(splitter.sticky_by))], "with 'bandit', which draws anew for each request; keep one")
@@ -106,7 +106,7 @@ def _check_bandit(file: GraphFile, node: NodeDefinition, report: Report) -> None
     )
 
 
-def _check_step(file: GraphFile, kind: NodeKind, step: StepDefinition, report: Report) -> None:
+def _check_step(file: GraphFile, kind: NodeKind, step: StepDefinition, report: GraphReport) -> None:
     message = step.message
     place = _Place(file, step.path, report)
     is_shadow = message.HasField("shadow")
@@ -153,7 +153,7 @@ def _check_default(kind: NodeKind, step: StepDefinition, place: _Place) -> None:
     place.refuse([("default", len(message.default) > 0)], why)
 
 
-def _check_target(file: GraphFile, step: StepDefinition, report: Report) -> None:
+def _check_target(file: GraphFile, step: StepDefinition, report: GraphReport) -> None:
     """``model_version`` where the target has none, or another one."""
     message = step.message
     place = _Place(file, step.path, report)
@@ -164,7 +164,7 @@ def _check_target(file: GraphFile, step: StepDefinition, report: Report) -> None
         place.refuse([("model_version", is_imported and entry.version > 0 and message.model_version != 0)], why)
 
 
-def _check_ensemble(file: GraphFile, node: NodeDefinition, report: Report) -> None:
+def _check_ensemble(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
     ensemble = node.message.ensemble
     place = _Place(file, node.kind_path, report)
     if is_race(node):
@@ -196,7 +196,7 @@ def _check_ensemble(file: GraphFile, node: NodeDefinition, report: Report) -> No
         report.warning("G018", file, f"{node.kind_path}.combine[{weighted[0]}].weighted", text)
 
 
-def _check_combine(file: GraphFile, combine: pb.Combine, path: str, report: Report) -> None:
+def _check_combine(file: GraphFile, combine: pb.Combine, path: str, report: GraphReport) -> None:
     method = pb.Combine.Method.Name(combine.method)
     idle = {
         "weighted": (combine.weighted and method not in _WEIGHTED, _WEIGHTED),

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from weft_router.graph.plan import GraphPlan, NodeKind, NodePlan, StepPlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
-from weft_router.graph.syntax.report import Report
+from weft_router.graph.syntax.report import GraphReport
 
 
 class _Span(NamedTuple):
@@ -26,20 +26,20 @@ class _Span(NamedTuple):
         return _Span(limit_ms, (f"{path} ({limit_ms} ms)",))
 
 
-def check_latency(file: GraphFile, plan: GraphPlan, report: Report) -> None:
+def check_latency(file: GraphFile, plan: GraphPlan, report: GraphReport) -> None:
     """Warn where the timeouts of HARD steps on one path add up to more than the graph, node or step around them has.
 
     A step counts once, because its attempts share a deadline; its fallback counts too, because it has its own. Of
     parallel steps and of alternatives the longest counts, of a loop one round. SOFT steps and shadows do not count.
     Nodes of other graphs count, but are reported when those graphs are compiled.
     """
-    checker = _Checker(file, report)
+    checker = _LatencyChecker(file, report)
     span = checker.node_span(plan.root, file.nodes.get(plan.root.name))
     checker.compare(span, plan.timeout_ms, f"graph '{file.name}'", "policy")
 
 
-class _Checker:
-    def __init__(self, file: GraphFile, report: Report) -> None:
+class _LatencyChecker:
+    def __init__(self, file: GraphFile, report: GraphReport) -> None:
         self._file = file
         self._report = report
         self._reported: set[str] = set()

@@ -5,10 +5,10 @@ from weft_protos import graph_pb2 as pb
 from weft_router.graph.checks.policies import RETRY_CODES
 from weft_router.graph.plan import NodeKind
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
-from weft_router.graph.syntax.report import Report
+from weft_router.graph.syntax.report import GraphReport
 
 
-def check_limits(file: GraphFile, report: Report) -> None:
+def check_limits(file: GraphFile, report: GraphReport) -> None:
     """Report every value of a policy, a shadow or a bandit that can only be a mistake."""
     graph = file.message.policy
     _check_policy(file, graph, "policy", [], report)
@@ -28,7 +28,7 @@ def check_limits(file: GraphFile, report: Report) -> None:
         _check_bandit(file, node, report)
 
 
-def _check_bandit(file: GraphFile, node: NodeDefinition, report: Report) -> None:
+def _check_bandit(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
     epsilon = node.message.splitter.bandit.epsilon
     path = f"{node.kind_path}.bandit.epsilon"
     if node.kind is NodeKind.SPLITTER and (not 0 <= epsilon <= 1 or (epsilon == 0 and path in file.positions)):
@@ -36,7 +36,7 @@ def _check_bandit(file: GraphFile, node: NodeDefinition, report: Report) -> None
         report.error("G025", file, path, text)
 
 
-def _check_policy(file: GraphFile, policy: pb.Policy, path: str, around: list[pb.Policy], report: Report) -> None:
+def _check_policy(file: GraphFile, policy: pb.Policy, path: str, around: list[pb.Policy], report: GraphReport) -> None:
     """One policy; ``around`` are those of node and graph, which it overrides."""
     if policy.HasField("retry"):
         _check_retry(file, policy, f"{path}.retry", around, report)
@@ -47,7 +47,7 @@ def _check_policy(file: GraphFile, policy: pb.Policy, path: str, around: list[pb
         report.error("G018", file, f"{path}.cache.stale_if_error_ms", text, is_name=True)
 
 
-def _check_retry(file: GraphFile, policy: pb.Policy, path: str, around: list[pb.Policy], report: Report) -> None:
+def _check_retry(file: GraphFile, policy: pb.Policy, path: str, around: list[pb.Policy], report: GraphReport) -> None:
     retry = policy.retry
     overrides = any(other.HasField("retry") and other.retry.attempts > 1 for other in around)
     if retry.attempts < 2 and not (retry.attempts == 1 and overrides):
@@ -88,7 +88,7 @@ def _code_fault(code: str) -> str:
     return f"unknown status code '{code}'{suggestion(code, RETRY_CODES)}"
 
 
-def _check_hedge(file: GraphFile, policy: pb.Policy, path: str, report: Report) -> None:
+def _check_hedge(file: GraphFile, policy: pb.Policy, path: str, report: GraphReport) -> None:
     hedge = policy.hedge
     if not hedge.after_ms:
         text = "'hedge' has no 'after_ms'; give the time after which a call is late, for example its 95th percentile"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from weft_protos import graph_pb2 as pb
 from weft_router.graph.plan import HedgePlan, RetryPlan
 from weft_router.graph.syntax.parse import GraphFile
-from weft_router.graph.syntax.report import Report
+from weft_router.graph.syntax.report import GraphReport
 
 #: gRPC status codes that may be worth another attempt. The others say that the same call fails again, or, CANCELLED,
 #: that nobody waits any more.
@@ -42,7 +42,7 @@ def step_policies(
     path: str,
     *,
     is_call: bool,
-    report: Report,
+    report: GraphReport,
 ) -> StepPolicies:
     """What holds for one step, a fallback or a combining model among them.
 
@@ -90,7 +90,7 @@ def _retry_plan(retry: pb.Retry) -> RetryPlan:
 
 
 def _check_remaining(
-    file: GraphFile, step: pb.Step, path: str, min_remaining_ms: int, around: list[pb.Policy], report: Report
+    file: GraphFile, step: pb.Step, path: str, min_remaining_ms: int, around: list[pb.Policy], report: GraphReport
 ) -> None:
     """A step that wants more time than there ever is never runs."""
     limit_ms = min((policy.timeout_ms for policy in around if policy.timeout_ms), default=0)

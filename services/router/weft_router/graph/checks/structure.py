@@ -9,12 +9,12 @@ from weft_protos.model_config_pb2 import DataType, ModelInput, ModelOutput
 from weft_router.graph.checks.branches import check_branches
 from weft_router.graph.plan import NodeKind
 from weft_router.graph.syntax.parse import NAME, GraphFile, NodeDefinition, StepDefinition
-from weft_router.graph.syntax.report import Report
+from weft_router.graph.syntax.report import GraphReport
 
 _PLATFORMS = ("graph", "ensemble")
 
 
-def check_structure(file: GraphFile, report: Report) -> None:
+def check_structure(file: GraphFile, report: GraphReport) -> None:
     """Report what needs no other file and no model to be seen."""
     _check_graph(file, report)
     _check_tensors(file, file.message.input, "input", report)
@@ -28,7 +28,7 @@ def check_structure(file: GraphFile, report: Report) -> None:
     _check_reachable(file, report)
 
 
-def _check_graph(file: GraphFile, report: Report) -> None:
+def _check_graph(file: GraphFile, report: GraphReport) -> None:
     message, source = file.message, file.source
     if not file.name:
         report.error("G025", file, "name", "the graph has no 'name'")
@@ -71,7 +71,9 @@ def _check_graph(file: GraphFile, report: Report) -> None:
             report.warning("G018", file, f"import[{i}]", f"no step uses the import '{name}'")
 
 
-def _check_tensors(file: GraphFile, tensors: Iterable[ModelInput | ModelOutput], path: str, report: Report) -> None:
+def _check_tensors(
+    file: GraphFile, tensors: Iterable[ModelInput | ModelOutput], path: str, report: GraphReport
+) -> None:
     seen: set[str] = set()
     for i, tensor in enumerate(tensors):
         where = f"{path}[{i}]"
@@ -91,7 +93,7 @@ def _check_tensors(file: GraphFile, tensors: Iterable[ModelInput | ModelOutput],
                 report.error("G008", file, f"{where}.dims[{k}]", text)
 
 
-def _check_node(file: GraphFile, node: NodeDefinition, report: Report) -> None:
+def _check_node(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
     if not NAME.fullmatch(node.name):
         _refuse_name(file, node.path, "node", node.name, report)
     elif file.nodes[node.name] is not node:
@@ -120,7 +122,7 @@ def _check_node(file: GraphFile, node: NodeDefinition, report: Report) -> None:
     check_branches(file, node, report)
 
 
-def _refuse_name(file: GraphFile, path: str, what: str, name: str, report: Report) -> None:
+def _refuse_name(file: GraphFile, path: str, what: str, name: str, report: GraphReport) -> None:
     if name:
         text = f"{what} name '{name}' must be letters, digits, '_', '-', '.' and ':'; it stands in paths and metadata"
         report.error("G025", file, f"{path}.name", text)
@@ -128,7 +130,7 @@ def _refuse_name(file: GraphFile, path: str, what: str, name: str, report: Repor
         report.error("G025", file, path, f"the {what} has no 'name'")
 
 
-def _check_step(file: GraphFile, node: NodeDefinition, step: StepDefinition, report: Report) -> None:
+def _check_step(file: GraphFile, node: NodeDefinition, step: StepDefinition, report: GraphReport) -> None:
     message = step.message
     if message.name and not NAME.fullmatch(message.name):
         _refuse_name(file, step.path, "step", message.name, report)
@@ -156,7 +158,7 @@ def _check_step(file: GraphFile, node: NodeDefinition, step: StepDefinition, rep
         report.error("G025", file, f"{step.path}.model_version", text)
 
 
-def _check_defaults(file: GraphFile, step: StepDefinition, report: Report) -> None:
+def _check_defaults(file: GraphFile, step: StepDefinition, report: GraphReport) -> None:
     seen: set[str] = set()
     for i, default in enumerate(step.message.default):
         path = f"{step.path}.default[{i}]"
@@ -169,7 +171,7 @@ def _check_defaults(file: GraphFile, step: StepDefinition, report: Report) -> No
         seen.add(default.output)
 
 
-def _check_weights(file: GraphFile, node: NodeDefinition, report: Report) -> None:
+def _check_weights(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
     if node.kind not in (NodeKind.SPLITTER, NodeKind.ENSEMBLE):
         return
     given = [step for step in node.steps if f"{step.path}.weight" in file.positions]
@@ -184,7 +186,7 @@ def _check_weights(file: GraphFile, node: NodeDefinition, report: Report) -> Non
         report.error("G014", file, f"{given[0].path}.weight", "the sum of the weights is not finite; make them smaller")
 
 
-def _check_combines(file: GraphFile, node: NodeDefinition, report: Report) -> None:
+def _check_combines(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
     seen: set[str] = set()
     for i, combine in enumerate(node.message.ensemble.combine):
         path = f"{node.kind_path}.combine[{i}]"
@@ -208,7 +210,7 @@ def _check_combines(file: GraphFile, node: NodeDefinition, report: Report) -> No
             report.error("G025", file, f"{path}.custom", text)
 
 
-def _check_reachable(file: GraphFile, report: Report) -> None:
+def _check_reachable(file: GraphFile, report: GraphReport) -> None:
     """Nodes that no path from the root reaches, the first of each such path, and steps whose node is not there."""
     reached = _reached(file, file.root)
     apart = [node for node in file.all_nodes if node.name and node.name not in reached and file.root in file.nodes]

@@ -4,7 +4,7 @@ from weft_common.text.pbtxt import Diagnostic
 from weft_router.graph.syntax.parse import GraphFile
 
 
-class Report:
+class GraphReport:
     """Diagnostics of one compilation; what is said twice is kept once.
 
     Args:

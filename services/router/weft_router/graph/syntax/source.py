@@ -25,7 +25,7 @@ class GraphSource:
     version: str = "1"
 
 
-class Catalog(Protocol):
+class ModelCatalog(Protocol):
     """The models that targets serve now."""
 
     def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:

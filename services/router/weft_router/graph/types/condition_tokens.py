@@ -15,7 +15,7 @@ _TOKEN = re.compile(
 )
 
 
-class Token(NamedTuple):
+class ConditionToken(NamedTuple):
     """A word of the text; ``kind`` is raw, string, name, number, symbol or end."""
 
     kind: str
@@ -28,13 +28,13 @@ class Token(NamedTuple):
         return self.start + len(self.text)
 
 
-def tokens_of(source: str) -> list[Token]:
+def tokens_of(source: str) -> list[ConditionToken]:
     """The words of any text; spaces and comments are left out."""
     matches = _TOKEN.finditer(source)
-    return [Token(m.lastgroup or "", m.group(), m.start()) for m in matches if m.lastgroup != "skip"]
+    return [ConditionToken(m.lastgroup or "", m.group(), m.start()) for m in matches if m.lastgroup != "skip"]
 
 
-def plain(token: Token) -> str | None:
+def plain(token: ConditionToken) -> str | None:
     """Content of a string token without escapes; None for anything else."""
     if token.kind != "string" or "\\" in token.text or token.text[0] in "bB":
         return None

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from weft_common.text.pbtxt import suggestion
-from weft_router.graph.types.condition_tokens import Token, plain, tokens_of
+from weft_router.graph.types.condition_tokens import ConditionToken, plain, tokens_of
 from weft_router.graph.types.proofs import Fact, Term, prove
 
 _GENERATED = re.compile(r"_w[0-9]+")
@@ -95,7 +95,7 @@ class Fault(NamedTuple):
     tensor: str = ""
 
 
-_NOTHING = Token("", "", 0)
+_NOTHING = ConditionToken("", "", 0)
 
 
 @dataclass(slots=True)
@@ -142,10 +142,10 @@ def read_expression(source: str) -> Expression:
         return Expression(
             source, faults=[Fault(0, f"the text has {len(source)} characters, the limit is {_MAX_CHARS}")]
         )
-    return _Reader(source).read()
+    return _ExpressionReader(source).read()
 
 
-class _Reader:
+class _ExpressionReader:
     def __init__(self, source: str) -> None:
         self._tokens = tokens_of(source)
         self._expression = Expression(source)
@@ -170,8 +170,12 @@ class _Reader:
         expression.rewritten = _replaced(expression.source, self._replacements)
         return expression
 
-    def _at(self, index: int) -> Token:
-        return self._tokens[index] if index < len(self._tokens) else Token("end", "", len(self._expression.source))
+    def _at(self, index: int) -> ConditionToken:
+        return (
+            self._tokens[index]
+            if index < len(self._tokens)
+            else ConditionToken("end", "", len(self._expression.source))
+        )
 
     def _starts_name(self, index: int) -> bool:
         return self._at(index).kind == "name" and (index == 0 or self._at(index - 1).text != ".")
@@ -276,14 +280,14 @@ class _Reader:
         self._tests.append(Term(Fact("steps", name.text), index, after + 2))
         return after + 2
 
-    def _literal(self, index: int) -> tuple[Token | None, int]:
+    def _literal(self, index: int) -> tuple[ConditionToken | None, int]:
         """The name in the ``.NAME`` or ``["NAME"]`` at ``index``, and the index behind it."""
         first, second = self._at(index), self._at(index + 1)
         if first.text == "." and second.kind == "name":
             return second, index + 2
         text = plain(second)
         if first.text == "[" and text is not None and self._at(index + 2).text == "]":
-            return Token("name", text, second.start + 1), index + 3
+            return ConditionToken("name", text, second.start + 1), index + 3
         return None, index
 
     def _get(self, index: int) -> int:

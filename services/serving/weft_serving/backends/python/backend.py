@@ -12,7 +12,7 @@ from weft_serving.backends.python.loader import describe, load_module, unload_mo
 from weft_serving.backends.python.model_config import ModelConfig
 from weft_serving.backends.python.pb_utils import utils_of
 from weft_serving.backends.python.process import ModelProcess
-from weft_serving.backends.python.runner import FILENAME, ModelRunner, model_class_of
+from weft_serving.backends.python.runner import FILENAME, PythonModelRunner, model_class_of
 from weft_serving.request.request import Outcome
 
 #: How long a model's Python code may keep other threads, the event loop among them, from the interpreter, in seconds.
@@ -68,7 +68,7 @@ class PythonBackend(Backend):
     can_stream = True
     can_reschedule = True
 
-    _runner: ModelRunner | ModelProcess | None = None
+    _runner: PythonModelRunner | ModelProcess | None = None
 
     def load(self) -> None:
         """Import the model and call its ``initialize``."""
@@ -80,10 +80,10 @@ class PythonBackend(Backend):
                 f"model '{name}': parameter 'EXECUTION' must be thread or process, got '{execution}'",
             )
         if execution == "process":
-            runner: ModelRunner | ModelProcess = ModelProcess(self.model, self.instance, self.on_lost)
+            runner: PythonModelRunner | ModelProcess = ModelProcess(self.model, self.instance, self.on_lost)
         else:
             sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
-            runner = ModelRunner(self.model, self.instance)
+            runner = PythonModelRunner(self.model, self.instance)
         self._runner = runner
         runner.load()
 

@@ -23,7 +23,7 @@ from weft_common.observing import logs
 from weft_common.tensors import WireTensor, datatype_of, encode
 from weft_serving.backends.base import Batch, InstanceContext, ModelContext
 from weft_serving.backends.python.channel import Channel, packed, unpacked
-from weft_serving.backends.python.runner import ModelRunner
+from weft_serving.backends.python.runner import PythonModelRunner
 from weft_serving.request.request import RESCHEDULED, InferenceRequest, Outcome
 from weft_serving.request.stream import SendWindow
 
@@ -255,8 +255,8 @@ class Child:
         """Numbers of those that are not answered."""
         return [number for number, request in list(self._requests.items()) if request in requests]
 
-    def _loaded(self, model: ModelContext, instance: InstanceContext) -> ModelRunner | None:
-        runner = ModelRunner(model, instance)
+    def _loaded(self, model: ModelContext, instance: InstanceContext) -> PythonModelRunner | None:
+        runner = PythonModelRunner(model, instance)
         try:
             runner.load()
         except WeftError as error:
@@ -271,7 +271,7 @@ class Child:
         self.channel.send(("loaded",))
         return runner
 
-    def _execute(self, runner: ModelRunner, entries: list[tuple[Any, ...]]) -> None:
+    def _execute(self, runner: PythonModelRunner, entries: list[tuple[Any, ...]]) -> None:
         requests = []
         for number, call, deadline_ns, headers, num_rows, has_stream in entries:
             request = InferenceRequest(call, CallContext(deadline_ns, headers), num_rows)
@@ -292,7 +292,7 @@ class Child:
         sent = [wire_outcome(outcome) for outcome in outcomes]
         self.channel.send(("executed", batch.infer_start_ns, batch.infer_end_ns, sent))
 
-    def _outcomes(self, runner: ModelRunner, batch: Batch) -> list[Outcome]:
+    def _outcomes(self, runner: PythonModelRunner, batch: Batch) -> list[Outcome]:
         error: WeftError
         try:
             return runner.execute(batch)

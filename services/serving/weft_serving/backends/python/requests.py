@@ -14,7 +14,7 @@ from weft_serving.backends.python.nested import ResponseIterator, result_of, res
 from weft_serving.backends.python.responses import (
     InferenceResponse,
     InferenceResponseSender,
-    Outlet,
+    OutputStream,
     Reply,
     check_parameters,
 )
@@ -109,7 +109,7 @@ class InferenceRequest:
         if priority:
             sent["priority"] = priority
         self._served: ServedRequest | None = None
-        self._outlet: Outlet | None = None
+        self._outlet: OutputStream | None = None
         self._can_reschedule = False
         self.is_rescheduled = False
         self.reply: Reply | None = None
@@ -126,7 +126,7 @@ class InferenceRequest:
 
     @classmethod
     def wrap(
-        cls, served: ServedRequest, outlet: Outlet | None = None, *, can_reschedule: bool = False
+        cls, served: ServedRequest, outlet: OutputStream | None = None, *, can_reschedule: bool = False
     ) -> "InferenceRequest":
         """The view of a request of the server that a model gets.
 

@@ -60,7 +60,7 @@ def check_parameters(parameters: Mapping[str, object], what: str) -> None:
             )
 
 
-class Outlet:
+class OutputStream:
     """The way of the responses to one request, shared by the request and its senders.
 
     When the model has dropped them all and sent no last response, the request fails: nobody can answer it any more.
@@ -107,9 +107,9 @@ class Reply:
         self._response: InferenceResponse | None = None
         self._error: WeftError | None = None
 
-    def outlet(self) -> Outlet:
+    def outlet(self) -> OutputStream:
         """Takes the response."""
-        return Outlet(self._take, self._fail)
+        return OutputStream(self._take, self._fail)
 
     def wait(self) -> InferenceResponse:
         """The response; waits until the last is sent, or can no longer be. Raises a WeftError where there is none."""
@@ -145,7 +145,7 @@ class InferenceResponseSender:
         is_cancelled: Whether nobody waits for responses any longer.
     """
 
-    def __init__(self, outlet: Outlet, is_cancelled: Callable[[], bool]) -> None:
+    def __init__(self, outlet: OutputStream, is_cancelled: Callable[[], bool]) -> None:
         self._outlet = outlet
         self._is_cancelled = is_cancelled
 

@@ -17,7 +17,7 @@ from weft_serving.backends.python.loader import describe, load_module, unload_mo
 from weft_serving.backends.python.model_config import for_model
 from weft_serving.backends.python.pb_utils import utils_of
 from weft_serving.backends.python.requests import InferenceRequest, in_work
-from weft_serving.backends.python.responses import InferenceResponse, Outlet, Reply
+from weft_serving.backends.python.responses import InferenceResponse, OutputStream, Reply
 from weft_serving.request.request import RESCHEDULED, STREAMED, Outcome
 from weft_serving.request.request import InferenceRequest as ServedRequest
 from weft_serving.request.request import InferenceResponse as Response
@@ -35,7 +35,7 @@ def model_class_of(module: Any, path: Path) -> Any:
     return model_class
 
 
-class ModelRunner:
+class PythonModelRunner:
     """One loaded model; used by one thread.
 
     Args:
@@ -225,10 +225,10 @@ class ModelRunner:
             f"{type(result).__name__}"
         )
 
-    def _outlet(self, served: ServedRequest) -> Outlet:
+    def _outlet(self, served: ServedRequest) -> OutputStream:
         stream = served.stream
         if stream is None:  # a warm-up, or the client has left
-            return Outlet(lambda response, is_final: None, lambda error: None)
+            return OutputStream(lambda response, is_final: None, lambda error: None)
 
         def send(response: InferenceResponse | None, is_final: bool) -> None:
             stream.send(None if response is None else self._outcome(response), is_final=is_final)
@@ -239,7 +239,7 @@ class ModelRunner:
             else:
                 stream.lose(error)
 
-        return Outlet(send, fail)
+        return OutputStream(send, fail)
 
     def _outcome(self, response: Any) -> Outcome:
         if isinstance(response, InferenceResponse) and (error := response.error()) is None:

@@ -3,7 +3,7 @@
 import pytest
 
 from weft_common.errors import InvalidArgumentError
-from weft_model.backends.llm.asked import RequestReader
+from weft_model.backends.llm.generation_request import RequestReader
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import pytest
 import tokenizers
 
-from weft_model.backends.llm.choice import Choice
+from weft_model.backends.llm.choice import ChoiceOutput
 from weft_model.backends.llm.text import TextCodec
 from weft_model.llm.request import Delta, TokenLogprobs
 from weft_model.llm.sampling_params import SamplingParams
@@ -16,7 +16,7 @@ def make_choice(codec):
     """``make_choice(**sampling parameters)``."""
 
     def make(*, wants_text=True, **params):
-        return Choice(SamplingParams(**params), codec, [], wants_text=wants_text)
+        return ChoiceOutput(SamplingParams(**params), codec, [], wants_text=wants_text)
 
     return make
 
@@ -103,13 +103,13 @@ def test_ids_before_the_first_are_those_of_the_prompt(codec, ids_of):
     """Whose text goes on; without a tokenizer all ids come along, as nobody knows how many are enough."""
     params, (a, b) = SamplingParams(), ids_of("xy")
     for known in (codec, None):
-        choice = Choice(params, known, ids_of("pq"), wants_text=False)
+        choice = ChoiceOutput(params, known, ids_of("pq"), wants_text=False)
         choice.add(Delta(None, 0, [a]))
         assert ids_of("pq") == choice.context_ids()
         choice.told()
         choice.add(Delta(None, 0, [b]))
         assert [*ids_of("pq"), a] == choice.context_ids()
-    assert ids_of("pq") + [a] * 100 == _told(Choice(params, None, ids_of("pq"), wants_text=False), [a] * 100)
+    assert ids_of("pq") + [a] * 100 == _told(ChoiceOutput(params, None, ids_of("pq"), wants_text=False), [a] * 100)
 
 
 def _told(choice, ids):

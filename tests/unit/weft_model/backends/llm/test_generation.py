@@ -8,8 +8,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from weft_common.errors import InternalError
 from weft_common.observing import telemetry
-from weft_model.backends.llm.asked import Asked
 from weft_model.backends.llm.generation import MAX_UNTAKEN, Generation
+from weft_model.backends.llm.generation_request import GenerationRequest
 from weft_model.llm.request import Delta, TokenLogprobs
 from weft_model.llm.sampling_params import SamplingParams
 
@@ -25,7 +25,7 @@ def make_generation(codec, sink, make_request, calls):
     """``make_generation(outputs, streamed=True, echo="", **sampling parameters)``."""
 
     def make(*outputs, streamed=True, echo="", **params):
-        asked = Asked(
+        asked = GenerationRequest(
             np.array([0], np.int32),
             SamplingParams(**params),
             streamed,

@@ -29,7 +29,7 @@ class CheckedCall(NamedTuple):
     parts: list[InferCall]
 
 
-class Intake:
+class CallValidation:
     """Checks the calls of one model.
 
     Args:

@@ -21,7 +21,7 @@ _SAMPLING_NAMES = frozenset(field.name for field in fields(SamplingParams))
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GenerationRequest:
     """A request that makes sense.
 
     Attributes:
@@ -53,7 +53,7 @@ class RequestReader:
         self._codec = codec
         self._max_choices = max_choices
 
-    def read(self, request: InferenceRequest) -> Asked:
+    def read(self, request: InferenceRequest) -> GenerationRequest:
         """What the request asks for.
 
         Raises:
@@ -72,7 +72,7 @@ class RequestReader:
         echo = ""
         if not excludes_input and tensors.TEXT_OUTPUT in outputs and self._codec is not None:
             echo = self._codec.text(prompt_ids) if text is None else text
-        return Asked(
+        return GenerationRequest(
             prompt_ids,
             params,
             asks_to_stream and not request.is_collected,

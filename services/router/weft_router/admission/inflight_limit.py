@@ -8,7 +8,7 @@ _MAX_RETRY_MS = 5_000
 _SMOOTHING = 0.1
 
 
-class Admission:
+class InflightLimit:
     """Counts requests in flight against a limit.
 
     Args:

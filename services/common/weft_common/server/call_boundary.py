@@ -23,7 +23,7 @@ Response = TypeVar("Response")
 _log = get_logger("weft.servicer")
 
 
-class Edge:
+class CallBoundary:
     """Begins and ends the calls of one service.
 
     Args:
@@ -97,7 +97,7 @@ class Edge:
 
 
 class _Served(Protocol):
-    _edge: Edge
+    _edge: CallBoundary
 
 
 Served = TypeVar("Served", bound=_Served)

@@ -1,4 +1,4 @@
-"""One request at the door, inside, or in line."""
+"""One request at the admission controller, inside, or in line."""
 
 import asyncio
 from types import TracebackType
@@ -7,29 +7,31 @@ from typing import TYPE_CHECKING
 from weft_common.core import CallContext
 from weft_common.errors import WeftError
 from weft_router.admission.adaptive import Outcome
-from weft_router.admission.gate import Gate
+from weft_router.admission.concurrency_limit import ConcurrencyLimit
 
 if TYPE_CHECKING:
-    from weft_router.admission.door import Door
+    from weft_router.admission.controller import AdmissionController
 
 
-class Visit:
-    """A request that was not refused; leaving the block that it is used with tells the door how it ended.
+class Permit:
+    """A request that was not refused; leaving its ``with`` block tells the admission controller how it ended.
 
     Args:
-        door: Of the router.
-        gate: Of the graph or model.
+        admission: Of the router.
+        limit: Of the graph or model.
         level, client, context: Of the request.
 
     Attributes:
         start_ns: When it was let in; 0 while it was not.
     """
 
-    __slots__ = ("_door", "_place", "client", "context", "gate", "level", "start_ns")
+    __slots__ = ("_admission", "_place", "client", "context", "level", "limit", "start_ns")
 
-    def __init__(self, door: "Door", gate: Gate, level: int, client: str, context: CallContext) -> None:
-        self._door = door
-        self.gate, self.level, self.client, self.context = gate, level, client, context
+    def __init__(
+        self, admission: "AdmissionController", limit: ConcurrencyLimit, level: int, client: str, context: CallContext
+    ) -> None:
+        self._admission = admission
+        self.limit, self.level, self.client, self.context = limit, level, client, context
         self.start_ns = 0
         self._place: asyncio.Future[WeftError | None] | None = None
 
@@ -41,18 +43,20 @@ class Visit:
     def let_in(self, now_ns: int) -> None:
         """The request has a place."""
         self.start_ns = now_ns
-        self.gate.enter(self.client, now_ns)
+        self.limit.enter(self.client, now_ns)
         self._tell(None)
 
     def stand_in_line(self) -> None:
         """The request waits; if the line is full, the last one of a lower level gives way."""
-        line, level = self.gate.line, self.level
-        if len(line) >= self.gate.max_waiting:
+        line, level = self.limit.line, self.level
+        if len(line) >= self.limit.max_waiting:
             last = line.last_below(level)
             if last is not None:
                 other_level, other = last
                 line.remove(other_level, other)
-                other.refuse(self._door.refusals.full(other.gate, other.gate, "priority", other_level, other.context))
+                other.refuse(
+                    self._admission.refusals.full(other.limit, other.limit, "priority", other_level, other.context)
+                )
         self._place = asyncio.get_running_loop().create_future()
         line.add(level, self)
 
@@ -70,22 +74,22 @@ class Visit:
         if self._place is None:
             return
         try:
-            async with asyncio.timeout(self._door.max_wait_s(self)):
+            async with asyncio.timeout(self._admission.max_wait_s(self)):
                 error = await self._place
         except TimeoutError:
-            error = self._door.why_not_let_in(self)
+            error = self._admission.why_not_let_in(self)
         if error is not None:
             raise error
 
-    def __enter__(self) -> "Visit":
+    def __enter__(self) -> "Permit":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._place is not None:
-            self.gate.line.remove(self.level, self)
-        self._door.left(self, Outcome.ANSWERED if error is None else outcome_of(error))
+            self.limit.line.remove(self.level, self)
+        self._admission.left(self, Outcome.ANSWERED if error is None else outcome_of(error))
 
     def _tell(self, error: WeftError | None) -> None:
         if self._place is not None and not self._place.done():

@@ -4,11 +4,11 @@ import random
 from typing import TYPE_CHECKING
 
 from weft_router.admission.adaptive import AdaptiveLimit, Outcome
-from weft_router.admission.line import WaitingLine
 from weft_router.admission.retry import RetrySlots
+from weft_router.admission.waiting_queue import WaitingQueue
 
 if TYPE_CHECKING:
-    from weft_router.admission.visit import Visit
+    from weft_router.admission.permit import Permit
 
 #: Priorities below this one (larger numbers) are as this one.
 LOWEST_LEVEL = 6
@@ -29,7 +29,7 @@ _LINE_SHARE, _MAX_WAIT_LATENCIES, _MIN_LATENCY_NS = 1.0, 4, 5_000_000
 _NEVER = -(1 << 62)
 
 
-class Gate:
+class ConcurrencyLimit:
     """Counts requests in flight against a limit: of the router, of a graph, or of a model that is called by its name.
 
     What is kept free, where it is asked for: a tenth of the limit, at least one place, for each level between a request
@@ -96,7 +96,7 @@ class Gate:
         self._adaptive: AdaptiveLimit | None = adaptive
         self.set_maximum(limit)
         self.slots = RetrySlots(generator)
-        self.line: WaitingLine[Visit] = WaitingLine(LOWEST_LEVEL)
+        self.line: WaitingQueue[Permit] = WaitingQueue(LOWEST_LEVEL)
         self.num_inflight = 0
         self.num_named = 0
         self._clients: dict[str, int] = {}  # without those that have nothing in flight

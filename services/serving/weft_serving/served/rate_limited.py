@@ -40,8 +40,8 @@ def idle_instances(
         limiter: Shared by all models; None: nothing is limited.
         instances: Of the model.
         places: Of each.
-        queued: As of ``LimitedInstances``.
-        dispatch: As of ``LimitedInstances``.
+        queued: As of ``RateLimitedInstances``.
+        dispatch: As of ``RateLimitedInstances``.
     """
     if limiter is None or all(place.rate_limit is None for place in places):
         return IdleInstances()
@@ -49,10 +49,10 @@ def idle_instances(
     for instance, place in zip(instances, places, strict=True):
         limit = place.rate_limit or RateLimit()
         contenders[instance] = Contender(place.name, limit.priority, limit.demands(place.device_id), place.token)
-    return LimitedInstances(limiter, contenders, queued=queued, dispatch=dispatch)
+    return RateLimitedInstances(limiter, contenders, queued=queued, dispatch=dispatch)
 
 
-class LimitedInstances(IdleInstances[_InstanceT]):
+class RateLimitedInstances(IdleInstances[_InstanceT]):
     """Those that may begin now, by the rate limiter; it is empty where none may.
 
     Args:

@@ -1,11 +1,11 @@
-"""The short line of requests that wait at a door for a place."""
+"""The short line of requests that wait at a admission for a place."""
 
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
-class WaitingLine(Generic[T]):
+class WaitingQueue(Generic[T]):
     """Higher levels are served first, and within a level the newest first.
 
     The newest have the most time left; those that have waited long are given up, instead of being all served late.

@@ -24,7 +24,7 @@ class Closed(Protocol):
         """Keys."""
 
 
-class OwnAccess(NamedTuple):
+class InternalAccess(NamedTuple):
     """A way that only this mesh has.
 
     Attributes:
@@ -40,7 +40,7 @@ class OwnAccess(NamedTuple):
     security: ChannelSecurity | None = None
 
 
-def own_access(folder: Path, address: str, closed: Closed) -> OwnAccess:
+def internal_access(folder: Path, address: str, closed: Closed) -> InternalAccess:
     """A Unix socket past TLS, a key of its own past keys.
 
     Args:
@@ -69,4 +69,4 @@ def own_access(folder: Path, address: str, closed: Closed) -> OwnAccess:
         router_arguments.append(f"--auth-keys={keys_file}")
         service_arguments.append(f"--router-key-file={key_file}")
         security = ChannelSecurity(key_file=key_file)
-    return OwnAccess(address, router_arguments, service_arguments, security)
+    return InternalAccess(address, router_arguments, service_arguments, security)

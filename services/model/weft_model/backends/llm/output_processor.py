@@ -18,7 +18,7 @@ _MAX_AT_ONCE = 1024
 _Item = list[tuple[Generation, Delta]] | Generation
 
 
-class Outlet:
+class OutputProcessor:
     """Runs every ``Generation`` of one instance, on a thread of its own.
 
     Args:
