@@ -22,7 +22,7 @@ The way of a file through this package::
 tensors and types that depend on them are not checked.
 """
 
-from weft_router.graph.build.compile import check_graph, compile_graph
+from weft_router.graph.compiler.compile import check_graph, compile_graph
 from weft_router.graph.plan import GraphPlan
 from weft_router.graph.syntax.parse import model_config
 from weft_router.graph.syntax.source import GraphError, GraphLookup, GraphSource, ModelCatalog

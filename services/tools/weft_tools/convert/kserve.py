@@ -13,8 +13,8 @@ import re
 from urllib.parse import urlsplit
 
 from weft_common.text.pbtxt import suggestion
-from weft_router.graph.build.names import MAX_DEPTH
-from weft_router.graph.build.resolve import MAX_ENTRIES
+from weft_router.graph.compiler.names import MAX_DEPTH
+from weft_router.graph.compiler.resolve import MAX_ENTRIES
 from weft_tools.convert.draft import NODE_INPUT, Draft, DraftCondition, DraftNode, DraftStep, Kind, check, legal_name
 from weft_tools.convert.yaml_tree import Source, YamlValue, shortened
 

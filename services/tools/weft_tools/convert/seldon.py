@@ -11,7 +11,7 @@ Source:
 
 import re
 
-from weft_router.graph.build.resolve import MAX_ENTRIES
+from weft_router.graph.compiler.resolve import MAX_ENTRIES
 from weft_tools.convert.draft import NODE_INPUT, Draft, DraftNode, DraftStep, Kind, check, legal_name
 from weft_tools.convert.yaml_tree import Source, YamlValue, shortened
 

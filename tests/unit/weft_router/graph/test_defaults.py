@@ -6,7 +6,7 @@ import pytest
 from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, decode, encode
 from weft_protos import graph_pb2 as pb
 from weft_router.graph import GraphSource
-from weft_router.graph.build.defaults import default_tensor
+from weft_router.graph.compiler.defaults import default_tensor
 from weft_router.graph.syntax.parse import parse_graph
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.signatures import TensorType

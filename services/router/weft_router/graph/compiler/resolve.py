@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from weft_common.text.pbtxt import PbtxtError, suggestion
 from weft_common.signature import ModelSignature
+from weft_common.text.pbtxt import PbtxtError, suggestion
 from weft_router.graph.checks.features import check_features
 from weft_router.graph.checks.structure import check_structure
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition, parse_graph
 from weft_router.graph.syntax.report import GraphReport
-from weft_router.graph.syntax.source import ModelCatalog, GraphLookup, GraphSource
+from weft_router.graph.syntax.source import GraphLookup, GraphSource, ModelCatalog
 
 #: Nodes of one file, and steps of one node.
 MAX_ENTRIES = 1000

@@ -10,8 +10,7 @@ from itertools import islice
 
 from weft_common.text.pbtxt import suggestion
 from weft_protos import graph_pb2 as pb
-from weft_router.graph.types.expression import read_expression
-from weft_router.graph.build.names import (
+from weft_router.graph.compiler.names import (
     MASK,
     MAX_DEPTH,
     NodeCondition,
@@ -28,10 +27,11 @@ from weft_router.graph.build.names import (
     outputs_offered,
     tensors_read,
 )
-from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
+from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget, Resolver, Target
 from weft_router.graph.plan import NodeKind
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.syntax.report import GraphReport
-from weft_router.graph.build.resolve import ModelTarget, NodeTarget, Resolver, Target
+from weft_router.graph.types.expression import read_expression
 
 #: Outputs of one node; a KEYED ensemble of ensembles multiplies them.
 MAX_OUTPUTS = 1000
@@ -92,7 +92,9 @@ class NameTable:
         )
         if node.kind is NodeKind.SEQUENCE:
             names.producers = self._producers(file, node, names.steps)
-        names.conditions = {path: NodeCondition(read_expression(text), i) for path, text, i in conditions_of(file, node)}
+        names.conditions = {
+            path: NodeCondition(read_expression(text), i) for path, text, i in conditions_of(file, node)
+        }
         for i, (step, step_names) in enumerate(zip(node.steps, names.steps, strict=True)):
             self._note_reads(file, node, names, step, step_names, i)
         for step, step_names in zip(node.shadows, names.shadows, strict=True):

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from weft_protos import graph_pb2 as pb
-from weft_router.graph.build.combines import Combine, CombineBuilder
 from weft_router.graph.checks.fields import is_race
-from weft_router.graph.build.names import combined_tensor, keyed_outputs, target_path
+from weft_router.graph.compiler.combines import Combine, CombineBuilder
+from weft_router.graph.compiler.names import combined_tensor, keyed_outputs, target_path
+from weft_router.graph.compiler.scope import BuiltStep, Scope
 from weft_router.graph.plan import CombineMethod, CombinePlan, NodePlan
-from weft_router.graph.build.scope import BuiltStep, Scope
 from weft_router.graph.types.signatures import TensorType
 
 _METHODS = {pb.Combine.Method.Value(method.value): method for method in CombineMethod}

@@ -1,17 +1,17 @@
 """From a graph file to a plan that can run, or to everything that is wrong with it."""
 
-from weft_common.text.pbtxt import Diagnostic
 from weft_common.signature import ModelSignature, TensorSpec
-from weft_router.graph.build.nodes import NodeBuilder
+from weft_common.text.pbtxt import Diagnostic
 from weft_router.graph.checks.amplification import check_amplification
 from weft_router.graph.checks.latency import check_latency
-from weft_router.graph.build.name_table import NameTable
-from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
+from weft_router.graph.compiler.name_table import NameTable
+from weft_router.graph.compiler.nodes import NodeBuilder
+from weft_router.graph.compiler.resolve import Resolver
+from weft_router.graph.compiler.scope import BuiltNode, NodeUse, declared_types, spec_of
 from weft_router.graph.plan import GraphPlan
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
 from weft_router.graph.syntax.report import GraphReport
-from weft_router.graph.build.resolve import Resolver
-from weft_router.graph.build.scope import BuiltNode, NodeUse, declared_types, spec_of
-from weft_router.graph.syntax.source import ModelCatalog, GraphError, GraphLookup, GraphSource
+from weft_router.graph.syntax.source import GraphError, GraphLookup, GraphSource, ModelCatalog
 
 
 def compile_graph(source: GraphSource, catalog: ModelCatalog, graphs: GraphLookup | None = None) -> GraphPlan:

@@ -5,14 +5,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 from weft_common.text.pbtxt import suggestion
-from weft_router.graph.build.steps import StepBuilder
+from weft_router.graph.compiler.names import target_path
+from weft_router.graph.compiler.resolve import ModelTarget
+from weft_router.graph.compiler.scope import BuiltStep, Scope, owner_text
+from weft_router.graph.compiler.steps import StepBuilder
+from weft_router.graph.compiler.streams import StreamStep, check_streams
+from weft_router.graph.plan import LoopPlan, NodePlan, StepPlan
 from weft_router.graph.types.compile_condition import Sight
 from weft_router.graph.types.conditions import Purpose
-from weft_router.graph.build.names import target_path
-from weft_router.graph.plan import LoopPlan, NodePlan, StepPlan
-from weft_router.graph.build.resolve import ModelTarget
-from weft_router.graph.build.scope import BuiltStep, Scope, owner_text
-from weft_router.graph.build.streams import StreamStep, check_streams
 from weft_router.graph.types.signatures import TensorType
 
 

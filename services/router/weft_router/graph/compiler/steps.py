@@ -6,18 +6,18 @@ from dataclasses import replace
 
 from weft_common.text.pbtxt import suggestion
 from weft_protos import graph_pb2 as pb
-from weft_router.graph.build.uses import UseBuilder
-from weft_router.graph.types.conditions import Purpose
-from weft_router.graph.build.defaults import default_tensor
-from weft_router.graph.build.name_table import NameTable
-from weft_router.graph.build.names import MAX_DEPTH, StepNames, describe, target_path
-from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
-from weft_router.graph.plan import Binding, CachePlan, CallPlan, DefaultPlan, NodeKind, NodePlan, ShadowPlan, StepPlan
 from weft_router.graph.checks.policies import cache_limits, step_policies
+from weft_router.graph.compiler.defaults import default_tensor
+from weft_router.graph.compiler.name_table import NameTable
+from weft_router.graph.compiler.names import MAX_DEPTH, StepNames, describe, target_path
+from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget
+from weft_router.graph.compiler.scope import BuiltNode, BuiltStep, NodeUse, Scope
+from weft_router.graph.compiler.streams import refuse_stream
+from weft_router.graph.compiler.uses import UseBuilder
+from weft_router.graph.plan import Binding, CachePlan, CallPlan, DefaultPlan, NodeKind, NodePlan, ShadowPlan, StepPlan
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.syntax.report import GraphReport
-from weft_router.graph.build.resolve import ModelTarget, NodeTarget
-from weft_router.graph.build.scope import BuiltNode, BuiltStep, NodeUse, Scope
-from weft_router.graph.build.streams import refuse_stream
+from weft_router.graph.types.conditions import Purpose
 from weft_router.graph.types.signatures import TensorType, merged
 
 #: Nodes of one plan: a node counts once for each step that runs it.

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from weft_protos import graph_pb2 as pb
-from weft_router.graph.build.steps import StepBuilder
-from weft_router.graph.build.uses import declared_uses
-from weft_router.graph.build.names import MASK, combined_tensor, describe, target_path
+from weft_router.graph.compiler.names import MASK, combined_tensor, describe, target_path
+from weft_router.graph.compiler.scope import Scope, declared_types, declaring
+from weft_router.graph.compiler.steps import StepBuilder
+from weft_router.graph.compiler.uses import declared_uses
 from weft_router.graph.plan import Binding, CombineMethod, CombinePlan, StepPlan
-from weft_router.graph.build.scope import Scope, declared_types, declaring
 from weft_router.graph.types.signatures import FLOATS, INTEGERS, TensorType, dims_fit, fits, merged, shape_text
 
 _NUMBERS = (INTEGERS | FLOATS, "numbers")

@@ -4,15 +4,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from weft_common.text.pbtxt import suggestion
+from weft_router.graph.compiler.name_table import NameTable
+from weft_router.graph.compiler.names import StepNames, Wire, describe, wire_path
+from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget, Target
+from weft_router.graph.compiler.scope import Scope, declared_types, declaring, owner_text
+from weft_router.graph.plan import Binding, NodeKind
+from weft_router.graph.syntax.parse import GraphFile, StepDefinition
+from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.compile_condition import ConditionError, Sight, compile_condition
 from weft_router.graph.types.conditions import CelCondition, Purpose
-from weft_router.graph.build.name_table import NameTable
-from weft_router.graph.build.names import StepNames, Wire, describe, wire_path
-from weft_router.graph.syntax.parse import GraphFile, StepDefinition
-from weft_router.graph.plan import Binding, NodeKind
-from weft_router.graph.syntax.report import GraphReport
-from weft_router.graph.build.resolve import ModelTarget, NodeTarget, Target
-from weft_router.graph.build.scope import Scope, declared_types, declaring, owner_text
 from weft_router.graph.types.signatures import TensorType, dims_fit, fits, loses_batch
 
 

@@ -10,7 +10,7 @@ Source:
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from weft_router.graph.build.names import target_path
+from weft_router.graph.compiler.names import target_path
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.syntax.report import GraphReport
 
@@ -137,7 +137,9 @@ def _check_needed(file: GraphFile, steps: Sequence[StreamStep], sources: Iterabl
             report.error("G019", file, target_path(step.definition), text)
 
 
-def _check_outputs(file: GraphFile, steps: Sequence[StreamStep], labels: Mapping[str, int], report: GraphReport) -> None:
+def _check_outputs(
+    file: GraphFile, steps: Sequence[StreamStep], labels: Mapping[str, int], report: GraphReport
+) -> None:
     """Outputs of the graph come together in each response, so they follow one stream."""
     given = [spec.name for spec in file.message.output]
     first: tuple[str, int] | None = None

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft_protos import graph_pb2 as pb
-from weft_router.graph.types.expression import Expression, read_expression
-from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition, combines_of
+from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget, Target
 from weft_router.graph.plan import NodeKind
-from weft_router.graph.build.resolve import ModelTarget, NodeTarget, Target
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition, combines_of
+from weft_router.graph.types.expression import Expression, read_expression
 
 #: Tensor that tells the model of a CUSTOM which steps answered.
 MASK = "MASK"

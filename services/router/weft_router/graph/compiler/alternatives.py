@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from weft_protos import graph_pb2 as pb
-from weft_router.graph.build.sequences import outputs_sight
-from weft_router.graph.build.steps import StepBuilder
 from weft_router.graph.checks.branches import decides_all
-from weft_router.graph.types.conditions import CelCondition, Purpose
-from weft_router.graph.build.names import target_path
+from weft_router.graph.compiler.names import target_path
+from weft_router.graph.compiler.scope import BuiltStep, Scope, owner_text
+from weft_router.graph.compiler.sequences import outputs_sight
+from weft_router.graph.compiler.steps import StepBuilder
 from weft_router.graph.plan import BanditAlgorithm, BanditPlan, NodeKind, NodePlan, StepPlan
-from weft_router.graph.build.scope import BuiltStep, Scope, owner_text
+from weft_router.graph.types.conditions import CelCondition, Purpose
 from weft_router.graph.types.signatures import TensorType, merged
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")

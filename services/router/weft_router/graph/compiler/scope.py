@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from weft_common.signature import TensorSpec, datatype_name
 from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import ModelInput, ModelOutput
-from weft_router.graph.build.names import NodeNames
-from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
+from weft_router.graph.compiler.names import NodeNames
 from weft_router.graph.plan import Binding, NodeKind, NodePlan, StepPlan
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.types.signatures import TensorType
 
 

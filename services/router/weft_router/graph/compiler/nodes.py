@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from weft_common.text.pbtxt import suggestion
-from weft_router.graph.build.alternatives import AlternativeBuilder
-from weft_router.graph.build.ensembles import EnsembleBuilder
-from weft_router.graph.build.sequences import SequenceBuilder
-from weft_router.graph.types.conditions import Purpose
-from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, lacks_output
-from weft_router.graph.plan import CachePlan, NodeKind
 from weft_router.graph.checks.policies import cache_limits
-from weft_router.graph.build.scope import BuiltNode, NodeUse, Scope, declared_types, declaring, owner_text
+from weft_router.graph.compiler.alternatives import AlternativeBuilder
+from weft_router.graph.compiler.ensembles import EnsembleBuilder
+from weft_router.graph.compiler.scope import BuiltNode, NodeUse, Scope, declared_types, declaring, owner_text
+from weft_router.graph.compiler.sequences import SequenceBuilder
+from weft_router.graph.plan import CachePlan, NodeKind
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, lacks_output
+from weft_router.graph.types.conditions import Purpose
 from weft_router.graph.types.signatures import TensorType
 
 
