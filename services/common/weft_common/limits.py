@@ -41,8 +41,10 @@ def check_call(call: InferCall) -> None:
             characters that cannot be shown.
     """
     _check_name("the model's name", call.model_name)
-    check_count("the model's version", len(call.model_version), MAX_NAME_CHARS, "characters")
-    check_count("the request id", len(call.request_id), MAX_NAME_CHARS, "characters")
+    if len(call.model_version) > MAX_NAME_CHARS:
+        check_count("the model's version", len(call.model_version), MAX_NAME_CHARS, "characters")
+    if len(call.request_id) > MAX_NAME_CHARS:
+        check_count("the request id", len(call.request_id), MAX_NAME_CHARS, "characters")
     for name, (datatype, shape, _) in call.inputs.items():
         _check_name("the name of an input", name)
         if len(shape) > MAX_DIMS:

@@ -3,6 +3,7 @@
 A ``WireTensor`` is never decoded on its way through a service; ``decode`` gives a numpy view where someone reads it.
 """
 
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -37,6 +38,9 @@ NUMPY_BY_DATATYPE: dict[str, np.dtype[Any]] = {
 DATATYPE_BY_NUMPY: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_BY_DATATYPE.items()}
 ITEMSIZE_BYTES: dict[str, int] = {name: dtype.itemsize for name, dtype in NUMPY_BY_DATATYPE.items() if name != "BYTES"}
 
+#: Product of a shape; 1 for a scalar.
+num_elements = math.prod
+
 _LENGTH = struct.Struct("<I")
 
 
@@ -52,14 +56,6 @@ class WireTensor(NamedTuple):
     datatype: str
     shape: tuple[int, ...]
     data: bytes
-
-
-def num_elements(shape: Iterable[int]) -> int:
-    """Product of ``shape``; 1 for a scalar."""
-    product = 1
-    for dim in shape:
-        product *= dim
-    return product
 
 
 def datatype_of(array: Array) -> str:
@@ -158,9 +154,9 @@ def decode(tensor: WireTensor, *, name: str = "") -> Array:
             raise InvalidArgumentError(
                 f"expected {expected} string elements for inference input '{name}', got {len(elements)}"
             )
-        array = np.empty(expected, dtype=np.object_)
-        array[:] = elements
-        return _reshaped(array, shape, name)
+        strings = np.empty(expected, dtype=np.object_)
+        strings[:] = elements
+        return _reshaped(strings, shape, name)
     dtype = NUMPY_BY_DATATYPE.get(datatype)
     if dtype is None:
         raise InvalidArgumentError(

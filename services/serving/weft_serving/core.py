@@ -186,6 +186,8 @@ class ServingCore(InferenceCore):
         served = self._find(call.model_name).serving(call)
         if served.signature.is_decoupled and not served.signature.can_collect:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        if not call.outputs:
+            return await served.infer(call, context)
         check_classification(call.outputs)
         return await classified(await served.infer(call, context), call.outputs, served.signature)
 

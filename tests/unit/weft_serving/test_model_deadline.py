@@ -61,7 +61,7 @@ async def test_failures_are_no_measurements(serve, backends, make_call):
     model = await serve(backends.Raises)
     outcomes = [model.infer(make_call(), CallContext()) for _ in range(MIN_MEASUREMENTS)]
     await asyncio.gather(*outcomes, return_exceptions=True)
-    assert 0 == model._admission._times.median_ns(1, time.monotonic_ns())
+    assert 0 == model._deadlines._times.median_ns(1, time.monotonic_ns())
 
 
 async def test_delay_ends_before_the_deadline(serve, backends, make_call):

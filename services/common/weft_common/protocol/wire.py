@@ -94,8 +94,9 @@ def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None
                 f"parameter '{key}' is reserved: keys that start with '{_RESERVED_PREFIX}' may not be set; "
                 "use another name"
             )
-    check_count("the request", len(request.inputs), MAX_TENSORS, "inputs")
-    check_count("the request", len(request.outputs), MAX_TENSORS, "requested outputs")
+    if max(len(request.inputs), len(request.outputs)) > MAX_TENSORS:
+        check_count("the request", len(request.inputs), MAX_TENSORS, "inputs")
+        check_count("the request", len(request.outputs), MAX_TENSORS, "requested outputs")
     raw = request.raw_input_contents
     inputs: dict[str, WireTensor] = {}
     position = -1  # among the inputs whose data is in the message

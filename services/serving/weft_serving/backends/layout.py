@@ -105,6 +105,8 @@ class _RowGatherer:
         self._allocate = allocate
 
     def gather(self, members: Sequence[Member]) -> dict[str, Array]:
+        if len(members) == 1 and self._allocate is None:
+            return members[0][1]
         arrays = [prepared for _, prepared in members]
         return {k: _joined([a[k] for a in arrays], self._allocate) for k in arrays[0]}
 

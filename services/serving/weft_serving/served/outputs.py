@@ -38,7 +38,7 @@ class OutputEncoder:
                     f"{', '.join(self._specs)}"
                 )
         encoded: dict[str, WireTensor] = {}
-        for name in [output.name for output in call.outputs] or outputs:
+        for name in [output.name for output in call.outputs] if call.outputs else outputs:
             array = outputs.get(name)
             if array is None:
                 raise InternalError(f"model '{self._model}' did not give output '{name}', which the request asked for")
