@@ -17,13 +17,13 @@ from weft_common.core import CallContext, InferCall, InferResult, RequestedOutpu
 from weft_common.errors import RemoteError
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor, bytes_tensor, decode, encode
+from weft_router.combine import CombineMethod
 from weft_router.core import RouterCore
 from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import (
     OK,
     Binding,
     CallPlan,
-    CombineMethod,
     CombinePlan,
     DefaultPlan,
     Frame,

@@ -12,8 +12,9 @@ import pytest
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError, WeftError
 from weft_common.tensors import WireTensor
+from weft_router.combine import METHODS, CombineMethod
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import CachePlan, CombineMethod, GraphPlan, HedgePlan, NodeKind, RetryPlan
+from weft_router.graph.plan import CachePlan, GraphPlan, HedgePlan, NodeKind, RetryPlan
 from weft_router.runtime import Runtime
 
 
@@ -64,9 +65,9 @@ def ensemble(make: SimpleNamespace, method: CombineMethod, members: tuple[str, .
     [
         chain,
         fork,
-        lambda make: ensemble(make, CombineMethod.AVERAGE, ("good", "bad", "slow")),
-        lambda make: ensemble(make, CombineMethod.FIRST, ("good", "bad", "slow")),
-        lambda make: ensemble(make, CombineMethod.FIRST, ("bad", "bad2")),
+        lambda make: ensemble(make, METHODS["AVERAGE"], ("good", "bad", "slow")),
+        lambda make: ensemble(make, METHODS["FIRST"], ("good", "bad", "slow")),
+        lambda make: ensemble(make, METHODS["FIRST"], ("bad", "bad2")),
     ],
     ids=["chain", "fork", "average", "first", "all-fail"],
 )

@@ -9,9 +9,10 @@ import pytest
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InvalidArgumentError, WeftError
 from weft_common.tensors import WireTensor
-from weft_router.graph.plan import CallPlan, CombineMethod, GraphPlan, NodeKind
+from weft_router.combine import METHODS, CombineMethod
+from weft_router.graph.plan import CallPlan, GraphPlan, NodeKind
 
-SUM, FIRST, KEYED, MEDIAN = CombineMethod.SUM, CombineMethod.FIRST, CombineMethod.KEYED, CombineMethod.MEDIAN
+SUM, FIRST, KEYED, MEDIAN = METHODS["SUM"], METHODS["FIRST"], METHODS["KEYED"], METHODS["MEDIAN"]
 
 
 def ensemble(
@@ -45,7 +46,7 @@ async def test_a_soft_member_may_fail(make: SimpleNamespace) -> None:
 async def test_the_weights_are_those_of_the_members_that_answered(make: SimpleNamespace) -> None:
     """(3 x 2 + 1 x 6) / (3 + 1), without the weight of the one that failed."""
     members = {m: SOFT | {"weight": weight} for m, weight in (("a", 3.0), ("b", 90.0), ("c", 1.0))}
-    plan = ensemble(make, members, CombineMethod.AVERAGE, {"is_weighted": True})
+    plan = ensemble(make, members, METHODS["AVERAGE"], {"is_weighted": True})
     target = make.FakeTarget(a=make.answering(2), b=make.failing(), c=make.answering(6))
     assert make.tensor(3.0) == (await make.run(plan, target)).outputs["Y"]
 
@@ -54,7 +55,7 @@ async def test_weights_do_not_matter_unless_asked_for(make: SimpleNamespace) -> 
     """They break ties of votes elsewhere."""
     members = {m: HARD | {"weight": weight} for m, weight in (("a", 3.0), ("b", 1.0))}
     target = make.FakeTarget(a=make.answering(2), b=make.answering(6))
-    assert make.tensor(4.0) == (await make.run(ensemble(make, members, CombineMethod.AVERAGE), target)).outputs["Y"]
+    assert make.tensor(4.0) == (await make.run(ensemble(make, members, METHODS["AVERAGE"]), target)).outputs["Y"]
     assert make.tensor(8.0) == (await make.run(ensemble(make, members, SUM), target)).outputs["Y"]
 
 
@@ -263,7 +264,7 @@ def custom(make: SimpleNamespace, is_soft: bool = True, **options: object) -> Gr
     )
     combine = (
         "Y",
-        CombineMethod.CUSTOM,
+        METHODS["CUSTOM"],
         {m: f"{m}.Y" for m in "ab"},
         {"custom": judge, "stack": "stack", "mask": "mask"},
     )
@@ -311,7 +312,7 @@ async def test_a_cancel_at_any_moment_leaves_nothing(
     judge = make.step("judge", judging(make, "judge"), {"S": "stack"}, {"OUT": "Y"})
     combine = (
         "Y",
-        CombineMethod.CUSTOM,
+        METHODS["CUSTOM"],
         {m: f"{m}.Y" for m in "ab"},
         {"custom": judge, "stack": "stack", "mask": "mask"},
     )

@@ -1,6 +1,6 @@
 """Where a node is entered and left: how it chooses, and how it makes one answer."""
 
-from weft_router.graph.plan import BanditAlgorithm, CombineMethod, CombinePlan, NodeKind, NodePlan
+from weft_router.graph.plan import BanditAlgorithm, CombinePlan, NodeKind, NodePlan
 from weft_tools.draw.caption import Caption
 from weft_tools.draw.diagram import Item, Role
 from weft_tools.wording import condition_text, counted, slot_name, target_text
@@ -42,7 +42,7 @@ def exit_item(node: NodePlan, name: str) -> Item:
         case NodeKind.SEQUENCE:
             return Item(name, "outputs", role=Role.TENSORS)
         case NodeKind.ENSEMBLE:
-            title = "first answer" if _is_race(node) else "combine"
+            title = "first answer" if node.is_race else "combine"
             for combine in node.combines:
                 caption.add(f"{slot_name(node, combine.output)}: {_combine_text(combine)}")
             if node.quorum:
@@ -56,11 +56,7 @@ def exit_item(node: NodePlan, name: str) -> Item:
     return Item(name, title, caption.lines, caption.tooltip, Role.MERGE)
 
 
-def _is_race(node: NodePlan) -> bool:
-    return bool(node.combines) and all(combine.method is CombineMethod.FIRST for combine in node.combines)
-
-
 def _combine_text(combine: CombinePlan) -> str:
-    axis = f" on axis {combine.axis}" if combine.method in (CombineMethod.CONCAT, CombineMethod.STACK) else ""
+    axis = f" on axis {combine.axis}" if combine.method.takes_axis else ""
     by = f" by {target_text(combine.custom.action)}" if combine.custom is not None else ""
-    return f"{combine.method.value}{by}{axis}{', weighted' * combine.is_weighted}"
+    return f"{combine.method.name}{by}{axis}{', weighted' * combine.is_weighted}"

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from weft_router.graph.plan import CombineMethod, NodeKind, NodePlan, ShadowPlan
+from weft_router.combine import METHODS
+from weft_router.graph.plan import NodeKind, NodePlan, ShadowPlan
 from weft_router.repository.readiness import borne_calls, missing_call, steps_of
 
 
@@ -52,14 +53,12 @@ def test_one_of_a_step_and_its_fallbacks_is_enough(make: SimpleNamespace) -> Non
 def test_an_ensemble_needs_its_quorum(make: SimpleNamespace) -> None:
     """Beside its hard steps, and at least one."""
     soft = [step(make, name, is_soft=True) for name in "ab"]
-    combine = [("Y", CombineMethod.VOTE, {}, {})]
+    combine = [("Y", METHODS["VOTE"], {}, {})]
     some = node(make, NodeKind.ENSEMBLE, *soft, combines=combine)
     assert ["", "a"] == [missing(some, "a"), missing(some, "a", "b")]
     two = node(make, NodeKind.ENSEMBLE, *soft, step(make, "hard"), combines=combine, quorum=2)
     assert ["", "hard", "a"] == [missing(two, "a"), missing(two, "hard"), missing(two, "a", "b")]
-    race = node(
-        make, NodeKind.ENSEMBLE, step(make, "a"), step(make, "b"), combines=[("Y", CombineMethod.FIRST, {}, {})]
-    )
+    race = node(make, NodeKind.ENSEMBLE, step(make, "a"), step(make, "b"), combines=[("Y", METHODS["FIRST"], {}, {})])
     assert ["", "a"] == [missing(race, "a"), missing(race, "a", "b")]
 
 
@@ -88,7 +87,7 @@ def test_every_step_is_known(make: SimpleNamespace) -> None:
         make,
         NodeKind.ENSEMBLE,
         make.step("nested", inner, {"X": "X"}, {"Y": "Y"}, fallback=step(make, "spare")),
-        combines=[("Y", CombineMethod.CUSTOM, {}, {"custom": custom, "stack": "S", "mask": "M"})],
+        combines=[("Y", METHODS["CUSTOM"], {}, {"custom": custom, "stack": "S", "mask": "M"})],
         shadows=node(make, NodeKind.SEQUENCE, step(make, "shadow", shadow=ShadowPlan(10.0, 0))).steps,
     )
     names = [step.name for _, step in steps_of(root)]
