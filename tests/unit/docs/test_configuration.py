@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_cli import arguments as weft
+from weft_cli.arguments import mesh
 from weft_common.server.server import add_arguments as add_service_arguments
 from weft_gateway.arguments import make_parser as make_gateway_parser
 from weft_router.__main__ import make_parser as make_router_parser
@@ -66,7 +66,7 @@ def serving_parser() -> argparse.ArgumentParser:
 def up_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers()
-    weft.add_up(commands)
+    mesh.add_commands(commands)
     up: argparse.ArgumentParser = commands.choices["up"]
     return up
 
