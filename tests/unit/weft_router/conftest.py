@@ -30,11 +30,11 @@ from weft_router.graph.plan import (
     GraphPlan,
     NodeKind,
     NodePlan,
-    RequestScope,
     StepPlan,
 )
 from weft_router.repository.config import config_of_signature
 from weft_router.runtime import Runtime
+from weft_router.scope import RequestScope
 from weft_router.target import TargetModel
 
 
