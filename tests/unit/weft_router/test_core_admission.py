@@ -124,7 +124,7 @@ async def test_with_an_adaptive_limit_some_wait_and_are_answered(tmp_path: Path,
             held.release.set()
             await stub.ModelInfer(message())
         held.release.clear()
-        limit = s.core._door.limits["pipe"]
+        limit = s.core._admission.limits["pipe"]
         limit.median_ns = 10e9  # whoever waits has the time
         calls = [asyncio.ensure_future(stub.ModelInfer(message())) for _ in range(4)]
         await until(lambda: len(limit.line) == 2)
@@ -135,7 +135,7 @@ async def test_with_an_adaptive_limit_some_wait_and_are_answered(tmp_path: Path,
         held.release.set()
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert 3 == sum(isinstance(answer, pb.ModelInferResponse) for answer in answers)
-        await until(lambda: (0, 0, 0) == (limit.num_inflight, len(limit.line), s.core._door.router.num_inflight))
+        await until(lambda: (0, 0, 0) == (limit.num_inflight, len(limit.line), s.core._admission.router.num_inflight))
 
 
 async def test_a_deadline_that_has_no_chance_costs_nothing(tmp_path: Path, target: Any) -> None:
@@ -148,7 +148,7 @@ async def test_a_deadline_that_has_no_chance_costs_nothing(tmp_path: Path, targe
         held.release.clear()
         first = asyncio.ensure_future(stub.ModelInfer(message()))
         await until(lambda: held.num_calls == 41)
-        s.core._door.limits["pipe"].median_ns = 30e9
+        s.core._admission.limits["pipe"].median_ns = 30e9
         with pytest.raises(grpc.aio.AioRpcError, match="cannot answer inside the deadline") as caught:
             await stub.ModelInfer(message(), timeout=20)
         assert grpc.StatusCode.DEADLINE_EXCEEDED is caught.value.code()
@@ -167,7 +167,7 @@ async def test_a_timeout_that_has_no_chance_costs_nothing(tmp_path: Path, target
         held.release.clear()
         first = asyncio.ensure_future(stub.ModelInfer(message()))
         await until(lambda: held.num_calls == 41)
-        s.core._door.limits["pipe"].median_ns = 30e9
+        s.core._admission.limits["pipe"].median_ns = 30e9
         request = request_from_call(make.request(parameters={"timeout": 20_000_000}))
         with pytest.raises(grpc.aio.AioRpcError, match="cannot answer inside the deadline"):
             await stub.ModelInfer(request)
@@ -182,7 +182,7 @@ async def test_an_answer_that_its_client_has_not_read_holds_no_place(tmp_path: P
     async with make.started(tmp_path, target) as s:
         slow = s.core.stream_infer(make.request(), CallContext())
         await anext(slow)
-        assert 0 == s.core._door.router.num_inflight
+        assert 0 == s.core._admission.router.num_inflight
         await s.core.infer(make.request(), CallContext())
         await slow.aclose()
 
@@ -195,7 +195,7 @@ async def test_a_request_of_a_stream_that_is_refused_leaves_the_others_alone(tmp
         await stream.write(message())
         await until(lambda: held.num_calls == 1)
         await stream.write(message())
-        await until(lambda: sum(s.core._door.limits["pipe"].refusals.values()) == 1)
+        await until(lambda: sum(s.core._admission.limits["pipe"].refusals.values()) == 1)
         held.release.set()
         first, second = await stream.read(), await stream.read()
         assert ("", True) == (first.error_message, "'max_inflight'" in second.error_message)
@@ -203,7 +203,7 @@ async def test_a_request_of_a_stream_that_is_refused_leaves_the_others_alone(tmp
         await stream.write(message())
         await until(lambda: held.num_calls == 3)
         stream.cancel()
-        await until(lambda: s.core._door.router.num_inflight == s.core._door.limits["pipe"].num_inflight == 0)
+        await until(lambda: s.core._admission.router.num_inflight == s.core._admission.limits["pipe"].num_inflight == 0)
 
 
 async def test_a_limit_that_is_raised_holds_at_once(tmp_path: Path, target: Any) -> None:
@@ -226,12 +226,12 @@ async def test_a_graph_that_is_unloaded_has_no_gate(tmp_path: Path, target: Any)
     async with make.started(tmp_path, target, model_control="explicit", load_graphs=["*"]) as s:
         await s.core.infer(make.request(), CallContext())
         await s.core.infer(make.request("double"), CallContext())
-        assert {"pipe", "double"} == set(s.core._door.limits)
+        assert {"pipe", "double"} == set(s.core._admission.limits)
         await s.core.unload("pipe", unload_dependents=False)
         with pytest.raises(UnavailableError, match="unloaded"):
             await s.core.infer(make.request(), CallContext())
-        assert {"double"} == set(s.core._door.limits)
+        assert {"double"} == set(s.core._admission.limits)
         (statistics,) = s.core.statistics("pipe", "")
         assert 1 == statistics.fail.count
         target.models = []
-        await s.refresh(lambda: not s.core._door.limits)
+        await s.refresh(lambda: not s.core._admission.limits)

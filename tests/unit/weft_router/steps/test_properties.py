@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.unit.weft_router import make
 from tests.unit.weft_router.virtual_clock import VirtualClock
 
+from weft_common.core import InferResult
 from weft_common.errors import RemoteError, WeftError
 from weft_router.budgets.retry_budget import MIN_RETRIES, RetryBudget
 from weft_router.executor import GraphExecutor

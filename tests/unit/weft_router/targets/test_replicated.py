@@ -300,7 +300,7 @@ async def test_a_new_process_at_the_address_is_called_at_once(fleet: Fleet) -> N
 async def test_calls_go_only_where_the_model_is_ready(fleet: Fleet) -> None:
     """Models and versions differ while one replica is replaced."""
     async with replicated(fleet) as target:
-        old, new = fleet.make.signature("m", version="1"), fleet.make.signature("m", version="2")
+        old, new = make.signature("m", version="1"), make.signature("m", version="2")
         fleet.fakes["a:1"].models = [TargetModel(old, True)]
         fleet.fakes["b:1"].models = [TargetModel(old, True), TargetModel(new, True)]
         models = await target.discover(timeout_s=1)
@@ -319,7 +319,7 @@ async def test_calls_go_only_where_the_model_is_ready(fleet: Fleet) -> None:
 async def test_without_a_version_the_highest_decides(fleet: Fleet) -> None:
     """Replicas whose default version has another signature get no calls that name none."""
     async with replicated(fleet) as target:
-        new = replace(fleet.make.signature("m", version="2"), max_batch_size=8)
+        new = replace(make.signature("m", version="2"), max_batch_size=8)
         fleet.fakes["b:1"].models = [TargetModel(new, True)]
         await target.discover(timeout_s=1)
         for _ in range(10):
@@ -402,7 +402,7 @@ async def test_a_replica_that_hangs_does_not_keep_the_others_waiting(fleet: Flee
         async def hang(*, timeout_s: float) -> list[TargetModel]:
             hanging.num_discoveries += 1
             await released.wait()
-            return [TargetModel(fleet.make.signature("n"), True)]
+            return [TargetModel(make.signature("n"), True)]
 
         hanging.discover, hanging.num_discoveries = hang, 0
         async with asyncio.timeout(5):
@@ -420,7 +420,7 @@ async def test_what_a_replica_says_late_is_compared_before_it_is_called(fleet: F
     """Another signature than before gets no calls until it is known whether it is the odd one."""
     async with replicated(fleet) as target:
         first, _ = target.replicas
-        first.learn([TargetModel(replace(fleet.make.signature("m"), max_batch_size=9), True)])
+        first.learn([TargetModel(replace(make.signature("m"), max_batch_size=9), True)])
         target._changed()
         for _ in range(20):
             await infer(target)
@@ -512,7 +512,7 @@ async def test_sticky_calls_of_one_key_stay_together() -> None:
 
 async def test_grpc_chooses_where_its_policy_is_asked_for(fleet: Fleet) -> None:
     """As long as every healthy replica has the model; else the router chooses among those that have it."""
-    by_grpc = fleet.make.FakeTarget("grpc")
+    by_grpc = FakeTarget("grpc")
     async with replicated(fleet, "round_robin", by_grpc) as target:
         await infer(target)
         assert (1, {}) == (len(by_grpc.calls), fleet.calls())
