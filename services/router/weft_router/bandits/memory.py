@@ -7,7 +7,7 @@ from typing import NamedTuple
 from weft_common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from weft_router.bandits.algorithms import Bandit
 from weft_router.graph.plan import RequestScope
-from weft_router.reporting.path import SKIPPED, NodeRun
+from weft_router.reporting.path import SKIPPED, NodeRecord
 
 MAX_REQUESTS = 100_000
 MAX_BYTES = 64 << 20
@@ -36,11 +36,11 @@ class Pull(NamedTuple):
     bandit: Bandit
     step_index: int
     probability: float | None = None
-    run: NodeRun | None = None
+    run: NodeRecord | None = None
     has_answered: bool = True
 
 
-def settle(pulls: list[Pull], root: NodeRun) -> None:
+def settle(pulls: list[Pull], root: NodeRecord) -> None:
     """Of the choices for a request that is over those are left that its path shows: not those of lost attempts.
 
     Args:
@@ -56,7 +56,7 @@ def settle(pulls: list[Pull], root: NodeRun) -> None:
     ]
 
 
-def _runs(run: NodeRun) -> Iterator[NodeRun]:
+def _runs(run: NodeRecord) -> Iterator[NodeRecord]:
     """A run of a node and all within it."""
     yield run
     for step in run.steps:

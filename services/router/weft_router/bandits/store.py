@@ -9,7 +9,7 @@ from weft_common.errors import InvalidArgumentError
 from weft_router.bandits.algorithms import Arm, Bandit
 from weft_router.bandits.memory import Pull, RecentPulls
 from weft_router.graph.plan import BanditPlan, NodePlan, RequestScope
-from weft_router.reporting.path import NodeRun
+from weft_router.reporting.path import NodeRecord
 
 #: Graph and path of the splitter.
 Key = tuple[str, str]
@@ -56,7 +56,7 @@ class StepChooser:
         self._bandit = bandit
         self._recent = recent
 
-    def choose(self, request: RequestScope, run: NodeRun) -> int:
+    def choose(self, request: RequestScope, run: NodeRecord) -> int:
         """Index of the step; the choice counts as a pull and is remembered with the request's id.
 
         Args:

@@ -10,7 +10,7 @@ from weft_router.bandits.algorithms import Arm
 from weft_router.bandits.memory import MAX_ID_CHARS, MAX_PULLS, RecentPulls, settle
 from weft_router.bandits.store import BanditChoice, BanditStore, KnownArm
 from weft_router.graph.plan import BanditAlgorithm, BanditPlan, NodeKind, NodePlan, RequestScope, StepPlan
-from weft_router.reporting.path import SKIPPED, NodeRun, StepRun
+from weft_router.reporting.path import SKIPPED, NodeRecord, StepRecord
 
 PLAN = BanditPlan(BanditAlgorithm.EPSILON_GREEDY, 0.1, 0)
 
@@ -29,10 +29,10 @@ class Chooser:
 
     def __init__(self, store: BanditStore, node: NodePlan) -> None:
         self._chooser = store.chooser("g", node, PLAN)
-        self.runs: list[NodeRun] = []
+        self.runs: list[NodeRecord] = []
 
     def choose(self, scope: RequestScope) -> int:
-        self.runs.append(NodeRun("ab", NodeKind.SPLITTER))
+        self.runs.append(NodeRecord("ab", NodeKind.SPLITTER))
         return self._chooser.choose(scope, self.runs[-1])
 
 
@@ -102,10 +102,10 @@ def test_what_is_not_known_is_told() -> None:
 def test_a_step_that_has_not_answered_is_worth_nothing() -> None:
     """However good the answer was that another gave: by the request's id, and by its path."""
     store = BanditStore()
-    ab, scope, root = chooser(store, steps=("A", "B")), request("r1"), NodeRun("root", NodeKind.SEQUENCE)
+    ab, scope, root = chooser(store, steps=("A", "B")), request("r1"), NodeRecord("root", NodeKind.SEQUENCE)
     indices = [ab.choose(scope) for _ in range(3)]
     for run, status in zip(ab.runs, ("UNAVAILABLE", "OK", SKIPPED), strict=True):
-        step, around = StepRun("A", "root/ab[A]", 0), StepRun("ab", "root/ab", 0)
+        step, around = StepRecord("A", "root/ab[A]", 0), StepRecord("ab", "root/ab", 0)
         step.status, around.node = status, run
         run.steps.append(step)
         root.steps.append(around)
@@ -125,9 +125,9 @@ def test_the_fallback_of_a_step_answers_for_it() -> None:
     store = BanditStore()
     ab, scope = chooser(store), request("r1")
     ab.choose(scope)
-    failed, fallback = StepRun("A", "root/ab[A]", 0), StepRun("spare", "root/ab[A]", 0)
+    failed, fallback = StepRecord("A", "root/ab[A]", 0), StepRecord("spare", "root/ab[A]", 0)
     failed.status, fallback.status = "UNAVAILABLE", "OK"
-    failed.fallbacks = NodeRun("", NodeKind.CASCADE)
+    failed.fallbacks = NodeRecord("", NodeKind.CASCADE)
     failed.fallbacks.steps.append(fallback)
     ab.runs[0].steps.append(failed)
     settle(scope.pulls, ab.runs[0])

@@ -10,7 +10,7 @@ from tests.unit.weft_router.fake_target import FakeTarget
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError
 from weft_router.graph.plan import CombineMethod, GraphPlan, NodeKind
-from weft_router.reporting.path import MAX_PATH_CHARS, NodeRun, StepRun, path_text, trace_text
+from weft_router.reporting.path import MAX_PATH_CHARS, NodeRecord, StepRecord, path_text, trace_text
 
 
 def sentiment() -> GraphPlan:
@@ -106,10 +106,10 @@ async def test_nested_kinds_have_brackets_of_their_own() -> None:
 
 def test_a_path_is_a_legal_header() -> None:
     """It is printable ASCII and of bounded length, whatever the names are."""
-    run = NodeRun("wurzel-ü\n", NodeKind.SEQUENCE)
+    run = NodeRecord("wurzel-ü\n", NodeKind.SEQUENCE)
     assert "wurzel-??" == path_text(run)
     for index in range(1_000):
-        step = StepRun(f"step{index}", "", 0)
+        step = StepRecord(f"step{index}", "", 0)
         step.status = "OK"
         run.steps.append(step)
     text = path_text(run)
@@ -117,16 +117,16 @@ def test_a_path_is_a_legal_header() -> None:
     assert text.endswith("...")
 
 
-def ran(name: str, status: str = "OK", **fields: object) -> StepRun:
-    step = StepRun(name, f"root/{name}", 0)
+def ran(name: str, status: str = "OK", **fields: object) -> StepRecord:
+    step = StepRecord(name, f"root/{name}", 0)
     step.status = status
     for field, value in fields.items():
         setattr(step, field, value)
     return step
 
 
-def node_run(name: str, kind: NodeKind, *steps: StepRun) -> NodeRun:
-    run = NodeRun(name, kind)
+def node_run(name: str, kind: NodeKind, *steps: StepRecord) -> NodeRecord:
+    run = NodeRecord(name, kind)
     run.steps += steps
     return run
 
@@ -163,7 +163,7 @@ def node_run(name: str, kind: NodeKind, *steps: StepRun) -> NodeRun:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_every_kind_of_run_has_its_text(run: NodeRun, expected: str) -> None:
+def test_every_kind_of_run_has_its_text(run: NodeRecord, expected: str) -> None:
     """As the grammar says."""
     assert expected == path_text(run)
 
@@ -199,6 +199,6 @@ def test_the_trace_tells_what_applies_to_a_step_and_nothing_else() -> None:
         (ran("a", "INTERNAL", fallbacks=node_run("a", NodeKind.CASCADE, ran("x", "INTERNAL"))), False),
     ],
 )
-def test_a_step_has_answered_if_it_or_its_fallback_did(step: StepRun, expected: bool) -> None:
+def test_a_step_has_answered_if_it_or_its_fallback_did(step: StepRecord, expected: bool) -> None:
     """Whatever became of it before."""
     assert expected == step.has_answered
