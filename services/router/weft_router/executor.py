@@ -12,13 +12,14 @@ from weft_common.validation import scheduling_parameters
 from weft_router.admission import InflightLimit
 from weft_router.assembly import Assembly
 from weft_router.bandits.memory import settle
-from weft_router.graph.plan import Frame, GraphPlan, RequestScope
+from weft_router.graph.plan import Frame, GraphPlan
 from weft_router.reporting.headers import forwarded_headers
 from weft_router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRecord, path_text, trace_text
 from weft_router.requests.cached_answers import GraphAnswers
 from weft_router.requests.routes import ROUTE_HEADER, Routes
 from weft_router.requests.selection import Selection, Selections
 from weft_router.runtime import Runtime
+from weft_router.scope import RequestScope
 from weft_router.steps import GraphRequest, Run, earlier
 
 
@@ -179,7 +180,7 @@ class GraphExecutor:
             if admission is not None:
                 admission.leave(runtime.clock_ns() - execution.start_ns)
             context.trailing_metadata.append((PATH_HEADER, path_text(execution.run.record)))
-            if pulls := execution.run.request.scope.pulls:
+            if pulls := execution.run.request.pulls:
                 settle(pulls, execution.run.record)
 
     def _trace(self, call: InferCall, execution: _Execution) -> dict[str, ParameterValue]:

@@ -36,7 +36,7 @@ class SplitterNode(AlternativesNode):
             if index is not None:
                 return index
         if self._bandit is not None:
-            return self._bandit.choose(request.scope, run.record)
+            return self._bandit.choose(request.scope.request_id, request.pulls, run.record)
         if self.plan.sticky_by is not None:
             key = self._error_context.text(self.plan.sticky_by, run, self.plan.path)
             if key:

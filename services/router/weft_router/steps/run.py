@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from weft_common.core import ParameterValue
 from weft_common.tensors import WireTensor
-from weft_router.graph.plan import Frame, RequestScope
+from weft_router.bandits.memory import Pull
+from weft_router.graph.plan import Frame
 from weft_router.reporting.path import NodeRecord
+from weft_router.scope import RequestScope
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -28,6 +30,7 @@ class GraphRequest:
         captures: Path of a step -> outputs of its target that the client asked for; None where it asked for none.
         captured: What was asked for, by ``<path>/<output>``.
         is_collected: Decoupled models are called for one response with everything.
+        pulls: What bandits chose for it so far; None for a copy that gets no feedback.
         stream: Of the decoupled step that ran: more responses may come.
     """
 
@@ -39,6 +42,7 @@ class GraphRequest:
     captures: Mapping[str, tuple[str, ...]] | None = None
     captured: dict[str, WireTensor] = field(default_factory=dict)
     is_collected: bool = False
+    pulls: list[Pull] | None = field(default_factory=list)
     stream: "OpenStream | None" = None
 
     @property
@@ -55,6 +59,7 @@ class GraphRequest:
             pins=self.pins,
             captures=self.captures,
             is_collected=self.is_collected,
+            pulls=self.pulls,
         )
 
     def merge(self, attempt: "GraphRequest") -> None:

@@ -56,9 +56,9 @@ class ShadowStep(Step):
         for slot in self._slots:
             copied[slot] = frame[slot]
         limit_ns = runtime.clock_ns() + self._lifetime_ns
-        scope = dataclasses.replace(request.scope, deadline_ns=limit_ns, pulls=[])
+        scope = dataclasses.replace(request.scope, deadline_ns=limit_ns)
         headers: Mapping[str, str] = {**request.headers, SHADOW_HEADER: "1"}
-        copy = dataclasses.replace(request.fork(), scope=scope, headers=headers)
+        copy = dataclasses.replace(request.fork(), scope=scope, headers=headers, pulls=None)
         self._num_inflight += 1
         self._counters.num_shadows_sent += 1
         own = Run(copied, copy, limit_ns, run.context, NodeRecord(self._name, NodeKind.SEQUENCE))

@@ -13,10 +13,10 @@ from tests.unit.weft_router.fake_condition import FakeCondition
 from tests.unit.weft_router.fake_target import FakeTarget, answering, failing
 
 from weft_common.core import CallContext
-from weft_common.errors import InvalidArgumentError
+from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_common.tensors import WireTensor
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import GraphPlan, NodeKind, ShadowPlan
+from weft_router.graph.plan import BanditAlgorithm, BanditPlan, GraphPlan, NodeKind, ShadowPlan
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
 
@@ -214,10 +214,17 @@ async def test_a_shadow_holds_only_the_tensors_that_it_reads(virtual_clock: Any)
     assert (1, None) == (runtime.shadows.num_inflight, watched())
 
 
-async def test_a_copy_is_nothing_that_a_bandit_gets_feedback_for() -> None:
-    """What it chooses is not remembered by the request's id: its list of choices is one of its own."""
-    seen: list[object] = []
-    when = FakeCondition(lambda request, frame: seen.append(request.pulls) or True)
-    await make.run(shadowed(ShadowPlan(100.0, 0), when=when), FakeTarget())
-    await asyncio.sleep(0)
-    assert [[]] == seen
+async def test_a_copy_is_nothing_that_a_bandit_gets_feedback_for(virtual_clock: Any) -> None:
+    """What it chooses is counted, and not remembered by the request's id."""
+    bandit = BanditPlan(BanditAlgorithm.EPSILON_GREEDY, 0.1, 0)
+    steps = [make.step("A", "shadow", {"IN": "X"}, {})]
+    ab = make.node("ab", NodeKind.SPLITTER, steps, inputs=["X"], outputs=[], bandit=bandit)
+    copy = make.step("s", ab, {"X": "X"}, {}, shadow=ShadowPlan(100.0, 0))
+    answer = make.step("a", "m", {"IN": "X"}, {"OUT": "Y"})
+    plan = make.graph(make.node("root", SEQUENCE, [copy, answer], inputs=["X"], outputs=["Y"]))
+    runtime = Runtime({"model": FakeTarget()}, clock_ns=virtual_clock)
+    await make.run(GraphExecutor(plan, runtime), request_id="r1")
+    await asyncio.sleep(0.001)
+    assert [1] == [known.arm.num_pulls for known in runtime.bandits]
+    with pytest.raises(NotFoundError, match="no request 'r1'"):
+        runtime.bandits.reward_request("g", "r1", 1.0)

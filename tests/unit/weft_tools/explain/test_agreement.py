@@ -26,9 +26,10 @@ from weft_common.signature import TensorSpec
 from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, decode, encode
 from weft_router.executor import GraphExecutor
 from weft_router.graph import GraphPlan
-from weft_router.graph.plan import CallPlan, NodeKind, NodePlan, RequestScope
+from weft_router.graph.plan import CallPlan, NodeKind, NodePlan
 from weft_router.reporting.path import PATH_HEADER
 from weft_router.runtime import Runtime
+from weft_router.scope import RequestScope
 from weft_tools.explain.cost import count_calls
 from weft_tools.explain.entry import ExplainedStep, Fate
 from weft_tools.explain.judge import Knowledge
