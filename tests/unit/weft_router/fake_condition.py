@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft_common.tensors import WireTensor, decode, encode
-from weft_router.scope import RequestScope
 from weft_router.graph.plan import (
     OK,
     Binding,
     Frame,
 )
+from weft_router.scope import RequestScope
 
 
 @dataclass
@@ -35,7 +35,7 @@ class FakeCondition:
         return self.function(request, {n: None if t is None else decode(t) for n, t in tensors.items()})
 
     def evaluate_rows(
-        self, frame: Frame, request: num_rows: int, numbers: Sequence[int] | None = None
+        self, frame: Frame, request: RequestScope, num_rows: int, numbers: Sequence[int] | None = None
     ) -> list[object]:
         def row_of(one: WireTensor | None, row: int) -> WireTensor | None:
             return one if one is None or one is OK else encode(decode(one)[row : row + 1])
