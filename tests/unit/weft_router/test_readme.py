@@ -3,9 +3,10 @@
 import argparse
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_router.arguments import add_arguments, given
 
@@ -26,9 +27,9 @@ def test_weft_up_gives_the_router_what_it_was_given() -> None:
         assert options == parser.parse_args(list(given(options)))
 
 
-async def test_every_metric_is_listed(tmp_path: Path, make: SimpleNamespace) -> None:
+async def test_every_metric_is_listed(tmp_path: Path) -> None:
     """By its name, with its labels."""
-    async with make.started(tmp_path, make.FakeTarget()) as s:
+    async with make.started(tmp_path, FakeTarget()) as s:
         registry = CollectorRegistry()
         for collector in s.core.extension().collectors:
             registry.register(collector)
