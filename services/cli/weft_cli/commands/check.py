@@ -4,10 +4,10 @@ import argparse
 import sys
 
 from weft_common.text.pbtxt import PbtxtError
+from weft_router.graph.description import counted
 from weft_tools.check import FILENAMES, FORMATS, check, find_files
 from weft_tools.lock import LockCatalog
 from weft_tools.offline import diagnostics_of
-from weft_tools.wording import counted
 
 
 def run(options: argparse.Namespace) -> int:
