@@ -34,7 +34,7 @@ def rope_and_store(
             name a slot of the null block 0.
         kv_layer: One layer of the cache, shape ``[num_blocks, 2, P, K, D]``, a strided view. Written.
         step_cache: A dict, empty before the first layer, that the layers of one step pass one after the other: what
-            follows from ``cos``, ``sin``, ``positions`` and ``slot_mapping`` is computed once. None: for this call alone.
+            follows from ``cos``, ``sin``, ``positions`` and ``slot_mapping`` is computed once. None: this call alone.
     """
     cache = {} if step_cache is None else step_cache
     tokens: _Tokens | None = cache.get("rope_kv")

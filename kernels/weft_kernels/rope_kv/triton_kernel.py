@@ -169,5 +169,5 @@ def _check(
         )
     if positions.shape != (num_tokens,) or slot_mapping.shape != (num_tokens,):
         raise ValueError(
-            f"positions is {list(positions.shape)}, slot_mapping {list(slot_mapping.shape)}; both must be [{num_tokens}]"
+            f"positions is {list(positions.shape)}, slot_mapping {list(slot_mapping.shape)}; must be [{num_tokens}]"
         )

@@ -3,12 +3,12 @@
 import math
 import re
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.weft_router import make
 
 from weft_common.errors import InternalError
 from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, decode, encode
@@ -39,7 +39,7 @@ def test_each_row_is_voted_on_its_own() -> None:
     assert ints(1, 2, 3) == voted(ints(1, 2, 9), ints(1, 9, 3), ints(9, 2, 3))
 
 
-def test_strings_are_voted_like_numbers(make: SimpleNamespace) -> None:
+def test_strings_are_voted_like_numbers() -> None:
     """BYTES of different lengths keep their framing."""
     tensors = [
         make.text("cat", "x", shape=(2, 1)),
@@ -159,7 +159,7 @@ def test_concat_agrees_with_numpy(axis: int) -> None:
 
 
 @pytest.mark.parametrize(("axis", "expected"), [(0, ["a", "b", "cc", "d"]), (1, ["a", "cc", "b", "d"])])
-def test_strings_are_concatenated_along_any_axis(axis: int, expected: list[str], make: SimpleNamespace) -> None:
+def test_strings_are_concatenated_along_any_axis(axis: int, expected: list[str]) -> None:
     """The elements come in row-major order of the whole."""
     result = concat([make.text("a", "b", shape=(2, 1)), make.text("cc", "d", shape=(2, 1))], axis)
     assert make.text(*expected, shape=(4, 1) if axis == 0 else (2, 2)) == result
@@ -352,7 +352,7 @@ def test_stack_agrees_with_numpy(axis: int, num_rows: int) -> None:
     np.testing.assert_array_equal(expected, decode(result))
 
 
-def test_strings_are_stacked(make: SimpleNamespace) -> None:
+def test_strings_are_stacked() -> None:
     """Elements of any length keep their framing."""
     left, right = make.text("a", "bb", shape=(2, 1)), make.text("", "dddd", shape=(2, 1))
     assert make.text("a", "", "bb", "dddd", shape=(2, 2, 1)) == stack([left, right], 1)
@@ -375,7 +375,7 @@ def test_absent_members_leave_gaps_and_the_mask_shows_them(is_batching: bool) ->
     assert ([[False, True, False]] * 2 if is_batching else [False, True, False]) == decode(mask).tolist()
 
 
-def test_absent_strings_are_empty(make: SimpleNamespace) -> None:
+def test_absent_strings_are_empty() -> None:
     """Also where a row has several."""
     stacked, _ = stack_with_mask([make.text("a", "b", shape=(1, 2)), None], is_batching=True)
     assert [[[b"a", b"b"], [b"", b""]]] == decode(stacked).tolist()

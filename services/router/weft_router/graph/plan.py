@@ -8,14 +8,11 @@ nested graph, inlined at compile time) runs in a frame of its own, filled throug
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from weft_common.core import ParameterValue
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor
-
-if TYPE_CHECKING:
-    from weft_router.bandits.memory import Pull
+from weft_router.scope import RequestScope
 
 Frame = list[WireTensor | None]
 
@@ -25,28 +22,6 @@ class Binding(NamedTuple):
 
     name: str
     slot: int
-
-
-@dataclass(slots=True)
-class RequestScope:
-    """What a condition may know of the request beside tensors.
-
-    Attributes:
-        parameters: Request parameters.
-        headers: ASCII metadata, lower-case keys.
-        request_id: May be "".
-        priority: 0 where none was given.
-        deadline_ns: On ``time.monotonic_ns``; None without deadline.
-        pulls: What bandits chose for the request so far; None before the first. A copy that gets no feedback begins
-            with an empty list: then nothing is remembered by the request's id.
-    """
-
-    parameters: Mapping[str, ParameterValue]
-    headers: Mapping[str, str]
-    request_id: str = ""
-    priority: int = 0
-    deadline_ns: int | None = None
-    pulls: "list[Pull] | None" = None
 
 
 class Condition(Protocol):

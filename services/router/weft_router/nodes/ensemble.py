@@ -1,7 +1,6 @@
 """All steps at once, and one answer made of theirs."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from weft_common.errors import InvalidArgumentError, RemoteError, WeftError
 from weft_common.tensors import WireTensor
@@ -19,13 +18,10 @@ from weft_router.combine import (
 )
 from weft_router.graph.plan import CombineMethod, CombinePlan, Frame, NodePlan
 from weft_router.nodes.alternatives import AlternativesNode
-from weft_router.reporting.path import SKIPPED, NodeRun
+from weft_router.reporting.path import SKIPPED, NodeRecord
 from weft_router.runtime import Runtime
-from weft_router.steps import ConditionFailedError, ErrorContext, GraphRequest, Step
+from weft_router.steps import ConditionFailedError, ErrorContext, Run, Step
 from weft_router.tasks.fork import Fork, Quorum, Race
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
 
 
 class EnsembleNode(AlternativesNode):
@@ -59,26 +55,25 @@ class EnsembleNode(AlternativesNode):
         self._weights = [step.weight for step in plan.steps]
         self._ballots = ballot_weights(self._weights)
 
-    async def run(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
-    ) -> None:
+    async def run(self, run: Run) -> None:
         """As ``Node.run``."""
+        frame = run.frame
         if len(self._steps) == 1:
-            answered = [0] if await self._steps[0].run(frame, request, deadline_ns, parent, run) else []
+            answered = [0] if await self._steps[0].run(run) else []
         elif self._is_race:
             race = Race(ConditionFailedError)
             for step in self._steps:
-                race.start(step.run(frame, request, deadline_ns, parent, run))
+                race.start(step.run(run))
             await race.join()
             answered = [race.winner] if race.winner >= 0 else []
         else:
             quorum = Quorum(self._needed, self._is_hard, self._straggler_s, waits_for_hard=self.plan.quorum == 0)
             for step in self._steps:
-                quorum.start(step.run(frame, request, deadline_ns, parent, run))
+                quorum.start(step.run(run))
             await quorum.join()
             answered = quorum.answered
         if len(answered) < self._needed:
-            raise self._out_of_reach(run)
+            raise self._out_of_reach(run.record)
         if len(answered) < len(self._steps) and not self._is_race:
             for index, step in enumerate(self._steps):
                 if index not in answered:
@@ -89,7 +84,7 @@ class EnsembleNode(AlternativesNode):
             except WeftError as error:
                 raise self._placed(error, combine.method.value) from error
         if self._customs:
-            await self._run_customs(frame, request, deadline_ns, parent, run)
+            await self._run_customs(run)
 
     def _combined(
         self, combine: CombinePlan, slots: Mapping[int, int], frame: Frame, answered: Sequence[int]
@@ -125,11 +120,9 @@ class EnsembleNode(AlternativesNode):
             case _:  # KEYED: the tensor is one step's own
                 return tensors[0]
 
-    async def _run_customs(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
-    ) -> None:
+    async def _run_customs(self, run: Run) -> None:
         """Every model that combines has answered; several run at once."""
-        ready = []
+        frame, ready = run.frame, []
         for combine, step in self._customs:
             sources = [frame[slot] for _, slot in combine.sources]
             if any(tensor is not None for tensor in sources):
@@ -142,16 +135,16 @@ class EnsembleNode(AlternativesNode):
                     frame[combine.mask] = mask
                 ready.append(step)
         if len(ready) == 1:
-            await ready[0].run(frame, request, deadline_ns, parent, run)
+            await ready[0].run(run)
         elif ready:
             fork = Fork()
             for step in ready:
-                fork.start(step.run(frame, request, deadline_ns, parent, run))
+                fork.start(step.run(run))
             await fork.join()
 
-    def _out_of_reach(self, run: NodeRun) -> WeftError:
+    def _out_of_reach(self, own: NodeRecord) -> WeftError:
         """Too few steps answered; of a race the first failure, else what became of each step."""
-        records = {record.name: record for record in reversed(run.steps)}
+        records = {record.name: record for record in reversed(own.steps)}
         failures: list[WeftError] = []
         fates = []
         for step in self._steps:

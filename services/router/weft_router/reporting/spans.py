@@ -10,7 +10,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from weft_common.errors import RequestCancelledError
 from weft_common.observing import telemetry
 from weft_router.graph.plan import NodeKind
-from weft_router.reporting.path import NodeRun, StepRun
+from weft_router.reporting.path import NodeRecord, StepRecord
 from weft_router.target import Target
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def step_span(
     telemetry.end_span(span)
 
 
-def tell_outcome(span: Span, record: StepRun) -> None:
+def tell_outcome(span: Span, record: StepRecord) -> None:
     """The span of a step says which way it went.
 
     A failure that the request survived, because the step is soft, is an error of this span and of none above it.
@@ -70,7 +70,7 @@ def tell_outcome(span: Span, record: StepRun) -> None:
         span.set_attribute("rpc.grpc.status", record.status)
 
 
-def _branch(run: NodeRun) -> str:
+def _branch(run: NodeRecord) -> str:
     """The step whose answer a node with alternatives gave; "" where there is none, or more than one."""
     match run.kind:
         case NodeKind.SWITCH | NodeKind.SPLITTER:

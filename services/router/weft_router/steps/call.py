@@ -1,7 +1,6 @@
 """The call of a model."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from weft_common.core import CallContext, InferCall, RequestedOutput
 from weft_common.errors import InternalError, WeftError
@@ -9,15 +8,13 @@ from weft_common.observing import telemetry
 from weft_common.signature import TensorSpec
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import CallPlan, Frame, StepPlan
-from weft_router.reporting.path import StepRun
+from weft_router.reporting.path import StepRecord
 from weft_router.reporting.spans import call_attributes
-from weft_router.steps.base import Action, ErrorContext, GraphRequest
+from weft_router.steps.base import Action, ErrorContext
+from weft_router.steps.run import GraphRequest, Run
 from weft_router.target import Target
 from weft_router.tensors.adaption import fitted_input, full_rank, restored_outputs
 from weft_router.tensors.answers import broken_promise, misfit, rows_of
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
 
 
 class CallAction(Action):
@@ -56,10 +53,9 @@ class CallAction(Action):
         self._is_batching = is_batching
         self._restores = is_batching != error_context.is_batching
 
-    async def act(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
-    ) -> None:
+    async def act(self, run: Run, record: StepRecord) -> None:
         """As ``Action.act``."""
+        frame, request = run.frame, run.request
         try:
             inputs, is_fitted = self._gather(frame)
             scope = request.scope
@@ -67,7 +63,7 @@ class CallAction(Action):
             requested = self._requested_with(captured) if captured else self._requested
             result = await self._target_object.infer(
                 InferCall(self.model, self._sent_version, scope.request_id, scope.parameters, inputs, requested),
-                CallContext(deadline_ns, request.headers, [], context, record.start_ns, tried=record.tried),
+                CallContext(run.deadline_ns, request.headers, [], run.context, record.start_ns, tried=record.tried),
             )
             num_rows = rows_of(inputs, is_batching=self._is_batching)
             restored = self._store(result.outputs, frame, num_rows, is_fitted=is_fitted)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from weft_router.graph.description import slot_name
 from weft_router.graph.plan import CombineMethod, CombinePlan, NodeKind, NodePlan, StepPlan
 from weft_tools.explain.choices import StepChoice, decide, decide_rows
 from weft_tools.explain.entry import ExplainedStep, Failure, Fate, make_unsure, skipped
 from weft_tools.explain.values import ABSENT, Value, joined
-from weft_tools.wording import slot_name
 
 if TYPE_CHECKING:
     from weft_tools.explain.walk import Values, Walk

@@ -4,6 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from weft_router.graph.description import cases_text, condition_text, share
 from weft_router.graph.plan import NodeKind, NodePlan, StepPlan
 from weft_router.nodes.switch import no_match
 from weft_router.nodes.weighted_choice import WeightedChoice
@@ -11,7 +12,6 @@ from weft_router.requests.routes import ROUTE_HEADER
 from weft_tools.explain.entry import Failure, Fate
 from weft_tools.explain.judge import Knowledge, Verdict
 from weft_tools.explain.values import Value
-from weft_tools.wording import cases_text, condition_text, share
 
 
 @dataclass(slots=True)

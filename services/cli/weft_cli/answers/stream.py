@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from weft_cli.answer import render_result
+from weft_cli.answers.tensor import render_result
 from weft_common.core import InferResult, Parameters, ParameterValue
 from weft_common.protocol.wire import result_from_response
 from weft_common.signature import TensorSpec

@@ -11,10 +11,10 @@ from typing import Any
 
 import grpc
 
-from weft_cli.answer import render_result
+from weft_cli.answers.stream import ask_for_stream, print_stream
+from weft_cli.answers.tensor import render_result
+from weft_cli.answers.trace import painter, read_trace, render_trace, span_ms
 from weft_cli.describe import describe
-from weft_cli.stream import ask_for_stream, print_stream
-from weft_cli.trace import painter, read_trace, render_trace, span_ms
 from weft_common.client.channels import MAX_TIMEOUT_S, open_channel
 from weft_common.core import InferCall, InferResult, Parameters, RequestedOutput
 from weft_common.errors import WeftError

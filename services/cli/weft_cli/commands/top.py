@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from weft_cli.arguments import ROUTER_PORT
+from weft_cli.arguments.types import ROUTER_PORT
 from weft_common.errors import WeftError
 from weft_common.security.channel import channel_security
 from weft_common.security.tls import http_context

@@ -1,23 +1,12 @@
-"""Writes the drawing where it was asked for."""
+"""``weft draw``: a graph as a picture."""
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
 
-from weft_tools.compiled import load_plan
+from weft_cli.plan import plan_or_status
+from weft_tools.draw import FORMATS
 from weft_tools.draw.build import build_diagram
-from weft_tools.draw.diagram import Group
-from weft_tools.draw.dot import render_dot
-from weft_tools.draw.mermaid import render_mermaid
-from weft_tools.draw.outline import render_text
-from weft_tools.draw.svg import render_svg
 
-FORMATS: Mapping[str, Callable[[Group], str]] = {
-    "mermaid": render_mermaid,
-    "dot": render_dot,
-    "svg": render_svg,
-    "text": render_text,
-}
 _BY_SUFFIX = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot", ".svg": "svg", ".txt": "text"}
 
 
@@ -28,7 +17,7 @@ def run(options: argparse.Namespace) -> int:
         known = ", ".join(_BY_SUFFIX)
         print(f"weft draw: no drawing is a '{suffix}' file; use one of {known}, or give --format", file=sys.stderr)
         return 2
-    plan = load_plan(options)
+    plan = plan_or_status(options)
     if isinstance(plan, int):
         return plan
     drawing = FORMATS[options.format or _BY_SUFFIX.get(suffix, "mermaid")](build_diagram(plan))

@@ -1,11 +1,11 @@
-"""Prints the explanation."""
+"""``weft explain``: the path of a request through a graph, without a server."""
 
 import argparse
 import sys
 from collections.abc import Callable, Mapping
 
+from weft_cli.plan import plan_or_status
 from weft_common.errors import InvalidArgumentError
-from weft_tools.compiled import load_plan
 from weft_tools.explain.entry import ExplainedStep
 from weft_tools.explain.outputs import live_root
 from weft_tools.explain.question import read_question
@@ -17,7 +17,7 @@ FORMATS: Mapping[str, Callable[[ExplainedStep, int | None], str]] = {"text": ren
 
 def run(options: argparse.Namespace) -> int:
     """Explain; 0 done, even if the request would fail, 1 the graph has errors, 2 there is no such graph or request."""
-    plan = load_plan(options)
+    plan = plan_or_status(options)
     if isinstance(plan, int):
         return plan
     try:

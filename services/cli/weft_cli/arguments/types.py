@@ -7,6 +7,8 @@ from pathlib import Path
 
 from weft_mesh.service_names import GATEWAY, MODEL_SERVICES
 
+#: Default gRPC port of a router.
+ROUTER_PORT = 8001
 #: Of one service on this machine.
 MAX_REPLICAS = 64
 _HEADER = re.compile(r"[\w.-]+", re.ASCII)
