@@ -71,8 +71,10 @@ class GrpcTarget:
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``; the time that is left becomes the gRPC deadline."""
-        timeout_s = self._timeout_s(call, context)
-        metadata = _metadata_of(context)
+        timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
+        metadata = tuple(context.headers.items())
+        if context.trace_context is not None:
+            metadata += tuple(telemetry.inject(context.trace_context).items())
         try:
             begun_call = None if self._exchange is None else self._exchange.begin(call, metadata, timeout_s)
             if begun_call is not None:
@@ -93,15 +95,14 @@ class GrpcTarget:
         Where no response is marked as the last, the end of the stream says it. A server that sends the text of an error
         without its status has failed with UNKNOWN.
         """
-        timeout_s = self._timeout_s(call, context)
+        timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
+        metadata = (*context.headers.items(), *telemetry.inject(context.trace_context).items(), ASKS_FOR_STATUS)
         request = request_from_call(call)
         rpc: Any = None
         is_final = False
         version = call.model_version
         try:
-            rpc = self._stub.ModelStreamInfer(
-                iter((request,)), timeout=timeout_s, metadata=(*_metadata_of(context), ASKS_FOR_STATUS)
-            )
+            rpc = self._stub.ModelStreamInfer(iter((request,)), timeout=timeout_s, metadata=metadata)
             await begun(rpc)
             while not is_final and (message := await rpc.read()) is not EOF:
                 if message.error_message:
@@ -191,11 +192,9 @@ class GrpcTarget:
         )
         return TargetModel(ModelSignature(name, version, response.platform, 0, inputs, outputs), False)
 
-    def _timeout_s(self, call: InferCall, context: CallContext) -> float | None:
+    def _timeout_s(self, call: InferCall, deadline_ns: int) -> float:
         """The time that is left, in seconds. Raises DeadlineExceededError when none is."""
-        if context.deadline_ns is None:
-            return None
-        timeout_s = min((context.deadline_ns - time.monotonic_ns()) / 1e9, MAX_TIMEOUT_S)
+        timeout_s = min((deadline_ns - time.monotonic_ns()) / 1e9, MAX_TIMEOUT_S)
         if timeout_s <= 0:
             raise DeadlineExceededError(
                 f"the deadline passed {-timeout_s * 1e3:.1f} ms before {self._where(call)} was called"
@@ -216,7 +215,3 @@ class GrpcTarget:
 
     def _closed(self, call: InferCall) -> UnavailableError:
         return UnavailableError(f"{self._where(call)} is no longer used: its channel is closed")
-
-
-def _metadata_of(context: CallContext) -> tuple[tuple[str, str], ...]:
-    return (*context.headers.items(), *telemetry.inject(context.trace_context).items())
