@@ -12,9 +12,9 @@ MS = 1_000_000
 S = 1000 * MS
 
 
-def make_gate(limit: int) -> ConcurrencyLimit:
-    """A limit with a fixed limit."""
-    return ConcurrencyLimit("graph 'g'", random.Random(1), limit=limit, setting="'max_inflight'")
+def make_limit(maximum: int) -> ConcurrencyLimit:
+    """A fixed limit."""
+    return ConcurrencyLimit("graph 'g'", random.Random(1), limit=maximum, setting="'max_inflight'")
 
 
 def fill(limit: ConcurrencyLimit, level: int, client: str = "", now_ns: int = 0, most: int = 1000) -> int:
@@ -30,26 +30,26 @@ def fill(limit: ConcurrencyLimit, level: int, client: str = "", now_ns: int = 0,
 @pytest.mark.parametrize("level", [1, 2, LOWEST_LEVEL])
 def test_all_of_the_limit_is_there_where_one_level_is_used(level: int) -> None:
     """Also for the lowest."""
-    limit = make_gate(20)
+    limit = make_limit(20)
     assert 20 == fill(limit, level)
     assert "limit" == limit.why_refused(level, "", 0)
 
 
 @pytest.mark.parametrize(
-    ("limit", "places"),
+    ("maximum", "places"),
     [(20, [20, 18, 16, 14, 12, 10]), (4, [4, 3, 2, 2, 2, 2]), (2, [2, 1, 1, 1, 1, 1]), (1, [1] * 6)],
 )
-def test_a_tenth_is_kept_for_each_level_above(limit: int, places: list[int]) -> None:
+def test_a_tenth_is_kept_for_each_level_above(maximum: int, places: list[int]) -> None:
     """One place at the least, half of the limit at the most, and never so much that nothing is let in."""
     for level, expected in enumerate(places, start=1):
-        limit = make_gate(limit)
+        limit = make_limit(maximum)
         limit.seen_ns[1] = 0
         assert expected == fill(limit, level)
 
 
 def test_a_higher_priority_gets_in_where_a_lower_one_is_refused() -> None:
     """Up to the limit."""
-    limit = make_gate(10)
+    limit = make_limit(10)
     limit.seen_ns[1] = 0
     assert 8 == fill(limit, 3)
     assert "priority" == limit.why_refused(3, "", 0)
@@ -60,7 +60,7 @@ def test_a_higher_priority_gets_in_where_a_lower_one_is_refused() -> None:
 
 def test_nothing_is_kept_for_a_level_that_does_not_come_any_more() -> None:
     """Ten seconds after its last request."""
-    limit = make_gate(10)
+    limit = make_limit(10)
     limit.seen_ns[1] = 0
     assert 9 == fill(limit, 2, now_ns=9 * S)
     assert 1 == fill(limit, 2, now_ns=10 * S)
@@ -68,7 +68,7 @@ def test_nothing_is_kept_for_a_level_that_does_not_come_any_more() -> None:
 
 def test_a_client_that_takes_all_it_can_leaves_room_for_others() -> None:
     """One that comes later gets as much in the end as those that were there, and one that wants little gets it."""
-    limit = make_gate(90)
+    limit = make_limit(90)
     assert 80 == fill(limit, 2, "hog")
     assert "client_share" == limit.why_refused(2, "hog", 0)
     assert 3 == fill(limit, 2, "small", most=3)
@@ -86,7 +86,7 @@ def test_a_client_that_takes_all_it_can_leaves_room_for_others() -> None:
 
 def test_callers_without_a_key_are_one_client() -> None:
     """Alone they have the whole limit; beside others they share as one."""
-    limit = make_gate(90)
+    limit = make_limit(90)
     assert 80 == fill(limit, 2, most=80)
     limit.enter("a", 0)
     assert "client_share" == limit.why_refused(2, "", 0)
@@ -95,7 +95,7 @@ def test_callers_without_a_key_are_one_client() -> None:
 
 def test_random_keys_leave_nothing_behind() -> None:
     """Two hundred thousand of them: only what is in flight is remembered."""
-    limit = make_gate(100)
+    limit = make_limit(100)
     tracemalloc.start()
     try:
         for i in range(200_000):
@@ -112,7 +112,7 @@ def test_random_keys_leave_nothing_behind() -> None:
 
 def test_a_deadline_is_held_against_the_median_of_the_answers() -> None:
     """Of enough of them that are not old, and only while something is in flight."""
-    limit = make_gate(0)
+    limit = make_limit(0)
     for i in range(15):
         limit.enter("", 0)
         limit.leave("", (20 + i) * MS, S, Outcome.ANSWERED)
@@ -131,7 +131,7 @@ def test_a_deadline_is_held_against_the_median_of_the_answers() -> None:
 
 def test_the_median_follows_the_latency_and_ignores_what_failed() -> None:
     """Both ways, within a few percent; errors and cancelled requests do not count."""
-    limit = make_gate(0)
+    limit = make_limit(0)
     draw = random.Random(1)
     for mean_ms in (20, 200, 20):
         for _ in range(300):
@@ -157,7 +157,7 @@ def test_the_policy_bounds_an_adaptive_limit() -> None:
 )
 def test_it_is_busy_above_three_quarters_of_the_limit(limit: int, num_inflight: int, expected: bool) -> None:
     """Without a limit it never is."""
-    limit = make_gate(limit)
+    limit = make_limit(limit)
     for _ in range(num_inflight):
         limit.enter("", 0)
     assert expected == limit.is_busy

@@ -26,8 +26,8 @@ class Clock:
         return self.now_ns
 
 
-def make_door(clock: Clock | None = None, **settings: object) -> AdmissionController:
-    """A admission with these settings."""
+def make_controller(clock: Clock | None = None, **settings: object) -> AdmissionController:
+    """A controller with these settings."""
     return AdmissionController(AdmissionSettings(**settings), generator=random.Random(1), clock_ns=clock or Clock())
 
 
@@ -51,7 +51,7 @@ def test_the_router_the_graph_and_the_client_are_limited() -> None:
         ({}, 2, "limit", "graph 'g' has 2 requests in flight, and 'max_inflight' of the graph's policy allows 2; try"),
         ({"max_inflight_per_client": 2}, 0, "client_limit", "the client has 2 requests in flight, as many as --max-in"),
     ):
-        admission = make_door(**settings)
+        admission = make_controller(**settings)
         limit = admission.limit("graph", "g", policy)
         context = CallContext(arrival_ns=S)
         for _ in range(2):
@@ -69,22 +69,22 @@ def test_the_router_the_graph_and_the_client_are_limited() -> None:
 def test_the_level_is_the_priority_of_the_request(priority: object, level: int) -> None:
     """Without one, or with what is none, it is the default; there is a lowest."""
     parameters = {} if priority is None else {"priority": priority}
-    assert level == make_door().level_of(parameters)
+    assert level == make_controller().level_of(parameters)
 
 
 def test_the_client_is_who_authenticated_else_the_header() -> None:
     """Without the setting a header means nothing."""
     named = CallContext(headers={"x-client-id": "h"}, client_key="key")
     unnamed = CallContext(headers={"x-client-id": "h"})
-    admission = make_door(client_key_header="x-client-id")
+    admission = make_controller(client_key_header="x-client-id")
     assert ["key", "h", ""] == [admission.client_of(one) for one in (named, unnamed, CallContext())]
-    assert ["key", ""] == [make_door().client_of(one) for one in (named, unnamed)]
+    assert ["key", ""] == [make_controller().client_of(one) for one in (named, unnamed)]
 
 
 def test_what_is_too_late_is_refused_at_once() -> None:
     """A deadline that has passed, and one that half of the latest answers did not meet."""
     clock = Clock()
-    admission = make_door(clock)
+    admission = make_controller(clock)
     for _ in range(20):
         with enter(admission):
             pass
@@ -103,19 +103,19 @@ def test_what_is_too_late_is_refused_at_once() -> None:
     assert {("deadline", 2): 2} == admission.limit("graph", "g").refusals
 
 
-def adaptive_door(limit: int) -> tuple[AdmissionController, list[Permit]]:
-    """A admission whose graph has this many in flight, as many as it may."""
-    admission = make_door(is_adaptive=True)
+def adaptive_controller(maximum: int) -> tuple[AdmissionController, list[Permit]]:
+    """A controller whose graph has this many in flight, as many as it may."""
+    admission = make_controller(is_adaptive=True)
     limit = admission.limit("graph", "g")
-    limit.set_maximum(limit)
+    limit.set_maximum(maximum)
     limit.maximum = 0  # as ``admission.limit`` is told in these tests
     limit.median_ns = 10.0 * S  # long enough to wait for
-    return admission, [enter(admission) for _ in range(limit)]
+    return admission, [enter(admission) for _ in range(maximum)]
 
 
 async def test_who_waits_comes_in_when_a_place_is_free() -> None:
     """The highest level first, whoever came first."""
-    admission, inside = adaptive_door(2)
+    admission, inside = adaptive_controller(2)
     low, high = enter(admission, 3), enter(admission, 1)
     assert low.is_waiting
     assert (4, 2, 2) == (admission.router.num_inflight, low.limit.num_inflight, len(low.limit.line))
@@ -130,7 +130,7 @@ async def test_who_waits_comes_in_when_a_place_is_free() -> None:
 
 async def test_in_a_full_line_the_lower_level_gives_way() -> None:
     """Who gives way is told when to come back; a request that nobody is below of is refused at once."""
-    admission, _ = adaptive_door(2)
+    admission, _ = adaptive_controller(2)
     low = [enter(admission, 3), enter(admission, 3)]
     high = enter(admission, 1)
     with pytest.raises(ResourceExhaustedError, match="are kept for priorities above 3") as caught, low[0]:
@@ -144,7 +144,7 @@ async def test_in_a_full_line_the_lower_level_gives_way() -> None:
 
 async def test_a_client_with_its_share_does_not_wait() -> None:
     """Where others are, so that one client cannot fill the line."""
-    admission = make_door(is_adaptive=True)
+    admission = make_controller(is_adaptive=True)
     limit = admission.limit("graph", "g")
     for client in ["hog"] * 17 + ["a", "b", "c"]:
         enter(admission, client=client)
@@ -156,7 +156,7 @@ async def test_a_client_with_its_share_does_not_wait() -> None:
 
 async def test_a_level_that_was_refused_counts_as_seen() -> None:
     """So places are kept for it when it comes again."""
-    admission = make_door(max_inflight=2)
+    admission = make_controller(max_inflight=2)
     with enter(admission, 3):
         inside = enter(admission, 3)
         with pytest.raises(ResourceExhaustedError):
@@ -167,7 +167,7 @@ async def test_a_level_that_was_refused_counts_as_seen() -> None:
 
 async def test_who_waits_too_long_or_gives_up_is_forgotten() -> None:
     """Nothing of it is left, and it costs the others nothing."""
-    admission, _ = adaptive_door(2)
+    admission, _ = adaptive_controller(2)
     limit = admission.limit("graph", "g")
 
     async def request() -> None:
@@ -188,7 +188,7 @@ async def test_who_waits_too_long_or_gives_up_is_forgotten() -> None:
 
 async def test_a_place_that_is_given_to_one_that_gives_up_meanwhile_is_free_again() -> None:
     """It is cancelled after it was let in and before it has noticed."""
-    admission, inside = adaptive_door(1)
+    admission, inside = adaptive_controller(1)
 
     async def request() -> None:
         with enter(admission) as permit:
@@ -206,7 +206,7 @@ async def test_a_place_that_is_given_to_one_that_gives_up_meanwhile_is_free_agai
 
 async def test_who_waits_and_cannot_be_answered_any_more_is_refused() -> None:
     """When its turn comes; the next one gets the place."""
-    admission, inside = adaptive_door(1)
+    admission, inside = adaptive_controller(1)
     limit = admission.limit("graph", "g")
     patient, hurried = enter(admission), enter(admission, left_s=1)
     admission._clock_ns.now_ns += 2 * S
@@ -236,7 +236,7 @@ def test_what_an_error_says_of_the_load(error: BaseException, outcome: Outcome) 
 
 async def test_nobody_waits_longer_than_its_deadline_allows() -> None:
     """Whatever the median latency; the status is that of a deadline."""
-    admission, _ = adaptive_door(1)
+    admission, _ = adaptive_controller(1)
     limit = admission.limit("graph", "g")
     admission._clock_ns = time.monotonic_ns
     context = CallContext(deadline_ns=time.monotonic_ns() + S // 20)
@@ -248,7 +248,7 @@ async def test_nobody_waits_longer_than_its_deadline_allows() -> None:
 @pytest.mark.parametrize("is_adaptive", [False, True])
 def test_versions_of_both_kinds_share_one_limit(is_adaptive: bool) -> None:
     """Calls of a version that streams do not make a new limit for the one that does not, nor the other way round."""
-    admission = make_door(is_adaptive=is_adaptive)
+    admission = make_controller(is_adaptive=is_adaptive)
     for i in range(2):
         limit = admission.limit("graph", "g", 2, is_stream=bool(i % 2))
         admission.enter(limit, 2, "", CallContext(arrival_ns=S))
@@ -261,7 +261,7 @@ def test_versions_of_both_kinds_share_one_limit(is_adaptive: bool) -> None:
 
 def test_gates_of_what_is_not_asked_for_are_forgotten() -> None:
     """When there are too many; those with requests in flight stay."""
-    admission = make_door()
+    admission = make_controller()
     used = admission.limit("model", "used")
     used.enter("", 0)
     for i in range(3 * MAX_LIMITS):
@@ -272,7 +272,7 @@ def test_gates_of_what_is_not_asked_for_are_forgotten() -> None:
 
 def test_one_line_a_second_tells_of_refusals(caplog: pytest.LogCaptureFixture) -> None:
     """With the number of them."""
-    admission = make_door(max_inflight=1)
+    admission = make_controller(max_inflight=1)
     limit = admission.limit("graph", "g")
     enter(admission)
     with caplog.at_level(logging.WARNING, "weft.router.admission"):
