@@ -18,7 +18,8 @@ from weft_common.tensors import WireTensor
 from weft_router.bandits.memory import RecentPulls
 from weft_router.bandits.store import BanditStore
 from weft_router.bandits.taken_path import bandit_choices
-from weft_router.graph.plan import BanditAlgorithm, BanditPlan, CombineMethod, NodeKind, NodePlan, StepPlan
+from weft_router.combine import METHODS
+from weft_router.graph.plan import BanditAlgorithm, BanditPlan, NodeKind, NodePlan, StepPlan
 from weft_router.reporting.path import MAX_PATH_CHARS
 
 BANDIT = BanditPlan(BanditAlgorithm.EPSILON_GREEDY, 0.5, 0)
@@ -96,7 +97,7 @@ def test_a_path_leads_to_the_choices(path: str, expected: list[tuple[str, str]])
 def test_the_model_that_combines_is_on_the_path() -> None:
     """Behind the members of its ensemble."""
     judge = make.step("judge", "judge", {"IN": "S"}, {"OUT": "Y"})
-    combine = ("Y", CombineMethod.CUSTOM, {"a": "A", "b": "B"}, {"custom": judge, "stack": "S", "mask": "M"})
+    combine = ("Y", METHODS["CUSTOM"], {"a": "A", "b": "B"}, {"custom": judge, "stack": "S", "mask": "M"})
     inner = graph().steps[0]
     members = [make.step("a", inner.action, {"X": "X"}, {"Y": "A"}), make.step("b", "b", {"IN": "X"}, {"OUT": "B"})]
     root = make.node("root", NodeKind.ENSEMBLE, members, inputs=["X"], outputs=["Y"], combines=[combine])
