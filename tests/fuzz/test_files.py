@@ -20,11 +20,11 @@ from weft_common.tensors import encode
 from weft_model.backends import BACKENDS
 from weft_preprocess.transforms.decoding import FORMATS, ImageDecoder
 from weft_protos.model_config_pb2 import ModelConfig
-from weft_router.graph.plan import RequestScope
 from weft_router.graph.types.compile_condition import ConditionError, Sight, compile_condition
 from weft_router.graph.types.conditions import Purpose
 from weft_router.graph.types.expression import read_expression
 from weft_router.graph.types.signatures import TensorType
+from weft_router.scope import RequestScope
 from weft_serving.config.definition import define_model
 
 ROOT = Path(__file__).parents[2]

@@ -10,10 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
-from weft_cli import arguments
-
-#: Commands whose module is not ``weft_cli.<command>``.
-_TOOLS = ("check", "convert", "draw", "explain", "lock")
+from weft_cli.arguments import calls, files, mesh
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,21 +18,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="weft", description="Serve models as a mesh of gRPC services.")
     parser.add_argument("--version", action="version", version=f"weft {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    arguments.add_up(commands)
-    arguments.add_restart(commands)
-    arguments.add_infer(commands)
-    arguments.add_check(commands)
-    arguments.add_top(commands)
-    arguments.add_lock(commands)
-    arguments.add_rollback(commands)
-    arguments.add_feedback(commands)
-    arguments.add_key(commands)
-    arguments.add_draw(commands)
-    arguments.add_explain(commands)
-    arguments.add_convert(commands)
+    for group in (mesh, calls, files):
+        group.add_commands(commands)
     options = parser.parse_args(argv)
     try:
-        status: int = import_module(f"{_package(options.command)}.{options.command}").run(options)
+        status: int = import_module(f"weft_cli.commands.{options.command}").run(options)
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
@@ -44,10 +31,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more at its end
         return 1
     return status
-
-
-def _package(command: str) -> str:
-    return "weft_tools" if command in _TOOLS else "weft_cli"
 
 
 def _version() -> str:

@@ -12,15 +12,15 @@ from weft_common.validation import scheduling_parameters
 from weft_router.admission import InflightLimit
 from weft_router.assembly import Assembly
 from weft_router.bandits.memory import settle
-from weft_router.graph.plan import Frame, GraphPlan, RequestScope
+from weft_router.graph.plan import Frame, GraphPlan
 from weft_router.reporting.headers import forwarded_headers
-from weft_router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRun, path_text, trace_text
+from weft_router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRecord, path_text, trace_text
 from weft_router.requests.cached_answers import GraphAnswers
 from weft_router.requests.routes import ROUTE_HEADER, Routes
 from weft_router.requests.selection import Selection, Selections
 from weft_router.runtime import Runtime
-from weft_router.steps import GraphRequest, earlier
-from weft_router.streams.decoupled import GraphResponse
+from weft_router.scope import RequestScope
+from weft_router.steps import GraphRequest, Run, earlier
 
 
 class _Execution(NamedTuple):
@@ -28,17 +28,13 @@ class _Execution(NamedTuple):
 
     Attributes:
         start_ns: On the runtime's clock.
-        deadline_ns: The graph's own worked in.
         selection: What it asks for.
-        start: The root's frame with the inputs, and the request.
-        run: Receives what it does.
+        run: Of the root; the deadline of the graph is worked in.
     """
 
     start_ns: int
-    deadline_ns: int | None
     selection: Selection
-    start: GraphResponse
-    run: NodeRun
+    run: Run
 
 
 class GraphExecutor:
@@ -89,16 +85,14 @@ class GraphExecutor:
     async def answer(self, call: InferCall, context: CallContext) -> tuple[InferResult, bool]:
         """As ``execute``; and whether the answer was in the graph's cache, or on its way to somebody else."""
         execution = self._begun(call, context)
-        start, selection, is_cached = execution.start, execution.selection, False
+        run, selection, is_cached = execution.run, execution.selection, False
         with self._reported(execution, context):
             if self._answers is None:
-                await self._run(start, execution, context)
-                outputs = selection.outputs(start)
+                await selection.node.run(run)
+                outputs = selection.outputs(run)
             else:
-                outputs, is_cached = await self._answers.outputs(
-                    start, selection, execution.deadline_ns, lambda own: self._run(own, execution, context)
-                )
-        parameters = start.request.response_parameters | self._trace(call, execution)
+                outputs, is_cached = await self._answers.outputs(run, selection)
+        parameters = run.request.response_parameters | self._trace(call, execution)
         return self._result(call, parameters, outputs), is_cached
 
     async def collected(self, call: InferCall, context: CallContext) -> InferResult:
@@ -107,7 +101,7 @@ class GraphExecutor:
         Otherwise as ``execute``.
         """
         execution = self._begun(call, context)
-        execution.start.request.is_collected = True
+        execution.run.request.is_collected = True
         async with contextlib.aclosing(self._responses(call, execution, context)) as results:
             answers = [result async for result in results]
         if not answers:
@@ -142,8 +136,7 @@ class GraphExecutor:
         if stages is None:
             raise UnsupportedError(f"graph '{self.plan.signature.name}' is not decoupled")
         with self._reported(execution, context):
-            responses = stages.responses(*execution.start, execution.deadline_ns, context.trace_context, execution.run)
-            async with contextlib.aclosing(responses):
+            async with contextlib.aclosing(stages.responses(execution.run)) as responses:
                 async for response in responses:
                     outputs = execution.selection.outputs(response)
                     yield self._result(call, response.request.response_parameters, outputs)
@@ -167,9 +160,8 @@ class GraphExecutor:
         inputs = call.inputs
         for name, slot in root.inputs:
             frame[slot] = inputs.get(name)
-        return _Execution(
-            start_ns, deadline_ns, selection, GraphResponse(frame, request), NodeRun(root.name, root.kind)
-        )
+        run = Run(frame, request, deadline_ns, context.trace_context, NodeRecord(root.name, root.kind))
+        return _Execution(start_ns, selection, run)
 
     @contextlib.contextmanager
     def _reported(self, execution: _Execution, context: CallContext) -> Iterator[None]:
@@ -187,19 +179,15 @@ class GraphExecutor:
             runtime.retry_budget.leave()
             if admission is not None:
                 admission.leave(runtime.clock_ns() - execution.start_ns)
-            context.trailing_metadata.append((PATH_HEADER, path_text(execution.run)))
-            if pulls := execution.start.request.scope.pulls:
-                settle(pulls, execution.run)
-
-    async def _run(self, start: GraphResponse, execution: _Execution, context: CallContext) -> None:
-        """The outputs are in the frame."""
-        await execution.selection.node.run(*start, execution.deadline_ns, context.trace_context, execution.run)
+            context.trailing_metadata.append((PATH_HEADER, path_text(execution.run.record)))
+            if pulls := execution.run.request.pulls:
+                settle(pulls, execution.run.record)
 
     def _trace(self, call: InferCall, execution: _Execution) -> dict[str, ParameterValue]:
         """The parameter with the trace, if the client asked for it."""
         if not call.parameters or call.parameters.get(TRACE_PARAMETER) is not True:
             return {}
-        return {TRACE_PARAMETER: trace_text(execution.run, execution.start_ns)}
+        return {TRACE_PARAMETER: trace_text(execution.run.record, execution.start_ns)}
 
     def _result(self, call: InferCall, parameters: Parameters, outputs: dict[str, WireTensor]) -> InferResult:
         signature = self.plan.signature

@@ -1,18 +1,16 @@
-"""``weft check``: every error of graph and configuration files, without a server."""
+"""Every error of graph and configuration files, without a server."""
 
-import argparse
 import json
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from weft_common.errors import WeftError
-from weft_common.text.pbtxt import Diagnostic, PbtxtError, render
+from weft_common.text.pbtxt import Diagnostic, render
 from weft_router.graph import check_graph
 from weft_router.repository.files import GraphRepository
 from weft_serving.config import CONFIG_FILENAME
-from weft_tools.lock_file import LockCatalog
+from weft_tools.lock import LockCatalog
 from weft_tools.offline import (
     GRAPH_FILENAME,
     GRAPH_FOLDER,
@@ -27,42 +25,10 @@ from weft_tools.offline import (
 )
 
 _SYNTAX = "G001"
-_FILENAMES = (GRAPH_FILENAME, CONFIG_FILENAME)
+#: What a folder is searched for.
+FILENAMES = (GRAPH_FILENAME, CONFIG_FILENAME)
 _JSON_KEYS = ("file", "line", "column", "message", "code", "severity")
 _UNKNOWN = "its models are not known, so names and types were not checked; give --repository DIR or --lock FILE"
-
-
-def run(options: argparse.Namespace) -> int:
-    """Print what was found; 0 without an error, 1 with one, 2 when there is nothing to check."""
-    given = [*options.paths, *filter(None, [options.repository, options.lock])]
-    missing = [str(path) for path in given if not path.exists()]
-    if missing:
-        print(f"weft check: no such file or folder: {', '.join(missing)}", file=sys.stderr)
-        return 2
-    try:
-        files = find_files(options.paths)
-    except OSError as error:
-        print(f"weft check: cannot read '{error.filename}': {error.strerror}", file=sys.stderr)
-        return 2
-    if not files:
-        print(
-            f"weft check: no {GRAPH_FILENAME} or {CONFIG_FILENAME} in {', '.join(map(str, options.paths))}",
-            file=sys.stderr,
-        )
-        return 2
-    try:
-        lock = None if options.lock is None else LockCatalog(options.lock)
-    except (PbtxtError, OSError) as error:
-        print(FORMATS[options.format](diagnostics_of(error, options.lock)))
-        return 1
-    found = check(files, options.repository, lock)
-    text = FORMATS[options.format](found)
-    if text:
-        print(text)
-    num_errors = sum(diagnostic.severity == "error" for diagnostic in found)
-    counts = {"file": len(files), "error": num_errors, "warning": len(found) - num_errors}
-    print(", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items()), file=sys.stderr)
-    return 1 if num_errors else 0
 
 
 def find_files(paths: Iterable[Path]) -> list[Path]:
@@ -84,7 +50,7 @@ def _below(path: Path) -> Iterator[Path]:
 
     for folder, folders, names in os.walk(path, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(folder, name) for name in _FILENAMES if name in names)
+        yield from (Path(folder, name) for name in FILENAMES if name in names)
 
 
 def check(files: Sequence[Path], repository: Path | None, lock: LockCatalog | None = None) -> list[Diagnostic]:
@@ -101,7 +67,7 @@ def check(files: Sequence[Path], repository: Path | None, lock: LockCatalog | No
     catalogs: dict[Path, OfflineCatalog] = {}
     for file in files:
         try:
-            if file.name in _FILENAMES:  # what has another name was given, and may be a pipe
+            if file.name in FILENAMES:  # what has another name was given, and may be a pipe
                 require_regular(file)
             if not is_graph(file):
                 if file.resolve() not in by_file:
@@ -183,4 +149,5 @@ def _escaped(text: str, more: str = "") -> str:
     return text
 
 
+#: The formats of reports.
 FORMATS: dict[str, Callable[[Sequence[Diagnostic]], str]] = {"text": render, "json": _as_json, "github": _as_github}

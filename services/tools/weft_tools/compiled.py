@@ -1,45 +1,36 @@
 """A graph compiled from files alone, for the commands that show one."""
 
-import argparse
-import sys
 from pathlib import Path
 
-from weft_common.errors import NotFoundError, WeftError
-from weft_common.text.pbtxt import Diagnostic, PbtxtError, render, suggestion
+from weft_common.errors import NotFoundError
+from weft_common.text.pbtxt import Diagnostic, suggestion
 from weft_router.graph import GraphError, GraphPlan, GraphSource, check_graph, compile_graph
 from weft_router.repository.files import GraphRepository
-from weft_tools.lock_file import LockCatalog
+from weft_tools.lock import LockCatalog
 from weft_tools.offline import GRAPH_FOLDER, OfflineCatalog, graph_source, is_graph, repository_of
 
 
-def load_plan(options: argparse.Namespace) -> GraphPlan | int:
-    """The plan of ``options.graph``; if there is none, the reason is printed and the exit status returned.
-
-    1 means that the graph has errors, 2 that there is no such graph.
+def load_plan(graph: str, repository: Path | None = None, lock: Path | None = None) -> GraphPlan:
+    """The plan of a graph.
 
     Args:
-        options: ``command``; ``graph``, a file or the name of a graph, NAME/VERSION for one version; ``repository``,
-            None takes the one that the file is in, else ./model_repository; ``lock``, a file of signatures that stands
-            in for the repository's models, or None.
+        graph: A file or the name of a graph, NAME/VERSION for one version.
+        repository: Models and other graphs; None: the repository that the file is in, else ./model_repository.
+        lock: A file of signatures that stands in for the repository's models.
+
+    Raises:
+        GraphError, PbtxtError: The graph, or a file that it depends on, has errors; ``diagnostics`` has each.
+        NotFoundError: There is no such graph or repository.
+        OSError: A file cannot be read.
     """
-    try:
-        repository = _repository(options.graph, options.repository)
-        graphs = _graphs(repository)
-        source = _find(options.graph, repository, graphs)
-        if options.lock is not None:
-            return compile_graph(source, LockCatalog(options.lock), graphs)
-        if repository is None:
-            text = f"the models that '{options.graph}' calls are not known; give --repository DIR or --lock FILE"
-            raise NotFoundError(text)
-        return _compile(source, OfflineCatalog(repository), graphs)
-    except (GraphError, PbtxtError) as error:
-        print(render(error.diagnostics), file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"weft {options.command}: cannot read '{error.filename}': {error.strerror}", file=sys.stderr)
-    except WeftError as error:
-        print(f"weft {options.command}: {error.message}", file=sys.stderr)
-    return 2
+    repository = _repository(graph, repository)
+    graphs = _graphs(repository)
+    source = _find(graph, repository, graphs)
+    if lock is not None:
+        return compile_graph(source, LockCatalog(lock), graphs)
+    if repository is None:
+        raise NotFoundError(f"the models that '{graph}' calls are not known; give --repository DIR or --lock FILE")
+    return _compile(source, OfflineCatalog(repository), graphs)
 
 
 def _repository(graph: str, given: Path | None) -> Path | None:

@@ -1,109 +1,140 @@
-"""``weft lock``: what the models of all targets take and give, in a file that graphs are checked against."""
+"""Lock files: signatures of models as text that people read in a diff."""
 
-import argparse
-import asyncio
-import os
-import shlex
-import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import grpc
+from google.protobuf import text_format
+from google.protobuf.message import Message
 
-from weft_common.client.channels import open_channel
-from weft_common.errors import UnavailableError, UnsupportedError, WeftError
-from weft_common.protocol.status import from_rpc_error
-from weft_common.security.channel import ChannelSecurity, channel_security
-from weft_common.text.pbtxt import PbtxtError, render
+from weft_common.signature import ModelSignature, TensorSpec
+from weft_common.text.pbtxt import Diagnostic, PbtxtError, parse
 from weft_protos import graph_service_pb2 as pb
-from weft_protos.graph_service_pb2_grpc import GraphServiceStub
-from weft_router.repository.signatures import signatures_of
-from weft_router.targets.catalog import TargetCatalog
-from weft_router.targets.grpc_target import GrpcTarget
-from weft_tools.lock_file import drift, lock_text, read_lock
+from weft_router.repository.signatures import signature_of
 
-_TIMEOUT_S = 10.0
-
-
-def run(options: argparse.Namespace) -> int:
-    """Write the signatures, or compare them with a file: 0 written or equal, 1 different or not to be had."""
-    try:
-        locked = read_lock(options.check) if options.check is not None else None
-        found = asyncio.run(_signatures(options))
-        if locked is not None:
-            return _compare(options.check, locked, found)
-        _write(options, found)
-    except PbtxtError as error:
-        print(render(error.diagnostics), file=sys.stderr)
-        return 1
-    except WeftError as error:
-        print(f"weft lock: {error.message}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"weft lock: '{error.filename}': {error.strerror}", file=sys.stderr)
-        return 1
-    return 0
+HEADER = """\
+# Signatures of the models that graphs call, as their services told them. Written by weft lock; not to be edited.
+# Check graphs against it, without a service:  weft check --lock {file} GRAPHS
+# See whether the services have changed:       weft lock --check {file} {source}
+# Renew it:                                    weft lock -o {file} {source}
+"""
 
 
-async def _signatures(options: argparse.Namespace) -> pb.TargetSignaturesResponse:
-    """What all targets serve; models that are not ready are told.
+def lock_text(models: Iterable[pb.ModelSignature], file: str, source: str) -> str:
+    """Content of a lock file.
+
+    Args:
+        models: In the order in which they are to stand.
+        file: Its name, for the header.
+        source: Arguments of ``weft lock`` that lead to the services, for the header.
+    """
+    parts = [HEADER.format(file=file, source=source)]
+    for model in models:
+        identity = pb.ModelSignature(name=model.name, version=model.version, target=model.target)
+        parts.append(f"\nmodel {{\n  {_one_line(identity)} max_batch_size: {model.max_batch_size}\n")
+        parts += [f"  input {{ {_one_line(tensor)} }}\n" for tensor in model.input]
+        parts += [f"  output {{ {_one_line(tensor)} }}\n" for tensor in model.output]
+        parts.append("  decoupled: true\n}\n" if model.decoupled else "}\n")
+    return "".join(parts)
+
+
+def read_lock(path: Path) -> list[pb.ModelSignature]:
+    """The models of a lock file.
 
     Raises:
-        WeftError: Router or targets do not answer, or there is no model.
+        OSError: It cannot be read.
+        PbtxtError: It is no lock file, or has a model version twice or without a name.
     """
-    security = channel_security(options)
-    found = await (_of_targets(options.target, security) if options.target else _of_router(options.router, security))
-    if found.unreachable_target:
-        raise UnavailableError(f"no answer from {', '.join(found.unreachable_target)}; nothing was locked or compared")
-    if not found.model:
-        raise UnavailableError("no model is ready on any target; nothing was locked or compared")
-    for model in found.not_ready:
-        print(f"weft lock: left out, because it is not ready: {model}", file=sys.stderr)
-    return found
+    lock, positions = parse(path.read_bytes(), pb.SignatureLock(), file=str(path))
+    seen: set[tuple[str, str]] = set()
+    faults = []
+    for i, model in enumerate(lock.model):
+        key = (model.name, model.version)
+        text = ""
+        if not (model.name and model.version.isdecimal() and model.target):
+            text = "a model needs name, version (a number) and target"
+        elif key in seen:
+            text = f"model '{model.name}' version {model.version} is there twice"
+        seen.add(key)
+        if text:
+            line, column = positions.find(f"model[{i}]")
+            faults.append(Diagnostic(str(path), line, column, text, source_line=positions.source_line(line)))
+    if faults:
+        raise PbtxtError(faults)
+    return list(lock.model)
 
 
-async def _of_router(address: str, security: ChannelSecurity | None) -> pb.TargetSignaturesResponse:
-    async with open_channel(address, security=security) as channel:
-        try:
-            found: pb.TargetSignaturesResponse = await GraphServiceStub(channel).TargetSignatures(
-                pb.TargetSignaturesRequest(), timeout=_TIMEOUT_S
-            )
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                text = f"'{address}' is no router of Weft; give each service with --target NAME=ADDRESS"
-                raise UnsupportedError(text) from error
-            raise from_rpc_error(error, f"'{address}'") from error
-    return found
+class LockCatalog:
+    """The models of a lock file, for the compiler.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: It cannot be read.
+        PbtxtError: It is no lock file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._models: dict[str, dict[int, tuple[str, ModelSignature]]] = {}
+        for model in read_lock(path):
+            self._models.setdefault(model.name, {})[int(model.version)] = (model.target, signature_of(model))
+
+    def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
+        """Target and signature of a model; version "" means the highest."""
+        versions = self._models.get(model_name, {})
+        return versions.get(int(version) if version.isdecimal() else max(versions, default=0))
+
+    def names(self) -> list[str]:
+        """Every model name."""
+        return list(self._models)
 
 
-async def _of_targets(targets: list[tuple[str, str]], security: ChannelSecurity | None) -> pb.TargetSignaturesResponse:
-    catalog = TargetCatalog([GrpcTarget(name, address, security=security) for name, address in targets])
-    try:
-        await catalog.start()
-        return signatures_of(catalog)
-    finally:
-        await catalog.close()
+def drift(locked: Sequence[pb.ModelSignature], live: Sequence[pb.ModelSignature]) -> list[str]:
+    """How the services differ from a lock file, one difference a line; empty where they do not."""
+    before, now = _by_version(locked), _by_version(live)
+    lines = []
+    for key in sorted(before.keys() | now.keys(), key=lambda key: (key[0], int(key[1]) if key[1].isdecimal() else 0)):
+        label = f"model '{key[0]}' version {key[1]}"
+        if key not in now:
+            lines.append(f"{label}: no target serves it any more; it was on '{before[key].target}'")
+        elif key not in before:
+            lines.append(f"{label}: is new, on '{now[key].target}'")
+        else:
+            lines += [f"{label}: {text}" for text in _differences(before[key], now[key])]
+    return lines
 
 
-def _compare(path: Path, locked: list[pb.ModelSignature], found: pb.TargetSignaturesResponse) -> int:
-    lines = drift(locked, found.model)
-    for line in lines:
-        print(line)
-    print(f"{path}: {len(lines) or 'no'} difference{'' if len(lines) == 1 else 's'}", file=sys.stderr)
-    return 1 if lines else 0
+def _by_version(models: Iterable[pb.ModelSignature]) -> dict[tuple[str, str], pb.ModelSignature]:
+    return {(model.name, model.version): model for model in models}
 
 
-def _write(options: argparse.Namespace, found: pb.TargetSignaturesResponse) -> None:
-    """The file has the signatures, or is as it was."""
-    given = [f"--target {shlex.quote(f'{name}={address}')}" for name, address in options.target]
-    source = " ".join(given) or f"--router {shlex.quote(options.router)}"
-    text = lock_text(found.model, shlex.quote(str(options.output or "FILE")), source)
-    if options.output is None:
-        print(text, end="")
-        return
-    draft = options.output.with_name(f".{options.output.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(options.output)
-    finally:
-        draft.unlink(missing_ok=True)
-    print(f"{options.output}: {len(found.model)} models", file=sys.stderr)
+def _differences(before: pb.ModelSignature, now: pb.ModelSignature) -> Iterator[str]:
+    if before.target != now.target:
+        yield f"was on target '{before.target}', is on '{now.target}'"
+    if before.max_batch_size != now.max_batch_size:
+        yield f"max_batch_size was {before.max_batch_size}, is {now.max_batch_size}"
+    old, new = signature_of(before), signature_of(now)
+    if old.is_decoupled != new.is_decoupled:
+        yield f"decoupled was {old.is_decoupled}, is {new.is_decoupled}".lower()
+    for what, had, has in (("input", old.inputs, new.inputs), ("output", old.outputs, new.outputs)):
+        yield from _tensor_differences(what, {spec.name: spec for spec in had}, {spec.name: spec for spec in has})
+
+
+def _tensor_differences(what: str, had: Mapping[str, TensorSpec], has: Mapping[str, TensorSpec]) -> Iterator[str]:
+    for name in dict.fromkeys([*had, *has]):
+        if name not in has:
+            yield f"{what} '{name}' is gone; it was {_shown(had[name])}"
+        elif name not in had:
+            yield f"{what} '{name}' is new: {_shown(has[name])}"
+        elif had[name] != has[name]:
+            yield f"{what} '{name}' was {_shown(had[name])}, is {_shown(has[name])}"
+
+
+def _shown(spec: TensorSpec) -> str:
+    marks = (" optional" if spec.is_optional else "") + (" ragged" if spec.allow_ragged_batch else "")
+    return f"{spec.datatype}{list(spec.dims)}{marks}"
+
+
+def _one_line(message: Message) -> str:
+    text = text_format.MessageToString(message, as_one_line=True, use_short_repeated_primitives=True, as_utf8=True)
+    return str(text).strip()

@@ -4,7 +4,8 @@ import json
 
 from weft_common.signature import TensorSpec
 from weft_common.tensors import WireTensor, decode
-from weft_router.graph.plan import CachePlan, CallPlan, Condition, HedgePlan, NodePlan, RetryPlan, ShadowPlan, StepPlan
+from weft_router.graph.description import condition_text, counted, slot_name
+from weft_router.graph.plan import CachePlan, HedgePlan, NodePlan, RetryPlan, ShadowPlan, StepPlan
 
 MAX_SHOWN_CHARS = 60
 _MAX_SHOWN_ELEMENTS = 8
@@ -14,18 +15,6 @@ def shortened(text: str, limit: int = MAX_SHOWN_CHARS) -> str:
     """``text`` on one line, of at most ``limit`` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-def condition_text(condition: Condition) -> str:
-    """The author's text on one line."""
-    return " ".join(condition.source.split())
-
-
-def target_text(action: CallPlan | NodePlan) -> str:
-    """``resnet50@3``, ``resnet50`` where the version is left to the target, ``graph inner/7`` or ``node ab``."""
-    if isinstance(action, CallPlan):
-        return action.model_name + (f"@{action.model_version}" if action.model_version else "")
-    return f"graph {action.graph}" if action.graph else f"node {action.name}"
 
 
 def shape_text(dims: tuple[int, ...], *, is_batched: bool) -> str:
@@ -98,30 +87,3 @@ def policy_texts(step: StepPlan) -> list[str]:
 def default_texts(step: StepPlan, frame: NodePlan) -> list[str]:
     """``LANG defaults to "en"`` for each default of a step of ``frame``."""
     return [f"{slot_name(frame, slot)} defaults to {value_text(tensor)}" for slot, tensor, _ in step.defaults]
-
-
-def slot_name(node: NodePlan, slot: int) -> str:
-    """Name of the tensor in a slot of the node's frame; "" where it has none."""
-    spec = node.specs.get(slot)
-    return (
-        spec.name if spec is not None else next((b.name for b in (*node.inputs, *node.outputs) if b.slot == slot), "")
-    )
-
-
-def share(weight: float, total: float) -> str:
-    """``90 %``; never 0 % or 100 % of something that is not."""
-    percent = 100 * weight / total if total > 0 else 0.0
-    text = f"{percent:.3g}"
-    if text == "100" and weight < total:
-        return "> 99.9 %"
-    return f"{text} %" if text != "0" or not weight else "< 0.01 %"
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 call``, ``2 calls``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def cases_text(cases: tuple[str, ...]) -> str:
-    """``"de", "nl"``."""
-    return ", ".join(json.dumps(case, ensure_ascii=False) for case in cases)

@@ -25,7 +25,11 @@ PACKAGES = {
     "model": SERVING | {"services/model/weft_model", "kernels/weft_kernels"},
     "postprocess": SERVING | {"services/postprocess/weft_postprocess"},
 }
-PACKAGES["cli"] = set().union(*PACKAGES.values()) | {"services/cli/weft_cli"}
+PACKAGES["cli"] = set().union(*PACKAGES.values()) | {
+    "services/mesh/weft_mesh",
+    "services/tools/weft_tools",
+    "services/cli/weft_cli",
+}
 
 
 def dockerfile(service: str) -> str:

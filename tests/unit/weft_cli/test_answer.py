@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-from weft_cli.answer import render_result, render_tensor
+from weft_cli.answers.tensor import render_result, render_tensor
 from weft_common.core import InferResult
 from weft_common.tensors import bytes_tensor, encode
 

@@ -1,11 +1,11 @@
 """Versions of a graph that are told apart by the name of their first step."""
 
-from types import SimpleNamespace
+from tests.unit.weft_router import make
 
 from weft_common.core import CallContext
 
 
-def named(make: SimpleNamespace, step: str, **replacements: str) -> str:
+def named(step: str, **replacements: str) -> str:
     """The pipe with another first step; quoted names may be replaced."""
     text = make.PIPE.replace('name: "one"', f'name: "{step}"')
     for old, new in replacements.items():
@@ -13,7 +13,7 @@ def named(make: SimpleNamespace, step: str, **replacements: str) -> str:
     return text
 
 
-async def answered_by(core: object, make: SimpleNamespace, version: str = "") -> str:
+async def answered_by(core: object, version: str = "") -> str:
     """First step and version of the graph that answers."""
     context = CallContext()
     result = await core.infer(make.request(version=version), context)

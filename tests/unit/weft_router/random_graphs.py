@@ -8,20 +8,21 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_condition import FakeCondition
 from tests.unit.weft_router.virtual_clock import virtual_clock_of_loop
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
 from weft_common.tensors import WireTensor, decode
+from weft_router.combine import METHODS, CombineMethod
 from weft_router.graph.plan import (
     CachePlan,
     CallPlan,
-    CombineMethod,
     GraphPlan,
     HedgePlan,
     LoopPlan,
@@ -31,7 +32,7 @@ from weft_router.graph.plan import (
 )
 
 CODES = ("UNAVAILABLE", "ABORTED", "INTERNAL", "UNKNOWN")
-METHODS = (CombineMethod.FIRST, CombineMethod.VOTE, CombineMethod.MAX, CombineMethod.SUM, CombineMethod.CUSTOM)
+COMBINE_METHODS = tuple(METHODS[name] for name in ("FIRST", "VOTE", "MAX", "SUM", "CUSTOM"))
 WIDTH = 8
 
 
@@ -107,7 +108,7 @@ class Node:
     on: str = ""
     quorum: int = 0
     straggler_ms: int = 0
-    method: CombineMethod = CombineMethod.FIRST
+    method: CombineMethod = METHODS["FIRST"]
     custom: Model | None = None
     max_iterations: int = 0
     again: Test | None = None
@@ -186,7 +187,7 @@ class _Draw:
         if kind is NodeKind.SWITCH:
             return self.switch(name, steps)
         if kind is NodeKind.ENSEMBLE:
-            method = self.draw(st.sampled_from(METHODS))
+            method = self.draw(st.sampled_from(COMBINE_METHODS))
             return Node(
                 name,
                 kind,
@@ -194,7 +195,7 @@ class _Draw:
                 quorum=self.draw(st.integers(0, size)),
                 straggler_ms=self.draw(st.sampled_from((0, 10, 40))),
                 method=method,
-                custom=self.model() if method is CombineMethod.CUSTOM else None,
+                custom=self.model() if method is METHODS["CUSTOM"] else None,
             )
         if kind is NodeKind.CASCADE:
             for index in range(size):
@@ -236,9 +237,9 @@ def graphs(draw: st.DrawFn) -> Node:
     return _Draw(draw).node(2)
 
 
-def plan_of(make: SimpleNamespace, root: Node) -> GraphPlan:
+def plan_of(root: Node) -> GraphPlan:
     """The graph's plan."""
-    return make.graph(_node_plan(make, root), max_batch_size=64)
+    return make.graph(_node_plan(root), max_batch_size=64)
 
 
 def scripts_of(node: Node) -> dict[str, Any]:
@@ -271,12 +272,12 @@ def _script(model: Model) -> Any:
     return answer
 
 
-def _call(make: SimpleNamespace, model: Model, inputs: Mapping[str, int]) -> CallPlan:
+def _call(model: Model, inputs: Mapping[str, int]) -> CallPlan:
     specs = [make.spec(name, "UINT8", (-1,) * rank) for name, rank in inputs.items()]
     return make.call_plan(model.name, specs, [make.spec("OUT", "UINT8", (WIDTH,))], max_batch_size=64)
 
 
-def _condition(make: SimpleNamespace, test: Test | None) -> Any:
+def _condition(test: Test | None) -> Any:
     if test is None:
         return None
 
@@ -286,12 +287,12 @@ def _condition(make: SimpleNamespace, test: Test | None) -> Any:
             return array is not None
         return int(array[:, 0].astype(int).sum()) % 4 < test.rest
 
-    return make.FakeCondition(holds, names=(test.name,))
+    return FakeCondition(holds, names=(test.name,))
 
 
-def _step_plan(make: SimpleNamespace, node: Node, step: Step, output: str) -> Any:
+def _step_plan(node: Node, step: Step, output: str) -> Any:
     options: dict[str, Any] = {"is_soft": step.is_soft, "timeout_ms": step.timeout_ms}
-    options |= {"when": _condition(make, step.when), "accept": _condition(make, step.accept)}
+    options |= {"when": _condition(step.when), "accept": _condition(step.accept)}
     options |= {"min_remaining_ms": step.min_remaining_ms, "is_otherwise": step.is_otherwise}
     options |= {"retry": step.retry, "hedge": step.hedge, "cache": CachePlan(0, 1 << 30) if step.is_cached else None}
     if node.kind is NodeKind.SPLITTER:
@@ -301,32 +302,30 @@ def _step_plan(make: SimpleNamespace, node: Node, step: Step, output: str) -> An
     if step.has_default:
         options["batched_defaults"] = {output: WireTensor("UINT8", (1, WIDTH), default_row(step))}
     if step.fallback is not None:
-        options["fallback"] = _step_plan(make, node, step.fallback, output)
+        options["fallback"] = _step_plan(node, step.fallback, output)
     if isinstance(step.target, Node):
         inputs = {"X": "X"} | dict(zip("E", step.reads, strict=False))
-        return make.step(step.name, _node_plan(make, step.target), inputs, {"Y": output}, **options)
+        return make.step(step.name, _node_plan(step.target), inputs, {"Y": output}, **options)
     inputs = {name: name for name in ("X", *step.reads)}
-    return make.step(step.name, _call(make, step.target, dict.fromkeys(inputs, 1)), inputs, {"OUT": output}, **options)
+    return make.step(step.name, _call(step.target, dict.fromkeys(inputs, 1)), inputs, {"OUT": output}, **options)
 
 
-def _node_plan(make: SimpleNamespace, node: Node) -> NodePlan:
+def _node_plan(node: Node) -> NodePlan:
     names = {NodeKind.SEQUENCE: "t{}", NodeKind.ENSEMBLE: "s{}.Y"}
     outputs = [names.get(node.kind, "Y").format(index) for index in range(len(node.steps))]
-    steps = [_step_plan(make, node, step, output) for step, output in zip(node.steps, outputs, strict=True)]
+    steps = [_step_plan(node, step, output) for step, output in zip(node.steps, outputs, strict=True)]
     options: dict[str, Any] = {"per_row": node.per_row, "quorum": node.quorum, "straggler_ms": node.straggler_ms}
     if node.on:
-        options["on"] = make.FakeCondition(
+        options["on"] = FakeCondition(
             lambda request, values: str(int(values["X"][:, 0].astype(int).sum()) % 3), names=("X",)
         )
     if node.again is not None:
-        options["loop"] = LoopPlan(
-            _condition(make, node.again), node.max_iterations, (("t0", "X"),) if node.carries else ()
-        )
+        options["loop"] = LoopPlan(_condition(node.again), node.max_iterations, (("t0", "X"),) if node.carries else ())
     if node.kind is NodeKind.ENSEMBLE:
         more: dict[str, Any] = {}
         if node.custom is not None:
-            call = _call(make, node.custom, {"S": 2, "MASK": 1})
-            call = replace(call, signature=replace(call.signature, inputs=_custom_inputs(make)))
+            call = _call(node.custom, {"S": 2, "MASK": 1})
+            call = replace(call, signature=replace(call.signature, inputs=_custom_inputs()))
             more = {"custom": make.step("custom", call, {"S": "S", "MASK": "MASK"}, {"OUT": "Y"})}
             more |= {"stack": "S", "mask": "MASK"}
         sources = {step.name: output for step, output in zip(node.steps, outputs, strict=True)}
@@ -335,7 +334,7 @@ def _node_plan(make: SimpleNamespace, node: Node) -> NodePlan:
     return make.node(node.name, node.kind, steps, inputs=["X", "E"], outputs=made, **options)
 
 
-def _custom_inputs(make: SimpleNamespace) -> tuple[Any, ...]:
+def _custom_inputs() -> tuple[Any, ...]:
     return (make.spec("S", "UINT8", (-1, WIDTH)), make.spec("MASK", "BOOL", (-1,)))
 
 

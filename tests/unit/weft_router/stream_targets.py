@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
+
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft_common.errors import WeftError
@@ -16,10 +18,10 @@ from weft_router.runtime import Runtime
 Script = Callable[[InferCall, CallContext], AsyncIterator[Any]]
 
 
-def stream_target(make: SimpleNamespace) -> Any:
+def stream_target() -> Any:
     """A fake target whose `streams` have the scripts of decoupled models; a script yields tensors or whole results."""
 
-    class StreamTarget(make.FakeTarget):
+    class StreamTarget(FakeTarget):
         def __init__(self) -> None:
             super().__init__()
             self.streams: dict[str, Script] = {}
@@ -51,23 +53,20 @@ def stream_target(make: SimpleNamespace) -> Any:
 class Plans:
     """Builders of decoupled plans; every model takes IN and gives OUT."""
 
-    def __init__(self, make: SimpleNamespace) -> None:
-        self._make = make
-
     def stream(self, name: str, tensor: str, output: str, **options: Any) -> Any:
         """A step that calls a decoupled model."""
-        call = self._make.call_plan(name, ["IN"], ["OUT"])
+        call = make.call_plan(name, ["IN"], ["OUT"])
         call = replace(call, signature=replace(call.signature, is_decoupled=True))
-        return self._make.step(name, call, {"IN": tensor}, {"OUT": output}, **options)
+        return make.step(name, call, {"IN": tensor}, {"OUT": output}, **options)
 
     def step(self, name: str, tensor: str, output: str, **options: Any) -> Any:
         """A step that calls any other model."""
-        return self._make.step(name, name, {"IN": tensor}, {"OUT": output}, **options)
+        return make.step(name, name, {"IN": tensor}, {"OUT": output}, **options)
 
     def graph(self, *steps: Any, outputs: Any = ("Y",), **options: Any) -> GraphPlan:
         """A graph of X with these steps."""
-        root = self._make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=outputs)
-        plan = self._make.graph(root, **options)
+        root = make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=outputs)
+        plan = make.graph(root, **options)
         return replace(plan, signature=replace(plan.signature, is_decoupled=True))
 
     def chat(self, **options: Any) -> GraphPlan:
@@ -77,7 +76,7 @@ class Plans:
         )
 
 
-def counting(make: SimpleNamespace, count: int, failure: WeftError | None = None) -> Script:
+def counting(count: int, failure: WeftError | None = None) -> Script:
     """A stream of 1, 2, ..., `count`, which then ends or fails."""
 
     async def script(call: InferCall, context: CallContext) -> AsyncIterator[Any]:
@@ -90,7 +89,6 @@ def counting(make: SimpleNamespace, count: int, failure: WeftError | None = None
 
 
 def stream_of(
-    make: SimpleNamespace,
     plan: GraphPlan | GraphExecutor,
     target: Any,
     *,
@@ -117,7 +115,7 @@ async def collected(results: AsyncGenerator[InferResult, None]) -> tuple[list[In
     return got, None
 
 
-def numbers(make: SimpleNamespace, results: list[InferResult], output: str = "Y") -> list[float | None]:
+def numbers(results: list[InferResult], output: str = "Y") -> list[float | None]:
     """Value of an output in each response but the last."""
     tensors = [result.outputs.get(output) for result in results if not result.is_null]
     return [next((n for n in range(-9, 99) if tensor == make.tensor(n)), None) for tensor in tensors]

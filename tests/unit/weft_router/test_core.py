@@ -4,9 +4,10 @@ import asyncio
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft_common.errors import (
@@ -23,7 +24,7 @@ from weft_router.admission import AdmissionSettings
 LATER_NS = 1 << 62
 
 
-async def test_a_graph_is_served_as_a_model(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
+async def test_a_graph_is_served_as_a_model(tmp_path: Path, target: object) -> None:
     """Ready, with a signature, in the index, and it answers."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -38,7 +39,7 @@ async def test_a_graph_is_served_as_a_model(tmp_path: Path, make: SimpleNamespac
         assert [("x-graph-path", "root.one;two")] == context.trailing_metadata
 
 
-async def test_a_triton_ensemble_is_served_as_it_stands(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
+async def test_a_triton_ensemble_is_served_as_it_stands(tmp_path: Path, target: object) -> None:
     """`config.pbtxt` with `ensemble_scheduling` beside an empty version folder."""
     make.write(tmp_path, make.ENSEMBLE, "old", "7")
     async with make.started(tmp_path, target) as s:
@@ -52,9 +53,7 @@ async def test_a_triton_ensemble_is_served_as_it_stands(tmp_path: Path, make: Si
     assert [("double", -1), ("double", 1)] == [(step.model_name, step.model_version) for step in steps]
 
 
-async def test_a_plain_sequence_looks_like_an_ensemble_to_perf_analyzer(
-    tmp_path: Path, make: SimpleNamespace, target: object
-) -> None:
+async def test_a_plain_sequence_looks_like_an_ensemble_to_perf_analyzer(tmp_path: Path, target: object) -> None:
     """Its steps can be followed to models whose configuration the router gives too."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -68,9 +67,7 @@ async def test_a_plain_sequence_looks_like_an_ensemble_to_perf_analyzer(
     assert ("double", ["X"]) == (composing.name, [tensor.name for tensor in composing.input])
 
 
-async def test_statistics_grow_for_the_graph_and_for_its_models(
-    tmp_path: Path, make: SimpleNamespace, target: object
-) -> None:
+async def test_statistics_grow_for_the_graph_and_for_its_models(tmp_path: Path, target: object) -> None:
     """Success, queue and compute count requests; the parts never exceed the whole; rows are counted."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -89,7 +86,7 @@ async def test_statistics_grow_for_the_graph_and_for_its_models(
         assert count == sum(sum(histogram.counts) for histogram in counters.request_latency.values())
 
 
-async def test_failures_are_counted_with_their_reason(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
+async def test_failures_are_counted_with_their_reason(tmp_path: Path, target: object) -> None:
     """A step's failure counts for the graph as well."""
 
     async def fail(call: InferCall, context: CallContext) -> dict[str, object]:
@@ -103,7 +100,7 @@ async def test_failures_are_counted_with_their_reason(tmp_path: Path, make: Simp
         assert {"BACKEND": 1} == s.core.statistics("pipe", "")[0].failures_by_reason
 
 
-async def test_an_invalid_request_calls_nothing(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
+async def test_an_invalid_request_calls_nothing(tmp_path: Path, target: object) -> None:
     """The graph's own signature is checked before any step."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -115,9 +112,7 @@ async def test_an_invalid_request_calls_nothing(tmp_path: Path, make: SimpleName
     assert [] == target.calls
 
 
-async def test_the_timeout_parameter_shortens_the_deadline(
-    tmp_path: Path, make: SimpleNamespace, target: object
-) -> None:
+async def test_the_timeout_parameter_shortens_the_deadline(tmp_path: Path, target: object) -> None:
     """Microseconds from arrival; a client deadline that is earlier stays."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -129,7 +124,7 @@ async def test_the_timeout_parameter_shortens_the_deadline(
     assert [5_000_001_000] * 2 + [1_007] * 2 == [seen.deadline_ns for seen in target.contexts]
 
 
-async def test_unknown_names_and_versions_are_not_found(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
+async def test_unknown_names_and_versions_are_not_found(tmp_path: Path, target: object) -> None:
     """The texts are those that clients of Triton Inference Server look for."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -150,7 +145,7 @@ async def test_unknown_names_and_versions_are_not_found(tmp_path: Path, make: Si
                     ask(name, version)
 
 
-async def test_leading_zeros_of_a_version_mean_nothing(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
+async def test_leading_zeros_of_a_version_mean_nothing(tmp_path: Path, target: object) -> None:
     """As in Triton Inference Server, for graphs and models alike; the target and the counters see the plain number."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -162,9 +157,7 @@ async def test_leading_zeros_of_a_version_mean_nothing(tmp_path: Path, make: Sim
         assert 2 == len(s.core.statistics("", ""))
 
 
-async def test_an_unknown_model_may_be_one_of_a_target_that_does_not_answer(
-    tmp_path: Path, make: SimpleNamespace, target: object
-) -> None:
+async def test_an_unknown_model_may_be_one_of_a_target_that_does_not_answer(tmp_path: Path, target: object) -> None:
     """The message says which targets were not heard."""
     target.models = RemoteError("UNAVAILABLE", "refused")
     async with make.started(tmp_path, target) as s:
@@ -172,9 +165,7 @@ async def test_an_unknown_model_may_be_one_of_a_target_that_does_not_answer(
             await s.core.infer(make.request("double"), CallContext())
 
 
-async def test_a_model_that_is_called_itself_is_reported_as_a_step_is(
-    tmp_path: Path, make: SimpleNamespace, target: object
-) -> None:
+async def test_a_model_that_is_called_itself_is_reported_as_a_step_is(tmp_path: Path, target: object) -> None:
     """The path is its name; a trace has its one call."""
 
     async def answer(call: InferCall, context: CallContext) -> InferResult:
@@ -199,9 +190,7 @@ async def test_a_model_that_is_called_itself_is_reported_as_a_step_is(
     } == entry
 
 
-async def test_an_error_of_a_model_that_is_called_itself_names_it(
-    tmp_path: Path, make: SimpleNamespace, target: object
-) -> None:
+async def test_an_error_of_a_model_that_is_called_itself_names_it(tmp_path: Path, target: object) -> None:
     """As the error of a step does, with the path in the trailer."""
 
     async def fail(call: InferCall, context: CallContext) -> dict[str, object]:
@@ -216,9 +205,7 @@ async def test_an_error_of_a_model_that_is_called_itself_names_it(
     assert [("x-graph-path", "double")] == context.trailing_metadata
 
 
-async def test_a_models_own_name_reaches_it_through_the_router(
-    tmp_path: Path, make: SimpleNamespace, target: object
-) -> None:
+async def test_a_models_own_name_reaches_it_through_the_router(tmp_path: Path, target: object) -> None:
     """Pass-through: deadline and headers go along, hop-by-hop headers do not."""
     async with make.started(tmp_path, target) as s:
         context = CallContext(deadline_ns=LATER_NS, headers={"x-user-id": "7", "user-agent": "a"})
@@ -229,7 +216,7 @@ async def test_a_models_own_name_reaches_it_through_the_router(
     assert (LATER_NS, {"x-user-id": "7"}) == (target.contexts[0].deadline_ns, target.contexts[0].headers)
 
 
-async def test_a_graph_waits_for_its_models(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
+async def test_a_graph_waits_for_its_models(tmp_path: Path, target: object) -> None:
     """A target that comes later makes the graph ready; until then index and answers say why it is not."""
     target.models = RemoteError("UNAVAILABLE", "refused")
     make.write(tmp_path, make.PIPE)
@@ -247,7 +234,7 @@ async def test_a_graph_waits_for_its_models(tmp_path: Path, make: SimpleNamespac
         await s.core.infer(make.request(), CallContext())
 
 
-async def test_readiness_follows_the_models(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
+async def test_readiness_follows_the_models(tmp_path: Path, target: object) -> None:
     """A lost model makes the graph not ready; it is tried all the same, and is ready again by itself."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -263,9 +250,7 @@ async def test_readiness_follows_the_models(tmp_path: Path, make: SimpleNamespac
         await s.refresh(s.core.is_ready)
 
 
-async def test_a_model_that_changes_under_a_graph_takes_it_out_of_service(
-    tmp_path: Path, make: SimpleNamespace, target: object
-) -> None:
+async def test_a_model_that_changes_under_a_graph_takes_it_out_of_service(tmp_path: Path, target: object) -> None:
     """The graph is checked anew; it comes back when the model fits again."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -277,11 +262,9 @@ async def test_a_model_that_changes_under_a_graph_takes_it_out_of_service(
         await s.refresh(s.core.is_ready)
 
 
-async def test_a_graph_goes_over_to_a_replica_of_its_model(
-    tmp_path: Path, make: SimpleNamespace, target: object
-) -> None:
+async def test_a_graph_goes_over_to_a_replica_of_its_model(tmp_path: Path, target: object) -> None:
     """The steps are bound anew to the target that is left, and back when the first has returned."""
-    replica = make.FakeTarget("replica")
+    replica = FakeTarget("replica")
     make.serve(replica, "double")
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target, replica) as s:
@@ -296,7 +279,7 @@ async def test_a_graph_goes_over_to_a_replica_of_its_model(
         await s.refresh(lambda: s.core._graphs.find("pipe", "").serving.calls[0].target == "model")
 
 
-async def test_a_bad_graph_does_not_stop_the_others(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
+async def test_a_bad_graph_does_not_stop_the_others(tmp_path: Path, target: object) -> None:
     """Its reason has file, line and column; the router is not ready, the good graph is."""
     make.write(tmp_path, make.PIPE)
     make.write(tmp_path, 'name: "bad" platfrom: "graph"', "bad")
@@ -308,9 +291,7 @@ async def test_a_bad_graph_does_not_stop_the_others(tmp_path: Path, make: Simple
     assert "did you mean 'platform'?" in reason
 
 
-async def test_a_bad_new_version_leaves_the_last_good_one_in_service(
-    tmp_path: Path, make: SimpleNamespace, target: object
-) -> None:
+async def test_a_bad_new_version_leaves_the_last_good_one_in_service(tmp_path: Path, target: object) -> None:
     """The default version is the highest that is ready."""
     make.write(tmp_path, make.PIPE)
     make.write(tmp_path, make.PIPE.replace("double", "nobody"), version="2")
@@ -323,7 +304,7 @@ async def test_a_bad_new_version_leaves_the_last_good_one_in_service(
         assert "1" == (await s.core.infer(make.request(version="1"), CallContext())).model_version
 
 
-async def test_admission_is_decided_before_any_work(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
+async def test_admission_is_decided_before_any_work(tmp_path: Path, target: object) -> None:
     """The graph's limit and the router's: the request beyond is refused with a hint, and calls nothing."""
     is_called, release = asyncio.Event(), asyncio.Event()
 
@@ -351,7 +332,7 @@ async def test_admission_is_decided_before_any_work(tmp_path: Path, make: Simple
             await s.core.infer(make.request(), CallContext())
 
 
-async def test_a_stream_has_one_answer_to_a_request(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
+async def test_a_stream_has_one_answer_to_a_request(tmp_path: Path, target: object) -> None:
     """Graphs are not decoupled in this version."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -360,7 +341,7 @@ async def test_a_stream_has_one_answer_to_a_request(tmp_path: Path, make: Simple
 
 
 async def test_nothing_is_compiled_for_a_request(
-    tmp_path: Path, make: SimpleNamespace, target: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between requests neither compiler, nor checker, nor executor construction runs."""
     make.write(tmp_path, make.PIPE)
@@ -379,7 +360,7 @@ async def test_nothing_is_compiled_for_a_request(
             await s.core.infer(make.request(), CallContext())
 
 
-async def test_closing_leaves_no_task(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
+async def test_closing_leaves_no_task(tmp_path: Path, target: object) -> None:
     """Pollers and followers end with the router."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target):

@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.unit.weft_router import make
+from tests.unit.weft_router.make import StartedRouter
 
 from weft_common.client.channels import open_channel
 from weft_common.core import CallContext, InferCall
@@ -37,8 +38,8 @@ class Held:
 
 @asynccontextmanager
 async def router(
-    root: Path, make: SimpleNamespace, target: Any, graph: str, **settings: Any
-) -> AsyncIterator[tuple[SimpleNamespace, GRPCInferenceServiceStub]]:
+    root: Path, target: Any, graph: str, **settings: Any
+) -> AsyncIterator[tuple[StartedRouter, GRPCInferenceServiceStub]]:
     """A router with one graph behind a real port, and a stub of it."""
     make.write(root, graph)
     async with make.started(root, target, admission=AdmissionSettings(**settings)) as s:
@@ -53,7 +54,7 @@ async def router(
             await server.stop(None)
 
 
-def message(make: SimpleNamespace, priority: int = 0) -> pb.ModelInferRequest:
+def message(priority: int = 0) -> pb.ModelInferRequest:
     """A request for the graph."""
     return request_from_call(make.request(parameters={"priority": priority} if priority else {}))
 
@@ -65,18 +66,16 @@ async def until(claim: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_full_router_refuses_before_tensors_are_looked_at(
-    tmp_path: Path, make: SimpleNamespace, target: Any
-) -> None:
+async def test_a_full_router_refuses_before_tensors_are_looked_at(tmp_path: Path, target: Any) -> None:
     """A request that makes no sense is refused for the same reason; the hint, and that nothing was begun, are there."""
     held = Held(target)
-    async with router(tmp_path, make, target, make.PIPE + "policy { max_inflight: 1 }") as (s, stub):
-        first = asyncio.ensure_future(stub.ModelInfer(message(make)))
+    async with router(tmp_path, target, make.PIPE + "policy { max_inflight: 1 }") as (s, stub):
+        first = asyncio.ensure_future(stub.ModelInfer(message()))
         await until(lambda: held.num_calls == 1)
-        senseless = message(make)
+        senseless = message()
         senseless.inputs[0].datatype = "NONE"
         del senseless.raw_input_contents[:]
-        for request in (message(make), senseless):
+        for request in (message(), senseless):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.ModelInfer(request)
             assert grpc.StatusCode.RESOURCE_EXHAUSTED is caught.value.code()
@@ -92,20 +91,18 @@ async def test_a_full_router_refuses_before_tensors_are_looked_at(
         assert 2 == statistics.failures_by_reason["REJECTED"]
 
 
-async def test_the_lower_priority_is_refused_where_the_higher_gets_in(
-    tmp_path: Path, make: SimpleNamespace, target: Any
-) -> None:
+async def test_the_lower_priority_is_refused_where_the_higher_gets_in(tmp_path: Path, target: Any) -> None:
     """Refusals are counted by graph, reason and priority."""
     held = Held(target)
-    async with router(tmp_path, make, target, make.PIPE, max_inflight=4) as (s, stub):
+    async with router(tmp_path, target, make.PIPE, max_inflight=4) as (s, stub):
         inside = []
         for count, priority in enumerate((1, 3), start=1):
-            inside.append(asyncio.ensure_future(stub.ModelInfer(message(make, priority))))
+            inside.append(asyncio.ensure_future(stub.ModelInfer(message(priority))))
             await until(lambda count=count: held.num_calls == count)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.ModelInfer(message(make, 3))
+            await stub.ModelInfer(message(3))
         assert "are kept for priorities above 3" in caught.value.details()
-        inside.append(asyncio.ensure_future(stub.ModelInfer(message(make, 1))))
+        inside.append(asyncio.ensure_future(stub.ModelInfer(message(1))))
         await until(lambda: held.num_calls == 3)
         registry = CollectorRegistry()
         for collector in s.core.extension().collectors:
@@ -118,61 +115,59 @@ async def test_the_lower_priority_is_refused_where_the_higher_gets_in(
         await asyncio.gather(*inside)
 
 
-async def test_with_an_adaptive_limit_some_wait_and_are_answered(
-    tmp_path: Path, make: SimpleNamespace, target: Any
-) -> None:
+async def test_with_an_adaptive_limit_some_wait_and_are_answered(tmp_path: Path, target: Any) -> None:
     """As soon as those before them are; a client that goes away leaves the line."""
     held = Held(target)
     graph = make.PIPE + "policy { max_inflight: 2 }"
-    async with router(tmp_path, make, target, graph, is_adaptive=True) as (s, stub):
+    async with router(tmp_path, target, graph, is_adaptive=True) as (s, stub):
         for _ in range(2):
             held.release.set()
-            await stub.ModelInfer(message(make))
+            await stub.ModelInfer(message())
         held.release.clear()
-        limit = s.core._door.limits["pipe"]
+        limit = s.core._admission.limits["pipe"]
         limit.median_ns = 10e9  # whoever waits has the time
-        calls = [asyncio.ensure_future(stub.ModelInfer(message(make))) for _ in range(4)]
+        calls = [asyncio.ensure_future(stub.ModelInfer(message())) for _ in range(4)]
         await until(lambda: len(limit.line) == 2)
         with pytest.raises(grpc.aio.AioRpcError, match="what was measured allows 2"):
-            await stub.ModelInfer(message(make))
+            await stub.ModelInfer(message())
         calls[3].cancel()
         await until(lambda: len(limit.line) == 1 or calls[3].done())
         held.release.set()
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert 3 == sum(isinstance(answer, pb.ModelInferResponse) for answer in answers)
-        await until(lambda: (0, 0, 0) == (limit.num_inflight, len(limit.line), s.core._door.router.num_inflight))
+        await until(lambda: (0, 0, 0) == (limit.num_inflight, len(limit.line), s.core._admission.router.num_inflight))
 
 
-async def test_a_deadline_that_has_no_chance_costs_nothing(tmp_path: Path, make: SimpleNamespace, target: Any) -> None:
+async def test_a_deadline_that_has_no_chance_costs_nothing(tmp_path: Path, target: Any) -> None:
     """Refused with DEADLINE_EXCEEDED before any call."""
     held = Held(target)
-    async with router(tmp_path, make, target, make.PIPE) as (s, stub):
+    async with router(tmp_path, target, make.PIPE) as (s, stub):
         held.release.set()
         for _ in range(20):
-            await stub.ModelInfer(message(make))
+            await stub.ModelInfer(message())
         held.release.clear()
-        first = asyncio.ensure_future(stub.ModelInfer(message(make)))
+        first = asyncio.ensure_future(stub.ModelInfer(message()))
         await until(lambda: held.num_calls == 41)
-        s.core._door.limits["pipe"].median_ns = 30e9
+        s.core._admission.limits["pipe"].median_ns = 30e9
         with pytest.raises(grpc.aio.AioRpcError, match="cannot answer inside the deadline") as caught:
-            await stub.ModelInfer(message(make), timeout=20)
+            await stub.ModelInfer(message(), timeout=20)
         assert grpc.StatusCode.DEADLINE_EXCEEDED is caught.value.code()
         assert 41 == held.num_calls
         held.release.set()
         await first
 
 
-async def test_a_timeout_that_has_no_chance_costs_nothing(tmp_path: Path, make: SimpleNamespace, target: Any) -> None:
+async def test_a_timeout_that_has_no_chance_costs_nothing(tmp_path: Path, target: Any) -> None:
     """The parameter `timeout` of a request for a graph counts at the admission controller as a deadline does."""
     held = Held(target)
-    async with router(tmp_path, make, target, make.PIPE) as (s, stub):
+    async with router(tmp_path, target, make.PIPE) as (s, stub):
         held.release.set()
         for _ in range(20):
-            await stub.ModelInfer(message(make))
+            await stub.ModelInfer(message())
         held.release.clear()
-        first = asyncio.ensure_future(stub.ModelInfer(message(make)))
+        first = asyncio.ensure_future(stub.ModelInfer(message()))
         await until(lambda: held.num_calls == 41)
-        s.core._door.limits["pipe"].median_ns = 30e9
+        s.core._admission.limits["pipe"].median_ns = 30e9
         request = request_from_call(make.request(parameters={"timeout": 20_000_000}))
         with pytest.raises(grpc.aio.AioRpcError, match="cannot answer inside the deadline"):
             await stub.ModelInfer(request)
@@ -181,41 +176,37 @@ async def test_a_timeout_that_has_no_chance_costs_nothing(tmp_path: Path, make: 
         await first
 
 
-async def test_an_answer_that_its_client_has_not_read_holds_no_place(
-    tmp_path: Path, make: SimpleNamespace, target: Any
-) -> None:
+async def test_an_answer_that_its_client_has_not_read_holds_no_place(tmp_path: Path, target: Any) -> None:
     """In a stream, whose client may be slow: the work is done."""
     make.write(tmp_path, make.PIPE + "policy { max_inflight: 1 }")
     async with make.started(tmp_path, target) as s:
         slow = s.core.stream_infer(make.request(), CallContext())
         await anext(slow)
-        assert 0 == s.core._door.router.num_inflight
+        assert 0 == s.core._admission.router.num_inflight
         await s.core.infer(make.request(), CallContext())
         await slow.aclose()
 
 
-async def test_a_request_of_a_stream_that_is_refused_leaves_the_others_alone(
-    tmp_path: Path, make: SimpleNamespace, target: Any
-) -> None:
+async def test_a_request_of_a_stream_that_is_refused_leaves_the_others_alone(tmp_path: Path, target: Any) -> None:
     """It is told so in its turn; when the client breaks off, nothing is in flight any more."""
     held = Held(target)
-    async with router(tmp_path, make, target, make.PIPE + "policy { max_inflight: 1 }") as (s, stub):
+    async with router(tmp_path, target, make.PIPE + "policy { max_inflight: 1 }") as (s, stub):
         stream = stub.ModelStreamInfer()
-        await stream.write(message(make))
+        await stream.write(message())
         await until(lambda: held.num_calls == 1)
-        await stream.write(message(make))
-        await until(lambda: sum(s.core._door.limits["pipe"].refusals.values()) == 1)
+        await stream.write(message())
+        await until(lambda: sum(s.core._admission.limits["pipe"].refusals.values()) == 1)
         held.release.set()
         first, second = await stream.read(), await stream.read()
         assert ("", True) == (first.error_message, "'max_inflight'" in second.error_message)
         held.release.clear()
-        await stream.write(message(make))
+        await stream.write(message())
         await until(lambda: held.num_calls == 3)
         stream.cancel()
-        await until(lambda: s.core._door.router.num_inflight == s.core._door.limits["pipe"].num_inflight == 0)
+        await until(lambda: s.core._admission.router.num_inflight == s.core._admission.limits["pipe"].num_inflight == 0)
 
 
-async def test_a_limit_that_is_raised_holds_at_once(tmp_path: Path, make: SimpleNamespace, target: Any) -> None:
+async def test_a_limit_that_is_raised_holds_at_once(tmp_path: Path, target: Any) -> None:
     """Not when a place of the old one becomes free."""
     held = Held(target)
     make.write(tmp_path, make.PIPE + "policy { max_inflight: 1 }")
@@ -229,18 +220,18 @@ async def test_a_limit_that_is_raised_holds_at_once(tmp_path: Path, make: Simple
         await first
 
 
-async def test_a_graph_that_is_unloaded_has_no_gate(tmp_path: Path, make: SimpleNamespace, target: Any) -> None:
+async def test_a_graph_that_is_unloaded_has_no_gate(tmp_path: Path, target: Any) -> None:
     """Nor do requests for it make one; it is UNAVAILABLE, which is counted."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target, model_control="explicit", load_graphs=["*"]) as s:
         await s.core.infer(make.request(), CallContext())
         await s.core.infer(make.request("double"), CallContext())
-        assert {"pipe", "double"} == set(s.core._door.limits)
+        assert {"pipe", "double"} == set(s.core._admission.limits)
         await s.core.unload("pipe", unload_dependents=False)
         with pytest.raises(UnavailableError, match="unloaded"):
             await s.core.infer(make.request(), CallContext())
-        assert {"double"} == set(s.core._door.limits)
+        assert {"double"} == set(s.core._admission.limits)
         (statistics,) = s.core.statistics("pipe", "")
         assert 1 == statistics.fail.count
         target.models = []
-        await s.refresh(lambda: not s.core._door.limits)
+        await s.refresh(lambda: not s.core._admission.limits)

@@ -3,11 +3,14 @@
 import asyncio
 import gc
 from collections.abc import Callable, Collection
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_random import FakeRandom
+from tests.unit.weft_router.fake_target import FakeTarget
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError, WeftError
@@ -150,28 +153,26 @@ class World:
         complaints: Receives what the event loop says of errors that nobody has looked at.
     """
 
-    def __init__(self, make: SimpleNamespace, graph: str, complaints: list[object]) -> None:
+    def __init__(self, graph: str, complaints: list[object]) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
-        self.make = make
-        self.clock = make.VirtualClock()
-        self.target = make.FakeTarget(**scripts())
+        self.clock = VirtualClock()
+        self.target = FakeTarget(**scripts())
         plan = compile_graph(GraphSource(_HEADER + GRAPHS[graph], "graph.pbtxt"), Models())
-        chance: Any = SimpleNamespace(random=lambda: 0.5, uniform=lambda low, high: high)
-        self.runtime = Runtime({"model": self.target}, clock_ns=self.clock, generator=chance)
+        self.runtime = Runtime({"model": self.target}, clock_ns=self.clock, generator=FakeRandom(0.5))
         self.executor = GraphExecutor(plan, self.runtime)
 
     def ask(self, request_id: str) -> "asyncio.Task[Any]":
         """A request of two rows has begun."""
-        x = self.make.tensor(1, 3, shape=(2, 1))
-        return asyncio.create_task(self.make.run(self.executor, inputs={"X": x}, request_id=request_id))
+        x = make.tensor(1, 3, shape=(2, 1))
+        return asyncio.create_task(make.run(self.executor, inputs={"X": x}, request_id=request_id))
 
     async def end(self) -> None:
         """Only copies may be in work when the requests are over, and they end with the router."""
         budget, shadows = self.runtime.retry_budget, self.runtime.shadows
         assert (0, 0) == (budget.num_requests, budget.num_retries)
-        assert shadows.num_inflight == self.make.num_other_tasks()
+        assert shadows.num_inflight == make.num_other_tasks()
         await self.runtime.close()
-        assert (0, 0) == (self.target.num_open, self.make.num_other_tasks())
+        assert (0, 0) == (self.target.num_open, make.num_other_tasks())
 
 
 def outcome(request: "asyncio.Task[Any]") -> object:
@@ -203,16 +204,14 @@ def cancel_at_turn(request: "asyncio.Task[Any]", turns: Collection[int]) -> Call
 
 @pytest.mark.parametrize("num_cancels", [1, 2])
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(
-    graph: str, num_cancels: int, make: SimpleNamespace
-) -> None:
+def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(graph: str, num_cancels: int) -> None:
     """It ends the request at that moment; the one beside it, and the two after them, are answered as ever.
 
     No task, no call, no place and no part of the retry budget stays taken, also where the cancel comes twice.
     """
 
     async def undisturbed() -> tuple[list[object], int]:
-        world = World(make, graph, complaints)
+        world = World(graph, complaints)
         requests = [world.ask("r0"), world.ask("r1")]
         num_turns = cancel_at_turn(requests[0], ())
         await asyncio.wait(requests)
@@ -221,7 +220,7 @@ def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(
         return [outcome(request) for request in requests], total
 
     async def disturbed(turn: int) -> bool:
-        world = World(make, graph, complaints)
+        world = World(graph, complaints)
         requests = [world.ask("r0"), world.ask("r1")]
         cancel_at_turn(requests[0], range(turn, turn + num_cancels))
         await asyncio.wait(requests)

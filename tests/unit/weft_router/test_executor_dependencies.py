@@ -3,7 +3,10 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from types import SimpleNamespace
+
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_condition import FakeCondition
+from tests.unit.weft_router.fake_target import FakeTarget, answering, failing
 
 from weft_common.core import CallContext, InferCall
 from weft_common.tensors import WireTensor
@@ -14,24 +17,24 @@ from weft_router.runtime import Runtime
 SEQUENCE = NodeKind.SEQUENCE
 
 
-async def test_skipped_and_soft_steps_release_their_consumers(make: SimpleNamespace, virtual_clock: object) -> None:
+async def test_skipped_and_soft_steps_release_their_consumers(virtual_clock: object) -> None:
     """The consumer starts when the slowest of them has ended, and is called without what is absent."""
     steps = [
-        make.step("skipped", "m", {"IN": "X"}, {"OUT": "S"}, when=make.FakeCondition(lambda r, f: False)),
+        make.step("skipped", "m", {"IN": "X"}, {"OUT": "S"}, when=FakeCondition(lambda r, f: False)),
         make.step("soft", "soft", {"IN": "X"}, {"OUT": "F"}, is_soft=True),
         make.step("hard", "m", {"IN": "X"}, {"OUT": "H"}),
         make.step("last", "last", {"A": "H", "B": "S", "C": "F"}, {"OUT": "Y"}),
     ]
     root = make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["Y"])
     context = CallContext()
-    target = make.FakeTarget(soft=make.failing(after_ms=20))
+    target = FakeTarget(soft=failing(after_ms=20))
     await make.run(make.graph(root), target, context=context)
     assert ["A"] == list(target.calls[-1].inputs)
     assert 20.0 == virtual_clock.elapsed_ms()
     assert [("x-graph-path", "root.soft!;hard;last")] == context.trailing_metadata
 
 
-async def test_whether_a_step_answered_is_a_dependency(make: SimpleNamespace) -> None:
+async def test_whether_a_step_answered_is_a_dependency() -> None:
     """`steps.<name>.ok` is known when the step has ended: true for one that answered, false for one that failed."""
     seen: dict[str, bool] = {}
 
@@ -42,7 +45,7 @@ async def test_whether_a_step_answered_is_a_dependency(make: SimpleNamespace) ->
             seen[name] = values[ok] is not None
             return True
 
-        return make.FakeCondition(condition, names=(ok,))
+        return FakeCondition(condition, names=(ok,))
 
     steps = [
         make.step("good", "good", {"IN": "X"}, {"OUT": "G"}),
@@ -51,11 +54,11 @@ async def test_whether_a_step_answered_is_a_dependency(make: SimpleNamespace) ->
         make.step("b", "b", {"IN": "X"}, {"OUT": "YB"}, when=note("bad")),
     ]
     root = make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["YA", "YB"])
-    await make.run(make.graph(root), make.FakeTarget(bad=make.failing()))
+    await make.run(make.graph(root), FakeTarget(bad=failing()))
     assert {"good": True, "bad": False} == seen
 
 
-async def test_a_shadow_takes_no_part_in_the_order(make: SimpleNamespace) -> None:
+async def test_a_shadow_takes_no_part_in_the_order() -> None:
     """Beside a lone step it needs no task of its own there; it gets what the step before it gave."""
     steps = [
         make.step("a", "a", {"IN": "X"}, {"OUT": "M"}),
@@ -75,7 +78,7 @@ async def test_a_shadow_takes_no_part_in_the_order(make: SimpleNamespace) -> Non
         tasks.append(make.num_other_tasks())
         return {"OUT": call.inputs["IN"]}
 
-    target = make.FakeTarget(copy=copy, b=last)
+    target = FakeTarget(copy=copy, b=last)
     context = CallContext()
     executor = GraphExecutor(make.graph(root), Runtime({"model": target}))
     await make.run(executor, inputs={"X": make.tensor(5.0)}, context=context)
@@ -87,7 +90,7 @@ async def test_a_shadow_takes_no_part_in_the_order(make: SimpleNamespace) -> Non
     await executor._runtime.close()
 
 
-async def test_an_ordered_sequence_does_not_wait_for_a_shadow(make: SimpleNamespace, virtual_clock: object) -> None:
+async def test_an_ordered_sequence_does_not_wait_for_a_shadow(virtual_clock: object) -> None:
     """What stands behind it starts at once."""
     steps = [
         make.step("a", "a", {"IN": "X"}, {"OUT": "M"}),
@@ -103,7 +106,7 @@ async def test_an_ordered_sequence_does_not_wait_for_a_shadow(make: SimpleNamesp
             for one, (consumers, count) in zip(plan.steps, edges, strict=True)
         ),
     )
-    target = make.FakeTarget(a=make.answering(after_ms=10), copy=make.answering(after_ms=1_000))
+    target = FakeTarget(a=answering(after_ms=10), copy=answering(after_ms=1_000))
     executor = GraphExecutor(make.graph(ordered), Runtime({"model": target}))
     result = await make.run(executor)
     assert ["Y"] == list(result.outputs)

@@ -5,15 +5,17 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError, WeftError
 from weft_common.tensors import WireTensor
+from weft_router.combine import METHODS, CombineMethod
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import CachePlan, CombineMethod, GraphPlan, HedgePlan, NodeKind, RetryPlan
+from weft_router.graph.plan import CachePlan, GraphPlan, HedgePlan, NodeKind, RetryPlan
 from weft_router.runtime import Runtime
 
 
@@ -39,19 +41,19 @@ async def hold(call: InferCall, context: CallContext) -> dict[str, WireTensor]:
     return {}
 
 
-def chain(make: SimpleNamespace) -> GraphPlan:
+def chain() -> GraphPlan:
     """X -> good -> bad."""
     steps = [make.step("a", "good", {"IN": "X"}, {"OUT": "M"}), make.step("b", "bad", {"IN": "M"}, {"OUT": "Y"})]
     return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
 
 
-def fork(make: SimpleNamespace) -> GraphPlan:
+def fork() -> GraphPlan:
     """X -> (good, bad, slow) at once."""
     steps = [make.step(m, m, {"IN": "X"}, {"OUT": m}) for m in ("good", "bad", "slow")]
     return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["good", "bad", "slow"]))
 
 
-def ensemble(make: SimpleNamespace, method: CombineMethod, members: tuple[str, ...]) -> GraphPlan:
+def ensemble(method: CombineMethod, members: tuple[str, ...]) -> GraphPlan:
     """X -> all members -> Y."""
     steps = [make.step(m, m, {"IN": "X"}, {"OUT": f"{m}.Y"}) for m in members]
     combine = ("Y", method, {m: f"{m}.Y" for m in members}, {})
@@ -64,24 +66,22 @@ def ensemble(make: SimpleNamespace, method: CombineMethod, members: tuple[str, .
     [
         chain,
         fork,
-        lambda make: ensemble(make, CombineMethod.AVERAGE, ("good", "bad", "slow")),
-        lambda make: ensemble(make, CombineMethod.FIRST, ("good", "bad", "slow")),
-        lambda make: ensemble(make, CombineMethod.FIRST, ("bad", "bad2")),
+        lambda: ensemble(METHODS["AVERAGE"], ("good", "bad", "slow")),
+        lambda: ensemble(METHODS["FIRST"], ("good", "bad", "slow")),
+        lambda: ensemble(METHODS["FIRST"], ("bad", "bad2")),
     ],
     ids=["chain", "fork", "average", "first", "all-fail"],
 )
 @pytest.mark.usefixtures("no_collector")
-async def test_tensors_are_freed_when_the_request_is_over(
-    make: SimpleNamespace, plan_of: Callable[[SimpleNamespace], GraphPlan], fails: bool
-) -> None:
+async def test_tensors_are_freed_when_the_request_is_over(plan_of: Callable[[], GraphPlan], fails: bool) -> None:
     """Also when it failed: an error that keeps its frames alive would keep every tensor of the request."""
-    target = make.FakeTarget(**({"bad": fail, "bad2": fail, "slow": hold} if fails else {}))
+    target = FakeTarget(**({"bad": fail, "bad2": fail, "slow": hold} if fails else {}))
     data = Data(4)
     watched = weakref.ref(data)
     inputs = {"X": WireTensor("FP32", (1,), data)}
     del data
     with contextlib.suppress(WeftError):
-        await make.run(plan_of(make), target, inputs)
+        await make.run(plan_of(), target, inputs)
     target.calls.clear()
     inputs.clear()
     await asyncio.sleep(0)  # the loop lets go of the tasks that have ended
@@ -90,9 +90,7 @@ async def test_tensors_are_freed_when_the_request_is_over(
 
 @pytest.mark.parametrize("plan_of", [chain, fork], ids=["chain", "fork"])
 @pytest.mark.usefixtures("no_collector")
-async def test_tensors_are_freed_when_the_request_is_cancelled(
-    make: SimpleNamespace, plan_of: Callable[[SimpleNamespace], GraphPlan]
-) -> None:
+async def test_tensors_are_freed_when_the_request_is_cancelled(plan_of: Callable[[], GraphPlan]) -> None:
     """A client that goes away takes its tensors with it."""
     is_called = asyncio.Event()
 
@@ -100,10 +98,10 @@ async def test_tensors_are_freed_when_the_request_is_cancelled(
         is_called.set()
         return await hold(call, context)
 
-    target = make.FakeTarget(bad=hold_and_tell)
+    target = FakeTarget(bad=hold_and_tell)
     data = Data(4)
     watched = weakref.ref(data)
-    request = asyncio.create_task(make.run(plan_of(make), target, {"X": WireTensor("FP32", (1,), data)}))
+    request = asyncio.create_task(make.run(plan_of(), target, {"X": WireTensor("FP32", (1,), data)}))
     del data
     await is_called.wait()
     request.cancel()
@@ -136,7 +134,7 @@ POLICIES: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("ending", ["answered", "failed", "cancelled"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.usefixtures("no_collector")
-async def test_policies_hold_no_tensors(make: SimpleNamespace, policy: str, ending: str) -> None:
+async def test_policies_hold_no_tensors(policy: str, ending: str) -> None:
     """What was tried in vain is freed with the rest; an answer larger than the cache is not kept."""
     options = dict(POLICIES[policy])
     if "fallback" in options:
@@ -144,7 +142,7 @@ async def test_policies_hold_no_tensors(make: SimpleNamespace, policy: str, endi
     steps = [make.step("a", "bad", {"IN": "X"}, {"OUT": "Y"}, **options)]
     plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
     scripts = {"answered": {}, "failed": {"bad": fail, "bad2": fail}, "cancelled": {"bad": hold}}[ending]
-    target = make.FakeTarget(**scripts)
+    target = FakeTarget(**scripts)
     executor = GraphExecutor(plan, Runtime({"model": target}))
     data = Data(4)
     watched = weakref.ref(data)

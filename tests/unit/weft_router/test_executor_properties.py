@@ -4,19 +4,22 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_random import FakeRandom
+from tests.unit.weft_router.fake_target import FakeTarget
 from tests.unit.weft_router.naive_interpreter import Interpreter
 from tests.unit.weft_router.naive_values import NEVER, AmbiguousError, FailsError
 from tests.unit.weft_router.random_graphs import WIDTH, graphs, scripts_of
 from tests.unit.weft_router.random_graphs import Node as GraphNode
 from tests.unit.weft_router.random_graphs import plan_of as random_plan
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
-from weft_common.core import CallContext, InferCall
+from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError, WeftError
 from weft_common.tensors import WireTensor
 from weft_router.budgets.retry_budget import RetryBudget
@@ -81,7 +84,7 @@ def policies() -> dict[str, Any]:
     """A runtime whose retries depend on nothing but the graph."""
     return {
         "retry_budget": BoundlessBudget(),
-        "generator": SimpleNamespace(random=lambda: 0.5, uniform=lambda low, high: high),
+        "generator": FakeRandom(0.5),
     }
 
 
@@ -107,10 +110,10 @@ class Models:
         finally:
             self.num_open -= 1
         data = value_of(index, [tensor.data for tensor in call.inputs.values()])
-        return SimpleNamespace(outputs={"OUT": WireTensor("FP32", (2,), data)}, parameters={}, model_version="1")
+        return InferResult(call.model_name, "1", call.request_id, {}, {"OUT": WireTensor("FP32", (2,), data)})
 
 
-def plan_of(make: SimpleNamespace, dag: list[Node]) -> GraphPlan:
+def plan_of(dag: list[Node]) -> GraphPlan:
     steps = [
         make.step(f"s{index}", str(index), {f"I{i}": f"t{i}" for i in node.reads} or {"I": "X"}, {"OUT": f"t{index}"})
         for index, node in enumerate(dag)
@@ -124,13 +127,13 @@ fixture_is_stateless = settings(suppress_health_check=[HealthCheck.function_scop
 
 @fixture_is_stateless
 @given(dag=dags())
-def test_concurrent_execution_equals_one_step_at_a_time(dag: list[Node], make: SimpleNamespace) -> None:
+def test_concurrent_execution_equals_one_step_at_a_time(dag: list[Node]) -> None:
     """Same values where all succeed; otherwise an error of a step that could run, nothing left behind."""
 
     async def check() -> None:
         values, failing = interpret(dag, b"x")
         models = Models(dag)
-        executor = GraphExecutor(plan_of(make, dag), Runtime({"model": models}))
+        executor = GraphExecutor(plan_of(dag), Runtime({"model": models}))
         inputs: Mapping[str, WireTensor] = {"X": WireTensor("UINT8", (1,), b"x")}
         if failing:
             with pytest.raises(RemoteError) as caught:
@@ -146,9 +149,7 @@ def test_concurrent_execution_equals_one_step_at_a_time(dag: list[Node], make: S
 
 @fixture_is_stateless
 @given(dag=dags(), choice=st.sets(st.integers(0, 8), min_size=1))
-def test_requested_outputs_have_the_values_of_a_whole_run(
-    dag: list[Node], choice: set[int], make: SimpleNamespace
-) -> None:
+def test_requested_outputs_have_the_values_of_a_whole_run(dag: list[Node], choice: set[int]) -> None:
     """Steps behind them run, each once, and no others."""
     wanted = sorted(index for index in choice if index < len(dag)) or [0]
     needed: set[int] = set()
@@ -161,7 +162,7 @@ def test_requested_outputs_have_the_values_of_a_whole_run(
 
     async def check() -> None:
         models = Models(sound)
-        executor = GraphExecutor(plan_of(make, sound), Runtime({"model": models}))
+        executor = GraphExecutor(plan_of(sound), Runtime({"model": models}))
         inputs: Mapping[str, WireTensor] = {"X": WireTensor("UINT8", (1,), b"x")}
         result = await make.run(executor, inputs=inputs, outputs=[f"t{index}" for index in wanted])
         values, _ = interpret([Node(node.reads, 0, fails=False) for node in dag], b"x")
@@ -173,14 +174,12 @@ def test_requested_outputs_have_the_values_of_a_whole_run(
 
 @fixture_is_stateless
 @given(dag=dags(), num_turns=st.integers(0, 25), num_cancels=st.integers(1, 3))
-def test_a_cancel_at_any_moment_leaves_nothing(
-    dag: list[Node], num_turns: int, num_cancels: int, make: SimpleNamespace
-) -> None:
+def test_a_cancel_at_any_moment_leaves_nothing(dag: list[Node], num_turns: int, num_cancels: int) -> None:
     """Whenever it comes, and however often, no call and no task is left, and no other error appears."""
 
     async def check() -> None:
         models = Models(dag)
-        executor = GraphExecutor(plan_of(make, dag), Runtime({"model": models}))
+        executor = GraphExecutor(plan_of(dag), Runtime({"model": models}))
         request = asyncio.create_task(make.run(executor, inputs={"X": WireTensor("UINT8", (1,), b"x")}))
         for _ in range(num_turns):
             await asyncio.sleep(0)
@@ -217,13 +216,13 @@ def wired(inputs: Mapping[str, list[bytes]]) -> dict[str, WireTensor]:
     timeout_ms=st.sampled_from([0, 0, 30, 80, 150]),
 )
 def test_a_graph_answers_as_one_step_at_a_time(
-    root: GraphNode, seed: int, num_rows: int, has_extra: bool, timeout_ms: int, make: SimpleNamespace
+    root: GraphNode, seed: int, num_rows: int, has_extra: bool, timeout_ms: int
 ) -> None:
     """The same output or the same status at the same moment, nothing left behind, whatever fails, is late or absent."""
     inputs = inputs_of(seed, num_rows, has_extra=has_extra)
 
     async def check() -> None:
-        clock = make.VirtualClock()
+        clock = VirtualClock()
         start_ns = clock()
         deadline_ns = start_ns + timeout_ms * 1_000_000 if timeout_ms else NEVER
         expected: bytes | str | None
@@ -233,11 +232,11 @@ def test_a_graph_answers_as_one_step_at_a_time(
             expected, end_ns = None if ends.output is None else b"".join(ends.output), ends.at
         except FailsError as failure:
             expected, end_ns = failure.code, failure.at
-        target, options = make.FakeTarget(**scripts_of(root)), policies()
+        target, options = FakeTarget(**scripts_of(root)), policies()
         found: bytes | str | None
         try:
             context = make.context(timeout_ms=timeout_ms or None)
-            result = await make.run(random_plan(make, root), target, wired(inputs), context=context, **options)
+            result = await make.run(random_plan(root), target, wired(inputs), context=context, **options)
             output = result.outputs.get("Y")
             found = None if output is None else output.data
         except WeftError as error:
@@ -254,15 +253,15 @@ def test_a_graph_answers_as_one_step_at_a_time(
 @settings(fixture_is_stateless, max_examples=150)
 @given(root=graphs(), seed=st.integers(0, 5), at_ms=st.integers(0, 250), num_cancels=st.integers(1, 3))
 def test_a_cancel_at_any_moment_leaves_nothing_of_a_graph(
-    root: GraphNode, seed: int, at_ms: int, num_cancels: int, make: SimpleNamespace
+    root: GraphNode, seed: int, at_ms: int, num_cancels: int
 ) -> None:
     """It ends at once, as cancelled if it was not over, and no call and no task is left."""
 
     async def check() -> None:
-        clock = make.VirtualClock()
-        target, options = make.FakeTarget(**scripts_of(root)), policies()
+        clock = VirtualClock()
+        target, options = FakeTarget(**scripts_of(root)), policies()
         inputs = wired(inputs_of(seed, 3, has_extra=True))
-        request = asyncio.create_task(make.run(random_plan(make, root), target, inputs, **options))
+        request = asyncio.create_task(make.run(random_plan(root), target, inputs, **options))
         await asyncio.sleep(at_ms / 1e3)
         was_over = request.done()
         for _ in range(num_cancels):

@@ -1,13 +1,15 @@
 """Spans of a graph: one a step, parents and children across calls, errors on them."""
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_condition import FakeCondition
+from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, in_turn
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
@@ -31,20 +33,20 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider.shutdown()
 
 
-def switched(make: SimpleNamespace) -> GraphPlan:
+def switched() -> GraphPlan:
     """A call, then a switch with one call."""
-    on = make.FakeCondition(lambda request, frame: "de")
+    on = FakeCondition(lambda request, frame: "de")
     branches = [make.step("de", "bert", {"IN": "T"}, {"OUT": "P"}, cases=("de",))]
     inner = make.node("by_language", NodeKind.SWITCH, branches, inputs=["T"], outputs=["P"], on=on)
     steps = [make.step("lid", "lid", {"IN": "X"}, {"OUT": "T"}), make.step("clf", inner, {"T": "T"}, {"P": "P"})]
     return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["P"]))
 
 
-async def traced(make: SimpleNamespace, target: object, headers: dict[str, str] | None = None) -> None:
+async def traced(target: object, headers: dict[str, str] | None = None) -> None:
     server = telemetry.start_span("weft.router/g", parent=None, kind=telemetry.SERVER)
     context = CallContext(trace_context=telemetry.context_of(server), headers=headers or {})
     try:
-        await make.run(switched(make), target, context=context)
+        await make.run(switched(), target, context=context)
     finally:
         telemetry.end_span(server)
 
@@ -53,11 +55,9 @@ def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
     return {span.name: span for span in exporter.get_finished_spans()}
 
 
-async def test_every_step_has_a_span_under_that_of_its_node(
-    make: SimpleNamespace, exporter: InMemorySpanExporter
-) -> None:
+async def test_every_step_has_a_span_under_that_of_its_node(exporter: InMemorySpanExporter) -> None:
     """Calls are CLIENT, nodes INTERNAL; the tree is that of the graph."""
-    await traced(make, make.FakeTarget())
+    await traced(FakeTarget())
     spans = by_name(exporter)
     server, lid, clf, bert = (
         spans[name] for name in ("weft.router/g", "step root/lid", "step root/clf", "step by_language/de")
@@ -77,12 +77,10 @@ async def test_every_step_has_a_span_under_that_of_its_node(
     assert {"weft.step": "clf", "weft.path": "root/clf", "weft.branch": "de"} == dict(clf.attributes)
 
 
-async def test_the_call_carries_the_context_of_its_own_span(
-    make: SimpleNamespace, exporter: InMemorySpanExporter
-) -> None:
+async def test_the_call_carries_the_context_of_its_own_span(exporter: InMemorySpanExporter) -> None:
     """The next service's span becomes a child of the step's; the client's old trace headers are not forwarded."""
-    target = make.FakeTarget()
-    await traced(make, target, {"traceparent": "00-old", "x-user-id": "7"})
+    target = FakeTarget()
+    await traced(target, {"traceparent": "00-old", "x-user-id": "7"})
     lid = by_name(exporter)["step root/lid"]
     context = target.contexts[0]
     parent = telemetry.inject(context.trace_context)["traceparent"]
@@ -90,16 +88,14 @@ async def test_the_call_carries_the_context_of_its_own_span(
     assert {"x-user-id": "7"} == context.headers
 
 
-async def test_a_failed_step_has_status_error_up_to_its_node(
-    make: SimpleNamespace, exporter: InMemorySpanExporter
-) -> None:
+async def test_a_failed_step_has_status_error_up_to_its_node(exporter: InMemorySpanExporter) -> None:
     """The message of the error, its gRPC status and an exception event are on the spans."""
 
     async def fail(call: InferCall, context: CallContext) -> dict[str, object]:
         raise RemoteError("UNAVAILABLE", "gone")
 
     with pytest.raises(RemoteError):
-        await traced(make, make.FakeTarget(bert=fail))
+        await traced(FakeTarget(bert=fail))
     spans = by_name(exporter)
     for name in ("step root/clf", "step by_language/de"):
         assert StatusCode.ERROR is spans[name].status.status_code
@@ -109,15 +105,13 @@ async def test_a_failed_step_has_status_error_up_to_its_node(
     assert StatusCode.UNSET is spans["step root/lid"].status.status_code
 
 
-async def test_a_model_that_is_called_itself_has_a_span_like_a_step(
-    make: SimpleNamespace, exporter: InMemorySpanExporter
-) -> None:
+async def test_a_model_that_is_called_itself_has_a_span_like_a_step(exporter: InMemorySpanExporter) -> None:
     """CLIENT, with the same attributes; the call carries its context, and its error is on it."""
 
     async def fail(call: InferCall, context: CallContext) -> dict[str, object]:
         raise RemoteError("UNAVAILABLE", "gone")
 
-    target = make.FakeTarget(lid=fail)
+    target = FakeTarget(lid=fail)
     server = telemetry.start_span("weft.router/lid", parent=None, kind=telemetry.SERVER)
     context = CallContext(trace_context=telemetry.context_of(server), headers={"traceparent": "00-old"})
     with pytest.raises(RemoteError):
@@ -132,21 +126,21 @@ async def test_a_model_that_is_called_itself_has_a_span_like_a_step(
     assert {} == target.contexts[0].headers
 
 
-async def test_without_telemetry_a_call_has_no_trace_context(make: SimpleNamespace) -> None:
+async def test_without_telemetry_a_call_has_no_trace_context() -> None:
     """Nothing is recorded, nothing injected."""
-    target = make.FakeTarget()
-    await make.run(switched(make), target)
+    target = FakeTarget()
+    await make.run(switched(), target)
     assert [None, None] == [context.trace_context for context in target.contexts]
 
 
-def one(make: SimpleNamespace, **options: object) -> GraphPlan:
+def one(**options: object) -> GraphPlan:
     """X -> a (model m) -> Y."""
     steps = [make.step("a", "m", {"IN": "X"}, {"OUT": "Y"}, **options)]
     return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
 
 
 async def traced_run(
-    make: SimpleNamespace, exporter: InMemorySpanExporter, plan: GraphPlan | GraphExecutor, target: object
+    exporter: InMemorySpanExporter, plan: GraphPlan | GraphExecutor, target: object
 ) -> dict[str, list[ReadableSpan]]:
     """Spans of one request by name, those that ended first first."""
     exporter.clear()
@@ -161,9 +155,7 @@ async def traced_run(
     return found
 
 
-async def test_a_soft_failure_is_an_error_of_its_span_alone(
-    make: SimpleNamespace, exporter: InMemorySpanExporter
-) -> None:
+async def test_a_soft_failure_is_an_error_of_its_span_alone(exporter: InMemorySpanExporter) -> None:
     """The step's span has status and message; those above it have not."""
     inner = make.node(
         "inner",
@@ -174,7 +166,7 @@ async def test_a_soft_failure_is_an_error_of_its_span_alone(
     )
     steps = [make.step("a", inner, {"X": "X"}, {"T": "Y"})]
     plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
-    spans = await traced_run(make, exporter, plan, make.FakeTarget(i=make.failing()))
+    spans = await traced_run(exporter, plan, FakeTarget(i=failing()))
     (failed,) = spans["step inner/i"]
     assert (StatusCode.ERROR, "g/1: inner/i -> i@1: gone") == (failed.status.status_code, failed.status.description)
     assert "UNAVAILABLE" == failed.attributes["rpc.grpc.status"]
@@ -182,11 +174,11 @@ async def test_a_soft_failure_is_an_error_of_its_span_alone(
         assert StatusCode.UNSET is spans[name][0].status.status_code
 
 
-async def test_every_attempt_has_a_span_of_its_own(make: SimpleNamespace, exporter: InMemorySpanExporter) -> None:
+async def test_every_attempt_has_a_span_of_its_own(exporter: InMemorySpanExporter) -> None:
     """Numbered, the failed one an error, under the span of the step, which is none; the call carries its attempt's."""
-    target = make.FakeTarget(m=make.in_turn(make.failing(), make.answering()))
-    plan = one(make, retry=RetryPlan(2, 0, frozenset({"UNAVAILABLE"}), 20.0))
-    spans = await traced_run(make, exporter, plan, target)
+    target = FakeTarget(m=in_turn(failing(), answering()))
+    plan = one(retry=RetryPlan(2, 0, frozenset({"UNAVAILABLE"}), 20.0))
+    spans = await traced_run(exporter, plan, target)
     (step,), attempts = spans["step root/a"], spans["step root/a attempt"]
     assert (2, StatusCode.UNSET, SpanKind.INTERNAL) == (
         step.attributes["weft.attempt"],
@@ -201,42 +193,38 @@ async def test_every_attempt_has_a_span_of_its_own(make: SimpleNamespace, export
 
 
 @pytest.mark.usefixtures("virtual_clock")
-async def test_hedges_are_attempts_too(make: SimpleNamespace, exporter: InMemorySpanExporter) -> None:
+async def test_hedges_are_attempts_too(exporter: InMemorySpanExporter) -> None:
     """The one that is cancelled says so."""
-    target = make.FakeTarget(m=make.in_turn(make.answering(after_ms=100), make.answering(after_ms=10)))
-    spans = await traced_run(make, exporter, one(make, hedge=HedgePlan(40, 1)), target)
+    target = FakeTarget(m=in_turn(answering(after_ms=100), answering(after_ms=10)))
+    spans = await traced_run(exporter, one(hedge=HedgePlan(40, 1)), target)
     attempts = sorted(spans["step root/a attempt"], key=lambda span: span.attributes["weft.attempt"])
     assert [1, 2] == [span.attributes["weft.attempt"] for span in attempts]
     assert [StatusCode.ERROR, StatusCode.UNSET] == [span.status.status_code for span in attempts]
     assert 2 == spans["step root/a"][0].attributes["weft.attempt"]
 
 
-async def test_a_kept_answer_has_no_attempt(make: SimpleNamespace, exporter: InMemorySpanExporter) -> None:
+async def test_a_kept_answer_has_no_attempt(exporter: InMemorySpanExporter) -> None:
     """The step's span says that it was a hit."""
-    executor = GraphExecutor(one(make, cache=CachePlan(0, 1 << 20)), Runtime({"model": make.FakeTarget()}))
-    first = await traced_run(make, exporter, executor, None)
-    second = await traced_run(make, exporter, executor, None)
+    executor = GraphExecutor(one(cache=CachePlan(0, 1 << 20)), Runtime({"model": FakeTarget()}))
+    first = await traced_run(exporter, executor, None)
+    second = await traced_run(exporter, executor, None)
     assert [False, True] == [spans["step root/a"][0].attributes["weft.cache_hit"] for spans in (first, second)]
     assert [True, False] == ["step root/a attempt" in spans for spans in (first, second)]
 
 
-async def test_a_fallback_is_a_child_of_the_step_that_failed(
-    make: SimpleNamespace, exporter: InMemorySpanExporter
-) -> None:
+async def test_a_fallback_is_a_child_of_the_step_that_failed(exporter: InMemorySpanExporter) -> None:
     """The step is no error if it answered; the attempt is."""
-    plan = one(make, fallback=make.step("f", "f", {"IN": "X"}, {"OUT": "Y"}))
-    spans = await traced_run(make, exporter, plan, make.FakeTarget(m=make.failing()))
+    plan = one(fallback=make.step("f", "f", {"IN": "X"}, {"OUT": "Y"}))
+    spans = await traced_run(exporter, plan, FakeTarget(m=failing()))
     (step,), (attempt,), (fallback,) = (spans[f"step root/{name}"] for name in ("a", "a attempt", "f"))
     assert ("f", StatusCode.UNSET) == (step.attributes["weft.fallback"], step.status.status_code)
     assert [step.context.span_id] * 2 == [attempt.parent.span_id, fallback.parent.span_id]
     assert [StatusCode.ERROR, StatusCode.UNSET] == [span.status.status_code for span in (attempt, fallback)]
 
 
-async def test_a_cascades_span_names_the_step_whose_answer_was_taken(
-    make: SimpleNamespace, exporter: InMemorySpanExporter
-) -> None:
+async def test_a_cascades_span_names_the_step_whose_answer_was_taken(exporter: InMemorySpanExporter) -> None:
     """The last that answered."""
-    unsure = make.FakeCondition(lambda request, frame: False)
+    unsure = FakeCondition(lambda request, frame: False)
     members = [
         make.step("tiny", "tiny", {"IN": "X"}, {"OUT": "Y"}, accept=unsure),
         make.step("base", "base", {"IN": "X"}, {"OUT": "Y"}, accept=unsure),
@@ -245,11 +233,11 @@ async def test_a_cascades_span_names_the_step_whose_answer_was_taken(
     cascade = make.node("c", NodeKind.CASCADE, members, inputs=["X"], outputs=["Y"])
     steps = [make.step("a", cascade, {"X": "X"}, {"Y": "Y"})]
     plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
-    spans = await traced_run(make, exporter, plan, make.FakeTarget(large=make.failing()))
+    spans = await traced_run(exporter, plan, FakeTarget(large=failing()))
     assert "base" == spans["step root/a"][0].attributes["weft.branch"]
 
 
-async def test_a_skipped_step_has_no_span(make: SimpleNamespace, exporter: InMemorySpanExporter) -> None:
+async def test_a_skipped_step_has_no_span(exporter: InMemorySpanExporter) -> None:
     """It did nothing."""
-    plan = one(make, when=make.FakeCondition(lambda request, frame: False))
-    assert {"weft.router/g"} == set(await traced_run(make, exporter, plan, make.FakeTarget()))
+    plan = one(when=FakeCondition(lambda request, frame: False))
+    assert {"weft.router/g"} == set(await traced_run(exporter, plan, FakeTarget()))

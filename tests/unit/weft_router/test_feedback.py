@@ -4,12 +4,13 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget, failing
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
@@ -32,15 +33,14 @@ node {{ name: "ab" splitter {{ bandit {{ algorithm: THOMPSON }} {listed} }} }}
 class Served:
     """A router behind gRPC."""
 
-    def __init__(self, core: Any, stub: Any, make: SimpleNamespace) -> None:
+    def __init__(self, core: Any, stub: Any) -> None:
         self.core = core
         self._stub = stub
-        self._make = make
 
     async def ask(self, request_id: str = "", name: str = "pipe", version: str = "") -> str:
         """The path that a request takes."""
         context = CallContext()
-        call = InferCall(name, version, request_id, inputs={"X": self._make.tensor(1, 2, shape=(1, 2))})
+        call = InferCall(name, version, request_id, inputs={"X": make.tensor(1, 2, shape=(1, 2))})
         try:
             await self.core.infer(call, context)
         except RemoteError:
@@ -70,7 +70,7 @@ class Served:
 
 
 @asynccontextmanager
-async def served(root: Path, target: Any, make: SimpleNamespace) -> AsyncIterator[Served]:
+async def served(root: Path, target: Any) -> AsyncIterator[Served]:
     async with make.started(root, target, model_control="explicit", load_graphs=["*"]) as s:
         server = grpc.aio.server()
         add_services(server, s.core, "weft.router", s.core.extension())
@@ -78,23 +78,23 @@ async def served(root: Path, target: Any, make: SimpleNamespace) -> AsyncIterato
         await server.start()
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                yield Served(s.core, GraphServiceStub(channel), make)
+                yield Served(s.core, GraphServiceStub(channel))
         finally:
             await server.stop(None)
 
 
 @pytest.fixture
-def target(make: SimpleNamespace) -> Any:
+def target() -> Any:
     """Serves the models a, b and c."""
-    target = make.FakeTarget()
+    target = FakeTarget()
     make.serve(target, "a", "b", "c")
     return target
 
 
-async def test_a_request_is_rewarded_by_its_id_once(tmp_path: Path, make: SimpleNamespace, target: Any) -> None:
+async def test_a_request_is_rewarded_by_its_id_once(tmp_path: Path, target: Any) -> None:
     """The answer has the figures of what was chosen; whoever sends it again is told."""
     make.write(tmp_path, graph("a"))
-    async with served(tmp_path, target, make) as s:
+    async with served(tmp_path, target) as s:
         await s.ask("r1")
         assert [("root/ab/ab[a]", 1, 1, 0.5)] == await s.reward(0.5, request_id="r1")
         assert ("ALREADY_EXISTS", "feedback for request 'r1' of graph 'pipe' was already given") == (
@@ -105,10 +105,10 @@ async def test_a_request_is_rewarded_by_its_id_once(tmp_path: Path, make: Simple
         assert text.startswith("no request 'r2' of graph 'pipe' that passed a bandit is known; the latest 100000")
 
 
-async def test_a_path_is_rewarded_each_time(tmp_path: Path, make: SimpleNamespace, target: Any) -> None:
+async def test_a_path_is_rewarded_each_time(tmp_path: Path, target: Any) -> None:
     """It needs no memory of the request; it may come from another router."""
     make.write(tmp_path, graph("a"))
-    async with served(tmp_path, target, make) as s:
+    async with served(tmp_path, target) as s:
         path = await s.ask()
         assert "root.ab=ab[a]" == path
         for count in (1, 2):
@@ -116,23 +116,21 @@ async def test_a_path_is_rewarded_each_time(tmp_path: Path, make: SimpleNamespac
 
 
 @pytest.mark.parametrize("reward", [-0.001, 1.001, math.nan, math.inf, -math.inf])
-async def test_a_reward_that_is_none_is_refused(
-    tmp_path: Path, make: SimpleNamespace, target: Any, reward: float
-) -> None:
+async def test_a_reward_that_is_none_is_refused(tmp_path: Path, target: Any, reward: float) -> None:
     """Whichever way the request is named; it can still be rewarded."""
     make.write(tmp_path, graph("a"))
-    async with served(tmp_path, target, make) as s:
+    async with served(tmp_path, target) as s:
         path = await s.ask("r1")
         expected = ("INVALID_ARGUMENT", f"a reward is a number from 0 (worst) to 1 (best), got {reward:g}")
         assert expected == await s.refusal(reward, request_id="r1") == await s.refusal(reward, path=path)
         assert [("root/ab/ab[a]", 1, 1, 1.0)] == await s.reward(1.0, request_id="r1")
 
 
-async def test_wrong_feedback_is_told_what_is_wrong(tmp_path: Path, make: SimpleNamespace, target: Any) -> None:
+async def test_wrong_feedback_is_told_what_is_wrong(tmp_path: Path, target: Any) -> None:
     """Nothing is counted."""
     make.write(tmp_path, graph("a"))
     make.write(tmp_path, make.PIPE.replace('"double"', '"a"').replace('"pipe"', '"plain"'), "plain")
-    async with served(tmp_path, target, make) as s:
+    async with served(tmp_path, target) as s:
         for request, code, text in (
             ({"graph": "nobody", "request_id": "r"}, "NOT_FOUND", "'nobody' is no graph of this router"),
             ({"graph": "a", "request_id": "r"}, "NOT_FOUND", "'a' is no graph of this router"),
@@ -153,12 +151,10 @@ async def test_wrong_feedback_is_told_what_is_wrong(tmp_path: Path, make: Simple
         assert {} == {key: value for key, value in s.metrics().items() if "bandit" in key}
 
 
-async def test_late_feedback_counts_though_the_graph_was_loaded_anew(
-    tmp_path: Path, make: SimpleNamespace, target: Any
-) -> None:
+async def test_late_feedback_counts_though_the_graph_was_loaded_anew(tmp_path: Path, target: Any) -> None:
     """For a step that is gone by the request's id; by a path as long as a version has it, here again after rollback."""
     make.write(tmp_path, graph("a"))
-    async with served(tmp_path, target, make) as s:
+    async with served(tmp_path, target) as s:
         for request_id in ("r1", "r2"):
             path = await s.ask(request_id)
         make.write(tmp_path, graph("b", "c"))
@@ -172,13 +168,11 @@ async def test_late_feedback_counts_though_the_graph_was_loaded_anew(
         assert ("NOT_FOUND", "no version of graph 'pipe' is loaded") == await s.refusal(1.0, path=path)
 
 
-async def test_versions_that_serve_beside_each_other_are_both_rewarded(
-    tmp_path: Path, make: SimpleNamespace, target: Any
-) -> None:
+async def test_versions_that_serve_beside_each_other_are_both_rewarded(tmp_path: Path, target: Any) -> None:
     """Each has steps that the other lacks; what is known of the step that both have is shared."""
     make.write(tmp_path, graph("a", "b"))
     make.write(tmp_path, graph("b", "c"), version="2")
-    async with served(tmp_path, target, make) as s:
+    async with served(tmp_path, target) as s:
         for step, version in (("a", 0), ("b", 0), ("c", 0), ("a", 1), ("b", 1), ("b", 2), ("c", 2)):
             await s.reward(1.0, path=f"root.ab=ab[{step}]", version=version)
         rewards = {key: value for key, value in s.metrics().items() if "bandit_rewards_total" in key}
@@ -188,20 +182,20 @@ async def test_versions_that_serve_beside_each_other_are_both_rewarded(
     } == rewards
 
 
-async def test_a_step_that_fails_is_worth_nothing(tmp_path: Path, make: SimpleNamespace, target: Any) -> None:
+async def test_a_step_that_fails_is_worth_nothing(tmp_path: Path, target: Any) -> None:
     """Whatever the answer was."""
-    target.answers["a"] = make.failing()
+    target.answers["a"] = failing()
     make.write(tmp_path, graph("a"))
-    async with served(tmp_path, target, make) as s:
+    async with served(tmp_path, target) as s:
         assert "root.ab=ab[a!]!" == await s.ask("r1")
         assert [("root/ab/ab[a]", 1, 1, 0.0)] == await s.reward(1.0, request_id="r1")
         assert [("root/ab/ab[a]", 1, 2, 0.0)] == await s.reward(1.0, path="root.ab=ab[a!]!")
 
 
-async def test_metrics_are_those_of_what_serves(tmp_path: Path, make: SimpleNamespace, target: Any) -> None:
+async def test_metrics_are_those_of_what_serves(tmp_path: Path, target: Any) -> None:
     """Series of steps, versions and graphs that are gone are gone, so that their number is bounded."""
     make.write(tmp_path, graph("a"))
-    async with served(tmp_path, target, make) as s:
+    async with served(tmp_path, target) as s:
         await s.ask("r1")
         await s.reward(0.25, request_id="r1")
         labels = 'graph="pipe",node="root/ab/ab",step="a"'

@@ -1,9 +1,10 @@
 """What users of other inference graphs ask for, and how a file says it."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, in_turn
 from tests.unit.weft_router.text_graphs import BATCHING, HEAD, compiled, sequence, x, y
 
 from weft_common.errors import WeftError
@@ -17,41 +18,41 @@ CASCADE = """node { name: "root" cascade {
   step { name: "large" model_name: "large" } } }"""
 
 
-async def test_a_sure_answer_ends_the_graph_early(make: SimpleNamespace) -> None:
+async def test_a_sure_answer_ends_the_graph_early() -> None:
     """Ensembles of Triton Inference Server always run to the end; here `accept` stops when it is good enough."""
-    small = make.in_turn(make.answering(9), make.answering(3))
-    target = make.FakeTarget(small=small, large=make.answering(7))
+    small = in_turn(answering(9), answering(3))
+    target = FakeTarget(small=small, large=answering(7))
     plan = compiled(CASCADE.replace("MORE", ""))
     assert [9, 7] == [y(await make.run(plan, target, x())) for _ in range(2)]
     assert ["small", "small", "large"] == target.called()
 
 
-async def test_an_early_end_is_never_that_of_a_failure(make: SimpleNamespace) -> None:
+async def test_an_early_end_is_never_that_of_a_failure() -> None:
     """A KServe sequence whose condition is not met answers 200 with the error body of the step before."""
-    target = make.FakeTarget(small=make.failing("DATA_LOSS"), large=make.answering(7))
+    target = FakeTarget(small=failing("DATA_LOSS"), large=answering(7))
     assert 7 == y(await make.run(compiled(CASCADE.replace("MORE", "dependency: SOFT")), target, x()))
     with pytest.raises(WeftError) as caught:
         await make.run(compiled(CASCADE.replace("MORE", "")), target, x())
     assert "DATA_LOSS" == caught.value.code
 
 
-async def test_members_may_get_different_inputs(make: SimpleNamespace) -> None:
+async def test_members_may_get_different_inputs() -> None:
     """KServe ignores `data` of an ensemble's steps, and a Seldon combiner's children all get the same payload."""
     head = HEAD.replace("] } ]\noutput", '] }, { name: "V" data_type: TYPE_FP32 dims: [ 1 ] } ]\noutput')
     members = 'step { name: "a" model_name: "a" } step { name: "b" model_name: "b" input_map { key: "X" value: "V" } }'
     nodes = f'node {{ name: "root" ensemble {{ {members} {AVERAGE} }} }}'
-    result = await make.run(compiled(nodes, head), make.FakeTarget(), {**x(2), "V": x(6)["X"]})
+    result = await make.run(compiled(nodes, head), FakeTarget(), {**x(2), "V": x(6)["X"]})
     assert 4 == y(result)
 
 
-async def test_a_client_picks_the_members(make: SimpleNamespace) -> None:
+async def test_a_client_picks_the_members() -> None:
     """By a parameter; KServe ignores the condition of an ensemble's step, others fork to all."""
     members = " ".join(
         f'step {{ name: "{name}" model_name: "{name}" when: \'get(parameters, "models", "").contains("{name}")\' }}'
         for name in "abc"
     )
     plan = compiled(f'node {{ name: "root" ensemble {{ {members} {AVERAGE} }} }}')
-    target = make.FakeTarget(a=make.answering(1), b=make.answering(2), c=make.answering(6))
+    target = FakeTarget(a=answering(1), b=answering(2), c=answering(6))
     for models, expected in (("a,c", 3.5), ("b", 2)):
         assert expected == y(await make.run(plan, target, x(), parameters={"models": models}))
     assert ["a", "c", "b"] == target.called()
@@ -60,7 +61,7 @@ async def test_a_client_picks_the_members(make: SimpleNamespace) -> None:
     assert "INVALID_ARGUMENT" == caught.value.code
 
 
-async def test_a_whole_graph_is_a_step_of_another(make: SimpleNamespace) -> None:
+async def test_a_whole_graph_is_a_step_of_another() -> None:
     """KServe composes nodes of one resource only: no confidence cascade as a block, nothing around a whole graph."""
     inner = HEAD.replace('"g"', '"sure"') + CASCADE.replace("MORE", "")
     nodes = sequence(
@@ -68,14 +69,14 @@ async def test_a_whole_graph_is_a_step_of_another(make: SimpleNamespace) -> None
         'step { name: "main" graph: "sure" input_map { key: "X" value: "M" } output_map { key: "Y" value: "N" } }',
         'step { name: "post" model_name: "post" input_map { key: "X" value: "N" } }',
     )
-    target = make.FakeTarget(pre=make.answering(2), small=make.answering(3), large=make.answering(7))
+    target = FakeTarget(pre=answering(2), small=answering(3), large=answering(7))
     context = make.context()
     result = await make.run(compiled(nodes, sure=inner), target, x(), context=context)
     assert (7, ["pre", "small", "large", "post"]) == (y(result), target.called())
     assert [("x-graph-path", "root.pre;main=root<small;large>;post")] == context.trailing_metadata
 
 
-async def test_a_canary_meets_its_canary(make: SimpleNamespace) -> None:
+async def test_a_canary_meets_its_canary() -> None:
     """With KServe a canary transformer may call the old predictor; splitters that share a salt decide alike."""
     halves = """node { name: "NAME" splitter { sticky_by: 'headers["x-user-id"]' salt: "2026-10"
       step { name: "old" weight: 80 model_name: "NAME-old" }
@@ -84,7 +85,7 @@ async def test_a_canary_meets_its_canary(make: SimpleNamespace) -> None:
         'step { name: "a" node: "pre" output_map { key: "Y" value: "M" } }',
         'step { name: "b" node: "main" input_map { key: "X" value: "M" } }',
     )
-    target = make.FakeTarget()
+    target = FakeTarget()
     executor = GraphExecutor(
         compiled(nodes + halves.replace("NAME", "pre") + halves.replace("NAME", "main")), Runtime({"model": target})
     )
@@ -98,26 +99,26 @@ async def test_a_canary_meets_its_canary(make: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("head", [HEAD, BATCHING], ids=["[1]", "[[1]]"])
-async def test_a_choice_reads_the_value_whatever_the_batch(head: str, make: SimpleNamespace) -> None:
+async def test_a_choice_reads_the_value_whatever_the_batch(head: str) -> None:
     """Seldon's router always took child 0 where [1] came as [[1]]."""
     nodes = """node { name: "root" switch { on: 'int(inputs.X[0])'
       step { name: "zero" case: "0" model_name: "zero" } step { name: "one" case: "1" model_name: "one" } } }"""
-    target = make.FakeTarget()
+    target = FakeTarget()
     for value in (1, 0):
         inputs = {"X": make.tensor(value, shape=(1, 1) if head is BATCHING else (1,))}
         await make.run(compiled(nodes, head), target, inputs)
     assert ["one", "zero"] == target.called()
 
 
-async def test_a_step_may_wait_for_another_without_its_data(make: SimpleNamespace) -> None:
+async def test_a_step_may_wait_for_another_without_its_data() -> None:
     """Seldon's triggers; here `steps.<name>.ok`, which also tells whether the other answered."""
     nodes = sequence(
         'step { name: "audit" model_name: "audit" dependency: SOFT output_map { key: "Y" value: "UNUSED" } }',
         'step { name: "main" model_name: "main" when: "steps.audit.ok" default { output: "Y" number: -1 } }',
     )
-    good = make.FakeTarget(audit=make.answering(1, after_ms=20), main=make.answering(7))
+    good = FakeTarget(audit=answering(1, after_ms=20), main=answering(7))
     assert (7, ["audit", "main"]) == (y(await make.run(compiled(nodes), good, x())), good.called())
-    bad = make.FakeTarget(audit=make.failing(), main=make.answering(7))
+    bad = FakeTarget(audit=failing(), main=answering(7))
     assert (-1, ["audit"]) == (y(await make.run(compiled(nodes), bad, x())), bad.called())
 
 
@@ -129,11 +130,11 @@ async def test_a_step_may_wait_for_another_without_its_data(make: SimpleNamespac
         ("request.id == 'r7'", {"request_id": "r7"}),
     ],
 )
-async def test_a_choice_sees_all_of_the_request(test: str, more: dict[str, Any], make: SimpleNamespace) -> None:
+async def test_a_choice_sees_all_of_the_request(test: str, more: dict[str, Any]) -> None:
     """Seldon's routers do not see metadata; a gjson path of KServe sees the body alone."""
     nodes = f"""node {{ name: "root" switch {{ step {{ name: "a" when: "{test}" model_name: "a" }}
       step {{ name: "rest" otherwise: true model_name: "rest" }} }} }}"""
-    target = make.FakeTarget()
+    target = FakeTarget()
     options = {**more, "context": make.context(**more.get("context", {}))}
     await make.run(compiled(nodes), target, x(), **options)
     assert ["a"] == target.called()

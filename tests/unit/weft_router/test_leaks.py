@@ -6,9 +6,9 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+from tests.unit.weft_router import make
 from tests.unit.weft_router.stream_targets import stream_target
 
 from weft_common.caching.single_flight import SingleFlight
@@ -46,9 +46,9 @@ GRAPHS = {
 }
 
 
-def target_of(make: SimpleNamespace, generator: random.Random) -> Any:
+def target_of(generator: random.Random) -> Any:
     """Models that answer after some turns of the loop, and some that do not."""
-    target = stream_target(make)
+    target = stream_target()
 
     async def turns() -> None:
         for _ in range(generator.randrange(8)):
@@ -81,7 +81,7 @@ def target_of(make: SimpleNamespace, generator: random.Random) -> Any:
     return target
 
 
-async def send(core: RouterCore, make: SimpleNamespace, generator: random.Random) -> None:
+async def send(core: RouterCore, generator: random.Random) -> None:
     """One request, which may be left after some responses."""
     name = generator.choice(["chat", "kept", "stream"])
     call = InferCall(name, inputs={"IN": make.tensor(generator.randrange(3))})
@@ -93,10 +93,10 @@ async def send(core: RouterCore, make: SimpleNamespace, generator: random.Random
                 return
 
 
-async def client(core: RouterCore, make: SimpleNamespace, generator: random.Random, outcomes: list[str]) -> None:
+async def client(core: RouterCore, generator: random.Random, outcomes: list[str]) -> None:
     """Sends its share of the requests one after another, and cancels half of them at a random moment."""
     for _ in range(NUM_REQUESTS // NUM_CLIENTS):
-        request = asyncio.create_task(send(core, make, generator))
+        request = asyncio.create_task(send(core, generator))
         if generator.random() < 0.5:
             for _ in range(generator.randrange(MAX_TURNS)):
                 await asyncio.sleep(0)
@@ -110,12 +110,12 @@ async def client(core: RouterCore, make: SimpleNamespace, generator: random.Rand
             outcomes.append(error.code)
 
 
-async def test_requests_that_are_given_up_leave_nothing(tmp_path: Path, make: SimpleNamespace) -> None:
+async def test_requests_that_are_given_up_leave_nothing(tmp_path: Path) -> None:
     """No task, no call, no shadow; every limit is free again, and nobody waits for an answer on its way."""
     generator = random.Random(20261121)
     for name, body in GRAPHS.items():
         make.write(tmp_path, HEADER.replace("NAME", name) + body, name)
-    target = target_of(make, generator)
+    target = target_of(generator)
     async with make.started(tmp_path, target) as started:
         core = started.core
         assert core.is_ready(), core.index(ready_only=False)
@@ -123,7 +123,7 @@ async def test_requests_that_are_given_up_leave_nothing(tmp_path: Path, make: Si
         outcomes: list[str] = []
         async with asyncio.timeout(60), asyncio.TaskGroup() as clients:
             for _ in range(NUM_CLIENTS):
-                clients.create_task(client(core, make, generator, outcomes))
+                clients.create_task(client(core, generator, outcomes))
         assert NUM_REQUESTS == len(outcomes)
         assert (
             {"OK", "CANCELLED", "UNAVAILABLE"}

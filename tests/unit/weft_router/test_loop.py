@@ -3,10 +3,12 @@
 import asyncio
 import weakref
 from collections.abc import Mapping
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_condition import FakeCondition
+from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, in_turn
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InvalidArgumentError, RemoteError
@@ -14,7 +16,7 @@ from weft_common.tensors import WireTensor, decode, encode
 from weft_router.graph.plan import GraphPlan, LoopPlan, NodeKind
 
 
-def loop(make: SimpleNamespace, again: object, max_iterations: int = 10, **options: object) -> GraphPlan:
+def loop(again: object, max_iterations: int = 10, **options: object) -> GraphPlan:
     """X -> double -> M -> add (with B) -> Y, which is X of the next round."""
     steps = [
         make.step("double", "double", {"IN": "X"}, {"OUT": "M"}),
@@ -25,36 +27,36 @@ def loop(make: SimpleNamespace, again: object, max_iterations: int = 10, **optio
     return make.graph(root)
 
 
-def calculator(make: SimpleNamespace, **more: object) -> object:
+def calculator(**more: object) -> object:
     async def double(call: InferCall, context: CallContext) -> Mapping[str, WireTensor]:
         return {"OUT": encode(decode(call.inputs["IN"]) * np.float32(2))}
 
     async def add(call: InferCall, context: CallContext) -> Mapping[str, WireTensor]:
         return {"OUT": encode(decode(call.inputs["A"]) + decode(call.inputs["B"]))}
 
-    return make.FakeTarget(**{"double": double, "add": add, **more})
+    return FakeTarget(**{"double": double, "add": add, **more})
 
 
-async def test_a_loop_runs_while_its_condition_holds(make: SimpleNamespace) -> None:
+async def test_a_loop_runs_while_its_condition_holds() -> None:
     """From x to 2x + 1 until it is 20 or more; the input that is not carried stays, the path shows every round."""
-    again = make.FakeCondition(lambda r, values: bool(values["Y"][0] < 20), names=("Y",))
+    again = FakeCondition(lambda r, values: bool(values["Y"][0] < 20), names=("Y",))
     context = CallContext()
-    result = await make.run(loop(make, again), calculator(make), context=context)
+    result = await make.run(loop(again), calculator(), context=context)
     assert {"Y": make.tensor(31.0), "M": make.tensor(30.0)} == result.outputs
     assert 4 == again.num_evaluations
     assert [("x-graph-path", "root.double;add;double;add;double;add;double;add")] == context.trailing_metadata
 
 
 @pytest.mark.parametrize(("max_iterations", "expected"), [(1, 3.0), (3, 15.0)])
-async def test_a_loop_ends_with_its_last_round(make: SimpleNamespace, max_iterations: int, expected: float) -> None:
+async def test_a_loop_ends_with_its_last_round(max_iterations: int, expected: float) -> None:
     """The answer is what that round gave; the condition is not asked any more."""
-    again = make.FakeCondition(lambda r, values: True)
-    result = await make.run(loop(make, again, max_iterations), calculator(make))
+    again = FakeCondition(lambda r, values: True)
+    result = await make.run(loop(again, max_iterations), calculator())
     assert make.tensor(expected) == result.outputs["Y"]
     assert max_iterations - 1 == again.num_evaluations
 
 
-async def test_the_condition_sees_the_inputs_of_the_round(make: SimpleNamespace) -> None:
+async def test_the_condition_sees_the_inputs_of_the_round() -> None:
     """Carried ones included."""
     seen: list[tuple[float, float]] = []
 
@@ -62,53 +64,51 @@ async def test_the_condition_sees_the_inputs_of_the_round(make: SimpleNamespace)
         seen.append((values["X"].item(), values["Y"].item()))
         return len(seen) < 3
 
-    await make.run(loop(make, make.FakeCondition(note, names=("X", "Y"))), calculator(make))
+    await make.run(loop(FakeCondition(note, names=("X", "Y"))), calculator())
     assert [(1.0, 3.0), (3.0, 7.0), (7.0, 15.0)] == seen
 
 
-async def test_a_round_starts_without_the_tensors_of_the_one_before(make: SimpleNamespace) -> None:
+async def test_a_round_starts_without_the_tensors_of_the_one_before() -> None:
     """A step that is skipped in the second round leaves its output absent, not as it was."""
     rounds = iter([True, False])
-    when = make.FakeCondition(lambda r, f: next(rounds))
+    when = FakeCondition(lambda r, f: next(rounds))
     again = iter([True, False])
-    plan = loop(make, make.FakeCondition(lambda r, f: next(again)), when=when)
-    result = await make.run(plan, calculator(make), {"B": make.tensor(1.0), "X": make.tensor(1.0)})
+    plan = loop(FakeCondition(lambda r, f: next(again)), when=when)
+    result = await make.run(plan, calculator(), {"B": make.tensor(1.0), "X": make.tensor(1.0)})
     assert {"M": make.tensor(6.0)} == result.outputs
 
 
-async def test_a_swap_carries_both_ways(make: SimpleNamespace) -> None:
+async def test_a_swap_carries_both_ways() -> None:
     """What is carried is taken before anything is overwritten."""
     steps = [make.step(n, n, {"IN": x}, {"OUT": y}) for n, x, y in (("p", "A", "B1"), ("q", "B", "A1"))]
-    again = make.FakeCondition(lambda r, f: True)
+    again = FakeCondition(lambda r, f: True)
     plan = LoopPlan(again, 2, (("A1", "A"), ("B1", "B")))
     root = make.node("root", NodeKind.SEQUENCE, steps, inputs=["A", "B"], outputs=["A1", "B1"], loop=plan)
     inputs = {"A": make.tensor(1.0), "B": make.tensor(2.0)}
-    result = await make.run(make.graph(root), make.FakeTarget(), inputs)
+    result = await make.run(make.graph(root), FakeTarget(), inputs)
     assert {"A1": make.tensor(1.0), "B1": make.tensor(2.0)} == result.outputs
 
 
-async def test_a_condition_that_cannot_be_evaluated_fails_the_request(make: SimpleNamespace) -> None:
+async def test_a_condition_that_cannot_be_evaluated_fails_the_request() -> None:
     """The message has the place."""
 
     def fail(request: object, frame: object) -> bool:
         raise InvalidArgumentError("no such key")
 
     with pytest.raises(InvalidArgumentError, match=r"^g/1: root: no such key$"):
-        await make.run(loop(make, make.FakeCondition(fail)), calculator(make))
+        await make.run(loop(FakeCondition(fail)), calculator())
 
 
-async def test_a_failure_ends_the_loop(make: SimpleNamespace) -> None:
+async def test_a_failure_ends_the_loop() -> None:
     """In whichever round it happens."""
-    failing = make.in_turn(make.answering(1.0), make.failing())
+    fails_second = in_turn(answering(1.0), failing())
     context = CallContext()
     with pytest.raises(RemoteError, match="root/double -> double@1: gone"):
-        await make.run(
-            loop(make, make.FakeCondition(lambda r, f: True)), calculator(make, double=failing), context=context
-        )
+        await make.run(loop(FakeCondition(lambda r, f: True)), calculator(double=fails_second), context=context)
     assert [("x-graph-path", "root.double;add;double!")] == context.trailing_metadata
 
 
-async def test_a_cancel_ends_the_loop(make: SimpleNamespace) -> None:
+async def test_a_cancel_ends_the_loop() -> None:
     """Nothing is called after it."""
     is_called = asyncio.Event()
 
@@ -117,8 +117,8 @@ async def test_a_cancel_ends_the_loop(make: SimpleNamespace) -> None:
         await asyncio.Event().wait()
         return {}
 
-    target = calculator(make, double=make.in_turn(make.answering(1.0), hang))
-    request = asyncio.create_task(make.run(loop(make, make.FakeCondition(lambda r, f: True)), target))
+    target = calculator(double=in_turn(answering(1.0), hang))
+    request = asyncio.create_task(make.run(loop(FakeCondition(lambda r, f: True)), target))
     await is_called.wait()
     request.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -127,17 +127,17 @@ async def test_a_cancel_ends_the_loop(make: SimpleNamespace) -> None:
     assert 0 == make.num_other_tasks()
 
 
-async def test_a_loop_that_is_pruned_still_loops(make: SimpleNamespace) -> None:
+async def test_a_loop_that_is_pruned_still_loops() -> None:
     """Steps that neither the outputs asked for nor the loop need are left out of every round."""
     steps = [make.step(n, n, {"IN": "X"}, {"OUT": n.upper()}) for n in "abc"]
-    plan = LoopPlan(make.FakeCondition(lambda r, f: True), 2, (("A", "X"),))
+    plan = LoopPlan(FakeCondition(lambda r, f: True), 2, (("A", "X"),))
     root = make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=[*"ABC"], loop=plan)
-    target = make.FakeTarget()
+    target = FakeTarget()
     await make.run(make.graph(root), target, outputs=["B"])
     assert ["a", "b", "a", "b"] == target.called()
 
 
-async def test_a_round_does_not_hold_the_tensors_of_the_one_before(make: SimpleNamespace) -> None:
+async def test_a_round_does_not_hold_the_tensors_of_the_one_before() -> None:
     """They are freed before the first step of the next round."""
 
     class Data(bytearray):
@@ -153,6 +153,6 @@ async def test_a_round_does_not_hold_the_tensors_of_the_one_before(make: SimpleN
         watched.append(weakref.ref(data))
         return {"OUT": WireTensor("FP32", (1,), data)}
 
-    target = make.FakeTarget(double=double, add=make.answering(1.0))
-    await make.run(loop(make, make.FakeCondition(lambda r, f: True), 2), target)
+    target = FakeTarget(double=double, add=answering(1.0))
+    await make.run(loop(FakeCondition(lambda r, f: True), 2), target)
     assert [True] == freed

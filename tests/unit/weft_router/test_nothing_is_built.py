@@ -5,9 +5,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FrameType, SimpleNamespace
+from types import CodeType, FrameType
 
 import pytest
+from tests.unit.weft_router import make
 
 from weft_common.core import CallContext, InferCall
 
@@ -72,9 +73,7 @@ def functions_that_run() -> Iterator[set[CodeType]]:
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-async def test_what_runs_at_load_does_not_run_for_a_request(
-    tmp_path: Path, make: SimpleNamespace, target: object, body: str
-) -> None:
+async def test_what_runs_at_load_does_not_run_for_a_request(tmp_path: Path, target: object, body: str) -> None:
     """Neither the compiler nor any constructor; a first request may keep what it works out for the next."""
     make.write(tmp_path, f'{_HEADER} node {{ name: "root" {body} }}', "g")
 

@@ -1,16 +1,17 @@
 """The clock that tests of deadlines run on."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget, answering
 
 from weft_common.errors import RemoteError
 from weft_router.graph.plan import GraphPlan, NodeKind
 
 
-def one_step(make: SimpleNamespace, **options: Any) -> GraphPlan:
+def one_step(**options: Any) -> GraphPlan:
     steps = [make.step("a", "m", {"IN": "X"}, {"OUT": "Y"}, **options)]
     return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
 
@@ -26,13 +27,13 @@ async def test_an_hour_takes_no_time(virtual_clock: Any) -> None:
     assert 3_600_050.0 == virtual_clock.elapsed_ms()
 
 
-async def test_a_step_ends_at_its_deadline(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_a_step_ends_at_its_deadline(virtual_clock: Any) -> None:
     """The earlier of the step's and the request's, as the target keeps it."""
-    target = make.FakeTarget(m=make.answering(after_ms=80))
+    target = FakeTarget(m=answering(after_ms=80))
     with pytest.raises(RemoteError, match=r"root/a -> m@1: no answer of 'm' in 50 ms"):
-        await make.run(one_step(make, timeout_ms=50), target, context=make.context(timeout_ms=60))
+        await make.run(one_step(timeout_ms=50), target, context=make.context(timeout_ms=60))
     assert 50.0 == virtual_clock.elapsed_ms()
     with pytest.raises(RemoteError):
-        await make.run(one_step(make, timeout_ms=50), target, context=make.context(timeout_ms=20))
+        await make.run(one_step(timeout_ms=50), target, context=make.context(timeout_ms=20))
     assert 70.0 == virtual_clock.elapsed_ms()
     assert (0, 0) == (target.num_open, make.num_other_tasks())

@@ -102,7 +102,7 @@ async def test_as_many_enter_as_there_are_slots(serve):
 
 
 async def test_ten_thousand_wait(serve):
-    """Behind two slots, quickly; all but those that have them are cancelled, and the last one is answered as if alone."""
+    """Behind two slots, quickly: all but those that have them are cancelled, and the last is answered as if alone."""
     model = await serve()
     start_s = time.monotonic()
     tasks = [_ask(model, number) for number in range(10_000)]

@@ -1,6 +1,5 @@
 """Plans compiled from graph files, with the models that those of the router's tests have."""
 
-import argparse
 from pathlib import Path
 
 from tests.unit.weft_router.graph.conftest import FOLDER, FakeCatalog, FolderGraphs
@@ -25,9 +24,7 @@ def good(name: str) -> GraphPlan:
 
 def sample(name: str) -> GraphPlan:
     """The plan of a graph of the sample repository."""
-    plan = load_plan(argparse.Namespace(command="draw", graph=name, repository=REPOSITORY, lock=None))
-    assert not isinstance(plan, int)
-    return plan
+    return load_plan(name, REPOSITORY)
 
 
 def text_graph(nodes: str, *, outputs: str = "PROBS", header: str = "") -> str:

@@ -12,7 +12,7 @@ from weft_common.server.server import Extension
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_protos import graph_service_pb2 as pb
 from weft_protos import graph_service_pb2_grpc as pb_grpc
-from weft_tools.lock_file import LockCatalog
+from weft_tools.lock import LockCatalog
 
 TEXT = TensorSpec("TEXT", "BYTES", (1,))
 MASK = TensorSpec("MASK", "INT64", (-1,), is_optional=True)

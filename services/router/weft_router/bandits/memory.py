@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from weft_common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from weft_router.bandits.algorithms import Bandit
-from weft_router.graph.plan import RequestScope
-from weft_router.reporting.path import SKIPPED, NodeRun
+from weft_router.bandits.bandit import Bandit
+from weft_router.reporting.path import SKIPPED, NodeRecord
 
 MAX_REQUESTS = 100_000
 MAX_BYTES = 64 << 20
@@ -36,11 +35,11 @@ class Pull(NamedTuple):
     bandit: Bandit
     step_index: int
     probability: float | None = None
-    run: NodeRun | None = None
+    run: NodeRecord | None = None
     has_answered: bool = True
 
 
-def settle(pulls: list[Pull], root: NodeRun) -> None:
+def settle(pulls: list[Pull], root: NodeRecord) -> None:
     """Of the choices for a request that is over those are left that its path shows: not those of lost attempts.
 
     Args:
@@ -56,7 +55,7 @@ def settle(pulls: list[Pull], root: NodeRun) -> None:
     ]
 
 
-def _runs(run: NodeRun) -> Iterator[NodeRun]:
+def _runs(run: NodeRecord) -> Iterator[NodeRecord]:
     """A run of a node and all within it."""
     yield run
     for step in run.steps:
@@ -92,25 +91,22 @@ class RecentPulls:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, graph: str, request: RequestScope, pull: Pull) -> None:
+    def add(self, graph: str, request_id: str, pulls: list[Pull], pull: Pull) -> None:
         """A choice made for a request is remembered; of two requests with one id, that of the later one.
 
         Args:
             graph: Name of the graph that was asked.
-            request: The request; its ``pulls`` are those of this memory.
+            request_id: Of the request; "" for one that cannot be named.
+            pulls: What was chosen for the request so far; receives the choice, and is remembered with the first.
             pull: The choice.
         """
-        if request.pulls is not None:
-            if len(request.pulls) < MAX_PULLS:
-                request.pulls.append(pull)
-            return
-        request.pulls = [pull]
-        request_id = request.request_id
-        if not request_id or len(request_id) > MAX_ID_CHARS:
+        if len(pulls) < MAX_PULLS:
+            pulls.append(pull)
+        if len(pulls) > 1 or not request_id or len(request_id) > MAX_ID_CHARS:
             return
         self._forget((graph, request_id))
         num_bytes = _ENTRY_BYTES + _PULL_BYTES + 4 * len(request_id)
-        self._entries[graph, request_id] = _RememberedRequest(request.pulls, num_bytes)
+        self._entries[graph, request_id] = _RememberedRequest(pulls, num_bytes)
         self._num_bytes += num_bytes
         while len(self._entries) > self._max_requests or self._num_bytes > self._max_bytes:
             self._forget(next(iter(self._entries)))

@@ -6,10 +6,11 @@ from math import isfinite
 from typing import NamedTuple
 
 from weft_common.errors import InvalidArgumentError
-from weft_router.bandits.algorithms import Arm, Bandit
+from weft_router.bandit_algorithms import Arm
+from weft_router.bandits.bandit import Bandit
 from weft_router.bandits.memory import Pull, RecentPulls
-from weft_router.graph.plan import BanditPlan, NodePlan, RequestScope
-from weft_router.reporting.path import NodeRun
+from weft_router.graph.plan import BanditPlan, NodePlan
+from weft_router.reporting.path import NodeRecord
 
 #: Graph and path of the splitter.
 Key = tuple[str, str]
@@ -56,15 +57,18 @@ class StepChooser:
         self._bandit = bandit
         self._recent = recent
 
-    def choose(self, request: RequestScope, run: NodeRun) -> int:
+    def choose(self, request_id: str, pulls: list[Pull] | None, run: NodeRecord) -> int:
         """Index of the step; the choice counts as a pull and is remembered with the request's id.
 
         Args:
-            request: Asks.
+            request_id: Of the request; may be "".
+            pulls: Receives the choice; None for a request that gets no feedback, of which nothing is remembered.
             run: Of the splitter.
         """
         index, probability = self._bandit.choose()
-        self._recent.add(self._graph, request, Pull(self._node, self._bandit, index, probability, run))
+        if pulls is not None:
+            pull = Pull(self._node, self._bandit, index, probability, run)
+            self._recent.add(self._graph, request_id, pulls, pull)
         return index
 
 

@@ -8,14 +8,13 @@ nested graph, inlined at compile time) runs in a frame of its own, filled throug
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from weft_common.core import ParameterValue
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor
-
-if TYPE_CHECKING:
-    from weft_router.bandits.memory import Pull
+from weft_router.bandit_algorithms import BanditAlgorithm
+from weft_router.combine import CombineMethod
+from weft_router.scope import RequestScope
 
 Frame = list[WireTensor | None]
 
@@ -25,28 +24,6 @@ class Binding(NamedTuple):
 
     name: str
     slot: int
-
-
-@dataclass(slots=True)
-class RequestScope:
-    """What a condition may know of the request beside tensors.
-
-    Attributes:
-        parameters: Request parameters.
-        headers: ASCII metadata, lower-case keys.
-        request_id: May be "".
-        priority: 0 where none was given.
-        deadline_ns: On ``time.monotonic_ns``; None without deadline.
-        pulls: What bandits chose for the request so far; None before the first. A copy that gets no feedback begins
-            with an empty list: then nothing is remembered by the request's id.
-    """
-
-    parameters: Mapping[str, ParameterValue]
-    headers: Mapping[str, str]
-    request_id: str = ""
-    priority: int = 0
-    deadline_ns: int | None = None
-    pulls: "list[Pull] | None" = None
 
 
 class Condition(Protocol):
@@ -92,31 +69,6 @@ class NodeKind(Enum):
     SPLITTER = "splitter"
     ENSEMBLE = "ensemble"
     CASCADE = "cascade"
-
-
-class CombineMethod(Enum):
-    """How one answer is made of an ensemble's."""
-
-    KEYED = "KEYED"
-    VOTE = "VOTE"
-    AVERAGE = "AVERAGE"
-    MEDIAN = "MEDIAN"
-    SUM = "SUM"
-    MIN = "MIN"
-    MAX = "MAX"
-    CONCAT = "CONCAT"
-    STACK = "STACK"
-    FIRST = "FIRST"
-    CUSTOM = "CUSTOM"
-
-
-class BanditAlgorithm(Enum):
-    """How a bandit chooses the next step."""
-
-    EPSILON_GREEDY = "EPSILON_GREEDY"
-    THOMPSON = "THOMPSON"
-    UCB1 = "UCB1"
-    EXP3 = "EXP3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +143,7 @@ class BanditPlan:
 
     Attributes:
         algorithm: How the next step is chosen.
-        epsilon: Share of requests that explore: EPSILON_GREEDY; EXP3's gamma.
+        epsilon: Share of requests that explore, of an algorithm that takes it.
         min_pulls: Requests that each step gets first.
     """
 
@@ -286,13 +238,13 @@ class CombinePlan:
         output: Slot of the node's frame that receives it.
         method: How.
         sources: Per step that offers the tensor: (index of the step, slot with its value).
-        is_weighted: Whether step weights count: VOTE, AVERAGE, SUM.
-        axis: CONCAT and STACK only: axis of the whole result, batch dimension counted; negative counts from the end.
-        custom: CUSTOM only: the call that combines. Two of its input slots are ``stack`` and ``mask``, which the node
-            fills; the others are node inputs. Its one output slot is ``output``.
-        stack: CUSTOM: slot of all sources stacked along a new axis behind the batch dimension (or in front, without
-            one), absent ones as zeros or empty strings; -1 elsewhere.
-        mask: CUSTOM: slot of a BOOL tensor, shape [rows, sources] (or [sources]), false where a source is absent.
+        is_weighted, axis: As of ``CombineSettings``.
+        custom: The call that combines, of a method that calls a model. Two of its input slots are ``stack`` and
+            ``mask``, which the node fills; the others are node inputs. Its one output slot is ``output``.
+        stack: With ``custom``: slot of all sources stacked along a new axis behind the batch dimension (or in front,
+            without one), absent ones as zeros or empty strings; -1 elsewhere.
+        mask: With ``custom``: slot of a BOOL tensor, shape [rows, sources] (or [sources]), false where a source is
+            absent.
     """
 
     output: int
@@ -370,6 +322,11 @@ class NodePlan:
     loop: LoopPlan | None = None
     specs: Mapping[int, TensorSpec] = field(default_factory=dict)
     graph: str = ""
+
+    @property
+    def is_race(self) -> bool:
+        """Whether it is an ensemble of which the first answer counts and the other steps are cancelled."""
+        return bool(self.combines) and self.quorum <= 1 and all(one.method.is_first for one in self.combines)
 
 
 @dataclass(frozen=True, slots=True)

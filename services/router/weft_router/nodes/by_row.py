@@ -6,7 +6,7 @@ from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import OK, Frame, NodePlan
 from weft_router.graph.pruning import slots_read
-from weft_router.reporting.path import StepRun
+from weft_router.reporting.path import StepRecord
 from weft_router.tensors.rows import Rows, join, split, without_rows
 
 #: More rows are not named in a message.
@@ -139,7 +139,7 @@ def of_rows(error: WeftError, rows: Rows, num_rows: int) -> WeftError:
     return error.with_message(f"{error.message} (row{'s' * (len(rows) > 1)} {', '.join(shown)} of {num_rows})")
 
 
-def tell_rows(records: Iterable[StepRun], num_rows: int) -> None:
+def tell_rows(records: Iterable[StepRecord], num_rows: int) -> None:
     """The records of steps say how many rows they had."""
     for record in records:
         record.rows = num_rows

@@ -1,16 +1,10 @@
 """Steps one after another until an answer is accepted."""
 
-from typing import TYPE_CHECKING
-
 from weft_common.errors import DeadlineExceededError, InvalidArgumentError, WeftError
 from weft_common.tensors import WireTensor
-from weft_router.graph.plan import Frame, NodePlan, StepPlan
+from weft_router.graph.plan import NodePlan, StepPlan
 from weft_router.nodes.alternatives import AlternativesNode
-from weft_router.reporting.path import NodeRun
-from weft_router.steps import GraphRequest
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
+from weft_router.steps import Run
 
 _NS_PER_MS = 1_000_000
 
@@ -22,32 +16,31 @@ class CascadeNode(AlternativesNode):
     fails too. If no answer is accepted the latest one counts, if there is none the error of the last step that failed.
     """
 
-    async def run(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
-    ) -> None:
+    async def run(self, run: Run) -> None:
         """As ``Node.run``."""
+        frame, records = run.frame, run.record.steps
         latest: list[WireTensor | None] | None = None
         failure: WeftError | None = None
         is_late = False
         for step in self._steps:
             plan = step.plan
             has_answered = False
-            if plan.when is not None and not self._holds(plan.when, frame, request):
+            if plan.when is not None and not self._holds(plan.when, run):
                 pass
-            elif self._lacks_time(plan, deadline_ns):
+            elif self._lacks_time(plan, run.deadline_ns):
                 is_late = True
             else:
-                num_records = len(run.steps)
+                num_records = len(records)
                 try:
-                    has_answered = await step.run(frame, request, deadline_ns, parent, run)
+                    has_answered = await step.run(run)
                 except WeftError as error:
                     if latest is not None and self._is_out_of_time(plan, error):
                         break
                     raise
                 if not has_answered:
-                    failure = self._failure(run.steps[num_records])
+                    failure = self._failure(records[num_records])
             if has_answered:
-                if plan.accept is None or self._holds(plan.accept, frame, request):
+                if plan.accept is None or self._holds(plan.accept, run):
                     return
                 latest = [frame[slot] for _, slot in self.plan.outputs]
         if latest is None:

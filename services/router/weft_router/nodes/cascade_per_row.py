@@ -3,18 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import TYPE_CHECKING
 
 from weft_common.errors import WeftError
 from weft_router.graph.plan import Frame, NodePlan
 from weft_router.nodes.by_row import RowFrames, of_rows, rows_of, tell_rows
 from weft_router.nodes.cascade import CascadeNode
-from weft_router.reporting.path import NodeRun
 from weft_router.runtime import Runtime
-from weft_router.steps import ErrorContext, GraphRequest, Step
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
+from weft_router.steps import ErrorContext, Run, Step
 
 
 @dataclass(slots=True)
@@ -57,55 +52,54 @@ class RowCascadeNode(CascadeNode):
         super().__init__(plan, steps, error_context, runtime)
         self._rows = RowFrames(plan)
 
-    async def run(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
-    ) -> None:
+    async def run(self, run: Run) -> None:
         """As ``Node.run``."""
+        records = run.record.steps
         try:
-            num_rows = self._rows.num_rows(frame)
+            num_rows = self._rows.num_rows(run.frame)
         except WeftError as error:
             raise self._placed(error) from error
         progress = _Progress(num_rows, list(range(num_rows)), [()] * len(self._steps))
         for index, step in enumerate(self._steps):
             if not progress.open_rows:
                 break
-            rows = self._rows_for(index, frame, request, progress)
+            rows = self._rows_for(index, run, progress)
             if not rows:
                 continue
-            if self._lacks_time(step.plan, deadline_ns):
+            if self._lacks_time(step.plan, run.deadline_ns):
                 progress.late_rows.update(rows)
                 continue
-            view = self._rows.step_view(frame, index, rows, progress.answered)
-            num_records = len(run.steps)
+            view = self._rows.step_view(run.frame, index, rows, progress.answered)
+            num_records = len(records)
             try:
-                has_answered = await step.run(view, request, deadline_ns, parent, run)
+                has_answered = await step.run(run.with_frame(view))
             except WeftError as error:
                 if self._is_out_of_time(step.plan, error) and -1 not in progress.latest():
                     break
                 raise of_rows(error, rows, num_rows) from error
             finally:
-                tell_rows(run.steps[num_records:], len(rows))
+                tell_rows(records[num_records:], len(rows))
             if has_answered:
-                self._take_in(index, rows, view, request, progress)
-            elif (failure := self._failure(run.steps[num_records])) is not None:
+                self._take_in(index, rows, view, run, progress)
+            elif (failure := self._failure(records[num_records])) is not None:
                 progress.failures.append((rows, failure))
-        self._gather(frame, progress)
+        self._gather(run.frame, progress)
 
-    def _rows_for(self, index: int, frame: Frame, request: GraphRequest, progress: _Progress) -> list[int]:
+    def _rows_for(self, index: int, run: Run, progress: _Progress) -> list[int]:
         """The open rows whose ``when`` holds."""
         when = self._steps[index].plan.when
         if when is None:
             return progress.open_rows
         rows: list[int] = []
         for group in self._rows.alike(index, progress.open_rows, progress.answered):
-            view = self._rows.step_view(frame, index, group, progress.answered)
-            rows += compress(group, self._row_values(when, view, request, group))
+            view = self._rows.step_view(run.frame, index, group, progress.answered)
+            rows += compress(group, self._row_values(when, view, run, group))
         return sorted(rows)
 
-    def _take_in(self, index: int, rows: list[int], view: Frame, request: GraphRequest, progress: _Progress) -> None:
+    def _take_in(self, index: int, rows: list[int], view: Frame, run: Run, progress: _Progress) -> None:
         """A step has answered ``rows``; those that are not accepted stay open."""
         accept = self._steps[index].plan.accept
-        accepted = rows if accept is None else list(compress(rows, self._row_values(accept, view, request, rows)))
+        accepted = rows if accept is None else list(compress(rows, self._row_values(accept, view, run, rows)))
         progress.answered[index] = rows
         progress.parts.append((rows, view))
         if len(accepted) == len(progress.open_rows):

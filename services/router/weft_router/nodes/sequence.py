@@ -1,19 +1,13 @@
 """Steps that see one another's outputs."""
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from weft_router.graph.plan import Frame, NodePlan
+from weft_router.graph.plan import NodePlan
 from weft_router.graph.pruning import pruned
 from weft_router.nodes.schedule import Schedule
-from weft_router.reporting.path import NodeRun
-from weft_router.steps import ErrorContext, GraphRequest, Node, Step
+from weft_router.steps import ErrorContext, Node, Run, Step
 from weft_router.tasks.fork import Fork
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
-
-    from weft_router.steps.base import RunArguments
 
 
 class SequenceNode(Node):
@@ -34,27 +28,31 @@ class SequenceNode(Node):
         self._error_context = error_context
         self._schedule = Schedule(plan)
         self._shadows = frozenset(index for index, step in enumerate(plan.steps) if step.shadow is not None)
+        chain = None if self._shadows else self._schedule.chain
+        self._chain = None if chain is None else tuple(self._steps[index] for index in chain)
 
-    async def run(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
-    ) -> None:
+    async def run(self, run: Run) -> None:
         """As ``Node.run``."""
+        if self._chain is not None:
+            for step in self._chain:
+                await step.run(run)
+            return
         steps, schedule, shadows = self._steps, self._schedule, self._shadows
         pending = schedule.pending()
         ready = schedule.first
         if shadows:
-            ready = await self._without_shadows(ready, pending, (frame, request, deadline_ns, parent, run))
+            ready = await self._without_shadows(ready, pending, run)
         while len(ready) == 1:
             index = ready[0]
-            await steps[index].run(frame, request, deadline_ns, parent, run)
+            await steps[index].run(run)
             ready = schedule.released_by(index, pending)
             if shadows:
-                ready = await self._without_shadows(ready, pending, (frame, request, deadline_ns, parent, run))
+                ready = await self._without_shadows(ready, pending, run)
         if not ready:
             return
         fork = Fork()
         for index in ready:
-            fork.start(self._follow(index, fork, pending, (frame, request, deadline_ns, parent, run)))
+            fork.start(self._follow(index, fork, pending, run))
         await fork.join()
 
     def only(self, live: Collection[int]) -> Self:
@@ -63,27 +61,27 @@ class SequenceNode(Node):
             return self
         return type(self)(pruned(self.plan, live), [self._steps[index] for index in live], self._error_context)
 
-    async def _follow(self, index: int, fork: Fork, pending: list[int], arguments: "RunArguments") -> int:
+    async def _follow(self, index: int, fork: Fork, pending: list[int], run: Run) -> int:
         """Run a step, then the first that it releases, and so on; the others that it releases get tasks."""
         while True:
-            await self._steps[index].run(*arguments)
+            await self._steps[index].run(run)
             released = self._schedule.released_by(index, pending)
             if self._shadows:
-                released = await self._without_shadows(released, pending, arguments)
+                released = await self._without_shadows(released, pending, run)
             if not released:
                 return 0
             for other in released[1:]:
-                fork.start(self._follow(other, fork, pending, arguments))
+                fork.start(self._follow(other, fork, pending, run))
             index = released[0]
 
-    async def _without_shadows(self, ready: list[int], pending: list[int], arguments: "RunArguments") -> list[int]:
+    async def _without_shadows(self, ready: list[int], pending: list[int], run: Run) -> list[int]:
         """The ready steps that are no shadows; the shadows are started."""
         if self._shadows.isdisjoint(ready):
             return ready
         waiting, others = ready.copy(), []
         for index in waiting:
             if index in self._shadows:
-                await self._steps[index].run(*arguments)
+                await self._steps[index].run(run)
                 waiting += self._schedule.released_by(index, pending)
             else:
                 others.append(index)
@@ -93,21 +91,15 @@ class SequenceNode(Node):
 class LoopNode(SequenceNode):
     """A sequence that runs again while a condition holds; each round starts with an empty frame but for its inputs."""
 
-    async def run(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
-    ) -> None:
+    async def run(self, run: Run) -> None:
         """As ``Node.run``; the outputs are those of the last round."""
-        plan = self.plan
+        plan, frame = self.plan, run.frame
         loop, num_inputs = plan.loop, len(plan.inputs)
         num_left = loop.max_iterations if loop else 1
         while True:
-            await super().run(frame, request, deadline_ns, parent, run)
+            await super().run(run)
             num_left -= 1
-            if (
-                loop is None
-                or not num_left
-                or not self._error_context.holds(loop.again, frame, request.scope, plan.path)
-            ):
+            if loop is None or not num_left or not self._error_context.holds(loop.again, run, plan.path):
                 return
             carried = [frame[output] for output, _ in loop.carry]
             frame[num_inputs:] = [None] * (plan.num_slots - num_inputs)

@@ -1,18 +1,13 @@
 """One step, drawn by weight."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from weft_router.bandits.store import StepChooser
-from weft_router.graph.plan import Frame, NodePlan
+from weft_router.graph.plan import NodePlan
 from weft_router.nodes.alternatives import AlternativesNode
 from weft_router.nodes.weighted_choice import WeightedChoice
-from weft_router.reporting.path import NodeRun
 from weft_router.runtime import Runtime
-from weft_router.steps import ErrorContext, GraphRequest, Step
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
+from weft_router.steps import ErrorContext, Run, Step
 
 
 class SplitterNode(AlternativesNode):
@@ -30,21 +25,20 @@ class SplitterNode(AlternativesNode):
         if plan.bandit is not None:
             self._bandit = runtime.bandits.chooser(error_context.graph, plan, plan.bandit)
 
-    async def run(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
-    ) -> None:
+    async def run(self, run: Run) -> None:
         """As ``Node.run``."""
-        await self._steps[self._choose(frame, request, run)].run(frame, request, deadline_ns, parent, run)
+        await self._steps[self._choose(run)].run(run)
 
-    def _choose(self, frame: Frame, request: GraphRequest, run: NodeRun) -> int:
+    def _choose(self, run: Run) -> int:
+        request = run.request
         if request.pins is not None:
             index = self._index_by_name.get(request.pins.get(self.plan.name, ""))
             if index is not None:
                 return index
         if self._bandit is not None:
-            return self._bandit.choose(request.scope, run)
+            return self._bandit.choose(request.scope.request_id, request.pulls, run.record)
         if self.plan.sticky_by is not None:
-            key = self._error_context.text(self.plan.sticky_by, frame, request.scope, self.plan.path)
+            key = self._error_context.text(self.plan.sticky_by, run, self.plan.path)
             if key:
                 return self._choice.by_key(key)
         return self._choice.by_chance()

@@ -1,15 +1,9 @@
 """The first step whose case or test holds."""
 
-from typing import TYPE_CHECKING
-
 from weft_common.errors import InvalidArgumentError, WeftError
-from weft_router.graph.plan import Frame, NodePlan
+from weft_router.graph.plan import NodePlan
 from weft_router.nodes.alternatives import AlternativesNode
-from weft_router.reporting.path import NodeRun
-from weft_router.steps import GraphRequest, Step
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
+from weft_router.steps import Run, Step
 
 #: A client may send a value of megabytes; no more of it goes into a message.
 _MAX_SHOWN_CHARS = 100
@@ -18,22 +12,20 @@ _MAX_SHOWN_CHARS = 100
 class SwitchNode(AlternativesNode):
     """Runs the first step, in declared order, whose case or test holds; else the one that is ``otherwise``."""
 
-    async def run(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
-    ) -> None:
+    async def run(self, run: Run) -> None:
         """As ``Node.run``."""
-        await self._choose(frame, request).run(frame, request, deadline_ns, parent, run)
+        await self._choose(run).run(run)
 
-    def _choose(self, frame: Frame, request: GraphRequest) -> Step:
+    def _choose(self, run: Run) -> Step:
         on = self.plan.on
-        value = None if on is None else self._error_context.text(on, frame, request.scope, self.plan.path)
+        value = None if on is None else self._error_context.text(on, run, self.plan.path)
         otherwise: Step | None = None
         for step in self._steps:
             branch = step.plan
             if branch.is_otherwise:
                 otherwise = step
             elif branch.when is not None:
-                if self._holds(branch.when, frame, request):
+                if self._holds(branch.when, run):
                     return step
             elif value is not None and value in branch.cases:
                 return step

@@ -2,22 +2,16 @@
 
 from collections.abc import Sequence
 from itertools import compress
-from typing import TYPE_CHECKING
 
 from weft_common.errors import WeftError
 from weft_router.graph.plan import Condition, Frame, NodePlan
 from weft_router.nodes.by_row import RowFrames, of_rows, tell_rows
 from weft_router.nodes.switch import SwitchNode
-from weft_router.reporting.path import NodeRun
+from weft_router.reporting.path import NodeRecord
 from weft_router.runtime import Runtime
-from weft_router.steps import ErrorContext, GraphRequest, Step
+from weft_router.steps import ErrorContext, Run, Step
 from weft_router.tasks.fork import Fork
 from weft_router.tensors.rows import Rows
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
-
-    from weft_router.steps.base import RunArguments
 
 
 class RowSwitchNode(SwitchNode):
@@ -30,26 +24,24 @@ class RowSwitchNode(SwitchNode):
         super().__init__(plan, steps, error_context, runtime)
         self._rows = RowFrames(plan)
 
-    async def run(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
-    ) -> None:
+    async def run(self, run: Run) -> None:
         """As ``Node.run``."""
-        rows = self._rows
+        rows, frame = self._rows, run.frame
         try:
             num_rows = rows.num_rows(frame)
         except WeftError as error:
             raise self._placed(error) from error
-        groups = self._groups(frame, request, num_rows)
+        groups = self._groups(run, num_rows)
         taken = [(index, group) for index, group in enumerate(groups) if group]
         slots = dict.fromkeys(slot for index, _ in taken for slot in rows.step_slots[index])
         views = rows.views(frame, slots, [group for _, group in taken])
         if len(taken) == 1:
             try:
-                await self._steps[taken[0][0]].run(views[0], request, deadline_ns, parent, run)
+                await self._steps[taken[0][0]].run(run.with_frame(views[0]))
             finally:
-                tell_rows(run.steps, num_rows)
+                tell_rows(run.record.steps, num_rows)
         elif taken:
-            await self._run_groups(taken, views, (frame, request, deadline_ns, parent, run), num_rows)
+            await self._run_groups(taken, views, run, num_rows)
         try:
             parts = [(group, view) for (_, group), view in zip(taken, views, strict=True)]
             rows.gather(frame, parts, num_rows)
@@ -57,36 +49,37 @@ class RowSwitchNode(SwitchNode):
             raise self._placed(error) from error
 
     async def _run_groups(
-        self, taken: Sequence[tuple[int, Rows]], views: Sequence[Frame], arguments: "RunArguments", num_rows: int
+        self, taken: Sequence[tuple[int, Rows]], views: Sequence[Frame], run: Run, num_rows: int
     ) -> None:
         """Each group of rows has run its step; the records of the steps are in declared order."""
-        _, request, deadline_ns, parent, run = arguments
-        runs = [NodeRun(run.name, run.kind) for _ in taken]
+        record = run.record
+        records = [NodeRecord(record.name, record.kind) for _ in taken]
         fork = Fork()
-        for (index, rows), view, own in zip(taken, views, runs, strict=True):
-            fork.start(self._run_group(index, rows, num_rows, (view, request, deadline_ns, parent, own)))
+        for (index, rows), view, own in zip(taken, views, records, strict=True):
+            group_run = Run(view, run.request, run.deadline_ns, run.context, own)
+            fork.start(self._run_group(index, rows, num_rows, group_run))
         try:
             await fork.join()
         finally:
-            for (_, rows), own in zip(taken, runs, strict=True):
+            for (_, rows), own in zip(taken, records, strict=True):
                 tell_rows(own.steps, len(rows))
-                run.steps += own.steps
+                record.steps += own.steps
 
-    async def _run_group(self, index: int, rows: Rows, num_rows: int, arguments: "RunArguments") -> bool:
+    async def _run_group(self, index: int, rows: Rows, num_rows: int, run: Run) -> bool:
         """Run a step for some of the rows; its error tells which."""
         try:
-            return await self._steps[index].run(*arguments)
+            return await self._steps[index].run(run)
         except WeftError as error:
             raise of_rows(error, rows, num_rows) from error
 
-    def _groups(self, frame: Frame, request: GraphRequest, num_rows: int) -> list[list[int]]:
+    def _groups(self, run: Run, num_rows: int) -> list[list[int]]:
         """The rows of each step, ascending."""
         groups: list[list[int]] = [[] for _ in self._steps]
         open_rows = list(range(num_rows))
         on = self.plan.on
         values: Sequence[bool | str] = ()
         if on is not None and open_rows:
-            values = self._values(on, frame, request, open_rows, num_rows)
+            values = self._values(on, run, open_rows, num_rows)
         otherwise: list[int] | None = None
         for step, group in zip(self._steps, groups, strict=True):
             if not open_rows:
@@ -96,7 +89,7 @@ class RowSwitchNode(SwitchNode):
                 otherwise = group
                 continue
             if when is not None:
-                group.extend(compress(open_rows, self._values(when, frame, request, open_rows, num_rows)))
+                group.extend(compress(open_rows, self._values(when, run, open_rows, num_rows)))
             elif values:
                 group.extend(row for row in open_rows if values[row] in branch.cases)
             if group:
@@ -109,11 +102,9 @@ class RowSwitchNode(SwitchNode):
             otherwise += open_rows
         return groups
 
-    def _values(
-        self, condition: Condition, frame: Frame, request: GraphRequest, rows: Sequence[int], num_rows: int
-    ) -> Sequence[bool | str]:
+    def _values(self, condition: Condition, run: Run, rows: Sequence[int], num_rows: int) -> Sequence[bool | str]:
         """The condition's value for each of ``rows``."""
-        view = frame
+        view = run.frame
         if len(rows) < num_rows:
-            view = self._rows.views(frame, [binding.slot for binding in condition.tensors], [rows])[0]
-        return self._row_values(condition, view, request, rows)
+            view = self._rows.views(view, [binding.slot for binding in condition.tensors], [rows])[0]
+        return self._row_values(condition, view, run, rows)

@@ -2,20 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
 from weft_common.caching.answer_cache import Answer, answer_key, key_base
 from weft_common.caching.shared_answers import SharedAnswers
 from weft_common.caching.single_flight import StillInWorkError
 from weft_common.errors import WeftError
-from weft_router.graph.plan import CachePlan, Frame, StepPlan
-from weft_router.reporting.path import StepRun
+from weft_router.graph.plan import CachePlan, StepPlan
+from weft_router.reporting.path import StepRecord
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
-from weft_router.steps.base import Action, ErrorContext, GraphRequest, StepPolicy
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
+from weft_router.steps.base import Action, ErrorContext, StepPolicy
+from weft_router.steps.run import Run
 
 
 class Cached(StepPolicy):
@@ -55,20 +52,19 @@ class Cached(StepPolicy):
         self._answers = SharedAnswers(plan.max_bytes, plan.ttl_ms, runtime.clock_ns, plan.stale_if_error_ms)
         self._counters = counters
 
-    async def act(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
-    ) -> None:
+    async def act(self, run: Run, record: StepRecord) -> None:
         """As ``Action.act``."""
+        frame, request = run.frame, run.request
         extra = ""
         if self._condition is not None:
-            extra = self._error_context.text(self._condition, frame, request.scope, f"{self._path}: cache key")
+            extra = self._error_context.text(self._condition, run, f"{self._path}: cache key")
         captured = () if request.captures is None else self._captured_within(request.captures)
         base = self._base_with(captured) if captured else self._base
         key = answer_key(base, [(name, frame[slot]) for name, slot in self._inputs], extra)
         record.cached = False
         try:
             answer, record.cached = await self._answers.answer(
-                key, lambda: self._make(frame, request, deadline_ns, context, record, captured), deadline_ns
+                key, lambda: self._make(run, record, captured), run.deadline_ns
             )
         except StillInWorkError as error:
             raise self._error_context.wrap(error, self.where) from error
@@ -107,17 +103,9 @@ class Cached(StepPolicy):
             for name in names
         )
 
-    async def _make(
-        self,
-        frame: Frame,
-        request: GraphRequest,
-        deadline_ns: int | None,
-        context: "Context | None",
-        record: StepRun,
-        captured: Sequence[str],
-    ) -> Answer:
+    async def _make(self, run: Run, record: StepRecord, captured: Sequence[str]) -> Answer:
         """The answer of the action; the request that asked first may be over before it comes."""
-        own_frame, own_request = frame.copy(), request.fork()
-        await self._action.act(own_frame, own_request, deadline_ns, context, record)
-        outputs = (*(own_frame[slot] for slot in self._output_slots), *map(own_request.captured.get, captured))
-        return Answer(outputs, own_request.response_parameters, record.version)
+        own = run.fork()
+        await self._action.act(own, record)
+        outputs = (*(own.frame[slot] for slot in self._output_slots), *map(own.request.captured.get, captured))
+        return Answer(outputs, own.request.response_parameters, record.version)

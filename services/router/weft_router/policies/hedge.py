@@ -3,25 +3,22 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from weft_router.graph.plan import Frame, HedgePlan, StepPlan
-from weft_router.reporting.path import StepRun
+from weft_router.graph.plan import HedgePlan, StepPlan
+from weft_router.reporting.path import StepRecord
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
-from weft_router.steps.base import Action, ConditionFailedError, GraphRequest, StepPolicy
+from weft_router.steps.base import Action, ConditionFailedError, StepPolicy
+from weft_router.steps.run import Run
 from weft_router.tasks.fork import Race
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
 
 
 class _Trial(NamedTuple):
     """One of the calls: nothing of what it writes is seen before it has won."""
 
-    frame: Frame
-    request: GraphRequest
-    record: StepRun
+    run: Run
+    record: StepRecord
 
 
 class Hedged(StepPolicy):
@@ -55,45 +52,37 @@ class Hedged(StepPolicy):
         self._runtime = runtime
         self._counters = counters
 
-    async def act(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
-    ) -> None:
+    async def act(self, run: Run, record: StepRecord) -> None:
         """As ``Action.act``."""
-        if request.is_in_sequence:
-            await self._action.act(frame, request, deadline_ns, context, record)
+        if run.request.is_in_sequence:
+            await self._action.act(run, record)
             return
         if record.tried is None:
             record.tried = []  # all trials share it, so that each goes to another replica
         trials: list[_Trial] = []
-        call = partial(self._call, trials, frame, request, deadline_ns, context, record)
+        call = partial(self._call, trials, run, record)
         race = _HedgedRace(self._plan, call, self._may_hedge)
         try:
             await race.join()
-            self._adopt(trials[race.winner], frame, request, record)
+            self._adopt(trials[race.winner], run, record)
         finally:
             if race.winner < 0:
                 record.node = trials[0].record.node
             self._runtime.retry_budget.give_back(len(trials) - 1)
 
-    def _call(
-        self,
-        trials: list[_Trial],
-        frame: Frame,
-        request: GraphRequest,
-        deadline_ns: int | None,
-        context: "Context | None",
-        record: StepRun,
-    ) -> Coroutine[Any, Any, bool]:
+    def _call(self, trials: list[_Trial], run: Run, record: StepRecord) -> Coroutine[Any, Any, bool]:
         """One more call; it is the last of ``trials``."""
-        own = StepRun(record.name, record.path, self._runtime.clock_ns(), record.target, record.model, record.version)
+        own = StepRecord(
+            record.name, record.path, self._runtime.clock_ns(), record.target, record.model, record.version
+        )
         own.attempts, own.tried = record.attempts, record.tried
         record.attempts += 1
-        trial = _Trial(frame.copy(), request.fork(), own)
+        trial = _Trial(run.fork(), own)
         trials.append(trial)
-        return self._answered(trial, deadline_ns, context)
+        return self._answered(trial)
 
-    async def _answered(self, trial: _Trial, deadline_ns: int | None, context: "Context | None") -> bool:
-        await self._action.act(trial.frame, trial.request, deadline_ns, context, trial.record)
+    async def _answered(self, trial: _Trial) -> bool:
+        await self._action.act(trial.run, trial.record)
         return True
 
     def _may_hedge(self) -> bool:
@@ -108,10 +97,10 @@ class Hedged(StepPolicy):
         self._counters.num_refused += 1
         return False
 
-    def _adopt(self, trial: _Trial, frame: Frame, request: GraphRequest, record: StepRun) -> None:
+    def _adopt(self, trial: _Trial, run: Run, record: StepRecord) -> None:
         for slot in self._output_slots:
-            frame[slot] = trial.frame[slot]
-        request.merge(trial.request)
+            run.frame[slot] = trial.run.frame[slot]
+        run.request.merge(trial.run.request)
         record.node, record.version = trial.record.node, trial.record.version
 
 

@@ -1,17 +1,14 @@
 """Further attempts after a failure."""
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from weft_common.errors import WeftError
-from weft_router.graph.plan import Frame, RetryPlan
-from weft_router.reporting.path import StepRun
+from weft_router.graph.plan import RetryPlan
+from weft_router.reporting.path import StepRecord
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
-from weft_router.steps.base import Action, GraphRequest, StepPolicy
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
+from weft_router.steps.base import Action, StepPolicy
+from weft_router.steps.run import Run
 
 #: No pause is longer, however many attempts there were.
 MAX_BACKOFF_MS = 60_000
@@ -40,12 +37,10 @@ class Retried(StepPolicy):
         self._runtime = runtime
         self._counters = counters
 
-    async def act(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
-    ) -> None:
+    async def act(self, run: Run, record: StepRecord) -> None:
         """As ``Action.act``; the message of the last error says how many attempts there were."""
-        if request.is_in_sequence:
-            await self._action.act(frame, request, deadline_ns, context, record)
+        if run.request.is_in_sequence:
+            await self._action.act(run, record)
             return
         plan, budget = self._plan, self._runtime.retry_budget
         throttle = self._runtime.throttles.get(self.target)
@@ -54,7 +49,7 @@ class Retried(StepPolicy):
         try:
             while True:
                 try:
-                    await self._action.act(frame, request, deadline_ns, context, record)
+                    await self._action.act(run, record)
                     return
                 except WeftError as error:
                     if error.code not in plan.codes:
@@ -64,7 +59,7 @@ class Retried(StepPolicy):
                     if number == plan.attempts:
                         raise self._numbered(error, number) from error
                     pause_ns = max(self._pause_ns(number), _pushback_ns(error))
-                    end_ns = _NEVER_NS if deadline_ns is None else deadline_ns
+                    end_ns = _NEVER_NS if run.deadline_ns is None else run.deadline_ns
                     if pause_ns > _MAX_PAUSE_NS or self._runtime.clock_ns() + pause_ns >= end_ns:
                         raise self._numbered(error, number, ", no time for another") from error
                     is_free = is_counted or (throttle is not None and getattr(error, "is_unanswered", False))

@@ -19,12 +19,9 @@ shadows. A whole example: ``root.lid;clf=by_language[de];post``. After an error 
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft_router.graph.plan import NodeKind
-
-if TYPE_CHECKING:
-    from weft_router.steps.stream import OpenStream
 
 #: Trailing metadata that carries the path.
 PATH_HEADER = "x-graph-path"
@@ -45,7 +42,7 @@ BRACKETS = {
 _MARKS = {"OK": "", "CANCELLED": "~"}
 
 
-class NodeRun:
+class NodeRecord:
     """One run of a node: the steps that it started, in that order."""
 
     __slots__ = ("kind", "name", "steps")
@@ -53,10 +50,10 @@ class NodeRun:
     def __init__(self, name: str, kind: NodeKind) -> None:
         self.name = name
         self.kind = kind
-        self.steps: list[StepRun] = []
+        self.steps: list[StepRecord] = []
 
 
-class StepRun:
+class StepRecord:
     """One run of a step; whatever few steps have is a default of the class.
 
     Attributes:
@@ -74,20 +71,18 @@ class StepRun:
         fallbacks: What was tried after the failure, the last of which may have answered.
         rows: How many there were, where the rows of a request go different ways; else 0.
         responses: Of a decoupled model, so far; 0 elsewhere.
-        stream: Of a decoupled model: more responses may come.
         tried: Replicas of the target that were called, by all attempts; None where there is but one attempt.
     """
 
-    node: NodeRun | None = None
+    node: NodeRecord | None = None
     attempts: int = 0
     cached: bool | None = None
     is_stale: bool = False
     error: str = ""
     is_missing: bool = False
-    fallbacks: NodeRun | None = None
+    fallbacks: NodeRecord | None = None
     rows: int = 0
     responses: int = 0
-    stream: "OpenStream | None" = None
     tried: list[str] | None = None
 
     def __init__(
@@ -109,7 +104,7 @@ class StepRun:
         return self.fallbacks is not None and self.fallbacks.steps[-1].has_answered
 
 
-def path_text(run: NodeRun) -> str:
+def path_text(run: NodeRecord) -> str:
     """The path of a graph's run, in printable ASCII."""
     parts: list[str] = [run.name]
     _write_body(run, parts, is_root=True)
@@ -119,7 +114,7 @@ def path_text(run: NodeRun) -> str:
     return text if len(text) <= MAX_PATH_CHARS else text[: MAX_PATH_CHARS - 3] + "..."
 
 
-def trace_text(run: NodeRun, origin_ns: int) -> str:
+def trace_text(run: NodeRecord, origin_ns: int) -> str:
     """What every step did as JSON, the value of the response parameter ``graph_trace``.
 
     Args:
@@ -134,7 +129,7 @@ def trace_text(run: NodeRun, origin_ns: int) -> str:
     return json.dumps([_entry(step, failed, origin_ns) for step, failed in _walk(run.steps)], separators=(",", ":"))
 
 
-def _entry(step: StepRun, failed: StepRun | None, origin_ns: int) -> dict[str, Any]:
+def _entry(step: StepRecord, failed: StepRecord | None, origin_ns: int) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "path": step.path,
         "target": step.target,
@@ -161,7 +156,9 @@ def _entry(step: StepRun, failed: StepRun | None, origin_ns: int) -> dict[str, A
     return entry
 
 
-def _walk(steps: Sequence[StepRun], failed: StepRun | None = None) -> Iterator[tuple[StepRun, StepRun | None]]:
+def _walk(
+    steps: Sequence[StepRecord], failed: StepRecord | None = None
+) -> Iterator[tuple[StepRecord, StepRecord | None]]:
     """Every step, and the one that it is a fallback of."""
     for step in steps:
         yield step, failed
@@ -171,7 +168,7 @@ def _walk(steps: Sequence[StepRun], failed: StepRun | None = None) -> Iterator[t
             yield from _walk(step.fallbacks.steps, step)
 
 
-def _write_body(run: NodeRun, parts: list[str], *, is_root: bool) -> None:
+def _write_body(run: NodeRecord, parts: list[str], *, is_root: bool) -> None:
     before, after = (".", "") if is_root and run.kind is NodeKind.SEQUENCE else BRACKETS[run.kind]
     is_empty = True
     for step in run.steps:
@@ -185,7 +182,7 @@ def _write_body(run: NodeRun, parts: list[str], *, is_root: bool) -> None:
         parts.append(after)
 
 
-def _write_step(step: StepRun, parts: list[str]) -> None:
+def _write_step(step: StepRecord, parts: list[str]) -> None:
     parts.append(step.name)
     if step.rows:
         parts.append(f"#{step.rows}")

@@ -1,7 +1,5 @@
 """Whole answers of a graph that are kept."""
 
-from collections.abc import Awaitable, Callable
-
 from weft_common.caching.answer_cache import Answer, answer_key, key_base
 from weft_common.caching.shared_answers import SharedAnswers
 from weft_common.errors import WeftError
@@ -9,8 +7,7 @@ from weft_common.tensors import WireTensor
 from weft_router.graph.plan import CachePlan, GraphPlan
 from weft_router.requests.selection import Selection
 from weft_router.runtime import Runtime
-from weft_router.steps import ErrorContext
-from weft_router.streams.decoupled import GraphResponse
+from weft_router.steps import ErrorContext, Run
 
 
 class GraphAnswers:
@@ -33,39 +30,31 @@ class GraphAnswers:
         self._error_context = error_context
         self._answers = SharedAnswers(cache.max_bytes, cache.ttl_ms, runtime.clock_ns, cache.stale_if_error_ms)
 
-    async def outputs(
-        self,
-        start: GraphResponse,
-        selection: Selection,
-        deadline_ns: int | None,
-        run: Callable[[GraphResponse], Awaitable[None]],
-    ) -> tuple[dict[str, WireTensor], bool]:
-        """The outputs, and whether they took no run of our own; response parameters are in ``start.request``.
+    async def outputs(self, run: Run, selection: Selection) -> tuple[dict[str, WireTensor], bool]:
+        """The outputs, and whether they took no run of our own; response parameters are in the request of ``run``.
 
         Args:
-            start: The root's frame with the inputs, and the request.
+            run: Of the root.
             selection: What it asks for.
-            deadline_ns: Ours.
-            run: Runs the graph for a frame and a request that are its own.
 
         Raises:
-            WeftError: As ``run`` raised it, for us or for an equal request, or our deadline passed meanwhile.
+            WeftError: As the root raised it, for us or for an equal request, or our deadline passed meanwhile.
         """
-        frame, request = start
+        request = run.request
         extra = ""
         if self._condition is not None:
-            extra = self._error_context.text(self._condition, frame, request.scope, "cache key of the graph")
-        inputs = [(name, frame[slot]) for name, slot in self._inputs]
+            extra = self._error_context.text(self._condition, run, "cache key of the graph")
+        inputs = [(name, run.frame[slot]) for name, slot in self._inputs]
 
         async def make() -> Answer:
-            own = GraphResponse(frame.copy(), request.fork())
-            await run(own)
+            own = run.fork()
+            await selection.node.run(own)
             outputs = selection.outputs(own)
             return Answer(tuple(map(outputs.get, selection.names)), own.request.response_parameters)
 
         key = answer_key(key_base(self._subject, selection.names), inputs, extra)
         try:
-            answer, is_cached = await self._answers.answer(key, make, deadline_ns)
+            answer, is_cached = await self._answers.answer(key, make, run.deadline_ns)
         except WeftError as error:
             stale = self._answers.instead_of(error, key)
             if stale is None:

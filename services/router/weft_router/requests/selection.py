@@ -9,8 +9,8 @@ from weft_router.graph.plan import GraphPlan
 from weft_router.graph.pruning import live_steps
 from weft_router.nodes import SequenceNode
 from weft_router.requests.intermediates import Intermediate, Intermediates
-from weft_router.steps import Node
-from weft_router.streams.decoupled import DecoupledRoot, GraphResponse
+from weft_router.steps import Node, Run
+from weft_router.streams.decoupled import DecoupledRoot
 from weft_router.tensors.adaption import fitted_output, full_rank
 
 #: Sets of requested outputs for which a graph keeps what is worked out; the oldest goes first.
@@ -36,9 +36,9 @@ class Selection(NamedTuple):
     keys: Mapping[str, str]
     captures: Mapping[str, tuple[str, ...]] | None
 
-    def outputs(self, response: GraphResponse) -> dict[str, WireTensor]:
-        """The outputs that have a value."""
-        frame, request = response
+    def outputs(self, run: Run) -> dict[str, WireTensor]:
+        """The outputs that have a value after a run of ``node``."""
+        frame, captured = run.frame, run.request.captured
         outputs: dict[str, WireTensor] = {}
         for name in self.names:
             if name in self.slots:
@@ -47,7 +47,7 @@ class Selection(NamedTuple):
                 if tensor is not None and rank is not None and len(tensor.shape) != rank:
                     tensor = fitted_output(tensor, rank)
             else:
-                tensor = request.captured.get(self.keys[name])
+                tensor = captured.get(self.keys[name])
             if tensor is not None:
                 outputs[name] = tensor
         return outputs

@@ -17,7 +17,7 @@ from weft_common.observing.logs import get_logger
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import NodeKind
 from weft_router.reporting.headers import forwarded_headers
-from weft_router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRun, StepRun, path_text, trace_text
+from weft_router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRecord, StepRecord, path_text, trace_text
 from weft_router.reporting.spans import call_attributes, step_attributes, step_span
 from weft_router.target import Target, TargetModel
 from weft_router.tensors.answers import check_outputs, rows_of
@@ -35,8 +35,8 @@ class _ForwardedCall(NamedTuple):
     """
 
     context: CallContext
-    run: NodeRun
-    record: StepRun
+    run: NodeRecord
+    record: StepRecord
 
     def add_trace(self, call: InferCall, result: InferResult) -> None:
         """The result has the time that the call took, if the client asked for it."""
@@ -65,9 +65,10 @@ async def pass_through(target: Target, model: TargetModel, call: InferCall, cont
     Cancelling the awaiting task cancels the call.
     """
     with _passage(target, model, call, context) as passage:
+        num_rows = rows_of(call.inputs, is_batching=model.signature.max_batch_size > 0)
+        call.num_rows = max(num_rows, 1)
         result = await target.infer(call, passage.context)
         if model.config is not None:
-            num_rows = rows_of(call.inputs, is_batching=model.signature.max_batch_size > 0)
             check_outputs(_tensors(result, call), model.signature, num_rows)
     passage.add_trace(call, result)
     return result
@@ -81,6 +82,7 @@ async def stream_through(
     Each may have any number of rows. The trace comes with the last response, which is then not null.
     """
     with _passage(target, model, call, context) as passage:
+        call.num_rows = max(rows_of(call.inputs, is_batching=model.signature.max_batch_size > 0), 1)
         async with contextlib.aclosing(target.stream_infer(call, passage.context)) as results:
             async for result in results:
                 if model.config is not None:
@@ -104,9 +106,9 @@ def _tensors(result: InferResult, call: InferCall) -> Mapping[str, WireTensor]:
 def _passage(target: Target, model: TargetModel, call: InferCall, context: CallContext) -> Iterator[_ForwardedCall]:
     """A call is in work, within its span."""
     name, version = call.model_name, model.signature.version
-    run = NodeRun(name, NodeKind.SEQUENCE)
+    run = NodeRecord(name, NodeKind.SEQUENCE)
     context.trailing_metadata.append((PATH_HEADER, path_text(run)))
-    record = StepRun(name, name, time.monotonic_ns(), target=target.name, model=name, version=version)
+    record = StepRecord(name, name, time.monotonic_ns(), target=target.name, model=name, version=version)
     run.steps.append(record)
     is_traced = telemetry.is_enabled()
     headers = forwarded_headers(context.headers, is_traced=is_traced)

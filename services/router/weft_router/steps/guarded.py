@@ -1,19 +1,17 @@
 """A step that may be skipped, refused, replaced by another, or missing in the answer."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from weft_common.errors import DeadlineExceededError, WeftError
 from weft_router.admission import InflightLimit
-from weft_router.graph.plan import OK, Condition, Frame, NodeKind, StepPlan
-from weft_router.reporting.path import SKIPPED, NodeRun, StepRun
+from weft_router.graph.plan import OK, Condition, NodeKind, StepPlan
+from weft_router.reporting.path import SKIPPED, NodeRecord, StepRecord
+from weft_router.reporting.spans import end_step_span
 from weft_router.reporting.step_counters import StepCounters
-from weft_router.steps.base import Action, ConditionFailedError, ErrorContext, GraphRequest, earlier
+from weft_router.steps.base import Action, ConditionFailedError, ErrorContext
 from weft_router.steps.defaults import Defaults
+from weft_router.steps.run import Run
 from weft_router.steps.step import Step
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
 
 _NS_PER_MS = 1_000_000
 
@@ -51,30 +49,39 @@ class GuardedStep(Step):
         self._is_soft = plan.is_soft
         self._ok_slot = plan.ok_slot
 
-    async def run(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
-    ) -> bool:
+    async def run(self, run: Run) -> bool:
         """As ``Step.run``."""
-        if self._when is not None and not self.error_context.holds(self._when, frame, request.scope, self._path):
-            record = StepRun(self._name, self._path, self._clock_ns(), self._target, self._model, self._version)
+        is_due = self._when is None or self.error_context.holds(self._when, run, self._path)
+        record = StepRecord(self._name, self._path, self._clock_ns(), self._target, self._model, self._version)
+        run.record.steps.append(record)
+        if not is_due:
             record.status = SKIPPED
-            run.steps.append(record)
             self._counters.count_failure(SKIPPED)
-            self.defaults.fill(frame)
+            self.defaults.fill(run.frame)
             return False
-        return await super().run(frame, request, deadline_ns, parent, run)
-
-    async def _run(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
-    ) -> bool:
+        if not run.request.is_traced:
+            return await self._run(run, record)
+        span, run = self._traced(run)
+        failure: BaseException | None = None
         try:
-            await self._act(frame, request, deadline_ns, context, record)
+            return await self._run(run, record)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            end_step_span(span, record, failure)
+            del failure  # it holds this frame
+
+    async def _run(self, run: Run, record: StepRecord) -> bool:
+        """The step has run, been replaced, or is missing."""
+        try:
+            await self._act(run, record)
         except ConditionFailedError as error:
             self._failed(record, error)
             raise
         except WeftError as error:
             self._failed(record, error)
-            has_answered = await self._recover(error, frame, request, deadline_ns, context, record)
+            has_answered = await self._recover(error, run, record)
         except BaseException as error:
             self._failed(record, error)
             raise
@@ -82,14 +89,12 @@ class GuardedStep(Step):
             self._answered(record)
             has_answered = True
         if not has_answered:
-            self.defaults.fill(frame)
+            self.defaults.fill(run.frame)
         elif self._ok_slot >= 0:
-            frame[self._ok_slot] = OK
+            run.frame[self._ok_slot] = OK
         return has_answered
 
-    async def _act(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
-    ) -> None:
+    async def _act(self, run: Run, record: StepRecord) -> None:
         """Run the action within the step's limits."""
         admission = self._admission
         if admission is not None:
@@ -98,24 +103,16 @@ class GuardedStep(Step):
             except WeftError as error:
                 raise self.error_context.wrap(error, self.action.where) from error
         try:
-            if self._min_remaining_ns and deadline_ns is not None:
-                self._check_remaining(deadline_ns - record.start_ns)
+            if self._min_remaining_ns and run.deadline_ns is not None:
+                self._check_remaining(run.deadline_ns - record.start_ns)
             if self._timeout_ns:
-                deadline_ns = earlier(deadline_ns, record.start_ns + self._timeout_ns)
-            await self.action.act(frame, request, deadline_ns, context, record)
+                run = run.until(record.start_ns + self._timeout_ns)
+            await self.action.act(run, record)
         finally:
             if admission is not None:
                 admission.leave(self._clock_ns() - record.start_ns)
 
-    async def _recover(
-        self,
-        failure: WeftError,
-        frame: Frame,
-        request: GraphRequest,
-        deadline_ns: int | None,
-        context: "Context | None",
-        record: StepRun,
-    ) -> bool:
+    async def _recover(self, failure: WeftError, run: Run, record: StepRecord) -> bool:
         """Whether a fallback answered; False where none did and the step is soft.
 
         Raises:
@@ -125,15 +122,15 @@ class GuardedStep(Step):
         text = failure.message
         try:
             for fallback in self._fallbacks:
-                if self._is_past(deadline_ns):
+                if self._is_past(run.deadline_ns):
                     break
                 if record.fallbacks is None:
-                    record.fallbacks = NodeRun(self._name, NodeKind.CASCADE)
+                    record.fallbacks = NodeRecord(self._name, NodeKind.CASCADE)
                     record.error = failure.message
                     text += f" ({failure.code})"
                     self._counters.num_fallbacks += 1
                 try:
-                    if await fallback.run(frame, request, deadline_ns, context, record.fallbacks):
+                    if await fallback.run(run.with_record(record.fallbacks)):
                         return True
                 except ConditionFailedError:
                     raise
@@ -141,7 +138,7 @@ class GuardedStep(Step):
                     last = error
                     text += f"; fallback {fallback.plan.name}: {error.code}: {self._unplaced(error, fallback)}"
             record.status = last.code
-            is_out_of_time = last.code == "DEADLINE_EXCEEDED" and self._is_past(request.scope.deadline_ns)
+            is_out_of_time = last.code == "DEADLINE_EXCEEDED" and self._is_past(run.request.scope.deadline_ns)
             if not self._is_soft or is_out_of_time:
                 raise last.with_message(text) from failure
             record.error = text

@@ -1,17 +1,14 @@
 """A node in the place of a call."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from weft_common.errors import WeftError
 from weft_common.tensors import WireTensor
 from weft_router.admission import InflightLimit
 from weft_router.graph.plan import Frame, StepPlan
-from weft_router.reporting.path import NodeRun, StepRun
-from weft_router.steps.base import Action, ErrorContext, GraphRequest, Node, earlier
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
+from weft_router.reporting.path import NodeRecord, StepRecord
+from weft_router.steps.base import Action, ErrorContext, Node
+from weft_router.steps.run import Run, earlier
 
 
 class NodeAction(Action):
@@ -50,51 +47,43 @@ class NodeAction(Action):
         self._inputs = [(outer, inner_inputs[name]) for name, outer in plan.inputs]
         self._outputs = [(inner_outputs[name], outer) for name, outer in plan.outputs]
 
-    async def act(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
-    ) -> None:
+    async def act(self, run: Run, record: StepRecord) -> None:
         """As ``Action.act``; every run has a frame of its own."""
-        plan = self._node.plan
-        run = record.node = NodeRun(plan.name, plan.kind)
-        inner: Frame = [None] * plan.num_slots
+        plan, outer, request = self._node.plan, run.frame, run.request
+        record.node = NodeRecord(plan.name, plan.kind)
+        frame: Frame = [None] * plan.num_slots
         for outer_slot, slot in self._inputs:
-            inner[slot] = frame[outer_slot]
+            frame[slot] = outer[outer_slot]
+        deadline_ns = run.deadline_ns
         if self._timeout_ns:
             deadline_ns = earlier(deadline_ns, self._clock_ns() + self._timeout_ns)
         own = request.fork() if self._is_tentative else request
+        inner = Run(frame, own, deadline_ns, run.context, record.node)
         if self._admission is None:
-            await self._node.run(inner, own, deadline_ns, context, run)
+            await self._node.run(inner)
         else:
-            await self._run_admitted(self._admission, inner, own, deadline_ns, context, run)
+            await self._run_admitted(self._admission, inner)
         if own is not request:
             request.merge(own)
         for slot, outer_slot in self._outputs:
-            frame[outer_slot] = inner[slot]
+            outer[outer_slot] = frame[slot]
         if request.captures is not None:
-            self._capture(request.captures.get(self._path, ()), inner, request.captured)
+            self._capture(request.captures.get(self._path, ()), frame, request.captured)
 
-    def _capture(self, names: Sequence[str], inner: Frame, captured: dict[str, WireTensor]) -> None:
+    def _capture(self, names: Sequence[str], frame: Frame, captured: dict[str, WireTensor]) -> None:
         """Put outputs aside that the client asked for by the step's path."""
         for name in names:
-            tensor = inner[self._inner_outputs[name]]
+            tensor = frame[self._inner_outputs[name]]
             if tensor is not None:
                 captured[f"{self._path}/{name}"] = tensor
 
-    async def _run_admitted(
-        self,
-        admission: InflightLimit,
-        inner: Frame,
-        request: GraphRequest,
-        deadline_ns: int | None,
-        context: "Context | None",
-        run: NodeRun,
-    ) -> None:
+    async def _run_admitted(self, admission: InflightLimit, run: Run) -> None:
         start_ns = self._clock_ns()
         try:
             admission.enter()
         except WeftError as error:
             raise self._error_context.wrap(error, self.where) from error
         try:
-            await self._node.run(inner, request, deadline_ns, context, run)
+            await self._node.run(run)
         finally:
             admission.leave(self._clock_ns() - start_ns)

@@ -3,21 +3,18 @@
 import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from weft_common.errors import WeftError
 from weft_common.observing.logs import get_logger
 from weft_router.graph.plan import Frame, NodeKind, ShadowPlan
 from weft_router.graph.pruning import slots_read
 from weft_router.reporting.headers import SHADOW_HEADER
-from weft_router.reporting.path import NodeRun
+from weft_router.reporting.path import NodeRecord
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
-from weft_router.steps.base import GraphRequest, Node
+from weft_router.steps.base import Node
+from weft_router.steps.run import Run
 from weft_router.steps.step import Step
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
 
 #: How long a copy may take whose step has no timeout.
 DEFAULT_TIMEOUT_MS = 30_000
@@ -45,9 +42,7 @@ class ShadowStep(Step):
         self._lifetime_ns = (step.plan.timeout_ms or DEFAULT_TIMEOUT_MS) * 1_000_000
         self._num_inflight = 0
 
-    async def run(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
-    ) -> bool:
+    async def run(self, run: Run) -> bool:
         """False at once: there is no answer. The path does not show it; whether a copy is sent is counted."""
         runtime = self._runtime
         if runtime.generator.random() >= self._share:
@@ -56,21 +51,23 @@ class ShadowStep(Step):
         if is_full or runtime.is_busy() or not runtime.shadows.has_room:
             self._counters.num_shadows_dropped += 1
             return False
+        request, frame = run.request, run.frame
         copied: Frame = [None] * len(frame)
         for slot in self._slots:
             copied[slot] = frame[slot]
         limit_ns = runtime.clock_ns() + self._lifetime_ns
-        scope = dataclasses.replace(request.scope, deadline_ns=limit_ns, pulls=[])
+        scope = dataclasses.replace(request.scope, deadline_ns=limit_ns)
         headers: Mapping[str, str] = {**request.headers, SHADOW_HEADER: "1"}
-        copy = dataclasses.replace(request.fork(), scope=scope, headers=headers)
+        copy = dataclasses.replace(request.fork(), scope=scope, headers=headers, pulls=None)
         self._num_inflight += 1
         self._counters.num_shadows_sent += 1
-        runtime.shadows.start(self._send(copied, copy, limit_ns, parent), self._ended)
+        own = Run(copied, copy, limit_ns, run.context, NodeRecord(self._name, NodeKind.SEQUENCE))
+        runtime.shadows.start(self._send(own), self._ended)
         return False
 
-    async def _send(self, frame: Frame, request: GraphRequest, deadline_ns: int, parent: "Context | None") -> None:
+    async def _send(self, run: Run) -> None:
         try:
-            await self._step.run(frame, request, deadline_ns, parent, NodeRun(self._name, NodeKind.SEQUENCE))
+            await self._step.run(run)
         except WeftError as error:
             self._counters.num_shadows_failed += 1
             _log.debug("shadow failed: %s: %s", error.code, error.message)
@@ -95,10 +92,8 @@ class ShadowedNode(Node):
         self._node = node
         self._shadows = tuple(shadows)
 
-    async def run(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
-    ) -> None:
+    async def run(self, run: Run) -> None:
         """As ``Node.run``."""
         for shadow in self._shadows:
-            await shadow.run(frame, request, deadline_ns, parent, run)
-        await self._node.run(frame, request, deadline_ns, parent, run)
+            await shadow.run(run)
+        await self._node.run(run)

@@ -2,18 +2,18 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+from opentelemetry.trace import Span
 
 from weft_common.errors import WeftError
+from weft_common.observing import telemetry
 from weft_router.graph.plan import Frame, StepPlan
-from weft_router.reporting.path import NodeRun, StepRun
-from weft_router.reporting.spans import step_attributes, step_span, tell_outcome
+from weft_router.reporting.path import StepRecord
+from weft_router.reporting.spans import end_step_span, start_step_span, step_attributes
 from weft_router.reporting.step_counters import StepCounters
-from weft_router.steps.base import Action, ErrorContext, GraphRequest, earlier
+from weft_router.steps.base import Action, ErrorContext
 from weft_router.steps.defaults import Defaults
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
+from weft_router.steps.run import Run
 
 
 class Step:
@@ -51,20 +51,14 @@ class Step:
         self._counters = counters
         self._span_attributes = step_attributes(plan.name, plan.path) | action.span_attributes
 
-    async def run(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
-    ) -> bool:
+    async def run(self, run: Run) -> bool:
         """The step has run, or was skipped.
 
         Args:
-            frame: Of the node around the step.
-            request: The request that runs.
-            deadline_ns: On the runtime's clock; None without deadline.
-            parent: Trace context of the spans made here.
-            run: Receives the record of the step when it starts.
+            run: Of the node around the step.
 
         Returns:
-            True: its outputs, or those of its fallback, are in ``frame``. False: ``when`` does not hold, or the step
+            True: its outputs, or those of its fallback, are in the frame. False: ``when`` does not hold, or the step
             failed and is soft; its outputs are absent, or have their defaults.
 
         Raises:
@@ -72,44 +66,42 @@ class Step:
 
         No task is left when it returns, raises or is cancelled.
         """
-        record = StepRun(self._name, self._path, self._clock_ns(), self._target, self._model, self._version)
-        run.steps.append(record)
-        if request.is_traced:
-            return await self._run_traced(frame, request, deadline_ns, parent, record)
-        return await self._run(frame, request, deadline_ns, parent, record)
+        record = StepRecord(self._name, self._path, self._clock_ns(), self._target, self._model, self._version)
+        run.record.steps.append(record)
+        if self._timeout_ns:
+            run = run.until(record.start_ns + self._timeout_ns)
+        span = None
+        if run.request.is_traced:
+            span, run = self._traced(run)
+        failure: BaseException | None = None
+        try:
+            await self.action.act(run, record)
+            self._answered(record)
+        except BaseException as error:
+            failure = error
+            self._failed(record, error)
+            raise
+        finally:
+            if span is not None:
+                end_step_span(span, record, failure)
+            del failure  # it holds this frame
+        return True
 
     def fill_defaults(self, frame: Frame) -> None:
         """The outputs are as if the step had not run: absent, or their defaults."""
         self.defaults.fill(frame)
 
-    async def _run_traced(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", record: StepRun
-    ) -> bool:
-        with step_span(self._path, self.action.kind, self._span_attributes, parent) as (span, context):
-            try:
-                return await self._run(frame, request, deadline_ns, context, record)
-            finally:
-                tell_outcome(span, record)
+    def _traced(self, run: Run) -> tuple[Span, Run]:
+        """A span for the step, and the run under it."""
+        span = start_step_span(self._path, self.action.kind, self._span_attributes, run.context)
+        return span, run.under(telemetry.context_of(span, run.context))
 
-    async def _run(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
-    ) -> bool:
-        if self._timeout_ns:
-            deadline_ns = earlier(deadline_ns, record.start_ns + self._timeout_ns)
-        try:
-            await self.action.act(frame, request, deadline_ns, context, record)
-        except BaseException as error:
-            self._failed(record, error)
-            raise
-        self._answered(record)
-        return True
-
-    def _answered(self, record: StepRun) -> None:
+    def _answered(self, record: StepRecord) -> None:
         record.end_ns = now_ns = self._clock_ns()
         record.status = "OK"
         self._counters.latency.observe((now_ns - record.start_ns) / 1e9)
 
-    def _failed(self, record: StepRun, error: BaseException) -> None:
+    def _failed(self, record: StepRecord, error: BaseException) -> None:
         record.end_ns = self._clock_ns()
         if isinstance(error, WeftError):
             record.status = error.code

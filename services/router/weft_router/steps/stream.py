@@ -1,25 +1,23 @@
 """The call of a decoupled model: any number of responses, the first of which is the step's answer."""
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from weft_common.core import CallContext, InferCall, InferResult, ParameterValue
+from weft_common.core import CallContext, InferResult, ParameterValue
 from weft_common.errors import WeftError
 from weft_common.tensors import WireTensor
 from weft_router.admission import InflightLimit
 from weft_router.graph.plan import CallPlan, Frame, StepPlan
-from weft_router.reporting.path import StepRun
+from weft_router.reporting.path import StepRecord
 from weft_router.reporting.step_counters import StepCounters
-from weft_router.steps.base import ErrorContext, GraphRequest
+from weft_router.steps.base import ErrorContext
 from weft_router.steps.call import CallAction
+from weft_router.steps.run import GraphRequest, Run
 from weft_router.target import Target
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
 
 
 class StreamAction(CallAction):
-    """Opens a stream and reads its first response, which is what policies see; the rest is in ``record.stream``.
+    """Opens a stream and reads its first response, which is what policies see; the rest is in the request's ``stream``.
 
     So the step is tried again only before its first response, and its latency is the time to the first response. The
     step's timeout is that of the whole stream. For a request that is collected, the one response to a unary call is the
@@ -48,22 +46,19 @@ class StreamAction(CallAction):
         self._counters = counters
         self._admission = admission
 
-    async def act(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, context: "Context | None", record: StepRun
-    ) -> None:
-        """As ``Action.act``; ``record.stream`` is to be closed, unless this raises. It may have no response at all."""
+    async def act(self, run: Run, record: StepRecord) -> None:
+        """As ``Action.act``; the stream is to be closed, unless this raises. It may have no response at all."""
+        frame, request = run.frame, run.request
+        captured = () if request.captures is None else request.captures.get(self._path, ())
         try:
-            inputs, is_fitted = self._gather(frame)
+            call, _, is_fitted = self._call(frame, request.scope, captured)
             if self._admission is not None:
                 self._admission.enter()
         except WeftError as error:
             raise self._error_context.wrap(error, self.where) from error
-        scope = request.scope
-        captured = self._captured(request)
-        call = InferCall(
-            self.model, self._sent_version, scope.request_id, scope.parameters, inputs, self._requested_with(captured)
+        call_context = CallContext(
+            run.deadline_ns, request.headers, [], run.context, record.start_ns, tried=record.tried
         )
-        call_context = CallContext(deadline_ns, request.headers, [], context, record.start_ns, tried=record.tried)
         if request.is_collected:
             results = _only(self._target_object.infer(call, call_context))
         else:
@@ -74,7 +69,7 @@ class StreamAction(CallAction):
         except BaseException:
             await stream.close()
             raise
-        record.stream = stream
+        request.stream = stream
 
     def accept(self, stream: "OpenStream", result: InferResult, frame: Frame) -> None:
         """A response is in ``frame``, and what it says beside in ``stream``. Raises WeftError for one that is bad.
@@ -85,7 +80,7 @@ class StreamAction(CallAction):
         self._capture(stream.captured, result.outputs, restored, stream.outputs, -1)
         stream.parameters = dict(result.parameters)
 
-    def placed(self, error: WeftError, record: StepRun) -> WeftError:
+    def placed(self, error: WeftError, record: StepRecord) -> WeftError:
         """The error as the client sees it; one after the first response is counted here, as no policy sees it."""
         if record.responses:
             record.status = error.code
@@ -98,7 +93,7 @@ class StreamAction(CallAction):
         is_out_of_time = deadline_ns is not None and self._clock_ns() >= deadline_ns
         return self._is_soft and not (error.code == "DEADLINE_EXCEEDED" and is_out_of_time)
 
-    def ended(self, record: StepRun) -> None:
+    def ended(self, record: StepRecord) -> None:
         """The stream is over."""
         record.end_ns = self._clock_ns()
         if self._admission is not None:
@@ -119,7 +114,7 @@ class OpenStream:
         self,
         action: StreamAction,
         results: AsyncGenerator[InferResult, None],
-        record: StepRun,
+        record: StepRecord,
         captured: Sequence[str],
         *,
         is_fitted: bool,
@@ -161,13 +156,13 @@ class OpenStream:
         self._end()
         return False
 
-    async def read_on(self, frame: Frame, request: GraphRequest) -> bool:
+    async def read_on(self, run: Run) -> bool:
         """As ``read``, for a response after the first: if the step is soft, a failure ends the stream and no more."""
         action = self._action
         try:
-            return await self.read(frame)
+            return await self.read(run.frame)
         except WeftError as error:
-            if action is None or not action.may_end_early(error, request):
+            if action is None or not action.may_end_early(error, run.request):
                 raise
             self._record.error = error.message
             return False

@@ -7,30 +7,14 @@ end is a response of the graph. Each response of a decoupled step opens a run of
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import AsyncGenerator, Collection
 
-from weft_router.graph.plan import CallPlan, Frame, NodeKind, NodePlan
+from weft_router.graph.plan import CallPlan, NodeKind, NodePlan
 from weft_router.graph.pruning import slots_read, steps_behind
 from weft_router.nodes import SequenceNode
-from weft_router.reporting.path import NodeRun
-from weft_router.steps import GraphRequest, OpenStream
+from weft_router.reporting.path import NodeRecord
+from weft_router.steps import OpenStream, Run
 from weft_router.streams.in_order import in_order
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
-
-
-class GraphResponse(NamedTuple):
-    """One response on its way.
-
-    Attributes:
-        frame: The root's.
-        request: With what the steps collected for this response.
-    """
-
-    frame: Frame
-    request: GraphRequest
 
 
 class DecoupledRoot:
@@ -47,109 +31,94 @@ class DecoupledRoot:
         self._stages = [root.only(stage) for stage in _stages(root.plan, steps)]
         self._limit = max(max_inflight_responses, 1)
 
-    def responses(
-        self, frame: Frame, request: GraphRequest, deadline_ns: int | None, parent: "Context | None", run: NodeRun
-    ) -> AsyncGenerator[GraphResponse, None]:
+    def responses(self, run: Run) -> AsyncGenerator[Run, None]:
         """The graph's responses as they are made, in the order of those of the decoupled steps.
 
-        Arguments and errors are those of ``Node.run``; an error comes after the responses before it. ``run`` shows each
-        step once: as it ran for the first response, or for the one that failed.
+        Each is the run of the last stage that made it: its frame has the outputs, its request what the steps collected.
+
+        Args:
+            run: Of the root. Its record shows each step once: as it ran for the first response, or for the one that
+                failed.
+
+        Raises:
+            WeftError: As of ``Node.run``, after the responses that were made before.
 
         Closing the generator, or cancelling the task that awaits it, cancels every call in work; no task is left.
         """
-        return _StreamRun(self._stages, self._limit, deadline_ns, parent).responses(
-            0, GraphResponse(frame, request), run
-        )
+        return self._responses(0, run)
 
-
-class _StreamRun:
-    """One request on its way through the stages; arguments are those of ``DecoupledRoot``."""
-
-    def __init__(
-        self, stages: Sequence[SequenceNode], limit: int, deadline_ns: int | None, parent: "Context | None"
-    ) -> None:
-        self._stages = stages
-        self._limit = limit
-        self._deadline_ns = deadline_ns
-        self._parent = parent
-
-    async def responses(self, number: int, start: GraphResponse, run: NodeRun) -> AsyncGenerator[GraphResponse, None]:
+    async def _responses(self, number: int, run: Run) -> AsyncGenerator[Run, None]:
         """Responses of stage ``number`` and those after it."""
         try:
-            await self._stages[number].run(*start, self._deadline_ns, self._parent, run)
+            await self._stages[number].run(run)
             if number + 1 == len(self._stages):
-                yield start
+                yield run
                 return
-            rests = self._rests(number + 1, start, run)
+            rests = self._rests(number + 1, run)
             async with contextlib.aclosing(rests), contextlib.aclosing(in_order(rests, self._limit)) as responses:
                 async for response in responses:
                     yield response
         finally:
-            for record in run.steps:
-                if record.stream is not None:
-                    await record.stream.close()
+            if run.request.stream is not None:
+                await run.request.stream.close()
 
-    async def _rests(
-        self, number: int, start: GraphResponse, run: NodeRun
-    ) -> AsyncGenerator[AsyncGenerator[GraphResponse, None], None]:
+    async def _rests(self, number: int, run: Run) -> AsyncGenerator[AsyncGenerator[Run, None], None]:
         """For each response of the decoupled step before stage ``number``, the responses of that stage and the next."""
-        stream = next((record.stream for record in run.steps if record.stream is not None), None)
-        shown = _Shown(run)
+        stream = run.request.stream
+        shown = _Shown(run.record)
         if stream is None:  # the step was skipped, failed softly or was replaced: what it left counts as one response
-            yield self._rest(number, start, shown, 0)
+            yield self._rest(number, run, shown, 0)
             return
         position, has_response = 0, stream.has_response
         while has_response:
-            yield self._rest(number, _own(start, stream), shown, position)
-            position, has_response = position + 1, await stream.read_on(*start)
+            yield self._rest(number, _of_response(run, stream), shown, position)
+            position, has_response = position + 1, await stream.read_on(run)
 
-    async def _rest(
-        self, number: int, start: GraphResponse, shown: "_Shown", position: int
-    ) -> AsyncGenerator[GraphResponse, None]:
+    async def _rest(self, number: int, run: Run, shown: "_Shown", position: int) -> AsyncGenerator[Run, None]:
         """As ``responses``, for the response at ``position`` of the stream before."""
-        own = NodeRun("", NodeKind.SEQUENCE)
+        own = run.with_record(NodeRecord("", NodeKind.SEQUENCE))
         has_failed = False
         try:
-            async with contextlib.aclosing(self.responses(number, start, own)) as responses:
+            async with contextlib.aclosing(self._responses(number, own)) as responses:
                 async for response in responses:
                     yield response
         except Exception:
             has_failed = True
             raise
         finally:
-            shown.offer(position, own, has_failed=has_failed)
+            shown.offer(position, own.record, has_failed=has_failed)
 
 
 class _Shown:
-    """What a run shows of the steps that run for each response: those of the first, or of the first that failed.
+    """What a record shows of the steps that run for each response: those of the first, or of the first that failed.
 
     Args:
-        run: Has the steps so far.
+        record: Has the steps so far.
     """
 
-    def __init__(self, run: NodeRun) -> None:
-        self._run = run
-        self._num_before = len(run.steps)
+    def __init__(self, record: NodeRecord) -> None:
+        self._record = record
+        self._num_before = len(record.steps)
         self._failed: int | None = None
 
-    def offer(self, position: int, own: NodeRun, *, has_failed: bool) -> None:
+    def offer(self, position: int, own: NodeRecord, *, has_failed: bool) -> None:
         """The response at ``position`` is done, or given up; later ones may be done before earlier ones."""
         if has_failed and (self._failed is None or position < self._failed):
             self._failed = position
         elif position or self._failed is not None:
             return
-        self._run.steps[self._num_before :] = own.steps
+        self._record.steps[self._num_before :] = own.steps
 
 
-def _own(start: GraphResponse, stream: OpenStream) -> GraphResponse:
-    """A frame and a request for the latest response of a stream, which is in the frame of ``start``."""
-    frame, request = start
-    own = dataclasses.replace(
-        request,
-        response_parameters=request.response_parameters | stream.parameters,
-        captured=request.captured | stream.outputs,
+def _of_response(run: Run, stream: OpenStream) -> Run:
+    """A run for the latest response of a stream, which is in the frame of ``run``."""
+    request = dataclasses.replace(
+        run.request,
+        response_parameters=run.request.response_parameters | stream.parameters,
+        captured=run.request.captured | stream.outputs,
+        stream=None,
     )
-    return GraphResponse(frame.copy(), own)
+    return Run(run.frame.copy(), request, run.deadline_ns, run.context, run.record)
 
 
 def _stages(plan: NodePlan, steps: Collection[int]) -> list[list[int]]:

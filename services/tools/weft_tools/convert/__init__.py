@@ -1,9 +1,5 @@
-"""``weft convert``: inference graphs of KServe and Seldon Core as ``graph.pbtxt``.
+"""Inference graphs of KServe and Seldon Core as ``graph.pbtxt``.
 
 A file goes through four forms: a YAML tree with positions (``yaml_tree``), a draft of the graph (``kserve``,
 ``seldon``), the same draft with tensors (``wiring``, ``conditions``), and text (``writer``).
 """
-
-from weft_tools.convert.command import run
-
-__all__ = ["run"]

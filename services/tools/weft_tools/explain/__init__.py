@@ -1,5 +1,1 @@
-"""``weft explain``: the path of a request through a graph, without a server."""
-
-from weft_tools.explain.command import run
-
-__all__ = ["run"]
+"""The path of a request through a graph, without a server."""

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+from weft_router.graph.description import condition_text, counted
 from weft_router.graph.plan import Condition, NodePlan, StepPlan
 from weft_router.nodes.cascade import no_answer
 from weft_tools.explain.choices import StepChoice, verdict_text
 from weft_tools.explain.entry import ExplainedStep, Failure, Fate, skipped
 from weft_tools.explain.judge import Verdict
 from weft_tools.explain.values import ABSENT, Value, joined
-from weft_tools.wording import condition_text, counted
 
 if TYPE_CHECKING:
     from weft_tools.explain.walk import Values, Walk

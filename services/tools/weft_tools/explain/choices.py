@@ -4,6 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from weft_router.graph.description import cases_text, condition_text, share
 from weft_router.graph.plan import NodeKind, NodePlan, StepPlan
 from weft_router.nodes.switch import no_match
 from weft_router.nodes.weighted_choice import WeightedChoice
@@ -11,7 +12,6 @@ from weft_router.requests.routes import ROUTE_HEADER
 from weft_tools.explain.entry import Failure, Fate
 from weft_tools.explain.judge import Knowledge, Verdict
 from weft_tools.explain.values import Value
-from weft_tools.wording import cases_text, condition_text, share
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ def _split(
         says = f"pinned by header {ROUTE_HEADER}, if the router runs with --allow-route-header"
         return _certain(names, names.index(pins[node.name]), says)
     if node.bandit is not None:
-        algorithm = node.bandit.algorithm.value
+        algorithm = node.bandit.algorithm.name
         by_chance.says.append(f"{algorithm} on feedback; before it: {drawn}")
         return by_chance
     if node.sticky_by is not None:

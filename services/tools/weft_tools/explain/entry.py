@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from weft_router.graph.description import target_text
 from weft_router.graph.plan import CallPlan, NodePlan, StepPlan
-from weft_tools.wording import default_texts, policy_texts, target_text
+from weft_tools.wording import default_texts, policy_texts
 
 
 class Fate(Enum):

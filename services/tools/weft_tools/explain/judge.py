@@ -8,8 +8,9 @@ from itertools import product
 from typing import cast
 
 from weft_common.errors import InvalidArgumentError
-from weft_router.graph.plan import Condition, Frame, RequestScope
+from weft_router.graph.plan import Condition, Frame
 from weft_router.graph.types.expression import Use, read_expression
+from weft_router.scope import RequestScope
 from weft_tools.explain.values import UNKNOWN_VALUE, StandIn, Value
 
 #: Tensors that may be absent: both ways are tried, for so many of them.

@@ -10,9 +10,10 @@ from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import num_elements
 from weft_common.text.pbtxt import suggestion
 from weft_common.validation import scheduling_parameters
-from weft_router.graph.plan import Condition, GraphPlan, NodePlan, RequestScope, StepPlan
+from weft_router.graph.plan import Condition, GraphPlan, NodePlan, StepPlan
 from weft_router.graph.types.expression import read_expression
 from weft_router.requests.routes import ROUTE_HEADER, Routes
+from weft_router.scope import RequestScope
 from weft_tools.explain.judge import Knowledge
 from weft_tools.explain.values import ABSENT, Value
 from weft_tools.request import content_of, parameter_value, tensor_from_json

@@ -5,9 +5,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from weft_router.graph.description import counted
 from weft_tools.explain.cost import count_calls, longest
 from weft_tools.explain.entry import ExplainedStep, Fate
-from weft_tools.wording import counted
 
 _MARKS = {
     Fate.RUNS: "+",

@@ -3,12 +3,12 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from weft_router.graph.description import condition_text, slot_name
 from weft_router.graph.plan import CallPlan, LoopPlan, NodePlan
 from weft_router.graph.pruning import slots_read, steps_behind
 from weft_tools.explain.choices import StepChoice, verdict_text
 from weft_tools.explain.entry import ExplainedStep, Failure, Fate, make_unsure, skipped
 from weft_tools.explain.values import Value, joined
-from weft_tools.wording import condition_text, slot_name
 
 if TYPE_CHECKING:
     from weft_tools.explain.walk import Values, Walk

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
+from weft_router.graph.description import condition_text, slot_name
 from weft_router.graph.plan import OK, CallPlan, GraphPlan, NodeKind, NodePlan, StepPlan
 from weft_tools.explain.branches import walk_choice, walk_ensemble
 from weft_tools.explain.cascade import CascadeWalk
@@ -10,7 +11,7 @@ from weft_tools.explain.entry import ExplainedStep, Failure, Fate, entry_of, ski
 from weft_tools.explain.judge import Knowledge
 from weft_tools.explain.sequence import walk_sequence
 from weft_tools.explain.values import ABSENT, Value, joined
-from weft_tools.wording import cache_text, condition_text, limit_texts, shadow_text, slot_name
+from weft_tools.wording import cache_text, limit_texts, shadow_text
 
 Values = list[Value]
 

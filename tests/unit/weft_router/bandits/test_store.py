@@ -2,21 +2,28 @@
 
 import math
 import random
+from dataclasses import dataclass, field
 
 import pytest
 
 from weft_common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from weft_router.bandits.algorithms import Arm
-from weft_router.bandits.memory import MAX_ID_CHARS, MAX_PULLS, RecentPulls, settle
+from weft_router.bandit_algorithms import ALGORITHMS, Arm
+from weft_router.bandits.memory import MAX_ID_CHARS, MAX_PULLS, Pull, RecentPulls, settle
 from weft_router.bandits.store import BanditChoice, BanditStore, KnownArm
-from weft_router.graph.plan import BanditAlgorithm, BanditPlan, NodeKind, NodePlan, RequestScope, StepPlan
-from weft_router.reporting.path import SKIPPED, NodeRun, StepRun
+from weft_router.graph.plan import BanditPlan, NodeKind, NodePlan, StepPlan
+from weft_router.reporting.path import SKIPPED, NodeRecord, StepRecord
 
-PLAN = BanditPlan(BanditAlgorithm.EPSILON_GREEDY, 0.1, 0)
+PLAN = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.1, 0)
 
 
-def request(request_id: str = "") -> RequestScope:
-    return RequestScope({}, {}, request_id)
+@dataclass
+class Request:
+    request_id: str = ""
+    pulls: list[Pull] | None = field(default_factory=list)
+
+
+def request(request_id: str = "") -> Request:
+    return Request(request_id)
 
 
 def splitter(path: str = "root/ab", steps: tuple[str, ...] = ("A",)) -> NodePlan:
@@ -29,11 +36,11 @@ class Chooser:
 
     def __init__(self, store: BanditStore, node: NodePlan) -> None:
         self._chooser = store.chooser("g", node, PLAN)
-        self.runs: list[NodeRun] = []
+        self.runs: list[NodeRecord] = []
 
-    def choose(self, scope: RequestScope) -> int:
-        self.runs.append(NodeRun("ab", NodeKind.SPLITTER))
-        return self._chooser.choose(scope, self.runs[-1])
+    def choose(self, asking: Request) -> int:
+        self.runs.append(NodeRecord("ab", NodeKind.SPLITTER))
+        return self._chooser.choose(asking.request_id, asking.pulls, self.runs[-1])
 
 
 def chooser(store: BanditStore, node: str = "root/ab", steps: tuple[str, ...] = ("A",)) -> Chooser:
@@ -53,8 +60,8 @@ def test_a_request_rewards_what_was_chosen_for_it() -> None:
     store = BanditStore()
     ab, inner = chooser(store), chooser(store, node="root/inner", steps=("X",))
     first, other = request("r1"), request("r2")
-    for bandit, scope in ((ab, first), (inner, first), (ab, other), (ab, first)):
-        assert 0 == bandit.choose(scope)
+    for bandit, asked in ((ab, first), (inner, first), (ab, other), (ab, first)):
+        assert 0 == bandit.choose(asked)
     rewarded = store.reward_request("g", "r1", 0.5)
     assert ["root/ab", "root/inner"] == [known.node for known in rewarded]
     assert {"root/ab[A]": (3, 2, 1.0), "root/inner[X]": (1, 1, 0.5)} == figures(store)
@@ -102,16 +109,16 @@ def test_what_is_not_known_is_told() -> None:
 def test_a_step_that_has_not_answered_is_worth_nothing() -> None:
     """However good the answer was that another gave: by the request's id, and by its path."""
     store = BanditStore()
-    ab, scope, root = chooser(store, steps=("A", "B")), request("r1"), NodeRun("root", NodeKind.SEQUENCE)
-    indices = [ab.choose(scope) for _ in range(3)]
+    ab, asked, root = chooser(store, steps=("A", "B")), request("r1"), NodeRecord("root", NodeKind.SEQUENCE)
+    indices = [ab.choose(asked) for _ in range(3)]
     for run, status in zip(ab.runs, ("UNAVAILABLE", "OK", SKIPPED), strict=True):
-        step, around = StepRun("A", "root/ab[A]", 0), StepRun("ab", "root/ab", 0)
+        step, around = StepRecord("A", "root/ab[A]", 0), StepRecord("ab", "root/ab", 0)
         step.status, around.node = status, run
         run.steps.append(step)
         root.steps.append(around)
-    lost = ab.choose(scope)  # in an attempt that another has replaced
-    settle(scope.pulls, root)
-    assert [(indices[0], False), (indices[1], True)] == [(p.step_index, p.has_answered) for p in scope.pulls]
+    lost = ab.choose(asked)  # in an attempt that another has replaced
+    settle(asked.pulls, root)
+    assert [(indices[0], False), (indices[1], True)] == [(p.step_index, p.has_answered) for p in asked.pulls]
     store.reward_request("g", "r1", 0.7)
     assert (4, 2, 0.7) == tuple(sum(column) for column in zip(*figures(store).values(), strict=True))
     assert lost in (0, 1)
@@ -123,14 +130,14 @@ def test_a_step_that_has_not_answered_is_worth_nothing() -> None:
 def test_the_fallback_of_a_step_answers_for_it() -> None:
     """It is a part of the step."""
     store = BanditStore()
-    ab, scope = chooser(store), request("r1")
-    ab.choose(scope)
-    failed, fallback = StepRun("A", "root/ab[A]", 0), StepRun("spare", "root/ab[A]", 0)
+    ab, asked = chooser(store), request("r1")
+    ab.choose(asked)
+    failed, fallback = StepRecord("A", "root/ab[A]", 0), StepRecord("spare", "root/ab[A]", 0)
     failed.status, fallback.status = "UNAVAILABLE", "OK"
-    failed.fallbacks = NodeRun("", NodeKind.CASCADE)
+    failed.fallbacks = NodeRecord("", NodeKind.CASCADE)
     failed.fallbacks.steps.append(fallback)
     ab.runs[0].steps.append(failed)
-    settle(scope.pulls, ab.runs[0])
+    settle(asked.pulls, ab.runs[0])
     store.reward_request("g", "r1", 1.0)
     assert {"root/ab[A]": (1, 1, 1.0)} == figures(store)
 
@@ -140,8 +147,8 @@ def test_a_request_without_an_id_is_counted_and_not_remembered() -> None:
     recent = RecentPulls()
     store = BanditStore(recent=recent)
     ab = chooser(store)
-    for scope in (request(), request("x" * (MAX_ID_CHARS + 1)), RequestScope({}, {}, "r1", pulls=[])):
-        ab.choose(scope)
+    for asked in (request(), request("x" * (MAX_ID_CHARS + 1)), Request("r1", pulls=None)):
+        ab.choose(asked)
     assert 0 == len(recent)
     assert {"root/ab[A]": (3, 0, 0.0)} == figures(store)
 

@@ -3,26 +3,30 @@
 import asyncio
 import contextlib
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget
 from tests.unit.weft_router.random_graphs import WIDTH, Node, graphs, plan_of, scripts_of
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext
 from weft_common.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft_common.tensors import WireTensor
+from weft_router.bandit_algorithms import ALGORITHMS
 from weft_router.bandits.memory import RecentPulls
 from weft_router.bandits.store import BanditStore
 from weft_router.bandits.taken_path import bandit_choices
-from weft_router.graph.plan import BanditAlgorithm, BanditPlan, CombineMethod, NodeKind, NodePlan, StepPlan
+from weft_router.combine import METHODS
+from weft_router.graph.plan import BanditPlan, NodeKind, NodePlan, StepPlan
 from weft_router.reporting.path import MAX_PATH_CHARS
 
-BANDIT = BanditPlan(BanditAlgorithm.EPSILON_GREEDY, 0.5, 0)
+BANDIT = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.5, 0)
 
 
-def graph(make: SimpleNamespace) -> NodePlan:
+def graph() -> NodePlan:
     """A bandit whose step B is a cascade with a bandit in it; names that begin alike, and one with a point."""
     inner = make.node(
         "ab.2",
@@ -86,16 +90,16 @@ def choices(path: str, root: NodePlan) -> list[tuple[str, str]]:
         ("root", []),
     ],
 )
-def test_a_path_leads_to_the_choices(make: SimpleNamespace, path: str, expected: list[tuple[str, str]]) -> None:
+def test_a_path_leads_to_the_choices(path: str, expected: list[tuple[str, str]]) -> None:
     """Through cascades, rows, fallbacks, loops, and up to where a request failed."""
-    assert expected == choices(path, graph(make))
+    assert expected == choices(path, graph())
 
 
-def test_the_model_that_combines_is_on_the_path(make: SimpleNamespace) -> None:
+def test_the_model_that_combines_is_on_the_path() -> None:
     """Behind the members of its ensemble."""
     judge = make.step("judge", "judge", {"IN": "S"}, {"OUT": "Y"})
-    combine = ("Y", CombineMethod.CUSTOM, {"a": "A", "b": "B"}, {"custom": judge, "stack": "S", "mask": "M"})
-    inner = graph(make).steps[0]
+    combine = ("Y", METHODS["CUSTOM"], {"a": "A", "b": "B"}, {"custom": judge, "stack": "S", "mask": "M"})
+    inner = graph().steps[0]
     members = [make.step("a", inner.action, {"X": "X"}, {"Y": "A"}), make.step("b", "b", {"IN": "X"}, {"OUT": "B"})]
     root = make.node("root", NodeKind.ENSEMBLE, members, inputs=["X"], outputs=["Y"], combines=[combine])
     assert [("ab", "A")] == choices("root{a=ab[A];b!;judge}", root)
@@ -121,10 +125,10 @@ def test_the_model_that_combines_is_on_the_path(make: SimpleNamespace) -> None:
         ("root." + "x" * (MAX_PATH_CHARS - 8) + "...", "a path of 2000 characters was cut"),
     ],
 )
-def test_what_is_no_path_of_the_graph_is_refused(make: SimpleNamespace, path: str, fault: str) -> None:
+def test_what_is_no_path_of_the_graph_is_refused(path: str, fault: str) -> None:
     """The message shows where it leaves the graph."""
     with pytest.raises(InvalidArgumentError) as caught:
-        bandit_choices(path, graph(make))
+        bandit_choices(path, graph())
     assert fault in caught.value.message
 
 
@@ -141,19 +145,19 @@ def with_bandits(node: NodePlan) -> NodePlan:
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(root=graphs(), num_rows=st.integers(1, 3))
-def test_every_path_that_is_written_can_be_read(root: Node, num_rows: int, make: SimpleNamespace) -> None:
+def test_every_path_that_is_written_can_be_read(root: Node, num_rows: int) -> None:
     """Whatever fails, is late, goes round, is tried again or falls back: the request's id stands for its path."""
 
     async def check() -> None:
-        make.VirtualClock()
-        plan = plan_of(make, root)
+        VirtualClock()
+        plan = plan_of(root)
         plan = dataclasses.replace(plan, root=with_bandits(plan.root))
         recent, context = RecentPulls(), CallContext()
         data = bytes(range(WIDTH * num_rows))
         with contextlib.suppress(WeftError):
             await make.run(
                 plan,
-                make.FakeTarget(**scripts_of(root)),
+                FakeTarget(**scripts_of(root)),
                 {"X": WireTensor("UINT8", (num_rows, WIDTH), data)},
                 context=context,
                 request_id="r",

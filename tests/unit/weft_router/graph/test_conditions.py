@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import WireTensor, bytes_tensor, encode
-from weft_router.graph.plan import OK, Binding, RequestScope
+from weft_router.graph.plan import OK, Binding
 from weft_router.graph.types.compile_condition import ConditionError, Sight, compile_condition
 from weft_router.graph.types.conditions import CelCondition, Purpose
 from weft_router.graph.types.expression import Fault, read_expression
 from weft_router.graph.types.readings import MAX_LIST_ELEMENTS
 from weft_router.graph.types.signatures import TensorType
+from weft_router.scope import RequestScope
 from weft_router.tensors.rows import split
 
 PROBS = np.array([[0.1, 0.2, 0.3, 0.4]], np.float32)

@@ -4,12 +4,12 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.text.pbtxt import is_map
 from weft_protos.graph_pb2 import Graph
@@ -22,7 +22,6 @@ FOLDER = Path(__file__).parent
 TEXTS = [file.read_text() for folder in ("good", "bad") for file in sorted((FOLDER / folder).glob("*.pbtxt"))]
 NAMES = ["", "TEXT", "PROBS", "root", "xlmr", "stream", "inner", "a b", "é", "A" * 99, "x.PROBS", "\0", "a\nb"]
 NUMBERS = [0, 1, -1, 2**31 - 1]
-TARGET = SimpleNamespace(name="model", address="127.0.0.1:1")
 
 
 def _parsed() -> Iterator[Graph]:
@@ -107,5 +106,5 @@ def test_a_mutated_graph_is_refused_with_places_or_can_be_assembled(catalog, gra
             assert found == caught.value.diagnostics
         else:
             num_good += 1
-            GraphExecutor(compile_graph(source, catalog, graphs), Runtime({"model": TARGET}))
+            GraphExecutor(compile_graph(source, catalog, graphs), Runtime({"model": FakeTarget()}))
     assert num_good > NUM_GRAPHS // 100

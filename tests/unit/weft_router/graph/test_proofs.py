@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_common.tensors import encode
-from weft_router.graph.plan import RequestScope
 from weft_router.graph.types.compile_condition import Sight, compile_condition
 from weft_router.graph.types.conditions import Purpose
 from weft_router.graph.types.expression import read_expression
 from weft_router.graph.types.signatures import TensorType
+from weft_router.scope import RequestScope
 
 KNOWN = TensorType("FP32", (1,), is_batched=True, is_optional=True, origin="the test")
 SIGHTS = {"inputs": Sight({"PROBS": KNOWN, "ABSENT": KNOWN}, {"PROBS": 0, "ABSENT": 1})}

@@ -6,14 +6,18 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_condition import FakeCondition
+from tests.unit.weft_router.fake_random import FakeRandom
+from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext
 from weft_common.errors import InvalidArgumentError
+from weft_router.bandit_algorithms import ALGORITHMS
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import BanditAlgorithm, BanditPlan, GraphPlan, NodeKind, NodePlan
+from weft_router.graph.plan import BanditPlan, GraphPlan, NodeKind, NodePlan
 from weft_router.nodes.weighted_choice import WeightedChoice
 from weft_router.runtime import Runtime
 
@@ -99,12 +103,12 @@ def test_a_step_of_weight_zero_is_never_drawn() -> None:
     assert {1} == {drawn.by_key(str(i)) for i in range(200)}
 
 
-async def test_a_splitter_node_draws_by_key(make: SimpleNamespace) -> None:
+async def test_a_splitter_node_draws_by_key() -> None:
     """The same user reaches the same model; different users reach both."""
     steps = [make.step(n, n, {"IN": "X"}, {"OUT": "Y"}, weight=w) for n, w in (("a", 50.0), ("b", 50.0))]
-    sticky = make.FakeCondition(lambda request, frame: request.headers.get("x-user-id", ""))
+    sticky = FakeCondition(lambda request, frame: request.headers.get("x-user-id", ""))
     root = make.node("root", NodeKind.SPLITTER, steps, inputs=["X"], outputs=["Y"], sticky_by=sticky, salt="s")
-    target = make.FakeTarget()
+    target = FakeTarget()
     for user in ["u1"] * 20:
         await make.run(make.graph(root), target, context=_context(user))
     assert 1 == len(set(target.called()))
@@ -113,15 +117,15 @@ async def test_a_splitter_node_draws_by_key(make: SimpleNamespace) -> None:
     assert {"a", "b"} == set(target.called())
 
 
-async def test_a_key_keeps_its_step_when_the_graph_gets_a_new_version(make: SimpleNamespace) -> None:
+async def test_a_key_keeps_its_step_when_the_graph_gets_a_new_version() -> None:
     """Salt, key and step names decide; neither the version nor the order of the steps, nor what they call."""
-    sticky = make.FakeCondition(lambda request, frame: request.headers.get("x-user-id", ""))
+    sticky = FakeCondition(lambda request, frame: request.headers.get("x-user-id", ""))
 
     async def taken(version: str, *arms: tuple[str, str]) -> list[str]:
         steps = [make.step(name, model, {"IN": "X"}, {"OUT": "Y"}, weight=50.0) for name, model in arms]
         root = make.node("root", NodeKind.SPLITTER, steps, inputs=["X"], outputs=["Y"], sticky_by=sticky, salt="s")
         plan = make.graph(root)
-        target = make.FakeTarget()
+        target = FakeTarget()
         executor = GraphExecutor(
             replace(plan, signature=replace(plan.signature, version=version)), Runtime({"model": target})
         )
@@ -133,32 +137,32 @@ async def test_a_key_keeps_its_step_when_the_graph_gets_a_new_version(make: Simp
     assert await taken("1", ("a", "m1"), ("b", "n1")) == await taken("2", ("b", "n2"), ("a", "m2"))
 
 
-async def test_a_splitter_without_a_key_draws_at_random(make: SimpleNamespace) -> None:
+async def test_a_splitter_without_a_key_draws_at_random() -> None:
     """An empty key counts as none, and the generator given decides."""
     steps = [make.step(n, n, {"IN": "X"}, {"OUT": "Y"}, weight=w) for n, w in (("a", 90.0), ("b", 10.0))]
-    sticky = make.FakeCondition(lambda request, frame: "")
+    sticky = FakeCondition(lambda request, frame: "")
     root = make.node("root", NodeKind.SPLITTER, steps, inputs=["X"], outputs=["Y"], sticky_by=sticky)
-    target = make.FakeTarget()
-    generator = SimpleNamespace(random=iter([0.5, 0.95, 0.89, 0.91]).__next__)
+    target = FakeTarget()
+    generator = FakeRandom(0.5, 0.95, 0.89, 0.91)
     plan = make.graph(root)
     for _ in range(4):
         await make.run(plan, target, generator=generator)
     assert ["a", "b", "a", "b"] == target.called()
 
 
-async def test_a_key_that_cannot_be_evaluated_fails_the_request(make: SimpleNamespace) -> None:
+async def test_a_key_that_cannot_be_evaluated_fails_the_request() -> None:
     """It is not replaced by a random draw in silence."""
 
     def fail(request: object, frame: object) -> object:
         raise InvalidArgumentError("no such header")
 
     steps = [make.step("a", "a", {"IN": "X"}, {"OUT": "Y"})]
-    root = make.node("root", NodeKind.SPLITTER, steps, inputs=["X"], outputs=["Y"], sticky_by=make.FakeCondition(fail))
+    root = make.node("root", NodeKind.SPLITTER, steps, inputs=["X"], outputs=["Y"], sticky_by=FakeCondition(fail))
     with pytest.raises(InvalidArgumentError, match=r"^g/1: root: no such header$"):
-        await make.run(make.graph(root), make.FakeTarget())
+        await make.run(make.graph(root), FakeTarget())
 
 
-def nested(make: SimpleNamespace) -> GraphPlan:
+def nested() -> GraphPlan:
     """A sequence of the splitter `ab` (a, b) and the splitter `rank` (old, new), whose fallback is a splitter too."""
 
     def splitter(name: str, *steps: str) -> NodePlan:
@@ -182,11 +186,11 @@ def nested(make: SimpleNamespace) -> GraphPlan:
         ("spare=t", ["a", "old"]),
     ],
 )
-async def test_a_request_can_be_pinned_to_steps(make: SimpleNamespace, header: str, models: list[str]) -> None:
+async def test_a_request_can_be_pinned_to_steps(header: str, models: list[str]) -> None:
     """The weights decide where the header says nothing; a step of weight 0 can be tried. The header goes no further."""
-    target = make.FakeTarget()
+    target = FakeTarget()
     context = CallContext(headers={"x-graph-route": header, "x-user-id": "7"})
-    await make.run(nested(make), target, context=context, is_pinning_allowed=True)
+    await make.run(nested(), target, context=context, is_pinning_allowed=True)
     assert models == target.called()
     assert [{"x-user-id": "7"}] * 2 == [seen.headers for seen in target.contexts]
 
@@ -204,29 +208,29 @@ async def test_a_request_can_be_pinned_to_steps(make: SimpleNamespace, header: s
         ("x" * 9_000 + "=a", r"names node 'x{200}'; the splitters"),
     ],
 )
-async def test_a_pin_to_what_is_not_there_is_refused(make: SimpleNamespace, header: str, message: str) -> None:
+async def test_a_pin_to_what_is_not_there_is_refused(header: str, message: str) -> None:
     """The message has what there is; nothing is called."""
-    target = make.FakeTarget()
+    target = FakeTarget()
     context = CallContext(headers={"x-graph-route": header})
     with pytest.raises(InvalidArgumentError, match=f"^header 'x-graph-route' {message}"):
-        await make.run(nested(make), target, context=context, is_pinning_allowed=True)
+        await make.run(nested(), target, context=context, is_pinning_allowed=True)
     assert [] == target.called()
 
 
-async def test_a_router_that_allows_no_pins_ignores_them(make: SimpleNamespace) -> None:
+async def test_a_router_that_allows_no_pins_ignores_them() -> None:
     """Whatever the header says; the services behind see it, as any other."""
-    target = make.FakeTarget()
-    await make.run(nested(make), target, context=CallContext(headers={"x-graph-route": "ab=b,nonsense"}))
+    target = FakeTarget()
+    await make.run(nested(), target, context=CallContext(headers={"x-graph-route": "ab=b,nonsense"}))
     assert ["a", "old"] == target.called()
     assert "x-graph-route" in target.contexts[0].headers
 
 
-async def test_a_pin_goes_before_key_and_bandit(make: SimpleNamespace) -> None:
+async def test_a_pin_goes_before_key_and_bandit() -> None:
     """And the bandit does not learn of it; without a pin it chooses, not the key."""
     steps = [make.step(n, n, {"IN": "X"}, {"OUT": "Y"}, weight=w) for n, w in (("a", 1.0), ("b", 0.0))]
-    bandit = BanditPlan(BanditAlgorithm.EPSILON_GREEDY, 0.1, 0)
+    bandit = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.1, 0)
     root = make.node("root", NodeKind.SPLITTER, steps, inputs=["X"], outputs=["Y"], bandit=bandit)
-    target = make.FakeTarget()
+    target = FakeTarget()
     runtime = Runtime({"model": target}, is_pinning_allowed=True)
     executor = GraphExecutor(make.graph(root), runtime)
     await make.run(executor, context=CallContext(headers={"x-graph-route": "root=b"}))

@@ -1,14 +1,14 @@
 """Work that nobody waits for has an owner all the same."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
+from tests.unit.weft_router import make
 
 from weft_router.budgets.shadow_pool import ShadowPool
 
 
-async def test_a_pool_has_room_for_so_many(make: SimpleNamespace) -> None:
+async def test_a_pool_has_room_for_so_many() -> None:
     """One that has ended, however, makes room."""
     pool = ShadowPool(max_inflight=2)
     ended: list[str] = []
@@ -27,7 +27,7 @@ async def test_a_pool_has_room_for_so_many(make: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-async def test_a_closed_pool_has_nothing_left(make: SimpleNamespace, has_begun: bool) -> None:
+async def test_a_closed_pool_has_nothing_left(has_begun: bool) -> None:
     """What runs is cancelled, also what has not begun; nothing starts any more."""
     pool = ShadowPool()
     ended: list[bool] = []

@@ -5,10 +5,10 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.weft_router import make
 
 from weft_common.caching.single_flight import SingleFlight
 from weft_common.errors import DeadlineExceededError, RemoteError, RequestCancelledError
@@ -72,7 +72,7 @@ async def test_the_first_one_may_be_cancelled(virtual_clock: Any) -> None:
 
 
 @pytest.mark.parametrize("num_cancels", [1, 3])
-async def test_no_work_is_left_when_all_have_gone(virtual_clock: Any, make: SimpleNamespace, num_cancels: int) -> None:
+async def test_no_work_is_left_when_all_have_gone(virtual_clock: Any, num_cancels: int) -> None:
     """The last one cancels it and sees it end; one who comes then begins anew."""
     flights: SingleFlight[int] = SingleFlight(virtual_clock)
     work = Work()

@@ -1,19 +1,22 @@
 """The path and the timings of a request."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_condition import FakeCondition
+from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError
-from weft_router.graph.plan import CombineMethod, GraphPlan, NodeKind
-from weft_router.reporting.path import MAX_PATH_CHARS, NodeRun, StepRun, path_text, trace_text
+from weft_router.combine import METHODS
+from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.reporting.path import MAX_PATH_CHARS, NodeRecord, StepRecord, path_text, trace_text
 
 
-def sentiment(make: SimpleNamespace) -> GraphPlan:
+def sentiment() -> GraphPlan:
     """lid, then a switch by language, then post."""
-    on = make.FakeCondition(lambda request, frame: request.parameters.get("lang", "de"))
+    on = FakeCondition(lambda request, frame: request.parameters.get("lang", "de"))
     branches = [
         make.step("de", "bert_de", {"IN": "T"}, {"OUT": "P"}, cases=("de",)),
         make.step("rest", "xlmr", {"IN": "T"}, {"OUT": "P"}, is_otherwise=True),
@@ -31,14 +34,14 @@ def sentiment(make: SimpleNamespace) -> GraphPlan:
     ("lang", "expected"),
     [("de", "root.lid;clf=by_language[de];post"), ("fr", "root.lid;clf=by_language[rest];post")],
 )
-async def test_the_path_shows_steps_and_branches(make: SimpleNamespace, lang: str, expected: str) -> None:
+async def test_the_path_shows_steps_and_branches(lang: str, expected: str) -> None:
     """It is sent after every answer."""
     context = CallContext()
-    await make.run(sentiment(make), make.FakeTarget(), parameters={"lang": lang}, context=context)
+    await make.run(sentiment(), FakeTarget(), parameters={"lang": lang}, context=context)
     assert [("x-graph-path", expected)] == context.trailing_metadata
 
 
-async def test_the_path_of_a_failed_request_ends_where_it_failed(make: SimpleNamespace) -> None:
+async def test_the_path_of_a_failed_request_ends_where_it_failed() -> None:
     """Every node on the way to the failure is marked."""
 
     async def fail(call: InferCall, context: CallContext) -> dict[str, object]:
@@ -46,17 +49,17 @@ async def test_the_path_of_a_failed_request_ends_where_it_failed(make: SimpleNam
 
     context = CallContext()
     with pytest.raises(RemoteError):
-        await make.run(sentiment(make), make.FakeTarget(bert_de=fail), context=context)
+        await make.run(sentiment(), FakeTarget(bert_de=fail), context=context)
     assert [("x-graph-path", "root.lid;clf=by_language[de!]!")] == context.trailing_metadata
 
 
-async def test_graph_trace_gives_the_time_of_every_step(make: SimpleNamespace) -> None:
+async def test_graph_trace_gives_the_time_of_every_step() -> None:
     """Path, target, model, the version that answered, start, duration and status, nodes included."""
 
     async def answer(call: InferCall, context: CallContext) -> InferResult:
         return InferResult(call.model_name, "3", "", {}, {"OUT": call.inputs["IN"]})
 
-    result = await make.run(sentiment(make), make.FakeTarget(bert_de=answer), parameters={"graph_trace": True})
+    result = await make.run(sentiment(), FakeTarget(bert_de=answer), parameters={"graph_trace": True})
     entries = json.loads(str(result.parameters["graph_trace"]))
     assert [
         ("root/lid", "model", "lang_id", "1", "OK"),
@@ -69,13 +72,13 @@ async def test_graph_trace_gives_the_time_of_every_step(make: SimpleNamespace) -
     assert clf["start_ms"] + clf["ms"] <= post["start_ms"] + 0.01
 
 
-async def test_without_graph_trace_the_answer_has_no_parameter(make: SimpleNamespace) -> None:
+async def test_without_graph_trace_the_answer_has_no_parameter() -> None:
     """The default costs nothing."""
-    result = await make.run(sentiment(make), make.FakeTarget(), parameters={"graph_trace": False})
+    result = await make.run(sentiment(), FakeTarget(), parameters={"graph_trace": False})
     assert {} == result.parameters
 
 
-async def test_nested_kinds_have_brackets_of_their_own(make: SimpleNamespace) -> None:
+async def test_nested_kinds_have_brackets_of_their_own() -> None:
     """A sequence in an ensemble in a sequence reads without doubt."""
     inner = make.node(
         "pair",
@@ -90,13 +93,13 @@ async def test_nested_kinds_have_brackets_of_their_own(make: SimpleNamespace) ->
         [make.step("a", inner, {"X": "X"}, {"Y": "a.Y"}), make.step("b", "b", {"IN": "X"}, {"OUT": "b.Y"})],
         inputs=["X"],
         outputs=["Y"],
-        combines=[("Y", CombineMethod.VOTE, {"a": "a.Y", "b": "b.Y"}, {})],
+        combines=[("Y", METHODS["VOTE"], {"a": "a.Y", "b": "b.Y"}, {})],
     )
     steps = [make.step("v", votes, {"X": "X"}, {"Y": "V"}), make.step("z", "z", {"IN": "V"}, {"OUT": "Y"})]
     context = CallContext()
     await make.run(
         make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"])),
-        make.FakeTarget(),
+        FakeTarget(),
         context=context,
     )
     assert [("x-graph-path", "root.v=votes{a=pair(p;q);b};z")] == context.trailing_metadata
@@ -104,10 +107,10 @@ async def test_nested_kinds_have_brackets_of_their_own(make: SimpleNamespace) ->
 
 def test_a_path_is_a_legal_header() -> None:
     """It is printable ASCII and of bounded length, whatever the names are."""
-    run = NodeRun("wurzel-ü\n", NodeKind.SEQUENCE)
+    run = NodeRecord("wurzel-ü\n", NodeKind.SEQUENCE)
     assert "wurzel-??" == path_text(run)
     for index in range(1_000):
-        step = StepRun(f"step{index}", "", 0)
+        step = StepRecord(f"step{index}", "", 0)
         step.status = "OK"
         run.steps.append(step)
     text = path_text(run)
@@ -115,16 +118,16 @@ def test_a_path_is_a_legal_header() -> None:
     assert text.endswith("...")
 
 
-def ran(name: str, status: str = "OK", **fields: object) -> StepRun:
-    step = StepRun(name, f"root/{name}", 0)
+def ran(name: str, status: str = "OK", **fields: object) -> StepRecord:
+    step = StepRecord(name, f"root/{name}", 0)
     step.status = status
     for field, value in fields.items():
         setattr(step, field, value)
     return step
 
 
-def node_run(name: str, kind: NodeKind, *steps: StepRun) -> NodeRun:
-    run = NodeRun(name, kind)
+def node_run(name: str, kind: NodeKind, *steps: StepRecord) -> NodeRecord:
+    run = NodeRecord(name, kind)
     run.steps += steps
     return run
 
@@ -161,7 +164,7 @@ def node_run(name: str, kind: NodeKind, *steps: StepRun) -> NodeRun:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_every_kind_of_run_has_its_text(run: NodeRun, expected: str) -> None:
+def test_every_kind_of_run_has_its_text(run: NodeRecord, expected: str) -> None:
     """As the grammar says."""
     assert expected == path_text(run)
 
@@ -197,6 +200,6 @@ def test_the_trace_tells_what_applies_to_a_step_and_nothing_else() -> None:
         (ran("a", "INTERNAL", fallbacks=node_run("a", NodeKind.CASCADE, ran("x", "INTERNAL"))), False),
     ],
 )
-def test_a_step_has_answered_if_it_or_its_fallback_did(step: StepRun, expected: bool) -> None:
+def test_a_step_has_answered_if_it_or_its_fallback_did(step: StepRecord, expected: bool) -> None:
     """Whatever became of it before."""
     assert expected == step.has_answered

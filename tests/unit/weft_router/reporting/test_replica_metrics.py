@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from opentelemetry.sdk.trace import TracerProvider
@@ -10,6 +9,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import set_span_in_context
 from prometheus_client import CollectorRegistry, generate_latest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError
@@ -23,7 +24,7 @@ from weft_router.targets.replicated import ReplicatedTarget
 from weft_router.targets.specification import BalancingPolicy
 
 
-async def two_replicas(make: SimpleNamespace) -> tuple[ReplicatedTarget, dict[str, Any]]:
+async def two_replicas() -> tuple[ReplicatedTarget, dict[str, Any]]:
     """A target whose replica `a:1` refuses every call."""
     fakes: dict[str, Any] = {}
 
@@ -31,7 +32,7 @@ async def two_replicas(make: SimpleNamespace) -> tuple[ReplicatedTarget, dict[st
         raise RemoteError("UNAVAILABLE", "draining").refused()
 
     def connect(address: str) -> Any:
-        fakes[address] = make.FakeTarget(address, **({"m": refuse} if address == "a:1" else {}))
+        fakes[address] = FakeTarget(address, **({"m": refuse} if address == "a:1" else {}))
         fakes[address].models = [TargetModel(make.signature("m"), True)]
         return fakes[address]
 
@@ -48,9 +49,9 @@ async def two_replicas(make: SimpleNamespace) -> tuple[ReplicatedTarget, dict[st
     return target, fakes
 
 
-async def test_every_replica_has_its_figures(make: SimpleNamespace) -> None:
+async def test_every_replica_has_its_figures() -> None:
     """As long as it is there; the state is the one label that is 1."""
-    target, _ = await two_replicas(make)
+    target, _ = await two_replicas()
     for _ in range(40):
         await target.infer(InferCall("m"), CallContext())
     throttle = RetryThrottle(max_tokens=0)
@@ -77,12 +78,12 @@ async def test_every_replica_has_its_figures(make: SimpleNamespace) -> None:
     await target.close()
 
 
-async def test_a_span_says_which_replica_answered(make: SimpleNamespace, monkeypatch: Any) -> None:
+async def test_a_span_says_which_replica_answered(monkeypatch: Any) -> None:
     """And that the call was given to another one before."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(telemetry, "is_enabled", lambda: True)
-    target, _ = await two_replicas(make)
+    target, _ = await two_replicas()
     target.replicas[1].num_inflight = 1  # the first is chosen
     span = provider.get_tracer("t").start_span("step")
     await target.infer(InferCall("m"), CallContext(trace_context=set_span_in_context(span)))

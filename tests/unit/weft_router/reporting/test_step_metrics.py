@@ -2,11 +2,13 @@
 
 import asyncio
 import gc
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_condition import FakeCondition
+from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, in_turn
 
 from weft_common.errors import RemoteError
 from weft_router.executor import GraphExecutor
@@ -17,9 +19,9 @@ from weft_router.runtime import Runtime
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
-async def test_steps_are_counted_by_status(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_steps_are_counted_by_status(virtual_clock: Any) -> None:
     """Skipped, softly failed, cancelled and answered runs, of nodes and of calls, with the latency of the answers."""
-    wants = make.FakeCondition(lambda request, frame: request.parameters.get("more", False))
+    wants = FakeCondition(lambda request, frame: request.parameters.get("more", False))
     inner = make.node(
         "inner", NodeKind.SEQUENCE, [make.step("i", "i", {"IN": "X"}, {"OUT": "T"})], inputs=["X"], outputs=["T"]
     )
@@ -28,7 +30,7 @@ async def test_steps_are_counted_by_status(make: SimpleNamespace, virtual_clock:
         make.step("b", "b", {"IN": "X"}, {"OUT": "Y"}),
     ]
     plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]), name="pipe")
-    target = make.FakeTarget(i=make.in_turn(make.failing(), make.answering()), b=make.answering(after_ms=30))
+    target = FakeTarget(i=in_turn(failing(), answering()), b=answering(after_ms=30))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
     executor = GraphExecutor(plan, runtime)
     await make.run(executor)
@@ -57,7 +59,7 @@ async def test_steps_are_counted_by_status(make: SimpleNamespace, virtual_clock:
     ]
 
 
-async def test_policies_have_figures_where_they_were_used(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_policies_have_figures_where_they_were_used(virtual_clock: Any) -> None:
     """And a graph that is loaded again goes on where it was."""
     retry = RetryPlan(2, 0, frozenset({"UNAVAILABLE"}), 20.0)
     steps = [
@@ -65,7 +67,7 @@ async def test_policies_have_figures_where_they_were_used(make: SimpleNamespace,
         make.step("b", "b", {"IN": "T"}, {"OUT": "Y"}),
     ]
     plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]), name="pipe")
-    target = make.FakeTarget(a=make.in_turn(make.failing(), make.answering()))
+    target = FakeTarget(a=in_turn(failing(), answering()))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
     executor = GraphExecutor(plan, runtime)
     for _ in range(3):
@@ -83,11 +85,11 @@ async def test_policies_have_figures_where_they_were_used(make: SimpleNamespace,
     assert [None] * 4 == figures("root/b")
 
 
-async def test_a_refused_run_is_counted(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_a_refused_run_is_counted(virtual_clock: Any) -> None:
     """With its status, as any failure."""
     steps = [make.step("a", "a", {"IN": "X"}, {"OUT": "Y"}, max_inflight=1)]
     plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
-    runtime = Runtime({"model": make.FakeTarget(a=make.answering(after_ms=5))}, clock_ns=virtual_clock)
+    runtime = Runtime({"model": FakeTarget(a=answering(after_ms=5))}, clock_ns=virtual_clock)
     executor = GraphExecutor(plan, runtime)
     outcomes = await asyncio.gather(make.run(executor), make.run(executor), return_exceptions=True)
     assert not isinstance(outcomes[0], RemoteError)
@@ -95,9 +97,9 @@ async def test_a_refused_run_is_counted(make: SimpleNamespace, virtual_clock: An
     assert ({"RESOURCE_EXHAUSTED": 1}, 1) == (counters.failures, sum(counters.latency.counts))
 
 
-async def test_counters_live_as_long_as_a_graph_that_uses_them(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_counters_live_as_long_as_a_graph_that_uses_them(virtual_clock: Any) -> None:
     """So that versions and steps that come and go leave nothing behind."""
-    runtime = Runtime({"model": make.FakeTarget()}, clock_ns=virtual_clock)
+    runtime = Runtime({"model": FakeTarget()}, clock_ns=virtual_clock)
 
     def made(step: str) -> GraphExecutor:
         root = make.node(

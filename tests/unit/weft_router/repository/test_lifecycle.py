@@ -5,9 +5,9 @@ import dataclasses
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from tests.unit.weft_router import make
 from tests.unit.weft_router.pipes import answered_by, index_of, named
 
 from weft_common.core import CallContext, InferCall
@@ -21,7 +21,7 @@ from weft_router.repository.files import VersionFile
 from weft_router.repository.loader import GraphLoader
 
 
-async def test_load_and_unload_need_explicit_control(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
+async def test_load_and_unload_need_explicit_control(tmp_path: Path, target: object) -> None:
     """Otherwise both are refused with the words of Triton Inference Server."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -31,9 +31,7 @@ async def test_load_and_unload_need_explicit_control(tmp_path: Path, make: Simpl
             await s.core.unload("pipe", unload_dependents=False)
 
 
-async def test_explicit_control_loads_reloads_and_unloads(
-    tmp_path: Path, make: SimpleNamespace, target: object
-) -> None:
+async def test_explicit_control_loads_reloads_and_unloads(tmp_path: Path, target: object) -> None:
     """Nothing is loaded unasked; a reload swaps what serves; an unloaded graph says so and does not hurt readiness."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target, model_control="explicit") as s:
@@ -53,7 +51,7 @@ async def test_explicit_control_loads_reloads_and_unloads(
             await s.core.infer(make.request(), CallContext())
 
 
-async def test_a_reload_that_fails_keeps_what_serves(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
+async def test_a_reload_that_fails_keeps_what_serves(tmp_path: Path, target: object) -> None:
     """The caller gets the diagnostics; requests go on, those in flight too."""
     is_called, release = asyncio.Event(), asyncio.Event()
 
@@ -76,7 +74,7 @@ async def test_a_reload_that_fails_keeps_what_serves(tmp_path: Path, make: Simpl
         await s.core.infer(make.request(), CallContext())
 
 
-async def test_a_removed_version_is_gone_after_a_reload(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
+async def test_a_removed_version_is_gone_after_a_reload(tmp_path: Path, target: object) -> None:
     """What the folder has is what is served; a folder without a graph cannot be loaded."""
     make.write(tmp_path, make.PIPE)
     make.write(tmp_path, make.PIPE, version="2")
@@ -94,55 +92,51 @@ async def test_a_removed_version_is_gone_after_a_reload(tmp_path: Path, make: Si
 ROLLBACK = {"rollback": True}
 
 
-async def test_the_default_is_the_highest_version_that_is_ready(
-    tmp_path: Path, make: SimpleNamespace, target: object
-) -> None:
+async def test_the_default_is_the_highest_version_that_is_ready(tmp_path: Path, target: object) -> None:
     """It follows the models of the versions, up and down; without any it is the highest."""
     make.serve(target, "double", "twice")
-    make.write(tmp_path, named(make, "a"))
-    make.write(tmp_path, named(make, "b", double="twice"), version="2")
+    make.write(tmp_path, named("a"))
+    make.write(tmp_path, named("b", double="twice"), version="2")
     async with make.started(tmp_path, target) as s:
-        assert "b/2" == await answered_by(s.core, make)
+        assert "b/2" == await answered_by(s.core)
         models = list(target.models)
         target.models = [models[0], models[1]._replace(is_ready=False)]
         await s.refresh(lambda: not s.core.is_model_ready("pipe", "2"))
-        assert "a/1" == await answered_by(s.core, make)
+        assert "a/1" == await answered_by(s.core)
         target.models = [model._replace(is_ready=False) for model in models]
         await s.refresh(lambda: not s.core.is_model_ready("pipe", ""))
         assert "2" == s.core._graphs.find("pipe", "").file.version
         target.models = models
         await s.refresh(lambda: s.core.is_model_ready("pipe", "2"))
-        assert "b/2" == await answered_by(s.core, make)
+        assert "b/2" == await answered_by(s.core)
 
 
-async def test_a_new_version_of_a_file_waits_for_its_models(
-    tmp_path: Path, make: SimpleNamespace, target: object
-) -> None:
+async def test_a_new_version_of_a_file_waits_for_its_models(tmp_path: Path, target: object) -> None:
     """What serves goes on until they are ready; then the new one takes over without being asked again."""
     make.serve(target, "double", "twice")
     target.models[1] = target.models[1]._replace(is_ready=False)
-    make.write(tmp_path, named(make, "a"))
+    make.write(tmp_path, named("a"))
     async with make.started(tmp_path, target, model_control="explicit", load_graphs=["*"]) as s:
-        make.write(tmp_path, named(make, "b", double="twice"))
+        make.write(tmp_path, named("b", double="twice"))
         with pytest.raises(UnavailableError, match="model 'twice' on target 'model' is not ready"):
             await s.core.load("pipe", {})
-        assert "a/1" == await answered_by(s.core, make)
+        assert "a/1" == await answered_by(s.core)
         state, reason = index_of(s.core)["1"]
         assert "READY" == state
         told = r"reload failed: step 'root/b': model 'twice' on target 'model' is not ready since 20\S+"
         assert re.fullmatch(told, reason), reason
         make.serve(target, "double", "twice")
         await s.refresh(lambda: index_of(s.core)["1"] == ("READY", ""))
-        assert "b/1" == await answered_by(s.core, make)
+        assert "b/1" == await answered_by(s.core)
 
 
 async def test_a_change_that_failed_does_not_hurt_what_serves_when_models_change(
-    tmp_path: Path, make: SimpleNamespace, target: object
+    tmp_path: Path, target: object
 ) -> None:
     """The old file is compiled anew for the changed model while the new one waits for another."""
-    make.write(tmp_path, named(make, "a"))
+    make.write(tmp_path, named("a"))
     async with make.started(tmp_path, target, model_control="explicit", load_graphs=["*"]) as s:
-        make.write(tmp_path, named(make, "b", double="nobody"))
+        make.write(tmp_path, named("b", double="nobody"))
         with pytest.raises(InvalidArgumentError):
             await s.core.load("pipe", {})
         double = target.models[0].signature
@@ -150,7 +144,7 @@ async def test_a_change_that_failed_does_not_hurt_what_serves_when_models_change
         target.models[0] = target.models[0]._replace(signature=wide)
         serving = s.core._graphs.find("pipe", "").serving
         await s.refresh(lambda: s.core._graphs.find("pipe", "").serving is not serving)
-        assert "a/1" == await answered_by(s.core, make)
+        assert "a/1" == await answered_by(s.core)
         assert "unknown model 'nobody'" in index_of(s.core)["1"][1]
 
 
@@ -162,49 +156,45 @@ node { name: "root" sequence { step { name: "in" graph: "pipe" } } }
 """
 
 
-async def inner_step(core: object, make: SimpleNamespace) -> str:
+async def inner_step(core: object) -> str:
     """First step of the pipe inside the outer graph."""
     context = CallContext()
     await core.infer(make.request("outer"), context)
     return dict(context.trailing_metadata)["x-graph-path"].removeprefix("root.in=root(").partition(";")[0]
 
 
-async def test_graphs_that_contain_a_graph_follow_what_serves(
-    tmp_path: Path, make: SimpleNamespace, target: object
-) -> None:
+async def test_graphs_that_contain_a_graph_follow_what_serves(tmp_path: Path, target: object) -> None:
     """A changed file counts when it is loaded, not before; a bad one and a rollback reach them as they reach it."""
-    make.write(tmp_path, named(make, "a"))
+    make.write(tmp_path, named("a"))
     make.write(tmp_path, OUTER, "outer")
     async with make.started(tmp_path, target, model_control="explicit", load_graphs=["*"]) as s:
-        assert "a" == await inner_step(s.core, make)
-        make.write(tmp_path, named(make, "b"))
+        assert "a" == await inner_step(s.core)
+        make.write(tmp_path, named("b"))
         await s.core.load("outer", {})
-        assert "a" == await inner_step(s.core, make)
+        assert "a" == await inner_step(s.core)
         await s.core.load("pipe", {})
-        assert "b" == await inner_step(s.core, make)
+        assert "b" == await inner_step(s.core)
         make.write(tmp_path, "nonsense {")
         with pytest.raises(InvalidArgumentError):
             await s.core.load("pipe", {})
         await s.core.load("outer", {})
-        assert "b" == await inner_step(s.core, make)
+        assert "b" == await inner_step(s.core)
         await s.core.load("pipe", ROLLBACK)
-        assert "a" == await inner_step(s.core, make)
+        assert "a" == await inner_step(s.core)
 
 
-async def test_graphs_are_loaded_whatever_their_order(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
+async def test_graphs_are_loaded_whatever_their_order(tmp_path: Path, target: object) -> None:
     """One that contains a graph which appears with it, and one whose graph appears later."""
     make.write(tmp_path, OUTER.replace('"outer"', '"a_outer"'), "a_outer")
     async with make.started(tmp_path, target, model_control="explicit", load_graphs=["*"]) as s:
         assert "unknown graph 'pipe'" in index_of(s.core, "a_outer")["1"][1]
-        make.write(tmp_path, named(make, "a"))
+        make.write(tmp_path, named("a"))
         await s.core.load("pipe", {})
         await s.core.load("a_outer", {})
         assert s.core.is_ready()
 
 
-async def test_a_graph_named_like_its_missing_model_says_so(
-    tmp_path: Path, make: SimpleNamespace, target: object
-) -> None:
+async def test_a_graph_named_like_its_missing_model_says_so(tmp_path: Path, target: object) -> None:
     """It is no cycle: a graph may be called like the model that it wraps."""
     make.write(tmp_path, make.PIPE.replace('"double"', '"pipe"'))
     async with make.started(tmp_path, target) as s:
@@ -217,7 +207,7 @@ async def test_a_graph_named_like_its_missing_model_says_so(
 
 
 async def test_a_soft_step_a_fallback_and_a_shadow_do_not_keep_a_graph_from_serving(
-    tmp_path: Path, make: SimpleNamespace, target: object
+    tmp_path: Path, target: object
 ) -> None:
     """Their models may be lost while the graph is ready."""
     make.serve(target, "double", "spare", "copy")
@@ -236,7 +226,7 @@ async def test_a_soft_step_a_fallback_and_a_shadow_do_not_keep_a_graph_from_serv
 
 
 async def test_a_compiled_graph_is_compiled_once(
-    tmp_path: Path, make: SimpleNamespace, target: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its warnings come from the same compilation; loading the same file again compiles nothing."""
     from weft_router.repository import serving
@@ -255,7 +245,7 @@ async def test_a_compiled_graph_is_compiled_once(
         assert 1 == len(compiled)
 
 
-async def test_the_index_says_what_is_left_out(tmp_path: Path, make: SimpleNamespace, target: object) -> None:
+async def test_the_index_says_what_is_left_out(tmp_path: Path, target: object) -> None:
     """Without a version; a folder without a graph hides no model of its name, and who loads it is told."""
     make.write(tmp_path, make.PIPE)
     make.write(tmp_path, make.PIPE, version="02")
@@ -279,11 +269,11 @@ async def test_the_index_says_what_is_left_out(tmp_path: Path, make: SimpleNames
 
 
 async def test_a_folder_that_cannot_be_read_is_not_loaded(
-    tmp_path: Path, make: SimpleNamespace, target: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its other versions are not taken for all that there is; without a repository the router does not start."""
-    make.write(tmp_path, named(make, "a"))
-    make.write(tmp_path, named(make, "b"), version="2")
+    make.write(tmp_path, named("a"))
+    make.write(tmp_path, named("b"), version="2")
     stat = Path.stat
 
     def guarded(path: Path, **options: bool) -> object:
@@ -298,7 +288,7 @@ async def test_a_folder_that_cannot_be_read_is_not_loaded(
                 UnavailableError, match=r"load 'pipe': '2/graph.pbtxt' cannot be read: Permission denied"
             ):
                 await s.core.load("pipe", {})
-        assert "b/2" == await answered_by(s.core, make)
+        assert "b/2" == await answered_by(s.core)
     with pytest.raises(UnavailableError, match=r"the graph repository cannot be read: .*No such file"):
         async with make.started(tmp_path / "nowhere", target):
             pass
@@ -308,13 +298,13 @@ async def test_a_folder_that_cannot_be_read_is_not_loaded(
 
 
 async def test_a_load_goes_on_when_its_client_is_gone(
-    tmp_path: Path, make: SimpleNamespace, target: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph is never left half loaded; when the router closes, nothing is left."""
-    make.write(tmp_path, named(make, "a"))
+    make.write(tmp_path, named("a"))
     async with make.started(tmp_path, target, model_control="explicit", load_graphs=["*"]) as s:
-        make.write(tmp_path, named(make, "b"))
-        make.write(tmp_path, named(make, "c"), version="2")
+        make.write(tmp_path, named("b"))
+        make.write(tmp_path, named("c"), version="2")
         is_reached, release = asyncio.Event(), asyncio.Event()
         read = GraphLoader._read
 
@@ -331,9 +321,9 @@ async def test_a_load_goes_on_when_its_client_is_gone(
         await asyncio.wait((client,))
         release.set()
         await s.core.load("pipe", {})
-        assert "c/2" == await answered_by(s.core, make)
+        assert "c/2" == await answered_by(s.core)
         await s.core.load("pipe", ROLLBACK)
-        assert "a/1" == await answered_by(s.core, make)
+        assert "a/1" == await answered_by(s.core)
         is_reached.clear()
         release.clear()
         client = asyncio.create_task(s.core.load("pipe", {}))
@@ -352,9 +342,7 @@ node { name: "root" sequence {
 """
 
 
-async def test_a_graph_that_can_do_without_a_model_is_degraded(
-    tmp_path: Path, make: SimpleNamespace, target: object
-) -> None:
+async def test_a_graph_that_can_do_without_a_model_is_degraded(tmp_path: Path, target: object) -> None:
     """It stays READY; the index says which step lacks which model since when, and a metric counts it."""
     make.serve(target, "double", "twice")
     make.write(tmp_path, DEGRADABLE)

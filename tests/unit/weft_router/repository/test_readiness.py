@@ -1,11 +1,12 @@
 """Which models must be ready for a graph to be."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.weft_router import make
 
-from weft_router.graph.plan import CombineMethod, NodeKind, NodePlan, ShadowPlan
+from weft_router.combine import METHODS
+from weft_router.graph.plan import NodeKind, NodePlan, ShadowPlan
 from weft_router.repository.readiness import borne_calls, missing_call, steps_of
 
 
@@ -15,81 +16,77 @@ def missing(node: NodePlan, *lost: str) -> str:
     return "" if found is None else found.call.model_name
 
 
-def node(make: SimpleNamespace, kind: NodeKind, *steps: Any, **options: Any) -> NodePlan:
+def node(kind: NodeKind, *steps: Any, **options: Any) -> NodePlan:
     return make.node("root", kind, steps, inputs=["X"], outputs=["Y"], **options)
 
 
-def step(make: SimpleNamespace, name: str, **options: Any) -> Any:
+def step(name: str, **options: Any) -> Any:
     return make.step(name, name, {"IN": "X"}, {"OUT": "Y"}, **options)
 
 
 @pytest.mark.parametrize("kind", [NodeKind.SWITCH, NodeKind.SPLITTER])
-def test_every_branch_is_needed(make: SimpleNamespace, kind: NodeKind) -> None:
+def test_every_branch_is_needed(kind: NodeKind) -> None:
     """Some request would take the one that is lost."""
-    root = node(make, kind, step(make, "a"), step(make, "b", is_soft=kind is NodeKind.SWITCH))
+    root = node(kind, step("a"), step("b", is_soft=kind is NodeKind.SWITCH))
     assert ["", "a", "b", "a"] == [missing(root), missing(root, "a"), missing(root, "b"), missing(root, "a", "b")]
 
 
-def test_a_sequence_needs_what_is_not_soft(make: SimpleNamespace) -> None:
+def test_a_sequence_needs_what_is_not_soft() -> None:
     """A soft step leaves its outputs absent, and a shadow gives none."""
     root = node(
-        make,
         NodeKind.SEQUENCE,
-        step(make, "hard"),
+        step("hard"),
         make.step("soft", "soft", {"IN": "X"}, {"OUT": "S"}, is_soft=True),
         make.step("shadow", "shadow", {"IN": "X"}, {}, shadow=ShadowPlan(10.0, 0)),
     )
     assert ["hard", "", ""] == [missing(root, name) for name in ("hard", "soft", "shadow")]
 
 
-def test_one_of_a_step_and_its_fallbacks_is_enough(make: SimpleNamespace) -> None:
+def test_one_of_a_step_and_its_fallbacks_is_enough() -> None:
     """When all are lost, the step's own model is named."""
-    fallback = step(make, "b", fallback=step(make, "c"))
-    root = node(make, NodeKind.SEQUENCE, step(make, "a", fallback=fallback))
+    fallback = step("b", fallback=step("c"))
+    root = node(NodeKind.SEQUENCE, step("a", fallback=fallback))
     assert ["", "", "a"] == [missing(root, "a"), missing(root, "a", "b"), missing(root, "a", "b", "c")]
 
 
-def test_an_ensemble_needs_its_quorum(make: SimpleNamespace) -> None:
+def test_an_ensemble_needs_its_quorum() -> None:
     """Beside its hard steps, and at least one."""
-    soft = [step(make, name, is_soft=True) for name in "ab"]
-    combine = [("Y", CombineMethod.VOTE, {}, {})]
-    some = node(make, NodeKind.ENSEMBLE, *soft, combines=combine)
+    soft = [step(name, is_soft=True) for name in "ab"]
+    combine = [("Y", METHODS["VOTE"], {}, {})]
+    some = node(NodeKind.ENSEMBLE, *soft, combines=combine)
     assert ["", "a"] == [missing(some, "a"), missing(some, "a", "b")]
-    two = node(make, NodeKind.ENSEMBLE, *soft, step(make, "hard"), combines=combine, quorum=2)
+    two = node(NodeKind.ENSEMBLE, *soft, step("hard"), combines=combine, quorum=2)
     assert ["", "hard", "a"] == [missing(two, "a"), missing(two, "hard"), missing(two, "a", "b")]
-    race = node(
-        make, NodeKind.ENSEMBLE, step(make, "a"), step(make, "b"), combines=[("Y", CombineMethod.FIRST, {}, {})]
-    )
+    race = node(NodeKind.ENSEMBLE, step("a"), step("b"), combines=[("Y", METHODS["FIRST"], {}, {})])
     assert ["", "a"] == [missing(race, "a"), missing(race, "a", "b")]
 
 
-def test_a_cascade_needs_an_answer_and_what_is_not_soft(make: SimpleNamespace) -> None:
+def test_a_cascade_needs_an_answer_and_what_is_not_soft() -> None:
     """A soft step that fails passes on to the next."""
-    root = node(make, NodeKind.CASCADE, step(make, "tiny", is_soft=True), step(make, "large", is_soft=True))
+    root = node(NodeKind.CASCADE, step("tiny", is_soft=True), step("large", is_soft=True))
     assert ["", "", "tiny"] == [missing(root, "tiny"), missing(root, "large"), missing(root, "tiny", "large")]
-    hard = node(make, NodeKind.CASCADE, step(make, "tiny"), step(make, "large", is_soft=True))
+    hard = node(NodeKind.CASCADE, step("tiny"), step("large", is_soft=True))
     assert ["tiny", ""] == [missing(hard, "tiny"), missing(hard, "large")]
 
 
-def test_nodes_in_nodes_count_as_their_step_does(make: SimpleNamespace) -> None:
+def test_nodes_in_nodes_count_as_their_step_does() -> None:
     """What a nested node lacks is lacking only where nothing stands in for the step."""
-    inner = node(make, NodeKind.SWITCH, step(make, "a"), step(make, "b"))
+    inner = node(NodeKind.SWITCH, step("a"), step("b"))
     nested = make.step("nested", inner, {"X": "X"}, {"Y": "Y"})
-    assert "b" == missing(node(make, NodeKind.SEQUENCE, nested), "b")
+    assert "b" == missing(node(NodeKind.SEQUENCE, nested), "b")
     softened = make.step("nested", inner, {"X": "X"}, {"Y": "Y"}, is_soft=True)
-    assert "" == missing(node(make, NodeKind.SEQUENCE, softened), "b")
+    assert "" == missing(node(NodeKind.SEQUENCE, softened), "b")
 
 
-def test_every_step_is_known(make: SimpleNamespace) -> None:
+def test_every_step_is_known() -> None:
     """Those of fallbacks, combines, nested nodes and shadows too: a model that changes changes the graph."""
-    inner = node(make, NodeKind.SEQUENCE, step(make, "deep", fallback=step(make, "deep_fallback")))
+    inner = node(NodeKind.SEQUENCE, step("deep", fallback=step("deep_fallback")))
     custom = make.step("judge", "judge", {"IN": "S", "MASK": "M"}, {"OUT": "Y"})
     root = node(
-        make,
         NodeKind.ENSEMBLE,
-        make.step("nested", inner, {"X": "X"}, {"Y": "Y"}, fallback=step(make, "spare")),
-        combines=[("Y", CombineMethod.CUSTOM, {}, {"custom": custom, "stack": "S", "mask": "M"})],
-        shadows=node(make, NodeKind.SEQUENCE, step(make, "shadow", shadow=ShadowPlan(10.0, 0))).steps,
+        make.step("nested", inner, {"X": "X"}, {"Y": "Y"}, fallback=step("spare")),
+        combines=[("Y", METHODS["CUSTOM"], {}, {"custom": custom, "stack": "S", "mask": "M"})],
+        shadows=node(NodeKind.SEQUENCE, step("shadow", shadow=ShadowPlan(10.0, 0))).steps,
     )
     names = [step.name for _, step in steps_of(root)]
     assert ["nested", "deep", "deep_fallback", "spare", "judge", "shadow"] == names
@@ -97,13 +94,12 @@ def test_every_step_is_known(make: SimpleNamespace) -> None:
     assert ["judge", ""] == [missing(root, "judge"), missing(root, "shadow")]
 
 
-def test_what_is_borne_is_named(make: SimpleNamespace) -> None:
+def test_what_is_borne_is_named() -> None:
     """Soft steps and steps with a fallback that lack their model, with their paths; shadows do not count."""
     root = node(
-        make,
         NodeKind.SEQUENCE,
         make.step("soft", "soft", {"IN": "X"}, {"OUT": "S"}, is_soft=True),
-        step(make, "a", fallback=step(make, "b")),
+        step("a", fallback=step("b")),
         make.step("shadow", "shadow", {"IN": "X"}, {}, shadow=ShadowPlan(10.0, 0)),
     )
     assert "" == missing(root, "soft", "a", "shadow")

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_condition import FakeCondition
+from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, in_turn
 
 from weft_common.core import CallContext, InferCall, RequestedOutput
 from weft_common.errors import InternalError, InvalidArgumentError, RemoteError
@@ -20,10 +22,10 @@ def executor_of(plan: GraphPlan, target: Any) -> GraphExecutor:
     return GraphExecutor(plan, Runtime({"model": target}))
 
 
-def pipeline(make: SimpleNamespace, *, spare_outputs: bool = False) -> GraphPlan:
+def pipeline(*, spare_outputs: bool = False) -> GraphPlan:
     """X -> lid -> clf (a switch of de, en) -> post; `lid` declares SCORE beside, which the graph does not use."""
     lid = make.call_plan("lid", ["IN"], ["LANG", "SCORE"] if spare_outputs else ["LANG"])
-    when = make.FakeCondition(lambda request, frame: request.parameters.get("lang") == "de")
+    when = FakeCondition(lambda request, frame: request.parameters.get("lang") == "de")
     branches = [
         replace(make.step(name, name, {"IN": "T"}, {"OUT": "P"}, **options), name=name)
         for name, options in (("de", {"when": when}), ("en", {"is_otherwise": True}))
@@ -41,10 +43,10 @@ def pipeline(make: SimpleNamespace, *, spare_outputs: bool = False) -> GraphPlan
     return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs={"Y": "Y", "L": "L"}))
 
 
-async def test_a_tensor_between_steps_can_be_asked_for(make: SimpleNamespace) -> None:
+async def test_a_tensor_between_steps_can_be_asked_for() -> None:
     """With outputs of the graph or alone, in the order of the request, as often as it is named."""
-    target = make.FakeTarget(lid=make.answering(5), de=make.answering(6))
-    executor = executor_of(pipeline(make), target)
+    target = FakeTarget(lid=answering(5), de=answering(6))
+    executor = executor_of(pipeline(), target)
     for _ in range(2):
         asked = ["clf/by_language[de]/OUT", "Y", "lid/LANG", "lid/LANG", "clf/P"]
         result = await make.run(executor, outputs=asked, parameters={"lang": "de"})
@@ -52,10 +54,10 @@ async def test_a_tensor_between_steps_can_be_asked_for(make: SimpleNamespace) ->
         assert [make.tensor(6), make.tensor(6), make.tensor(5), make.tensor(6)] == list(result.outputs.values())
 
 
-async def test_only_what_is_needed_runs(make: SimpleNamespace) -> None:
+async def test_only_what_is_needed_runs() -> None:
     """Steps after the one whose tensor is asked for do not, nor do those beside it."""
-    target = make.FakeTarget()
-    executor = executor_of(pipeline(make), target)
+    target = FakeTarget()
+    executor = executor_of(pipeline(), target)
     result = await make.run(executor, outputs=["lid/LANG"])
     assert (["lid"], ["lid/LANG"]) == (target.called(), list(result.outputs))
     target.calls.clear()
@@ -63,17 +65,17 @@ async def test_only_what_is_needed_runs(make: SimpleNamespace) -> None:
     assert ["lid", "en"] == target.called()
 
 
-async def test_a_step_that_did_not_run_leaves_its_tensor_out(make: SimpleNamespace) -> None:
+async def test_a_step_that_did_not_run_leaves_its_tensor_out() -> None:
     """The branch that was not taken."""
-    executor = executor_of(pipeline(make), make.FakeTarget())
+    executor = executor_of(pipeline(), FakeTarget())
     result = await make.run(executor, outputs=["Y", "clf/by_language[de]/OUT"])
     assert ["Y"] == list(result.outputs)
 
 
-async def test_outputs_that_the_graph_does_not_use_can_be_asked_for(make: SimpleNamespace) -> None:
+async def test_outputs_that_the_graph_does_not_use_can_be_asked_for() -> None:
     """The call asks for them too; calls of other requests do not."""
-    target = make.FakeTarget()
-    executor = executor_of(pipeline(make, spare_outputs=True), target)
+    target = FakeTarget()
+    executor = executor_of(pipeline(spare_outputs=True), target)
     result = await make.run(executor, outputs=["lid/SCORE", "L"])
     assert ["lid/SCORE", "L"] == list(result.outputs)
     assert ["LANG", "SCORE"] == [output.name for output in target.calls[-1].outputs]
@@ -81,7 +83,7 @@ async def test_outputs_that_the_graph_does_not_use_can_be_asked_for(make: Simple
     assert ["LANG"] == [output.name for output in target.calls[-1].outputs]
 
 
-async def test_strings_come_back_as_they_are(make: SimpleNamespace) -> None:
+async def test_strings_come_back_as_they_are() -> None:
     """BYTES of several elements and a shape."""
     call = make.call_plan("lid", ["IN"], ["OUT"])
     call = replace(call, signature=replace(call.signature, outputs=(make.spec("OUT", "BYTES", (-1, -1)),)))
@@ -92,11 +94,11 @@ async def test_strings_come_back_as_they_are(make: SimpleNamespace) -> None:
     root = make.node(
         "root", NodeKind.SEQUENCE, [make.step("lid", call, {"IN": "X"}, {"OUT": "L"})], inputs=["X"], outputs=["X"]
     )
-    result = await make.run(executor_of(make.graph(root), make.FakeTarget(lid=answer)), outputs=["lid/OUT"])
+    result = await make.run(executor_of(make.graph(root), FakeTarget(lid=answer)), outputs=["lid/OUT"])
     assert {"lid/OUT": make.text("a", "", "ü", "de", shape=(2, 2))} == result.outputs
 
 
-async def test_an_asked_tensor_is_held_against_its_declaration(make: SimpleNamespace) -> None:
+async def test_an_asked_tensor_is_held_against_its_declaration() -> None:
     """One that the model leaves out, or that has another type, fails the request."""
 
     async def short(call: InferCall, context: CallContext) -> Mapping[str, WireTensor]:
@@ -105,22 +107,22 @@ async def test_an_asked_tensor_is_held_against_its_declaration(make: SimpleNames
     async def wrong(call: InferCall, context: CallContext) -> Mapping[str, WireTensor]:
         return {"LANG": make.tensor(1), "SCORE": make.text("x")}
 
-    plan = pipeline(make, spare_outputs=True)
+    plan = pipeline(spare_outputs=True)
     for answer, text in ((short, "output 'SCORE' of step 'lid' is missing"), (wrong, "'SCORE' .* it is BYTES")):
         with pytest.raises(InternalError, match=text):
-            await make.run(executor_of(plan, make.FakeTarget(lid=answer)), outputs=["lid/SCORE"])
+            await make.run(executor_of(plan, FakeTarget(lid=answer)), outputs=["lid/SCORE"])
 
 
-async def test_the_tensor_has_the_batch_dimension_of_the_graph(make: SimpleNamespace) -> None:
+async def test_the_tensor_has_the_batch_dimension_of_the_graph() -> None:
     """A model without one, in a graph with one."""
     step = make.step("lid", "lid", {"IN": "X"}, {"OUT": "Y"})
     plan = make.graph(make.node("root", NodeKind.SEQUENCE, [step], inputs=["X"], outputs=["Y"]), max_batch_size=4)
     x = make.tensor(1, 2, shape=(1, 2))
-    result = await make.run(plan, make.FakeTarget(), {"X": x}, outputs=["lid/OUT"])
+    result = await make.run(plan, FakeTarget(), {"X": x}, outputs=["lid/OUT"])
     assert {"lid/OUT": x} == result.outputs
 
 
-async def test_a_fallbacks_tensor_is_its_own(make: SimpleNamespace) -> None:
+async def test_a_fallbacks_tensor_is_its_own() -> None:
     """That of the step which failed is left out."""
     spare = replace(
         make.node(
@@ -134,12 +136,12 @@ async def test_a_fallbacks_tensor_is_its_own(make: SimpleNamespace) -> None:
     )
     step = make.step("lid", "lid", {"IN": "X"}, {"OUT": "Y"}, fallback=spare)
     plan = make.graph(make.node("root", NodeKind.SEQUENCE, [step], inputs=["X"], outputs=["Y"]))
-    target = make.FakeTarget(lid=make.failing())
+    target = FakeTarget(lid=failing())
     result = await make.run(plan, target, outputs=["lid/OUT", "lid>spare/OUT"])
     assert ["lid>spare/OUT"] == list(result.outputs)
 
 
-async def test_attempts_that_came_to_nothing_leave_nothing(make: SimpleNamespace) -> None:
+async def test_attempts_that_came_to_nothing_leave_nothing() -> None:
     """A node that is tried again: the tensor is that of the attempt that counts, or is left out."""
     inner = make.node(
         "n",
@@ -152,28 +154,28 @@ async def test_attempts_that_came_to_nothing_leave_nothing(make: SimpleNamespace
     retry = RetryPlan(2, 0, frozenset({"UNAVAILABLE"}), 20)
     step = make.step("s", inner, {"T": "X"}, {"B": "Y"}, retry=retry, is_soft=True)
     plan = make.graph(make.node("root", NodeKind.SEQUENCE, [step], inputs=["X"], outputs={"Y": "Y", "X": "X"}))
-    target = make.FakeTarget(a=make.in_turn(make.answering(1), make.answering(2)))
-    target.answers["b"] = make.in_turn(make.failing(), make.answering())
+    target = FakeTarget(a=in_turn(answering(1), answering(2)))
+    target.answers["b"] = in_turn(failing(), answering())
     result = await make.run(plan, target, outputs=["s/n/a/OUT", "Y"])
     assert {"s/n/a/OUT": make.tensor(2), "Y": make.tensor(2)} == result.outputs
-    target = make.FakeTarget(b=make.failing("INTERNAL"))
+    target = FakeTarget(b=failing("INTERNAL"))
     assert ["X"] == list((await make.run(plan, target, outputs=["s/n/a/OUT", "X"])).outputs)
 
 
-async def test_of_a_loop_the_last_round_counts(make: SimpleNamespace) -> None:
+async def test_of_a_loop_the_last_round_counts() -> None:
     """Each round puts its tensor in place of the one before."""
-    rounds = [make.answering(number) for number in (1, 2, 3)]
+    rounds = [answering(number) for number in (1, 2, 3)]
     step = make.step("a", "a", {"IN": "X"}, {"OUT": "Y"})
     root = make.node("root", NodeKind.SEQUENCE, [step], inputs=["X"], outputs=["Y"])
-    loop = LoopPlan(make.FakeCondition(lambda request, frame: True), 3, ((1, 0),))
+    loop = LoopPlan(FakeCondition(lambda request, frame: True), 3, ((1, 0),))
     plan = make.graph(replace(root, loop=loop))
-    result = await make.run(plan, make.FakeTarget(a=make.in_turn(*rounds)), outputs=["a/OUT"])
+    result = await make.run(plan, FakeTarget(a=in_turn(*rounds)), outputs=["a/OUT"])
     assert {"a/OUT": make.tensor(3)} == result.outputs
 
 
-async def test_of_rows_that_go_their_own_way_a_step_has_those_that_it_got(make: SimpleNamespace) -> None:
+async def test_of_rows_that_go_their_own_way_a_step_has_those_that_it_got() -> None:
     """In their order."""
-    is_low = make.FakeCondition(lambda request, values: values["X"].item() != 2, names=("X",))
+    is_low = FakeCondition(lambda request, values: values["X"].item() != 2, names=("X",))
     steps = [
         make.step("low", "low", {"IN": "X"}, {"OUT": "Y"}, when=is_low),
         make.step("high", "high", {"IN": "X"}, {"OUT": "Y"}, is_otherwise=True),
@@ -182,7 +184,7 @@ async def test_of_rows_that_go_their_own_way_a_step_has_those_that_it_got(make: 
     root = replace(root, steps=tuple(replace(step, path=f"root[{step.name}]") for step in root.steps))
     x = make.tensor(1, 2, 3, shape=(3, 1))
     result = await make.run(
-        make.graph(root, max_batch_size=4), make.FakeTarget(), {"X": x}, outputs=["[low]/OUT", "[high]/OUT", "Y"]
+        make.graph(root, max_batch_size=4), FakeTarget(), {"X": x}, outputs=["[low]/OUT", "[high]/OUT", "Y"]
     )
     assert {
         "[low]/OUT": make.tensor(1, 3, shape=(2, 1)),
@@ -191,7 +193,7 @@ async def test_of_rows_that_go_their_own_way_a_step_has_those_that_it_got(make: 
     } == result.outputs
 
 
-async def test_a_kept_answer_does_not_lack_what_is_asked_for(make: SimpleNamespace) -> None:
+async def test_a_kept_answer_does_not_lack_what_is_asked_for() -> None:
     """What is asked for is part of the key: of a cached call, and of steps inside a cached node."""
     call = make.call_plan("a", ["IN"], ["OUT", "MORE"])
     inner = make.node(
@@ -204,7 +206,7 @@ async def test_a_kept_answer_does_not_lack_what_is_asked_for(make: SimpleNamespa
         make.step("s", inner, {"T": "M"}, {"B": "Y"}, cache=cache),
     ]
     plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
-    target = make.FakeTarget(a=make.answering(4), b=make.answering(5))
+    target = FakeTarget(a=answering(4), b=answering(5))
     executor = executor_of(plan, target)
     await make.run(executor)
     assert ["a", "b"] == target.called()
@@ -217,14 +219,14 @@ async def test_a_kept_answer_does_not_lack_what_is_asked_for(make: SimpleNamespa
     assert ["a", "b", "a", "b"] == target.called()
 
 
-async def test_a_race_gives_what_there_is(make: SimpleNamespace) -> None:
+async def test_a_race_gives_what_there_is() -> None:
     """A failed step of a soft pair has no tensor; the other has."""
     steps = [
         make.step("a", "a", {"IN": "X"}, {"OUT": "A"}, is_soft=True),
         make.step("b", "b", {"IN": "X"}, {"OUT": "B"}),
     ]
     plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["B"]))
-    result = await make.run(plan, make.FakeTarget(a=make.failing()), outputs=["a/OUT", "b/OUT"])
+    result = await make.run(plan, FakeTarget(a=failing()), outputs=["a/OUT", "b/OUT"])
     assert ["b/OUT"] == list(result.outputs)
 
 
@@ -232,9 +234,9 @@ def asked(*names: str) -> tuple[RequestedOutput, ...]:
     return tuple(RequestedOutput(name, {}) for name in names)
 
 
-def test_an_unknown_name_is_refused_with_the_nearest(make: SimpleNamespace) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     """Names without a slash are left to the check of the graph's own outputs, so are those outputs themselves."""
-    plan = pipeline(make)
+    plan = pipeline()
     known = Intermediates(plan.root, ["Y", "L", "odd/name"])
     assert asked("Y", "nobody", "odd/name") == known.own_outputs(asked("Y", "nobody", "odd/name"), "g")
     assert asked("Y") == known.own_outputs(asked("lid/LANG", "Y", "clf/P"), "g")
@@ -255,7 +257,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(make: SimpleNamespace) -> N
     assert len(caught.value.message) < 1_000
 
 
-def test_shadows_give_nothing(make: SimpleNamespace) -> None:
+def test_shadows_give_nothing() -> None:
     """Their answers are dropped, so there is nothing to ask for; combining models can be asked."""
     steps = [
         make.step("a", "a", {"IN": "X"}, {"OUT": "Y"}),
@@ -267,9 +269,9 @@ def test_shadows_give_nothing(make: SimpleNamespace) -> None:
     assert ("root/a", "OUT", 0) == known.get("a/OUT")
 
 
-async def test_a_failing_request_has_no_part_answers(make: SimpleNamespace) -> None:
+async def test_a_failing_request_has_no_part_answers() -> None:
     """What was put aside before the failure is not sent."""
-    plan = pipeline(make)
-    target = make.FakeTarget(en=make.failing("INTERNAL", "boom"))
+    plan = pipeline()
+    target = FakeTarget(en=failing("INTERNAL", "boom"))
     with pytest.raises(RemoteError, match="boom"):
         await make.run(plan, target, outputs=["lid/LANG", "clf/P"])

@@ -2,9 +2,11 @@
 
 import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_condition import FakeCondition
+from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
@@ -15,7 +17,7 @@ from weft_router.requests.selection import MAX_SELECTIONS
 from weft_router.runtime import Runtime
 
 
-def tree(make: SimpleNamespace) -> GraphPlan:
+def tree() -> GraphPlan:
     """X -> a -> (b, c); c -> d. Outputs A, B, C, D and the input X itself."""
     steps = [
         make.step("d", "md", {"IN": "C"}, {"OUT": "D"}),
@@ -30,12 +32,10 @@ def tree(make: SimpleNamespace) -> GraphPlan:
     ("outputs", "models"),
     [("", "abcd"), ("A", "a"), ("B", "ab"), ("D", "acd"), ("BD", "abcd"), ("DC", "acd"), ("X", ""), ("XA", "a")],
 )
-async def test_only_the_steps_behind_the_requested_outputs_run(
-    make: SimpleNamespace, outputs: str, models: str
-) -> None:
+async def test_only_the_steps_behind_the_requested_outputs_run(outputs: str, models: str) -> None:
     """As in ensembles of Triton Inference Server; without a choice every step runs."""
-    target = make.FakeTarget()
-    executor = GraphExecutor(tree(make), Runtime({"model": target}))
+    target = FakeTarget()
+    executor = GraphExecutor(tree(), Runtime({"model": target}))
     for _ in range(2):
         target.calls.clear()
         result = await make.run(executor, outputs=outputs)
@@ -43,13 +43,13 @@ async def test_only_the_steps_behind_the_requested_outputs_run(
         assert sorted(f"m{model}" for model in models) == sorted(target.called())
 
 
-async def test_a_step_that_is_not_needed_cannot_fail_the_request(make: SimpleNamespace) -> None:
+async def test_a_step_that_is_not_needed_cannot_fail_the_request() -> None:
     """Nor does the path name it."""
 
     async def fail(call: InferCall, context: CallContext) -> dict[str, object]:
         raise RemoteError("INTERNAL", "boom")
 
-    executor = GraphExecutor(tree(make), Runtime({"model": make.FakeTarget(mc=fail)}))
+    executor = GraphExecutor(tree(), Runtime({"model": FakeTarget(mc=fail)}))
     context = CallContext()
     await make.run(executor, outputs="B", context=context)
     assert [("x-graph-path", "root.a;b")] == context.trailing_metadata
@@ -57,12 +57,12 @@ async def test_a_step_that_is_not_needed_cannot_fail_the_request(make: SimpleNam
         await make.run(executor)
 
 
-async def test_what_is_kept_for_requested_outputs_is_bounded(make: SimpleNamespace) -> None:
+async def test_what_is_kept_for_requested_outputs_is_bounded() -> None:
     """Clients that ask for ever other outputs cannot fill the memory; the oldest is worked out again."""
     names = [f"o{i}" for i in range(MAX_SELECTIONS + 2)]
     steps = [make.step(name, name, {"IN": "X"}, {"OUT": name}) for name in names]
     plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=names))
-    target = make.FakeTarget()
+    target = FakeTarget()
     executor = GraphExecutor(plan, Runtime({"model": target}))
     for name in (*names, names[0]):
         result = await make.run(executor, outputs=[name])
@@ -71,7 +71,7 @@ async def test_what_is_kept_for_requested_outputs_is_bounded(make: SimpleNamespa
     assert MAX_SELECTIONS == len(executor._selections._known)
 
 
-async def test_pruned_steps_still_run_at_once(make: SimpleNamespace) -> None:
+async def test_pruned_steps_still_run_at_once() -> None:
     """Of b, c and d the first two are in flight together."""
     both = asyncio.Barrier(2)
 
@@ -79,13 +79,13 @@ async def test_pruned_steps_still_run_at_once(make: SimpleNamespace) -> None:
         await both.wait()
         return {"OUT": call.inputs["IN"]}
 
-    executor = GraphExecutor(tree(make), Runtime({"model": make.FakeTarget(mb=meet, mc=meet)}))
+    executor = GraphExecutor(tree(), Runtime({"model": FakeTarget(mb=meet, mc=meet)}))
     async with asyncio.timeout(5):
         await make.run(executor, outputs="BC")
     assert 0 == make.num_other_tasks()
 
 
-def reader(make: SimpleNamespace, **options: object) -> NodePlan:
+def reader(**options: object) -> NodePlan:
     """X -> a, b, c; s reads X, and whatever the options say."""
     steps = [make.step(name, name, {"IN": "X"}, {"OUT": name.upper()}) for name in "abc"]
     steps.append(make.step("s", "s", {"IN": "X"}, {"OUT": "S"}, **options))
@@ -96,29 +96,29 @@ def live(plan: NodePlan, *wanted: str) -> str:
     return "".join(plan.steps[index].name for index in live_steps(plan, wanted))
 
 
-def test_what_conditions_caches_and_fallbacks_read_is_needed(make: SimpleNamespace) -> None:
+def test_what_conditions_caches_and_fallbacks_read_is_needed() -> None:
     """A step that only a `when`, a fallback's input, a cache key or `steps.<name>.ok` reads runs all the same."""
-    condition = make.FakeCondition(lambda r, values: True, names=("A", "steps.b.ok"))
-    assert "abs" == live(reader(make, when=condition), "S")
+    condition = FakeCondition(lambda r, values: True, names=("A", "steps.b.ok"))
+    assert "abs" == live(reader(when=condition), "S")
     fallback = make.step("f", "f", {"IN": "B"}, {"OUT": "S"}, fallback=make.step("g", "g", {"IN": "C"}, {"OUT": "S"}))
-    assert "bcs" == live(reader(make, fallback=fallback), "S")
-    key = make.FakeCondition(lambda r, values: "", tensors=(Binding("C", 3),))
-    plan = reader(make, cache=CachePlan(0, 1, key))
+    assert "bcs" == live(reader(fallback=fallback), "S")
+    key = FakeCondition(lambda r, values: "", tensors=(Binding("C", 3),))
+    plan = reader(cache=CachePlan(0, 1, key))
     assert 3 == dict(plan.outputs)["C"]
     assert "cs" == live(plan, "S")
-    assert "s" == live(reader(make), "S")
+    assert "s" == live(reader(), "S")
 
 
-def test_a_step_reads_each_slot_once(make: SimpleNamespace) -> None:
+def test_a_step_reads_each_slot_once() -> None:
     """However many of its parts read it."""
-    condition = make.FakeCondition(lambda r, values: True, names=("X", "A"))
-    plan = reader(make, when=condition, fallback=make.step("f", "f", {"IN": "X"}, {"OUT": "S"}))
+    condition = FakeCondition(lambda r, values: True, names=("X", "A"))
+    plan = reader(when=condition, fallback=make.step("f", "f", {"IN": "X"}, {"OUT": "S"}))
     assert [0, 1] == slots_read(plan.steps[3])
 
 
-def test_what_a_loop_carries_and_tests_is_needed(make: SimpleNamespace) -> None:
+def test_what_a_loop_carries_and_tests_is_needed() -> None:
     """The rounds would differ without it, whatever outputs are asked for."""
-    again = make.FakeCondition(lambda r, values: False, names=("B",))
+    again = FakeCondition(lambda r, values: False, names=("B",))
     steps = [make.step(name, name, {"IN": "X"}, {"OUT": name.upper()}) for name in "abcd"]
     loop = LoopPlan(again, 3, (("A", "X"),))
     plan = make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=[*"ABCD"], loop=loop)
@@ -126,7 +126,7 @@ def test_what_a_loop_carries_and_tests_is_needed(make: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize(("wanted", "expected"), [("A", "ax"), ("B", "bx"), ("AB", "abxy"), ("C", "cx")])
-def test_a_shadow_lives_if_what_it_reads_does(make: SimpleNamespace, wanted: str, expected: str) -> None:
+def test_a_shadow_lives_if_what_it_reads_does(wanted: str, expected: str) -> None:
     """It makes no step live; one that reads inputs alone always lives."""
     steps = [make.step(name, name, {"IN": "X"}, {"OUT": name.upper()}) for name in "abc"]
     steps.append(make.step("x", "x", {"IN": "X"}, {}, shadow=ShadowPlan(100, 0)))
@@ -135,7 +135,7 @@ def test_a_shadow_lives_if_what_it_reads_does(make: SimpleNamespace, wanted: str
     assert expected == live(plan, *wanted)
 
 
-def test_an_ordered_sequence_stays_ordered(make: SimpleNamespace) -> None:
+def test_an_ordered_sequence_stays_ordered() -> None:
     """What waited for a step that is left out waits for what that one waited for, and for nothing else."""
     steps = [make.step(name, name, {"IN": "X"}, {"OUT": name.upper()}) for name in "abcde"]
     plan = make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=[*"ABCDE"])

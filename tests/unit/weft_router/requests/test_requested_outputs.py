@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext
 from weft_common.errors import InvalidArgumentError, UnsupportedError
@@ -44,24 +46,32 @@ node {{ name: "rows" cascade {{ per_row: true
 """
 
 
+@dataclass
+class RouterOfTarget:
+    """A running router and its target."""
+
+    core: RouterCore
+    target: FakeTarget
+
+
 @pytest.fixture
-async def router(tmp_path: Path, make: SimpleNamespace) -> AsyncIterator[SimpleNamespace]:
+async def router(tmp_path: Path) -> AsyncIterator[RouterOfTarget]:
     """A router with both graphs; every model gives its input, which `ml` adds one to."""
 
     async def add_one(call: Any, context: CallContext) -> dict[str, Any]:
         x = call.inputs["X"]
         return {"Y": make.tensor(*(value + 1 for value in memoryview(x.data).cast("f")), shape=x.shape)}
 
-    target = make.FakeTarget(ml=add_one)
+    target = FakeTarget(ml=add_one)
     make.serve(target, "ma", "mb", "mc", "md", "me", "ml", "mp", "mq")
     make.write(tmp_path, MANY, "many")
     make.write(tmp_path, NESTED, "nested")
     async with make.started(tmp_path, target) as started:
         assert started.core.is_ready(), started.core.index(ready_only=False)
-        yield SimpleNamespace(core=started.core, target=target)
+        yield RouterOfTarget(started.core, target)
 
 
-def request(make: SimpleNamespace, graph: str, outputs: Sequence[str]) -> pb.ModelInferRequest:
+def request(graph: str, outputs: Sequence[str]) -> pb.ModelInferRequest:
     """A message with two rows, 20 and 1."""
     message = pb.ModelInferRequest(
         model_name=graph, id="r", raw_input_contents=[make.tensor(20, 20, 1, 1, shape=(2, 2)).data]
@@ -72,9 +82,9 @@ def request(make: SimpleNamespace, graph: str, outputs: Sequence[str]) -> pb.Mod
     return message
 
 
-async def firsts(make: SimpleNamespace, core: RouterCore, graph: str, *outputs: str) -> dict[str, list[float]]:
+async def firsts(core: RouterCore, graph: str, *outputs: str) -> dict[str, list[float]]:
     """The first element of each row of each output."""
-    result = await core.infer(call_from_request(request(make, graph, outputs)), CallContext())
+    result = await core.infer(call_from_request(request(graph, outputs)), CallContext())
     return {name: list(memoryview(tensor.data).cast("f"))[::2] for name, tensor in result.outputs.items()}
 
 
@@ -91,51 +101,47 @@ async def firsts(make: SimpleNamespace, core: RouterCore, graph: str, *outputs: 
     ],
 )
 async def test_only_what_is_asked_for_runs(
-    make: SimpleNamespace, router: SimpleNamespace, outputs: tuple[str, ...], models: str, expected: dict[str, Any]
+    router: RouterOfTarget, outputs: tuple[str, ...], models: str, expected: dict[str, Any]
 ) -> None:
     """Beside the shadow, which reads the graph's input alone; a skipped step has its default, and no tensor."""
-    assert expected == await firsts(make, router.core, "many", *outputs)
+    assert expected == await firsts(router.core, "many", *outputs)
     while router.core._runtime.shadows.num_inflight:  # noqa: ASYNC110  # nobody else waits for a shadow
         await asyncio.sleep(0)
     assert sorted([f"m{name}" for name in models.split()] + ["me"]) == sorted(router.target.called())
 
 
-async def test_tensors_within_a_nested_graph_a_loop_and_rows_can_be_asked_for(
-    make: SimpleNamespace, router: SimpleNamespace
-) -> None:
+async def test_tensors_within_a_nested_graph_a_loop_and_rows_can_be_asked_for(router: RouterOfTarget) -> None:
     """A loop gives those of its last round, a step of a cascade those of the rows that it was given."""
     expected = {"sub/root/a/Y": [20, 1], "round/again/l/Y": [23, 4], "row/rows[p]/Y": [23, 4], "row/rows[q]/Y": [4]}
-    assert expected == await firsts(make, router.core, "nested", *expected)
+    assert expected == await firsts(router.core, "nested", *expected)
 
 
 @pytest.mark.parametrize(
     "name", ["", "/", "nobody", "a", "A", "a/", "/Y", "a/X", "e/Y", "root/a/Y", "C/", "C ", "x/" * 500]
 )
-async def test_an_unknown_name_is_refused(make: SimpleNamespace, router: SimpleNamespace, name: str) -> None:
+async def test_an_unknown_name_is_refused(router: RouterOfTarget, name: str) -> None:
     """Also beside a good one, and before anything runs; the message stays short."""
     for outputs in ([name], ["C", name], ["a/Y", name]):
         with pytest.raises(InvalidArgumentError, match=r"^\[request id: r\] unexpected inference output") as caught:
-            await firsts(make, router.core, "many", *outputs)
+            await firsts(router.core, "many", *outputs)
         assert len(caught.value.message) < 1_000
     assert [] == router.target.calls
 
 
 @pytest.mark.parametrize("name", ["c\0", "\u202e", "x/" * 9_999])
-async def test_a_name_that_none_can_have_is_refused(make: SimpleNamespace, router: SimpleNamespace, name: str) -> None:
+async def test_a_name_that_none_can_have_is_refused(router: RouterOfTarget, name: str) -> None:
     """INVALID_ARGUMENT too, with a short message, before the graph sees it; also beside a good one."""
     for outputs in ([name], ["C", name]):
         with pytest.raises(InvalidArgumentError, match=r"^the name of a requested output has") as caught:
-            await firsts(make, router.core, "many", *outputs)
+            await firsts(router.core, "many", *outputs)
         assert len(caught.value.message) < 1_000
     assert [] == router.target.calls
 
 
-async def test_parameters_of_outputs_that_change_nothing_are_let_pass(
-    make: SimpleNamespace, router: SimpleNamespace
-) -> None:
+async def test_parameters_of_outputs_that_change_nothing_are_let_pass(router: RouterOfTarget) -> None:
     """How JSON would carry a tensor does not matter here; what would change the answer is refused."""
     for name in ("C", "a/Y"):
-        message = request(make, "many", [name])
+        message = request("many", [name])
         message.outputs[0].parameters["binary_data"].bool_param = False
         result = await router.core.infer(call_from_request(message), CallContext())
         assert [name] == list(result.outputs)
@@ -146,10 +152,10 @@ async def test_parameters_of_outputs_that_change_nothing_are_let_pass(
                 await router.core.infer(call_from_request(message), CallContext())
 
 
-async def test_outputs_and_intermediates_as_classes(make: SimpleNamespace, router: SimpleNamespace) -> None:
+async def test_outputs_and_intermediates_as_classes(router: RouterOfTarget) -> None:
     """Of a tensor asked for as classes the client gets value and index, of the others beside what they are."""
     for name, other in (("C", "a/Y"), ("a/Y", "C")):
-        message = request(make, "many", [name, other])
+        message = request("many", [name, other])
         message.outputs[0].parameters["classification"].int64_param = 1
         result = await router.core.infer(call_from_request(message), CallContext())
         assert [[b"20.000000:0"], [b"1.000000:0"]] == decode(result.outputs[name]).tolist()

@@ -3,10 +3,12 @@
 import asyncio
 import json
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_condition import FakeCondition
+from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, in_turn
 
 from weft_common.core import CallContext
 from weft_common.errors import DeadlineExceededError, InvalidArgumentError, RemoteError
@@ -19,7 +21,7 @@ SEQUENCE = NodeKind.SEQUENCE
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
-def one(make: SimpleNamespace, plan: CachePlan, **options: Any) -> GraphPlan:
+def one(plan: CachePlan, **options: Any) -> GraphPlan:
     steps = [make.step("a", "m", {"IN": "X"}, {"OUT": "Y"}, cache=plan, **options)]
     return make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
 
@@ -27,15 +29,14 @@ def one(make: SimpleNamespace, plan: CachePlan, **options: Any) -> GraphPlan:
 class Bench:
     """A graph over a target, its counters, and what it answers."""
 
-    def __init__(self, make: SimpleNamespace, plan: GraphPlan, target: Any, clock_ns: Any) -> None:
-        self.make = make
+    def __init__(self, plan: GraphPlan, target: Any, clock_ns: Any) -> None:
         self.target = target
         self.runtime = Runtime({"model": target}, clock_ns=clock_ns)
         self.executor = GraphExecutor(plan, self.runtime)
 
     async def ask(self, value: float = 1.0, **options: Any) -> Any:
-        inputs: Mapping[str, WireTensor] = {"X": self.make.tensor(value)}
-        return await self.make.run(self.executor, inputs=inputs, **options)
+        inputs: Mapping[str, WireTensor] = {"X": make.tensor(value)}
+        return await make.run(self.executor, inputs=inputs, **options)
 
     @property
     def hits_and_misses(self) -> tuple[int, int]:
@@ -43,10 +44,10 @@ class Bench:
         return counters.num_cache_hits, counters.num_cache_misses
 
 
-async def test_the_same_inputs_get_the_same_answer_without_a_call(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_the_same_inputs_get_the_same_answer_without_a_call(virtual_clock: Any) -> None:
     """Parameters of the answer and the version that gave it included; the trace says so."""
-    target = make.FakeTarget(m=make.in_turn(make.answering(5.0, p=1), make.answering(6.0)))
-    bench = Bench(make, one(make, CachePlan(0, 1 << 20)), target, virtual_clock)
+    target = FakeTarget(m=in_turn(answering(5.0, p=1), answering(6.0)))
+    bench = Bench(one(CachePlan(0, 1 << 20)), target, virtual_clock)
     first, second = [await bench.ask(parameters={"graph_trace": True}) for _ in range(2)]
     assert [make.tensor(5.0)] * 2 == [first.outputs["Y"], second.outputs["Y"]]
     assert [1, 1] == [first.parameters["p"], second.parameters["p"]]
@@ -55,18 +56,18 @@ async def test_the_same_inputs_get_the_same_answer_without_a_call(make: SimpleNa
     assert (1, (1, 1)) == (len(target.calls), bench.hits_and_misses)
 
 
-async def test_other_inputs_get_another_answer(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_other_inputs_get_another_answer(virtual_clock: Any) -> None:
     """Each is kept for itself."""
-    target = make.FakeTarget()
-    bench = Bench(make, one(make, CachePlan(0, 1 << 20)), target, virtual_clock)
+    target = FakeTarget()
+    bench = Bench(one(CachePlan(0, 1 << 20)), target, virtual_clock)
     answers = [(await bench.ask(value)).outputs["Y"] for value in (1.0, 2.0, 1.0, 2.0)]
     assert [make.tensor(value) for value in (1.0, 2.0, 1.0, 2.0)] == answers
     assert (2, (2, 2)) == (len(target.calls), bench.hits_and_misses)
 
 
-async def test_an_answer_is_as_old_as_its_time_to_live_at_most(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_an_answer_is_as_old_as_its_time_to_live_at_most(virtual_clock: Any) -> None:
     """On the clock of the runtime."""
-    bench = Bench(make, one(make, CachePlan(1000, 1 << 20)), make.FakeTarget(), virtual_clock)
+    bench = Bench(one(CachePlan(1000, 1 << 20)), FakeTarget(), virtual_clock)
     await bench.ask()
     await asyncio.sleep(0.999)
     await bench.ask()
@@ -75,61 +76,61 @@ async def test_an_answer_is_as_old_as_its_time_to_live_at_most(make: SimpleNames
     assert (1, 2) == bench.hits_and_misses
 
 
-async def test_errors_are_not_kept(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_errors_are_not_kept(virtual_clock: Any) -> None:
     """The next request is a new chance, for the fallback's answers too."""
-    target = make.FakeTarget(m=make.in_turn(make.failing(), make.answering(5.0)))
+    target = FakeTarget(m=in_turn(failing(), answering(5.0)))
     fallback = make.step("f", "f", {"IN": "X"}, {"OUT": "Y"})
-    bench = Bench(make, one(make, CachePlan(0, 1 << 20), fallback=fallback), target, virtual_clock)
+    bench = Bench(one(CachePlan(0, 1 << 20), fallback=fallback), target, virtual_clock)
     await bench.ask()
     result = await bench.ask()
     assert (["m", "f", "m"], make.tensor(5.0)) == (target.called(), result.outputs["Y"])
 
 
-async def test_the_key_condition_tells_requests_apart(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_the_key_condition_tells_requests_apart(virtual_clock: Any) -> None:
     """The same inputs of another tenant are another request."""
-    tenant = make.FakeCondition(lambda request, frame: request.parameters.get("tenant", ""))
-    target = make.FakeTarget()
-    bench = Bench(make, one(make, CachePlan(0, 1 << 20, tenant)), target, virtual_clock)
+    tenant = FakeCondition(lambda request, frame: request.parameters.get("tenant", ""))
+    target = FakeTarget()
+    bench = Bench(one(CachePlan(0, 1 << 20, tenant)), target, virtual_clock)
     for name in ("a", "b", "a"):
         await bench.ask(parameters={"tenant": name})
     assert (2, (1, 2)) == (len(target.calls), bench.hits_and_misses)
 
 
-async def test_a_key_that_cannot_be_evaluated_fails_the_request(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_a_key_that_cannot_be_evaluated_fails_the_request(virtual_clock: Any) -> None:
     """A soft step is no way around it: one tenant would get the answers of another."""
 
     def fail(request: object, frame: object) -> str:
         raise InvalidArgumentError("no such key")
 
-    plan = one(make, CachePlan(0, 1 << 20, make.FakeCondition(fail)), is_soft=True)
-    bench = Bench(make, plan, make.FakeTarget(), virtual_clock)
+    plan = one(CachePlan(0, 1 << 20, FakeCondition(fail)), is_soft=True)
+    bench = Bench(plan, FakeTarget(), virtual_clock)
     with pytest.raises(InvalidArgumentError, match=r"^g/1: root/a: cache key: no such key$"):
         await bench.ask()
     assert [] == bench.target.calls
 
 
-async def test_equal_requests_at_once_make_one_call(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_equal_requests_at_once_make_one_call(virtual_clock: Any) -> None:
     """Those that wait count as hits."""
-    target = make.FakeTarget(m=make.answering(5.0, after_ms=100, p=1))
-    bench = Bench(make, one(make, CachePlan(0, 1 << 20)), target, virtual_clock)
+    target = FakeTarget(m=answering(5.0, after_ms=100, p=1))
+    bench = Bench(one(CachePlan(0, 1 << 20)), target, virtual_clock)
     results = await asyncio.gather(*(bench.ask() for _ in range(5)))
     assert [(make.tensor(5.0), {"p": 1})] * 5 == [(result.outputs["Y"], result.parameters) for result in results]
     assert (1, (4, 1), 100.0) == (len(target.calls), bench.hits_and_misses, virtual_clock.elapsed_ms())
 
 
-async def test_answers_that_are_shared_are_not_mixed_up_afterwards(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_answers_that_are_shared_are_not_mixed_up_afterwards(virtual_clock: Any) -> None:
     """What is added to one answer is not in another."""
-    bench = Bench(make, one(make, CachePlan(0, 1 << 20)), make.FakeTarget(m=make.answering(p=1)), virtual_clock)
+    bench = Bench(one(CachePlan(0, 1 << 20)), FakeTarget(m=answering(p=1)), virtual_clock)
     first = await bench.ask()
     first.parameters["q"] = 2
     assert {"p": 1} == (await bench.ask()).parameters
 
 
 @pytest.mark.parametrize("who", ["first", "others", "all"])
-async def test_a_cancel_costs_the_others_nothing(make: SimpleNamespace, virtual_clock: Any, who: str) -> None:
+async def test_a_cancel_costs_the_others_nothing(virtual_clock: Any, who: str) -> None:
     """The call is cancelled only when all have gone."""
-    target = make.FakeTarget(m=make.answering(after_ms=100))
-    bench = Bench(make, one(make, CachePlan(0, 1 << 20)), target, virtual_clock)
+    target = FakeTarget(m=answering(after_ms=100))
+    bench = Bench(one(CachePlan(0, 1 << 20)), target, virtual_clock)
     requests = [asyncio.create_task(bench.ask()) for _ in range(3)]
     await asyncio.sleep(0.05)
     cancelled = {"first": requests[:1], "others": requests[1:], "all": requests}[who]
@@ -147,10 +148,10 @@ async def test_a_cancel_costs_the_others_nothing(make: SimpleNamespace, virtual_
     assert (2 if who == "all" else 1) == len(target.calls)
 
 
-async def test_a_deadline_costs_the_others_nothing(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_a_deadline_costs_the_others_nothing(virtual_clock: Any) -> None:
     """Neither that of the first, whose call it ends, nor that of one who waits."""
-    target = make.FakeTarget(m=make.answering(after_ms=100))
-    bench = Bench(make, one(make, CachePlan(0, 1 << 20)), target, virtual_clock)
+    target = FakeTarget(m=answering(after_ms=100))
+    bench = Bench(one(CachePlan(0, 1 << 20)), target, virtual_clock)
     requests = [asyncio.create_task(bench.ask(context=make.context(timeout_ms=ms))) for ms in (50, 20, 500, 500)]
     await asyncio.wait(requests)
     first, second = (request.exception() for request in requests[:2])
@@ -167,20 +168,20 @@ async def test_a_deadline_costs_the_others_nothing(make: SimpleNamespace, virtua
     )
 
 
-async def test_a_kept_answer_uses_no_attempt(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_a_kept_answer_uses_no_attempt(virtual_clock: Any) -> None:
     """The cache stands before the retry."""
-    target = make.FakeTarget(m=make.in_turn(make.failing(), make.answering(5.0)))
-    plan = one(make, CachePlan(0, 1 << 20), retry=RetryPlan(2, 0, frozenset({"UNAVAILABLE"}), 20.0))
-    bench = Bench(make, plan, target, virtual_clock)
+    target = FakeTarget(m=in_turn(failing(), answering(5.0)))
+    plan = one(CachePlan(0, 1 << 20), retry=RetryPlan(2, 0, frozenset({"UNAVAILABLE"}), 20.0))
+    bench = Bench(plan, target, virtual_clock)
     results = [await bench.ask(parameters={"graph_trace": True}) for _ in range(2)]
     traces = [json.loads(str(result.parameters["graph_trace"]))[0] for result in results]
     assert [2, None] == [entry.get("attempts") for entry in traces]
     assert 2 == len(target.calls)
 
 
-async def test_the_answer_of_a_node_is_kept_as_a_whole(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_the_answer_of_a_node_is_kept_as_a_whole(virtual_clock: Any) -> None:
     """An absent output is absent again; the path of a hit ends at the step."""
-    skipped = make.step("o", "o", {"IN": "X"}, {"OUT": "O"}, when=make.FakeCondition(lambda request, frame: False))
+    skipped = make.step("o", "o", {"IN": "X"}, {"OUT": "O"}, when=FakeCondition(lambda request, frame: False))
     inner = make.node(
         "inner",
         SEQUENCE,
@@ -190,8 +191,8 @@ async def test_the_answer_of_a_node_is_kept_as_a_whole(make: SimpleNamespace, vi
     )
     steps = [make.step("a", inner, {"X": "X"}, {"T": "T", "O": "O"}, cache=CachePlan(0, 1 << 20))]
     plan = make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["T", "O"]))
-    target = make.FakeTarget(i=make.answering(5.0, p=1))
-    bench = Bench(make, plan, target, virtual_clock)
+    target = FakeTarget(i=answering(5.0, p=1))
+    bench = Bench(plan, target, virtual_clock)
     paths = []
     for _ in range(2):
         context = CallContext()
@@ -201,14 +202,14 @@ async def test_the_answer_of_a_node_is_kept_as_a_whole(make: SimpleNamespace, vi
     assert (["root.a=inner(i)", "root.a"], ["i"]) == (paths, target.called())
 
 
-async def test_outputs_asked_for_by_path_are_part_of_what_is_kept(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_outputs_asked_for_by_path_are_part_of_what_is_kept(virtual_clock: Any) -> None:
     """Those of the step itself, not those of another whose name begins alike."""
     steps = [
         make.step("a", "m", {"IN": "X"}, {"OUT": "Y"}, cache=CachePlan(0, 1 << 20)),
         make.step("ab", "n", {"IN": "X"}, {"OUT": "Z"}),
     ]
     plan = make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["Y", "Z"]))
-    bench = Bench(make, plan, make.FakeTarget(), virtual_clock)
+    bench = Bench(plan, FakeTarget(), virtual_clock)
     seen = []
     for outputs in (["Y"], ["Y", "ab/OUT"], ["Y", "a/OUT"], ["Y", "a/OUT"], ["Y"]):
         seen.append((list((await bench.ask(outputs=outputs)).outputs), *bench.hits_and_misses))
@@ -221,12 +222,12 @@ async def test_outputs_asked_for_by_path_are_part_of_what_is_kept(make: SimpleNa
     ] == seen
 
 
-async def test_a_stale_answer_stands_in_for_an_unavailable_model(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_a_stale_answer_stands_in_for_an_unavailable_model(virtual_clock: Any) -> None:
     """For so long beyond its time, marked in path and trace, and counted; other errors, and other requests, fail."""
-    lost = make.failing("UNAVAILABLE", "down")
-    calls = [make.answering(5.0), lost, lost, make.failing("INTERNAL", "a defect"), lost, make.answering(6.0)]
-    target = make.FakeTarget(m=make.in_turn(*calls))
-    bench = Bench(make, one(make, CachePlan(100, 1 << 20, stale_if_error_ms=900)), target, virtual_clock)
+    lost = failing("UNAVAILABLE", "down")
+    calls = [answering(5.0), lost, lost, failing("INTERNAL", "a defect"), lost, answering(6.0)]
+    target = FakeTarget(m=in_turn(*calls))
+    bench = Bench(one(CachePlan(100, 1 << 20, stale_if_error_ms=900)), target, virtual_clock)
     await bench.ask()
     await asyncio.sleep(0.15)
     stale = await bench.ask(parameters={"graph_trace": True})

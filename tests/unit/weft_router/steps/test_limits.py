@@ -1,10 +1,11 @@
 """What a step or a node may have at once, and how much time a step needs at least."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget, answering, failing
 
 from weft_common.errors import DeadlineExceededError, ResourceExhaustedError
 from weft_router.executor import GraphExecutor
@@ -15,16 +16,16 @@ SEQUENCE = NodeKind.SEQUENCE
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
-def one(make: SimpleNamespace, **options: Any) -> GraphPlan:
+def one(**options: Any) -> GraphPlan:
     """X -> a (model m) -> Y."""
     steps = [make.step("a", "m", {"IN": "X"}, {"OUT": "Y"}, **options)]
     return make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
 
 
-async def test_the_run_beyond_max_inflight_is_refused(make: SimpleNamespace) -> None:
+async def test_the_run_beyond_max_inflight_is_refused() -> None:
     """No call is made for it; the message names the limit, and there is a hint when to come again."""
-    target = make.FakeTarget(m=make.answering(after_ms=10))
-    executor = GraphExecutor(one(make, max_inflight=2), Runtime({"model": target}))
+    target = FakeTarget(m=answering(after_ms=10))
+    executor = GraphExecutor(one(max_inflight=2), Runtime({"model": target}))
     outcomes = await asyncio.gather(*(make.run(executor) for _ in range(3)), return_exceptions=True)
     refused = outcomes[2]
     assert isinstance(refused, ResourceExhaustedError)
@@ -37,7 +38,7 @@ async def test_the_run_beyond_max_inflight_is_refused(make: SimpleNamespace) -> 
 
 
 @pytest.mark.parametrize("ending", ["answer", "error", "cancel"])
-async def test_a_place_is_free_again_however_a_run_ends(make: SimpleNamespace, ending: str) -> None:
+async def test_a_place_is_free_again_however_a_run_ends(ending: str) -> None:
     """Limits of steps and of nodes do not leak."""
     inner = make.node(
         "inner",
@@ -48,8 +49,8 @@ async def test_a_place_is_free_again_however_a_run_ends(make: SimpleNamespace, e
         max_inflight=1,
     )
     steps = [make.step("a", inner, {"X": "X"}, {"Y": "Y"}, max_inflight=1)]
-    script = make.failing(after_ms=5) if ending == "error" else make.answering(after_ms=5)
-    target = make.FakeTarget(i=script)
+    script = failing(after_ms=5) if ending == "error" else answering(after_ms=5)
+    target = FakeTarget(i=script)
     executor = GraphExecutor(
         make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["Y"])), Runtime({"model": target})
     )
@@ -62,7 +63,7 @@ async def test_a_place_is_free_again_however_a_run_ends(make: SimpleNamespace, e
     assert 3 == len(target.calls)
 
 
-async def test_every_use_of_a_node_counts_against_its_limit(make: SimpleNamespace) -> None:
+async def test_every_use_of_a_node_counts_against_its_limit() -> None:
     """Though each use is compiled for itself."""
 
     def use() -> Any:
@@ -72,14 +73,14 @@ async def test_every_use_of_a_node_counts_against_its_limit(make: SimpleNamespac
     steps = [make.step(name, use(), {"X": "X"}, {"Y": name}) for name in ("a", "b")]
     plan = make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["a", "b"]))
     with pytest.raises(ResourceExhaustedError, match=r"g/1: root/b: node 'inner' has 1 requests in flight, and "):
-        await make.run(plan, make.FakeTarget(i=make.answering(after_ms=5)))
+        await make.run(plan, FakeTarget(i=answering(after_ms=5)))
 
 
-async def test_a_refused_run_takes_the_fallback(make: SimpleNamespace) -> None:
+async def test_a_refused_run_takes_the_fallback() -> None:
     """Too much work is a failure as any other."""
-    target = make.FakeTarget(m=make.answering(after_ms=10))
+    target = FakeTarget(m=answering(after_ms=10))
     executor = GraphExecutor(
-        one(make, max_inflight=1, fallback=make.step("spare", "spare", {"IN": "X"}, {"OUT": "Y"})),
+        one(max_inflight=1, fallback=make.step("spare", "spare", {"IN": "X"}, {"OUT": "Y"})),
         Runtime({"model": target}),
     )
     await asyncio.gather(make.run(executor), make.run(executor))
@@ -87,12 +88,10 @@ async def test_a_refused_run_takes_the_fallback(make: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize(("timeout_ms", "is_called"), [(29, False), (30, True), (None, True)])
-async def test_a_step_without_the_time_that_it_needs_is_not_called(
-    make: SimpleNamespace, timeout_ms: int | None, is_called: bool
-) -> None:
+async def test_a_step_without_the_time_that_it_needs_is_not_called(timeout_ms: int | None, is_called: bool) -> None:
     """It fails at once; without a deadline there is always time."""
-    target = make.FakeTarget()
-    run = make.run(one(make, min_remaining_ms=30), target, context=make.context(timeout_ms=timeout_ms))
+    target = FakeTarget()
+    run = make.run(one(min_remaining_ms=30), target, context=make.context(timeout_ms=timeout_ms))
     if is_called:
         await run
     else:
@@ -104,8 +103,8 @@ async def test_a_step_without_the_time_that_it_needs_is_not_called(
     assert is_called == bool(target.calls)
 
 
-async def test_lack_of_time_is_softened_while_there_is_some(make: SimpleNamespace) -> None:
+async def test_lack_of_time_is_softened_while_there_is_some() -> None:
     """The step is missing, the request is not."""
-    target = make.FakeTarget()
-    result = await make.run(one(make, is_soft=True, min_remaining_ms=30), target, context=make.context(timeout_ms=29))
+    target = FakeTarget()
+    result = await make.run(one(is_soft=True, min_remaining_ms=30), target, context=make.context(timeout_ms=29))
     assert ({}, []) == (result.outputs, target.called())

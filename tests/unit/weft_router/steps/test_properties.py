@@ -1,12 +1,14 @@
 """Random steps with random policies under random delays, failures, deadlines and cancels: nothing is ever left."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.unit.weft_router import make
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
+from weft_common.core import InferResult
 from weft_common.errors import RemoteError, WeftError
 from weft_router.budgets.retry_budget import MIN_RETRIES, RetryBudget
 from weft_router.executor import GraphExecutor
@@ -75,7 +77,7 @@ class Models:
         if code != "OK":
             raise RemoteError(code, "fails")
         outputs = {output.name: next(iter(call.inputs.values())) for output in call.outputs}
-        return SimpleNamespace(outputs=outputs, parameters={call.model_name: 1}, model_version="1")
+        return InferResult(call.model_name, "1", call.request_id, {call.model_name: 1}, outputs)
 
 
 class CheckedBudget(RetryBudget):
@@ -94,7 +96,7 @@ class CheckedBudget(RetryBudget):
         return is_taken
 
 
-def plan_of(make: SimpleNamespace, drawn: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> GraphPlan:
+def plan_of(drawn: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> GraphPlan:
     """A chain from X to Y; a step that may be missing passes on a default."""
     chain = []
     tensor = "X"
@@ -134,9 +136,7 @@ def plan_of(make: SimpleNamespace, drawn: list[tuple[str, dict[str, Any], dict[s
     script=st.lists(outcomes, min_size=1, max_size=12),
     asked=st.lists(requests, min_size=1, max_size=6),
 )
-def test_nothing_is_left_and_nothing_is_late(
-    drawn: list[Any], script: list[Any], asked: list[Any], make: SimpleNamespace
-) -> None:
+def test_nothing_is_left_and_nothing_is_late(drawn: list[Any], script: list[Any], asked: list[Any]) -> None:
     """Each request ends by its deadline in an answer or an error of ours, unless it was cancelled.
 
     No call is open then, no task runs, no place and no part of the budget is taken; and at no time were more calls
@@ -144,11 +144,11 @@ def test_nothing_is_left_and_nothing_is_late(
     """
 
     async def check() -> None:
-        clock_ns = make.VirtualClock()
+        clock_ns = VirtualClock()
         models = Models(clock_ns, script)
         budget = CheckedBudget()
         runtime = Runtime({"model": models}, clock_ns=clock_ns, retry_budget=budget)
-        executor = GraphExecutor(plan_of(make, drawn), runtime)
+        executor = GraphExecutor(plan_of(drawn), runtime)
 
         async def ask(start_ms: int, timeout_ms: int | None, value: int) -> float:
             await asyncio.sleep(start_ms / 1e3)

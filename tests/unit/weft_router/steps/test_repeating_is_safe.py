@@ -1,10 +1,11 @@
 """What is never called twice, where a further call goes, and at whose expense."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget, answering, in_turn
 
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError
@@ -21,7 +22,7 @@ def retry(attempts: int = 3, percent: float = 20.0, *codes: str) -> RetryPlan:
     return RetryPlan(attempts, 0, frozenset(codes or ("UNAVAILABLE", "RESOURCE_EXHAUSTED")), percent)
 
 
-def one(make: SimpleNamespace, **options: Any) -> GraphPlan:
+def one(**options: Any) -> GraphPlan:
     steps = [make.step("a", "m", {"IN": "X"}, {"OUT": "Y"}, **options)]
     return make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
 
@@ -33,18 +34,18 @@ def raising(code: str = "UNAVAILABLE", **fields: Any) -> Any:
     return fail
 
 
-async def test_a_request_of_a_sequence_is_called_once(make: SimpleNamespace) -> None:
+async def test_a_request_of_a_sequence_is_called_once() -> None:
     """Neither after a failure nor beside a slow call: its model remembers what it was asked."""
-    target = make.FakeTarget(m=raising())
+    target = FakeTarget(m=raising())
     with pytest.raises(RemoteError, match=r"gone$"):
-        await make.run(one(make, retry=retry()), target, parameters={"sequence_id": 7})
+        await make.run(one(retry=retry()), target, parameters={"sequence_id": 7})
     assert 1 == len(target.calls)
-    target = make.FakeTarget(m=make.answering(5.0, after_ms=100))
-    await make.run(one(make, hedge=HedgePlan(10, 3)), target, parameters={"sequence_id": "s"})
+    target = FakeTarget(m=answering(5.0, after_ms=100))
+    await make.run(one(hedge=HedgePlan(10, 3)), target, parameters={"sequence_id": "s"})
     assert 1 == len(target.calls)
 
 
-async def test_every_attempt_knows_those_before_it(make: SimpleNamespace) -> None:
+async def test_every_attempt_knows_those_before_it() -> None:
     """Retries and hedges alike, so that each goes to another replica; another step begins with none."""
     seen: list[list[str]] = []
 
@@ -54,78 +55,74 @@ async def test_every_attempt_knows_those_before_it(make: SimpleNamespace) -> Non
         await asyncio.sleep(0.02)
         raise RemoteError("UNAVAILABLE", "gone")
 
-    target = make.FakeTarget(m=answer)
+    target = FakeTarget(m=answer)
     with pytest.raises(RemoteError):
-        await make.run(one(make, retry=retry(2), hedge=HedgePlan(10, 1)), target)
+        await make.run(one(retry=retry(2), hedge=HedgePlan(10, 1)), target)
     names = [f"replica {i}" for i in range(1, 5)]
     assert [names[:i] for i in range(4)] == seen
 
 
-async def test_a_call_without_a_policy_asks_for_nothing(make: SimpleNamespace) -> None:
+async def test_a_call_without_a_policy_asks_for_nothing() -> None:
     """No list is made for it."""
-    target = make.FakeTarget()
-    await make.run(one(make), target)
+    target = FakeTarget()
+    await make.run(one(), target)
     assert target.contexts[0].tried is None
 
 
-async def test_the_service_says_when_to_come_back(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_the_service_says_when_to_come_back(virtual_clock: Any) -> None:
     """Not before; and not at all where that is too late, or a minute and more away."""
     for timeout_ms, pushback_ms, expected in ((500, 120, (120.0, 2)), (100, 120, (0.0, 1)), (0, 60_001, (0.0, 1))):
         start_ms = virtual_clock.elapsed_ms()
-        target = make.FakeTarget(
-            m=make.in_turn(raising("RESOURCE_EXHAUSTED", retry_after_ms=pushback_ms), make.answering())
-        )
+        target = FakeTarget(m=in_turn(raising("RESOURCE_EXHAUSTED", retry_after_ms=pushback_ms), answering()))
         error = (
-            await asyncio.gather(
-                make.run(one(make, retry=retry(), timeout_ms=timeout_ms), target), return_exceptions=True
-            )
+            await asyncio.gather(make.run(one(retry=retry(), timeout_ms=timeout_ms), target), return_exceptions=True)
         )[0]
         assert expected == (virtual_clock.elapsed_ms() - start_ms, len(target.calls))
         assert isinstance(error, RemoteError) == (expected[1] == 1)
 
 
-async def test_the_throttle_of_the_target_is_shared_by_all_graphs(make: SimpleNamespace) -> None:
+async def test_the_throttle_of_the_target_is_shared_by_all_graphs() -> None:
     """What one has spent the other does not have; hedges pay too."""
     throttle = RetryThrottle(max_tokens=3)
-    target = make.FakeTarget(m=raising())
+    target = FakeTarget(m=raising())
     runtime = Runtime({"model": target}, throttles={"model": throttle})
-    first, second = (GraphExecutor(one(make, retry=retry(3)), runtime) for _ in range(2))
+    first, second = (GraphExecutor(one(retry=retry(3)), runtime) for _ in range(2))
     for executor, expected in ((first, 3), (second, 2), (first, 1)):
         before = len(target.calls)
         with pytest.raises(RemoteError):
             await make.run(executor)
         assert expected == len(target.calls) - before
     assert (2, 0) == (throttle.num_refused, runtime.retry_budget.num_retries)
-    slow = make.FakeTarget(m=make.answering(after_ms=100))
+    slow = FakeTarget(m=answering(after_ms=100))
     runtime = Runtime({"model": slow}, throttles={"model": throttle})
-    await make.run(GraphExecutor(one(make, hedge=HedgePlan(10, 3)), runtime))
+    await make.run(GraphExecutor(one(hedge=HedgePlan(10, 3)), runtime))
     assert (1, 0) == (len(slow.calls), runtime.retry_budget.num_retries)
 
 
-async def test_calls_that_a_dying_replica_loses_may_all_be_repeated(make: SimpleNamespace) -> None:
+async def test_calls_that_a_dying_replica_loses_may_all_be_repeated() -> None:
     """Fifty at once: the share of the requests in work would let ten. A failure that was answered is no such loss."""
     for is_unanswered, expected in ((True, 50), (False, 10)):
         lost = raising(is_unanswered=is_unanswered)
-        target = make.FakeTarget()
+        target = FakeTarget()
         calls = 0
 
         async def answer(call: InferCall, context: CallContext, lost: Any = lost) -> Any:
             nonlocal calls
             calls += 1
-            script = lost if calls <= 50 else make.answering()
+            script = lost if calls <= 50 else answering()
             await asyncio.sleep(0.01)
             return await script(call, context)
 
         target.answers["m"] = answer
         runtime = Runtime({"model": target}, throttles={"model": RetryThrottle()})
-        executor = GraphExecutor(one(make, retry=retry(2)), runtime)
+        executor = GraphExecutor(one(retry=retry(2)), runtime)
         results = await asyncio.gather(*(make.run(executor) for _ in range(50)), return_exceptions=True)
         assert expected == sum(not isinstance(result, Exception) for result in results) == calls - 50
 
 
-async def test_an_overloaded_target_sees_no_storm(make: SimpleNamespace) -> None:
+async def test_an_overloaded_target_sees_no_storm() -> None:
     """5000 requests that all fail, eight at a time, from graphs that would try each five times: 1.15 calls each."""
-    target = make.FakeTarget(m=raising())
+    target = FakeTarget(m=raising())
     throttle = RetryThrottle()
 
     async def fail(call: InferCall, context: CallContext) -> InferResult:
@@ -135,7 +132,7 @@ async def test_an_overloaded_target_sees_no_storm(make: SimpleNamespace) -> None
 
     target.answers["m"] = fail
     runtime = Runtime({"model": target}, throttles={"model": throttle})
-    executors = [GraphExecutor(one(make, retry=retry(5, 100.0)), runtime) for _ in range(4)]
+    executors = [GraphExecutor(one(retry=retry(5, 100.0)), runtime) for _ in range(4)]
 
     async def client(number: int) -> None:
         for _ in range(625):

@@ -3,10 +3,12 @@
 import asyncio
 import json
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_condition import FakeCondition
+from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, in_turn
 
 from weft_common.core import CallContext
 from weft_common.errors import RemoteError
@@ -22,7 +24,7 @@ def retry(attempts: int = 2, backoff_ms: int = 0, codes: tuple[str, ...] = ("UNA
     return RetryPlan(attempts, backoff_ms, frozenset(codes), 20.0)
 
 
-def one(make: SimpleNamespace, plan: RetryPlan, **options: Any) -> GraphPlan:
+def one(plan: RetryPlan, **options: Any) -> GraphPlan:
     steps = [make.step("a", "m", {"IN": "X"}, {"OUT": "Y"}, retry=plan, **options)]
     return make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
 
@@ -34,93 +36,93 @@ class Halves(random.Random):
         return (a + b) / 2
 
 
-async def test_a_failure_that_is_listed_is_tried_again(make: SimpleNamespace) -> None:
+async def test_a_failure_that_is_listed_is_tried_again() -> None:
     """The second answer counts, and the trace tells how many attempts there were."""
-    target = make.FakeTarget(m=make.in_turn(make.failing(), make.answering(5.0, p=1)))
+    target = FakeTarget(m=in_turn(failing(), answering(5.0, p=1)))
     context = CallContext()
-    result = await make.run(one(make, retry()), target, context=context, parameters={"graph_trace": True})
+    result = await make.run(one(retry()), target, context=context, parameters={"graph_trace": True})
     assert (make.tensor(5.0), 1, 2) == (result.outputs["Y"], result.parameters["p"], len(target.calls))
     entry = json.loads(str(result.parameters["graph_trace"]))[0]
     assert (2, "OK", "root.a") == (entry["attempts"], entry["status"], context.trailing_metadata[0][1])
 
 
-async def test_a_failure_that_is_not_listed_is_not_tried_again(make: SimpleNamespace) -> None:
+async def test_a_failure_that_is_not_listed_is_not_tried_again() -> None:
     """It stands as it is; after a listed one, the attempt is named."""
-    target = make.FakeTarget(m=make.failing("INVALID_ARGUMENT", "wrong"))
+    target = FakeTarget(m=failing("INVALID_ARGUMENT", "wrong"))
     with pytest.raises(RemoteError, match=r"^g/1: root/a -> m@1: wrong$"):
-        await make.run(one(make, retry(5)), target)
+        await make.run(one(retry(5)), target)
     assert 1 == len(target.calls)
-    target = make.FakeTarget(m=make.in_turn(make.failing(), make.failing("INVALID_ARGUMENT", "wrong")))
+    target = FakeTarget(m=in_turn(failing(), failing("INVALID_ARGUMENT", "wrong")))
     with pytest.raises(RemoteError, match=r"^g/1: root/a -> m@1: wrong, attempt 2 of 5$"):
-        await make.run(one(make, retry(5)), target)
+        await make.run(one(retry(5)), target)
 
 
-async def test_the_last_error_says_how_many_attempts_there_were(make: SimpleNamespace) -> None:
+async def test_the_last_error_says_how_many_attempts_there_were() -> None:
     """And has the status of the last."""
     codes = ("UNAVAILABLE", "INTERNAL")
-    target = make.FakeTarget(m=make.in_turn(make.failing(), make.failing(), make.failing("INTERNAL", "boom")))
+    target = FakeTarget(m=in_turn(failing(), failing(), failing("INTERNAL", "boom")))
     with pytest.raises(RemoteError) as caught:
-        await make.run(one(make, retry(3, codes=codes)), target)
+        await make.run(one(retry(3, codes=codes)), target)
     assert ("INTERNAL", "g/1: root/a -> m@1: boom, attempt 3 of 3") == (caught.value.code, caught.value.message)
     assert 3 == len(target.calls)
 
 
-async def test_the_pause_doubles(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_the_pause_doubles(virtual_clock: Any) -> None:
     """Between half and the whole of it is waited."""
-    target = make.FakeTarget(m=make.failing())
+    target = FakeTarget(m=failing())
     with pytest.raises(RemoteError):
-        await make.run(one(make, retry(4, backoff_ms=100)), target, generator=Halves())
+        await make.run(one(retry(4, backoff_ms=100)), target, generator=Halves())
     assert 75.0 + 150 + 300 == virtual_clock.elapsed_ms()
 
 
-async def test_the_jitter_stays_within_half_and_whole(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_the_jitter_stays_within_half_and_whole(virtual_clock: Any) -> None:
     """And is not always the same."""
     pauses = set()
     for _ in range(50):
         start_ms = virtual_clock.elapsed_ms()
         with pytest.raises(RemoteError):
-            await make.run(one(make, retry(2, backoff_ms=100)), make.FakeTarget(m=make.failing()))
+            await make.run(one(retry(2, backoff_ms=100)), FakeTarget(m=failing()))
         pauses.add(virtual_clock.elapsed_ms() - start_ms)
     assert 50 <= min(pauses) < 60
     assert 90 < max(pauses) <= 100
 
 
-async def test_a_pause_has_a_longest_length(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_a_pause_has_a_longest_length(virtual_clock: Any) -> None:
     """However often it doubled."""
     with pytest.raises(RemoteError):
-        await make.run(one(make, retry(60, backoff_ms=40_000)), make.FakeTarget(m=make.failing()), generator=Halves())
+        await make.run(one(retry(60, backoff_ms=40_000)), FakeTarget(m=failing()), generator=Halves())
     assert 30_000 + 58 * 45_000 == virtual_clock.elapsed_ms()
 
 
-async def test_one_timeout_holds_for_all_attempts(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_one_timeout_holds_for_all_attempts(virtual_clock: Any) -> None:
     """Each attempt has what is left of it."""
-    target = make.FakeTarget(m=make.in_turn(make.failing(after_ms=30), make.answering(after_ms=30)))
+    target = FakeTarget(m=in_turn(failing(after_ms=30), answering(after_ms=30)))
     with pytest.raises(RemoteError, match=r"no answer of 'm' in 20 ms, attempt 2 of 2$") as caught:
-        await make.run(one(make, retry(2), timeout_ms=50), target)
+        await make.run(one(retry(2), timeout_ms=50), target)
     assert ("DEADLINE_EXCEEDED", 50.0) == (caught.value.code, virtual_clock.elapsed_ms())
 
 
-async def test_no_pause_ends_after_the_deadline(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_no_pause_ends_after_the_deadline(virtual_clock: Any) -> None:
     """The error comes at once, not after a wait for nothing."""
-    target = make.FakeTarget(m=make.failing(after_ms=10))
+    target = FakeTarget(m=failing(after_ms=10))
     with pytest.raises(RemoteError, match=r"gone, attempt 1 of 2, no time for another$"):
-        await make.run(one(make, retry(2, backoff_ms=1000), timeout_ms=100), target)
+        await make.run(one(retry(2, backoff_ms=1000), timeout_ms=100), target)
     assert (10.0, 1) == (virtual_clock.elapsed_ms(), len(target.calls))
 
 
-async def test_a_pause_up_to_the_deadline_is_one_for_nothing(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_a_pause_up_to_the_deadline_is_one_for_nothing(virtual_clock: Any) -> None:
     """40 ms and three quarters of 80 make the 100 that there are."""
-    target = make.FakeTarget(m=make.failing(after_ms=40))
+    target = FakeTarget(m=failing(after_ms=40))
     with pytest.raises(RemoteError, match="no time for another"):
-        await make.run(one(make, retry(2, backoff_ms=80), timeout_ms=100), target, generator=Halves())
+        await make.run(one(retry(2, backoff_ms=80), timeout_ms=100), target, generator=Halves())
     assert (40.0, 1) == (virtual_clock.elapsed_ms(), len(target.calls))
 
 
-async def test_an_empty_budget_leaves_the_first_error(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_an_empty_budget_leaves_the_first_error(virtual_clock: Any) -> None:
     """Retries are for few failures; when all fail they would make it worse."""
-    target = make.FakeTarget(m=make.failing(after_ms=10))
+    target = FakeTarget(m=failing(after_ms=10))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
-    executor = GraphExecutor(one(make, retry(3)), runtime)
+    executor = GraphExecutor(one(retry(3)), runtime)
     errors = await asyncio.gather(*(make.run(executor) for _ in range(20)), return_exceptions=True)
     refused = [error for error in errors if error.message.endswith("gone, attempt 1 of 3, retry budget exhausted")]
     tried = [error for error in errors if error.message.endswith("gone, attempt 3 of 3")]
@@ -135,13 +137,11 @@ async def test_an_empty_budget_leaves_the_first_error(make: SimpleNamespace, vir
 
 
 @pytest.mark.parametrize("at_ms", [5, 50])
-async def test_a_cancel_gives_its_part_of_the_budget_back(
-    make: SimpleNamespace, virtual_clock: Any, at_ms: int
-) -> None:
+async def test_a_cancel_gives_its_part_of_the_budget_back(virtual_clock: Any, at_ms: int) -> None:
     """During the call and during the pause."""
-    target = make.FakeTarget(m=make.failing(after_ms=10))
+    target = FakeTarget(m=failing(after_ms=10))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
-    request = asyncio.create_task(make.run(GraphExecutor(one(make, retry(3, backoff_ms=100)), runtime)))
+    request = asyncio.create_task(make.run(GraphExecutor(one(retry(3, backoff_ms=100)), runtime)))
     await asyncio.sleep(at_ms / 1e3)
     assert (1, int(at_ms > 10)) == (runtime.retry_budget.num_requests, runtime.retry_budget.num_retries)
     request.cancel()
@@ -150,9 +150,9 @@ async def test_a_cancel_gives_its_part_of_the_budget_back(
     assert (True, 0, 0) == (request.cancelled(), target.num_open, make.num_other_tasks())
 
 
-async def test_a_node_is_run_again_as_a_whole(make: SimpleNamespace) -> None:
+async def test_a_node_is_run_again_as_a_whole() -> None:
     """In a frame of its own: nothing of the failed attempt is in the answer, and the path shows the last attempt."""
-    optional = make.FakeCondition(lambda request, frame: len(target.calls) == 1)
+    optional = FakeCondition(lambda request, frame: len(target.calls) == 1)
     inner = make.node(
         "inner",
         SEQUENCE,
@@ -166,9 +166,9 @@ async def test_a_node_is_run_again_as_a_whole(make: SimpleNamespace) -> None:
     )
     steps = [make.step("a", inner, {"X": "X"}, {"T": "T", "O": "O"}, retry=retry())]
     plan = make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["T", "O"]))
-    target = make.FakeTarget(
-        i=make.in_turn(make.answering(1.0, first=1), make.answering(2.0, second=2)),
-        j=make.in_turn(make.failing(), make.answering(3.0)),
+    target = FakeTarget(
+        i=in_turn(answering(1.0, first=1), answering(2.0, second=2)),
+        j=in_turn(failing(), answering(3.0)),
     )
     context = CallContext()
     result = await make.run(plan, target, context=context)
@@ -177,21 +177,21 @@ async def test_a_node_is_run_again_as_a_whole(make: SimpleNamespace) -> None:
     assert "root.a=inner(i;j)" == context.trailing_metadata[0][1]
 
 
-async def test_a_node_that_fails_every_time_says_so(make: SimpleNamespace) -> None:
+async def test_a_node_that_fails_every_time_says_so() -> None:
     """The message has the place inside and the attempts outside."""
     inner = make.node("inner", SEQUENCE, [make.step("i", "i", {"IN": "X"}, {"OUT": "T"})], inputs=["X"], outputs=["T"])
     steps = [make.step("a", inner, {"X": "X"}, {"T": "T"}, retry=retry())]
     plan = make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["T"]))
     context = CallContext()
     with pytest.raises(RemoteError, match=r"^g/1: inner/i -> i@1: gone, attempt 2 of 2$"):
-        await make.run(plan, make.FakeTarget(i=make.failing()), context=context)
+        await make.run(plan, FakeTarget(i=failing()), context=context)
     assert "root.a=inner(i!)!" == context.trailing_metadata[0][1]
 
 
-async def test_attempts_come_before_the_fallback(make: SimpleNamespace) -> None:
+async def test_attempts_come_before_the_fallback() -> None:
     """The text tells both."""
-    target = make.FakeTarget(m=make.failing(), spare=make.failing("INTERNAL", "boom"))
-    plan = one(make, retry(2), fallback=make.step("spare", "spare", {"IN": "X"}, {"OUT": "Y"}))
+    target = FakeTarget(m=failing(), spare=failing("INTERNAL", "boom"))
+    plan = one(retry(2), fallback=make.step("spare", "spare", {"IN": "X"}, {"OUT": "Y"}))
     with pytest.raises(RemoteError) as caught:
         await make.run(plan, target)
     assert ["m", "m", "spare"] == target.called()

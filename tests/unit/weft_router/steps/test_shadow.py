@@ -5,16 +5,19 @@ import gc
 import random
 import weakref
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_condition import FakeCondition
+from tests.unit.weft_router.fake_target import FakeTarget, answering, failing
 
 from weft_common.core import CallContext
-from weft_common.errors import InvalidArgumentError
+from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_common.tensors import WireTensor
+from weft_router.bandit_algorithms import ALGORITHMS
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import GraphPlan, NodeKind, ShadowPlan
+from weft_router.graph.plan import BanditPlan, GraphPlan, NodeKind, ShadowPlan
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
 
@@ -22,7 +25,7 @@ SEQUENCE = NodeKind.SEQUENCE
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
-def shadowed(make: SimpleNamespace, shadow: ShadowPlan, **options: Any) -> GraphPlan:
+def shadowed(shadow: ShadowPlan, **options: Any) -> GraphPlan:
     """X -> a (model m) -> Y, and X -> s (model shadow) -> nowhere."""
     steps = [
         make.step("s", "shadow", {"IN": "X"}, {}, shadow=shadow, **options),
@@ -39,11 +42,11 @@ def counters_of(runtime: Runtime, path: str = "root/s") -> StepCounters:
     return next(counters for counters in runtime.step_counters if counters.path == path)
 
 
-async def test_a_shadow_holds_up_nothing(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_a_shadow_holds_up_nothing(virtual_clock: Any) -> None:
     """The answer comes while the copy is on its way; neither path nor answer shows it."""
-    target = make.FakeTarget(shadow=make.answering(9.0, after_ms=500, p=1))
+    target = FakeTarget(shadow=answering(9.0, after_ms=500, p=1))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
-    executor = GraphExecutor(shadowed(make, ShadowPlan(100.0, 0)), runtime)
+    executor = GraphExecutor(shadowed(ShadowPlan(100.0, 0)), runtime)
     context = CallContext(headers={"x-user-id": "7"})
     result = await make.run(executor, context=context)
     assert ({"Y": make.tensor(1.0)}, {}, 0.0) == (result.outputs, result.parameters, virtual_clock.elapsed_ms())
@@ -61,27 +64,27 @@ async def test_a_shadow_holds_up_nothing(make: SimpleNamespace, virtual_clock: A
 
 @pytest.mark.parametrize("is_defect", [False, True])
 async def test_a_failing_shadow_fails_nothing(
-    make: SimpleNamespace, virtual_clock: Any, is_defect: bool, caplog: pytest.LogCaptureFixture
+    virtual_clock: Any, is_defect: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is counted; a defect is logged too."""
 
     async def break_down(call: object, context: object) -> object:
         raise ZeroDivisionError
 
-    target = make.FakeTarget(shadow=break_down if is_defect else make.failing())
+    target = FakeTarget(shadow=break_down if is_defect else failing())
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
-    executor = GraphExecutor(shadowed(make, ShadowPlan(100.0, 0)), runtime)
+    executor = GraphExecutor(shadowed(ShadowPlan(100.0, 0)), runtime)
     await make.run(executor)
     await asyncio.sleep(0.001)
     assert (1, 1) == (counters_of(runtime).num_shadows_sent, counters_of(runtime).num_shadows_failed)
     assert is_defect == any("ZeroDivisionError" in str(record.exc_info) for record in caplog.records)
 
 
-async def test_a_share_of_the_requests_is_copied(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_a_share_of_the_requests_is_copied(virtual_clock: Any) -> None:
     """Drawn for each request."""
-    target = make.FakeTarget()
+    target = FakeTarget()
     runtime = Runtime({"model": target}, clock_ns=virtual_clock, generator=random.Random(7))
-    executor = GraphExecutor(shadowed(make, ShadowPlan(5.0, 0)), runtime)
+    executor = GraphExecutor(shadowed(ShadowPlan(5.0, 0)), runtime)
     for _ in range(2000):
         await make.run(executor)
     await asyncio.sleep(0.001)
@@ -89,11 +92,11 @@ async def test_a_share_of_the_requests_is_copied(make: SimpleNamespace, virtual_
     assert target.called().count("shadow") == counters_of(runtime).num_shadows_sent
 
 
-async def test_no_more_copies_than_max_inflight_are_on_their_way(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_no_more_copies_than_max_inflight_are_on_their_way(virtual_clock: Any) -> None:
     """The others are dropped and counted."""
-    target = make.FakeTarget(shadow=make.answering(after_ms=500))
+    target = FakeTarget(shadow=answering(after_ms=500))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
-    executor = GraphExecutor(shadowed(make, ShadowPlan(100.0, 2)), runtime)
+    executor = GraphExecutor(shadowed(ShadowPlan(100.0, 2)), runtime)
     for _ in range(5):
         await make.run(executor)
     counters = counters_of(runtime)
@@ -103,12 +106,12 @@ async def test_no_more_copies_than_max_inflight_are_on_their_way(make: SimpleNam
     assert 3 == counters.num_shadows_sent
 
 
-async def test_shadows_are_shed_first(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_shadows_are_shed_first(virtual_clock: Any) -> None:
     """When the router is busy none starts; the requests go on."""
     is_busy = True
-    target = make.FakeTarget()
+    target = FakeTarget()
     runtime = Runtime({"model": target}, clock_ns=virtual_clock, is_busy=lambda: is_busy)
-    executor = GraphExecutor(shadowed(make, ShadowPlan(100.0, 0)), runtime)
+    executor = GraphExecutor(shadowed(ShadowPlan(100.0, 0)), runtime)
     await make.run(executor)
     is_busy = False
     await make.run(executor)
@@ -118,13 +121,11 @@ async def test_shadows_are_shed_first(make: SimpleNamespace, virtual_clock: Any)
 
 
 @pytest.mark.parametrize(("timeout_ms", "expected_ms"), [(0, 30_000), (80, 80)])
-async def test_a_shadow_has_a_deadline_of_its_own(
-    make: SimpleNamespace, virtual_clock: Any, timeout_ms: int, expected_ms: int
-) -> None:
+async def test_a_shadow_has_a_deadline_of_its_own(virtual_clock: Any, timeout_ms: int, expected_ms: int) -> None:
     """Not that of the request, which may be over long before; without a timeout it is half a minute."""
-    target = make.FakeTarget(shadow=make.answering(after_ms=1_000_000))
+    target = FakeTarget(shadow=answering(after_ms=1_000_000))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
-    executor = GraphExecutor(shadowed(make, ShadowPlan(100.0, 0), timeout_ms=timeout_ms), runtime)
+    executor = GraphExecutor(shadowed(ShadowPlan(100.0, 0), timeout_ms=timeout_ms), runtime)
     await make.run(executor, context=make.context(timeout_ms=10))
     await asyncio.sleep((expected_ms - 1) / 1e3)
     assert 1 == runtime.shadows.num_inflight
@@ -132,11 +133,11 @@ async def test_a_shadow_has_a_deadline_of_its_own(
     assert (0, 1) == (runtime.shadows.num_inflight, counters_of(runtime).num_shadows_failed)
 
 
-async def test_a_cancelled_request_leaves_its_shadow_alone(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_a_cancelled_request_leaves_its_shadow_alone(virtual_clock: Any) -> None:
     """The copy is not the client's."""
-    target = make.FakeTarget(m=make.answering(after_ms=100), shadow=make.answering(after_ms=200))
+    target = FakeTarget(m=answering(after_ms=100), shadow=answering(after_ms=200))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
-    request = asyncio.create_task(make.run(GraphExecutor(shadowed(make, ShadowPlan(100.0, 0)), runtime)))
+    request = asyncio.create_task(make.run(GraphExecutor(shadowed(ShadowPlan(100.0, 0)), runtime)))
     await asyncio.sleep(0.05)
     request.cancel()
     await asyncio.wait((request,))
@@ -145,11 +146,11 @@ async def test_a_cancelled_request_leaves_its_shadow_alone(make: SimpleNamespace
     assert (["m"], 0) == (target.cancelled, runtime.shadows.num_inflight)
 
 
-async def test_a_closed_runtime_has_no_shadow_left(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_a_closed_runtime_has_no_shadow_left(virtual_clock: Any) -> None:
     """Its call is cancelled, and none starts any more."""
-    target = make.FakeTarget(shadow=make.answering(after_ms=500))
+    target = FakeTarget(shadow=answering(after_ms=500))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
-    executor = GraphExecutor(shadowed(make, ShadowPlan(100.0, 0)), runtime)
+    executor = GraphExecutor(shadowed(ShadowPlan(100.0, 0)), runtime)
     await make.run(executor)
     await asyncio.sleep(0.001)
     await runtime.close()
@@ -158,7 +159,7 @@ async def test_a_closed_runtime_has_no_shadow_left(make: SimpleNamespace, virtua
     assert (0, 1) == (runtime.shadows.num_inflight, counters_of(runtime).num_shadows_dropped)
 
 
-async def test_a_shadow_of_alternatives_sees_the_inputs_of_the_node(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_a_shadow_of_alternatives_sees_the_inputs_of_the_node(virtual_clock: Any) -> None:
     """It starts with the node, whichever branch is taken."""
     branches = [make.step("b", "m", {"IN": "X"}, {"OUT": "Y"}, is_otherwise=True)]
     shadow = make.step("s", "shadow", {"IN": "X"}, {}, shadow=ShadowPlan(100.0, 0))
@@ -166,14 +167,14 @@ async def test_a_shadow_of_alternatives_sees_the_inputs_of_the_node(make: Simple
     plan = make.graph(
         make.node("sw", NodeKind.SWITCH, branches, inputs=["X"], outputs=["Y"], shadows=with_shadow.steps[1:])
     )
-    target = make.FakeTarget()
+    target = FakeTarget()
     context = CallContext()
     await make.run(plan, target, context=context)
     await asyncio.sleep(0.001)
     assert (["m", "shadow"], "sw[b]") == (target.called(), context.trailing_metadata[0][1])
 
 
-async def test_a_shadow_may_have_a_condition(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_a_shadow_may_have_a_condition(virtual_clock: Any) -> None:
     """It is looked at behind the request's back: what it raises fails nothing."""
 
     def is_large(request: object, tensors: Mapping[str, Any]) -> bool:
@@ -181,24 +182,24 @@ async def test_a_shadow_may_have_a_condition(make: SimpleNamespace, virtual_cloc
             raise InvalidArgumentError("neither large nor small")
         return bool(tensors["X"][0] > 1)
 
-    large = make.FakeCondition(is_large, names=("X",))
-    target = make.FakeTarget()
+    large = FakeCondition(is_large, names=("X",))
+    target = FakeTarget()
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
-    executor = GraphExecutor(shadowed(make, ShadowPlan(100.0, 0), when=large), runtime)
+    executor = GraphExecutor(shadowed(ShadowPlan(100.0, 0), when=large), runtime)
     for value in (0.0, 1.0, 2.0):
         await make.run(executor, inputs={"X": make.tensor(value)})
         await asyncio.sleep(0.001)
     assert [make.tensor(2.0)] == [call.inputs["IN"] for call in target.calls if call.model_name == "shadow"]
 
 
-async def test_a_shadow_holds_only_the_tensors_that_it_reads(make: SimpleNamespace, virtual_clock: Any) -> None:
+async def test_a_shadow_holds_only_the_tensors_that_it_reads(virtual_clock: Any) -> None:
     """A copy on its way for half a minute must not keep what else the request had."""
     steps = [
         make.step("s", "shadow", {"IN": "X"}, {}, shadow=ShadowPlan(100.0, 0)),
         make.step("a", "m", {"IN": "BIG"}, {"OUT": "Y"}),
     ]
     plan = make.graph(make.node("root", SEQUENCE, steps, inputs=["X", "BIG"], outputs=["Y"]))
-    target = make.FakeTarget(shadow=make.answering(after_ms=500))
+    target = FakeTarget(shadow=answering(after_ms=500))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
 
     data = Data(4)
@@ -214,10 +215,17 @@ async def test_a_shadow_holds_only_the_tensors_that_it_reads(make: SimpleNamespa
     assert (1, None) == (runtime.shadows.num_inflight, watched())
 
 
-async def test_a_copy_is_nothing_that_a_bandit_gets_feedback_for(make: SimpleNamespace) -> None:
-    """What it chooses is not remembered by the request's id: its list of choices is one of its own."""
-    seen: list[object] = []
-    when = make.FakeCondition(lambda request, frame: seen.append(request.pulls) or True)
-    await make.run(shadowed(make, ShadowPlan(100.0, 0), when=when), make.FakeTarget())
-    await asyncio.sleep(0)
-    assert [[]] == seen
+async def test_a_copy_is_nothing_that_a_bandit_gets_feedback_for(virtual_clock: Any) -> None:
+    """What it chooses is counted, and not remembered by the request's id."""
+    bandit = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.1, 0)
+    steps = [make.step("A", "shadow", {"IN": "X"}, {})]
+    ab = make.node("ab", NodeKind.SPLITTER, steps, inputs=["X"], outputs=[], bandit=bandit)
+    copy = make.step("s", ab, {"X": "X"}, {}, shadow=ShadowPlan(100.0, 0))
+    answer = make.step("a", "m", {"IN": "X"}, {"OUT": "Y"})
+    plan = make.graph(make.node("root", SEQUENCE, [copy, answer], inputs=["X"], outputs=["Y"]))
+    runtime = Runtime({"model": FakeTarget()}, clock_ns=virtual_clock)
+    await make.run(GraphExecutor(plan, runtime), request_id="r1")
+    await asyncio.sleep(0.001)
+    assert [1] == [known.arm.num_pulls for known in runtime.bandits]
+    with pytest.raises(NotFoundError, match="no request 'r1'"):
+        runtime.bandits.reward_request("g", "r1", 1.0)

@@ -4,10 +4,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import answering, failing
 from tests.unit.weft_router.stream_targets import Plans, collected, counting, numbers, stream_of, stream_target
 
 from weft_common.core import CallContext, InferCall, InferResult
@@ -17,22 +18,22 @@ from weft_router.runtime import Runtime
 
 
 @pytest.fixture
-def target(make: SimpleNamespace) -> Any:
-    return stream_target(make)
+def target() -> Any:
+    return stream_target()
 
 
 @pytest.fixture
-def build(make: SimpleNamespace) -> Plans:
-    return Plans(make)
+def build() -> Plans:
+    return Plans()
 
 
-async def test_what_follows_runs_for_each_response(make: SimpleNamespace, build: Plans, target: Any) -> None:
+async def test_what_follows_runs_for_each_response(build: Plans, target: Any) -> None:
     """One response of the graph for each of the model's, in order; what comes before runs once; then a null one."""
-    target.streams["llm"] = counting(make, 3)
+    target.streams["llm"] = counting(3)
     context = CallContext()
-    got, error = await collected(stream_of(make, build.chat(), target, context=context))
+    got, error = await collected(stream_of(build.chat(), target, context=context))
     assert error is None
-    assert [1, 2, 3] == numbers(make, got)
+    assert [1, 2, 3] == numbers(got)
     assert [(False, False)] * 3 + [(True, True)] == [(result.is_final, result.is_null) for result in got]
     assert {("g", "1", "r")} == {(r.model_name, r.model_version, r.request_id) for r in got}
     assert ["pre", "llm", "post", "post", "post"] == target.called()
@@ -40,17 +41,17 @@ async def test_what_follows_runs_for_each_response(make: SimpleNamespace, build:
     assert (0, 0) == (target.num_open, make.num_other_tasks())
 
 
-async def test_no_response_is_an_end_and_nothing_else(make: SimpleNamespace, build: Plans, target: Any) -> None:
+async def test_no_response_is_an_end_and_nothing_else(build: Plans, target: Any) -> None:
     """What follows never runs."""
-    target.streams["llm"] = counting(make, 0)
+    target.streams["llm"] = counting(0)
     context = CallContext()
-    got, error = await collected(stream_of(make, build.chat(), target, context=context))
+    got, error = await collected(stream_of(build.chat(), target, context=context))
     assert (None, [True]) == (error, [result.is_null for result in got])
     assert ["pre", "llm"] == target.called()
     assert [("x-graph-path", "root.pre;llm")] == context.trailing_metadata
 
 
-async def test_a_last_response_may_carry_outputs(make: SimpleNamespace, build: Plans, target: Any) -> None:
+async def test_a_last_response_may_carry_outputs(build: Plans, target: Any) -> None:
     """A model that marks a real response as its last: it is one of the graph's, whose end comes after it."""
 
     async def script(call: InferCall, context: CallContext) -> AsyncIterator[Any]:
@@ -58,15 +59,13 @@ async def test_a_last_response_may_carry_outputs(make: SimpleNamespace, build: P
         yield InferResult("llm", "1", outputs={"OUT": make.tensor(2)}, is_final=True)
 
     target.streams["llm"] = script
-    got, _ = await collected(stream_of(make, build.chat(), target))
-    assert [1, 2] == numbers(make, got)
+    got, _ = await collected(stream_of(build.chat(), target))
+    assert [1, 2] == numbers(got)
     assert [False, False, True] == [result.is_final for result in got]
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-async def test_each_response_of_a_chain_opens_a_stream(
-    make: SimpleNamespace, build: Plans, target: Any, limit: int
-) -> None:
+async def test_each_response_of_a_chain_opens_a_stream(build: Plans, target: Any, limit: int) -> None:
     """The second model answers as often as the number that it gets says; the order is that of nested loops."""
 
     async def repeat(call: InferCall, context: CallContext) -> AsyncIterator[Any]:
@@ -74,7 +73,7 @@ async def test_each_response_of_a_chain_opens_a_stream(
         for _ in range(number):
             yield make.tensor(number)
 
-    target.streams |= {"a": counting(make, 3), "b": repeat}
+    target.streams |= {"a": counting(3), "b": repeat}
     plan = build.graph(
         build.stream("a", "X", "t"),
         build.step("mid", "t", "m"),
@@ -83,16 +82,14 @@ async def test_each_response_of_a_chain_opens_a_stream(
         max_inflight_responses=limit,
     )
     context = CallContext()
-    got, error = await collected(stream_of(make, plan, target, context=context))
-    assert (None, [1, 2, 2, 3, 3, 3]) == (error, numbers(make, got))
+    got, error = await collected(stream_of(plan, target, context=context))
+    assert (None, [1, 2, 2, 3, 3, 3]) == (error, numbers(got))
     assert [1, 3, 3, 6] == [target.called().count(name) for name in ("a", "mid", "b", "end")]
     assert [("x-graph-path", "root.a;mid;b;end")] == context.trailing_metadata
     assert (0, 0) == (target.num_open, make.num_other_tasks())
 
 
-async def test_steps_beside_the_stream_run_once_and_at_the_same_time(
-    make: SimpleNamespace, build: Plans, target: Any
-) -> None:
+async def test_steps_beside_the_stream_run_once_and_at_the_same_time(build: Plans, target: Any) -> None:
     """Their tensors are in every response; a response waits for them."""
     both = asyncio.Barrier(2)
 
@@ -114,17 +111,15 @@ async def test_steps_beside_the_stream_run_once_and_at_the_same_time(
         outputs={"Y": "Y", "S": "s"},
     )
     async with asyncio.timeout(5):
-        got, error = await collected(stream_of(make, plan, target))
-    assert (None, [1, 2], [7, 7]) == (error, numbers(make, got), numbers(make, got, "S"))
+        got, error = await collected(stream_of(plan, target))
+    assert (None, [1, 2], [7, 7]) == (error, numbers(got), numbers(got, "S"))
     assert ["join", "join", "llm", "side"] == sorted(target.called())
 
 
-async def test_a_stream_is_not_read_faster_than_its_responses_are_taken(
-    make: SimpleNamespace, build: Plans, target: Any
-) -> None:
+async def test_a_stream_is_not_read_faster_than_its_responses_are_taken(build: Plans, target: Any) -> None:
     """With no limit given one response is in work at once; the model makes no other before it is taken."""
-    target.streams["llm"] = counting(make, 5)
-    async with aclosing(stream_of(make, build.chat(), target)) as results:
+    target.streams["llm"] = counting(5)
+    async with aclosing(stream_of(build.chat(), target)) as results:
         for number in (1, 2, 3):
             await anext(results)
             for _ in range(20):
@@ -133,9 +128,7 @@ async def test_a_stream_is_not_read_faster_than_its_responses_are_taken(
 
 
 @pytest.mark.parametrize("limit", [1, 2, 9])
-async def test_a_response_does_not_wait_for_those_after_it(
-    make: SimpleNamespace, build: Plans, target: Any, limit: int
-) -> None:
+async def test_a_response_does_not_wait_for_those_after_it(build: Plans, target: Any, limit: int) -> None:
     """However many may be in work at once, it is there before the model makes the next."""
     goes_on = asyncio.Event()
 
@@ -147,14 +140,14 @@ async def test_a_response_does_not_wait_for_those_after_it(
     target.streams["llm"] = script
     async with (
         asyncio.timeout(5),
-        aclosing(stream_of(make, build.chat(max_inflight_responses=limit), target)) as results,
+        aclosing(stream_of(build.chat(max_inflight_responses=limit), target)) as results,
     ):
         first = await anext(results)
         goes_on.set()
-        assert [1, 2] == numbers(make, [first, await anext(results)])
+        assert [1, 2] == numbers([first, await anext(results)])
 
 
-async def test_so_many_responses_are_in_work_at_once(make: SimpleNamespace, build: Plans, target: Any) -> None:
+async def test_so_many_responses_are_in_work_at_once(build: Plans, target: Any) -> None:
     """Three of five meet in the step that follows; the stream is read no further; answers keep their order."""
     release = [asyncio.Event() for _ in range(6)]
     entered: list[int] = []
@@ -165,9 +158,9 @@ async def test_so_many_responses_are_in_work_at_once(make: SimpleNamespace, buil
         await release[number].wait()
         return {"OUT": call.inputs["IN"]}
 
-    target.streams["llm"] = counting(make, 5)
+    target.streams["llm"] = counting(5)
     target.answers["post"] = post
-    results = stream_of(make, build.chat(max_inflight_responses=3), target)
+    results = stream_of(build.chat(max_inflight_responses=3), target)
     first = asyncio.ensure_future(anext(results))
     for _ in range(50):
         await asyncio.sleep(0)
@@ -180,11 +173,11 @@ async def test_so_many_responses_are_in_work_at_once(make: SimpleNamespace, buil
     for event in release:
         event.set()
     got = [await first, *(await collected(results))[0]]
-    assert [1, 2, 3, 4, 5] == numbers(make, got)
+    assert [1, 2, 3, 4, 5] == numbers(got)
     assert 0 == make.num_other_tasks()
 
 
-async def test_response_parameters_are_those_of_one_response(make: SimpleNamespace, build: Plans, target: Any) -> None:
+async def test_response_parameters_are_those_of_one_response(build: Plans, target: Any) -> None:
     """What earlier steps said is in all; what the stream said with one response is in that one alone."""
 
     async def script(call: InferCall, context: CallContext) -> AsyncIterator[Any]:
@@ -192,15 +185,15 @@ async def test_response_parameters_are_those_of_one_response(make: SimpleNamespa
             yield InferResult("llm", "7", parameters=parameters, outputs={"OUT": make.tensor(1)}, is_final=False)
 
     target.streams["llm"] = script
-    target.answers["pre"] = make.answering(cost=2)
-    got, _ = await collected(stream_of(make, build.chat(max_inflight_responses=2), target))
+    target.answers["pre"] = answering(cost=2)
+    got, _ = await collected(stream_of(build.chat(max_inflight_responses=2), target))
     assert [{"cost": 2, "n": 1}, {"cost": 2}, {"cost": 2, "n": 3}, {}] == [dict(result.parameters) for result in got]
 
 
-async def test_a_trace_comes_with_the_end(make: SimpleNamespace, build: Plans, target: Any) -> None:
+async def test_a_trace_comes_with_the_end(build: Plans, target: Any) -> None:
     """The last response is then not null; it says how many responses there were and what was asked of the model."""
-    target.streams["llm"] = counting(make, 4)
-    got, _ = await collected(stream_of(make, build.chat(), target, parameters={"graph_trace": True}))
+    target.streams["llm"] = counting(4)
+    got, _ = await collected(stream_of(build.chat(), target, parameters={"graph_trace": True}))
     assert [False] * 5 == [result.is_null for result in got]
     assert (True, {}) == (got[-1].is_final, got[-1].outputs)
     entries = json.loads(got[-1].parameters["graph_trace"])
@@ -210,59 +203,57 @@ async def test_a_trace_comes_with_the_end(make: SimpleNamespace, build: Plans, t
     assert all("graph_trace" not in result.parameters for result in got[:-1])
 
 
-async def test_outputs_that_need_no_stream_open_none(make: SimpleNamespace, build: Plans, target: Any) -> None:
+async def test_outputs_that_need_no_stream_open_none(build: Plans, target: Any) -> None:
     """The graph answers once."""
     plan = build.graph(build.step("pre", "X", "p"), build.stream("llm", "p", "Y"), outputs={"Y": "Y", "P": "p"})
-    got, error = await collected(stream_of(make, plan, target, outputs=("P",)))
-    assert (None, [0], ["pre"]) == (error, numbers(make, got, "P"), target.called())
+    got, error = await collected(stream_of(plan, target, outputs=("P",)))
+    assert (None, [0], ["pre"]) == (error, numbers(got, "P"), target.called())
 
 
-async def test_intermediate_tensors_are_those_of_one_response(make: SimpleNamespace, build: Plans, target: Any) -> None:
+async def test_intermediate_tensors_are_those_of_one_response(build: Plans, target: Any) -> None:
     """Of the stream and of what follows; those of earlier steps are in every response."""
-    target.streams["llm"] = counting(make, 2)
+    target.streams["llm"] = counting(2)
     asked = ("pre/OUT", "llm/OUT", "post/OUT", "Y")
-    got, _ = await collected(stream_of(make, build.chat(max_inflight_responses=2), target, outputs=asked))
-    assert [[0, 0], [1, 2], [1, 2], [1, 2]] == [numbers(make, got, name) for name in asked]
+    got, _ = await collected(stream_of(build.chat(max_inflight_responses=2), target, outputs=asked))
+    assert [[0, 0], [1, 2], [1, 2], [1, 2]] == [numbers(got, name) for name in asked]
     assert list(asked) == list(got[0].outputs)
 
 
-async def test_a_shadow_of_a_response_holds_up_nothing(make: SimpleNamespace, build: Plans, target: Any) -> None:
+async def test_a_shadow_of_a_response_holds_up_nothing(build: Plans, target: Any) -> None:
     """It gets a copy of each response, and its failure is nobody's."""
-    target.streams["llm"] = counting(make, 2)
-    target.answers["new"] = make.failing()
+    target.streams["llm"] = counting(2)
+    target.answers["new"] = failing()
     plan = build.graph(
         build.stream("llm", "X", "t"),
         build.step("post", "t", "Y"),
         make.step("new", "new", {"IN": "t"}, {}, shadow=ShadowPlan(100, 0)),
     )
     executor = GraphExecutor(plan, Runtime({"model": target}))
-    got, error = await collected(stream_of(make, executor, target))
+    got, error = await collected(stream_of(executor, target))
     await executor._runtime.close()
-    assert (None, [1, 2]) == (error, numbers(make, got))
+    assert (None, [1, 2]) == (error, numbers(got))
 
 
-async def test_what_only_a_shadow_reads_runs_where_no_output_is_named(
-    make: SimpleNamespace, build: Plans, target: Any
-) -> None:
+async def test_what_only_a_shadow_reads_runs_where_no_output_is_named(build: Plans, target: Any) -> None:
     """A request for some outputs leaves it out, and the shadow with it."""
-    target.streams["llm"] = counting(make, 2)
+    target.streams["llm"] = counting(2)
     plan = build.graph(
         build.stream("llm", "X", "Y"),
         build.step("side", "X", "s"),
         make.step("new", "new", {"IN": "s"}, {}, shadow=ShadowPlan(100, 0)),
     )
     executor = GraphExecutor(plan, Runtime({"model": target}))
-    await collected(stream_of(make, executor, target))
+    await collected(stream_of(executor, target))
     assert ["llm", "new", "side"] == sorted(target.called())
     target.calls.clear()
-    await collected(stream_of(make, executor, target, outputs=("Y",)))
+    await collected(stream_of(executor, target, outputs=("Y",)))
     assert ["llm"] == target.called()
 
 
-async def test_a_stream_without_limit_ends_well_however_long(make: SimpleNamespace, build: Plans, target: Any) -> None:
+async def test_a_stream_without_limit_ends_well_however_long(build: Plans, target: Any) -> None:
     """Thousands of responses leave no records behind."""
-    target.streams["llm"] = counting(make, 3_000)
+    target.streams["llm"] = counting(3_000)
     context = CallContext()
-    got, error = await collected(stream_of(make, build.chat(max_inflight_responses=8), target, context=context))
+    got, error = await collected(stream_of(build.chat(max_inflight_responses=8), target, context=context))
     assert (None, 3_001) == (error, len(got))
     assert [("x-graph-path", "root.pre;llm;post")] == context.trailing_metadata

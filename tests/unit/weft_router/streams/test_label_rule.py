@@ -3,8 +3,10 @@
 import random
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
+
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft_common.signature import ModelSignature, TensorSpec
@@ -123,14 +125,14 @@ class Catalog:
         return []
 
 
-def streaming_target(make: SimpleNamespace) -> Any:
+def streaming_target() -> Any:
     """A target on which a model says its name and its inputs, a decoupled one several times with a number behind."""
 
     async def answer(call: InferCall, context: CallContext) -> InferResult:
         text = said(call.model_name, [split_bytes(call.inputs[name].data)[0].decode() for name in sorted(call.inputs)])
         return InferResult(call.model_name, "1", outputs={"OUT": bytes_tensor([text], (1,))})
 
-    class StreamingTarget(make.FakeTarget):
+    class StreamingTarget(FakeTarget):
         async def infer(self, call: InferCall, context: CallContext) -> InferResult:
             return await answer(call, context)
 
@@ -156,7 +158,7 @@ async def answers(executor: GraphExecutor, *outputs: str) -> list[list[str]]:
     return [[split_bytes(result.outputs[name].data)[0].decode() for name in outputs] for result in results]
 
 
-async def test_what_follows_one_stream_is_taken_and_runs_as_it_reads(make: SimpleNamespace) -> None:
+async def test_what_follows_one_stream_is_taken_and_runs_as_it_reads() -> None:
     """Of random graphs the others are refused (G019); responses, their order and their tensors are as defined."""
     num_taken = num_streaming = 0
     for seed in range(NUM_GRAPHS):
@@ -166,7 +168,7 @@ async def test_what_follows_one_stream_is_taken_and_runs_as_it_reads(make: Simpl
         assert (set() if graph.follows_one_stream() else {"G019"}) == codes, graph
         if codes:
             continue
-        executor = GraphExecutor(compile_graph(source, Catalog()), Runtime({"model": streaming_target(make)}))
+        executor = GraphExecutor(compile_graph(source, Catalog()), Runtime({"model": streaming_target()}))
         expected = list(graph.responses(*graph.outputs))
         assert expected == await answers(executor, *(f"t{i}" for i in graph.outputs)), graph
         steps = sorted(graph.behind(graph.outputs))

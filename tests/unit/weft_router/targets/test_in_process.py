@@ -7,10 +7,10 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.weft_router import make
 
 from weft_common.core import CallContext, IndexEntry, InferCall, InferResult
 from weft_common.errors import (
@@ -33,7 +33,7 @@ from weft_router.targets.in_process import InProcessTarget
 class RaisingCore:
     """Serves `double`, whose answers are what `act` makes of a call; `is_loaded` is whether it can tell of it."""
 
-    def __init__(self, make: SimpleNamespace, act: Callable[[CallContext], Any] = lambda context: None) -> None:
+    def __init__(self, act: Callable[[CallContext], Any] = lambda context: None) -> None:
         signature = make.signature("double", [make.spec("X", dims=(2,))], [make.spec("Y", dims=(2,))], max_batch_size=4)
         self.model_config: ModelConfig = config_of_signature(signature)
         self.counters = ModelStatistics("double", "1")
@@ -62,14 +62,14 @@ class RaisingCore:
         yield await self.infer(call, context)
 
 
-def call(make: SimpleNamespace) -> InferCall:
+def call() -> InferCall:
     return InferCall("double", inputs={"X": make.tensor(1, 2, shape=(1, 2))})
 
 
-async def failure(make: SimpleNamespace, act: Callable[[CallContext], Any], **context: Any) -> RemoteError:
+async def failure(act: Callable[[CallContext], Any], **context: Any) -> RemoteError:
     """What a call of a core that does so ends with."""
     with pytest.raises(RemoteError) as caught:
-        await InProcessTarget("model", RaisingCore(make, act)).infer(call(make), CallContext(**context))
+        await InProcessTarget("model", RaisingCore(act)).infer(call(), CallContext(**context))
     return caught.value
 
 
@@ -80,32 +80,30 @@ def raising(error: Exception) -> Callable[[CallContext], Any]:
     return act
 
 
-async def test_errors_arrive_as_those_of_another_service(make: SimpleNamespace) -> None:
+async def test_errors_arrive_as_those_of_another_service() -> None:
     """Code, text, hint and error id are kept, and so is that a request was never begun; a long text is cut."""
-    full = await failure(make, raising(ResourceExhaustedError("full", retry_after_ms=7).refused()))
+    full = await failure(raising(ResourceExhaustedError("full", retry_after_ms=7).refused()))
     assert ("RESOURCE_EXHAUSTED", "full", 7, True) == (full.code, full.message, full.retry_after_ms, full.is_refused)
-    behind = await failure(make, raising(RemoteError("UNAVAILABLE", "down").refused()))
+    behind = await failure(raising(RemoteError("UNAVAILABLE", "down").refused()))
     assert ("UNAVAILABLE", False) == (behind.code, behind.is_refused)
-    broken = await failure(make, raising(InternalError("it failed", error_id="abc")))
+    broken = await failure(raising(InternalError("it failed", error_id="abc")))
     assert ("INTERNAL", "it failed (error id abc)", "abc") == (broken.code, broken.message, broken.error_id)
-    long = await failure(make, raising(InvalidArgumentError("x" * 10_000)))
+    long = await failure(raising(InvalidArgumentError("x" * 10_000)))
     assert MAX_TEXT_BYTES == len(long.message)
-    empty = await failure(make, raising(InvalidArgumentError("")))
+    empty = await failure(raising(InvalidArgumentError("")))
     assert "model 'double' on target 'model' (in-process) answered INVALID_ARGUMENT" == empty.message
 
 
-async def test_what_nobody_expected_is_internal_with_an_id_in_the_log(
-    make: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_nobody_expected_is_internal_with_an_id_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """The exception's text is in the log only; a TimeoutError of the core is no deadline."""
-    error = await failure(make, raising(TimeoutError("a secret")), deadline_ns=time.monotonic_ns() + 10**10)
+    error = await failure(raising(TimeoutError("a secret")), deadline_ns=time.monotonic_ns() + 10**10)
     assert "INTERNAL" == error.code
     assert f"weft.model failed on model 'double' (error id {error.error_id})" == error.message
     assert error.error_id == caplog.records[-1].error_id  # type: ignore[attr-defined]
     assert "a secret" in caplog.text
 
 
-async def test_a_late_stream_ends_at_its_deadline(make: SimpleNamespace) -> None:
+async def test_a_late_stream_ends_at_its_deadline() -> None:
     """What came before is there; the core's generator is closed."""
     closed = asyncio.Event()
 
@@ -115,8 +113,8 @@ async def test_a_late_stream_ends_at_its_deadline(make: SimpleNamespace) -> None
         finally:
             closed.set()
 
-    target = InProcessTarget("model", RaisingCore(make, lambda context: wait_for_ever()))
-    stream = target.stream_infer(call(make), CallContext(deadline_ns=time.monotonic_ns() + 50_000_000))
+    target = InProcessTarget("model", RaisingCore(lambda context: wait_for_ever()))
+    stream = target.stream_infer(call(), CallContext(deadline_ns=time.monotonic_ns() + 50_000_000))
     assert not (await anext(stream)).is_final
     with pytest.raises(RemoteError, match=r"the stream of model 'double' .* did not end within the \d+ ms") as caught:
         await anext(stream)
@@ -124,9 +122,9 @@ async def test_a_late_stream_ends_at_its_deadline(make: SimpleNamespace) -> None
     assert closed.is_set()
 
 
-async def test_an_error_among_the_responses_ends_a_stream(make: SimpleNamespace) -> None:
+async def test_an_error_among_the_responses_ends_a_stream() -> None:
     """As between services: what others may follow is not asked for."""
-    core = RaisingCore(make)
+    core = RaisingCore()
 
     async def responses(call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         yield InferResult("double", "1", is_final=False, error=InvalidArgumentError("not this one"))
@@ -134,12 +132,12 @@ async def test_an_error_among_the_responses_ends_a_stream(make: SimpleNamespace)
 
     core.stream_infer = responses  # type: ignore[method-assign]
     with pytest.raises(RemoteError, match="not this one"):
-        await anext(InProcessTarget("model", core).stream_infer(call(make), CallContext()))
+        await anext(InProcessTarget("model", core).stream_infer(call(), CallContext()))
 
 
-async def test_a_model_that_is_not_ready_now_stays_known(make: SimpleNamespace) -> None:
+async def test_a_model_that_is_not_ready_now_stays_known() -> None:
     """As with a target behind gRPC: graphs say that it is not ready, not that there is none; a reload is seen."""
-    core = RaisingCore(make)
+    core = RaisingCore()
     target = InProcessTarget("model", core)
     (ready,) = await target.discover(timeout_s=1)
     core.is_loaded = False
@@ -150,22 +148,22 @@ async def test_a_model_that_is_not_ready_now_stays_known(make: SimpleNamespace) 
     assert 9 == reloaded.signature.max_batch_size
 
 
-async def test_a_router_tells_the_counters_that_the_core_keeps(make: SimpleNamespace, tmp_path: Path) -> None:
+async def test_a_router_tells_the_counters_that_the_core_keeps(tmp_path: Path) -> None:
     """Those of its own view, which have no queue, are not shown beside."""
-    core = RaisingCore(make)
+    core = RaisingCore()
     router = RouterCore(tmp_path, [InProcessTarget("model", core)])
     await router.start()
-    await router.infer(call(make), CallContext())
+    await router.infer(call(), CallContext())
     assert [core.counters] == router.statistics("", "") == router.statistics("double", "1")
     await router.close(grace_s=1)
 
 
-async def test_a_call_is_a_client_and_a_server_span(make: SimpleNamespace, otlp_collector: Any) -> None:
+async def test_a_call_is_a_client_and_a_server_span(otlp_collector: Any) -> None:
     """The span of the service hangs below that of the caller, and has the error."""
     telemetry.configure("weft.router")
     try:
         step = telemetry.start_span("step", parent=None, kind=telemetry.CLIENT)
-        await failure(make, raising(InvalidArgumentError("no")), trace_context=telemetry.context_of(step))
+        await failure(raising(InvalidArgumentError("no")), trace_context=telemetry.context_of(step))
         telemetry.end_span(step)
     finally:
         telemetry.shutdown()
@@ -177,13 +175,13 @@ async def test_a_call_is_a_client_and_a_server_span(make: SimpleNamespace, otlp_
     assert by_name["step"].span_id == served.parent_span_id
 
 
-async def test_an_error_keeps_no_tensors(make: SimpleNamespace) -> None:
+async def test_an_error_keeps_no_tensors() -> None:
     """When the caller has let go of an error, nothing holds the call, also before the garbage collector comes by."""
 
     def refuse(context: CallContext) -> None:
         raise InvalidArgumentError("no")
 
-    request, target = call(make), InProcessTarget("model", RaisingCore(make, refuse))
+    request, target = call(), InProcessTarget("model", RaisingCore(refuse))
     num_references = sys.getrefcount(request)
     gc.disable()
     try:

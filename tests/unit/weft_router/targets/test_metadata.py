@@ -4,11 +4,11 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
+from tests.unit.weft_router import make
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InternalError
@@ -76,7 +76,7 @@ async def routed(server: PlainServer, graphs: Path) -> AsyncIterator[RouterCore]
 
 
 @pytest.mark.parametrize("text", [BATCHED, WHOLE])
-async def test_a_graph_calls_a_model_known_by_its_metadata(tmp_path: Path, make: SimpleNamespace, text: str) -> None:
+async def test_a_graph_calls_a_model_known_by_its_metadata(tmp_path: Path, text: str) -> None:
     """With a batch dimension or without; rows go and come as they are, typed contents as bytes."""
     name = text.split('"')[1]
     make.write(tmp_path, text, name)
@@ -87,9 +87,7 @@ async def test_a_graph_calls_a_model_known_by_its_metadata(tmp_path: Path, make:
         assert {"Y": make.tensor(2, 4, 6, 8, shape=(2, 2))} == result.outputs
 
 
-async def test_a_model_known_by_its_metadata_is_listed_and_called_by_name(
-    tmp_path: Path, make: SimpleNamespace
-) -> None:
+async def test_a_model_known_by_its_metadata_is_listed_and_called_by_name(tmp_path: Path) -> None:
     """It has no version; the router makes a configuration of what is known, for those who ask for one."""
     server = PlainServer()
     async with routed(server, tmp_path) as router:
@@ -102,9 +100,7 @@ async def test_a_model_known_by_its_metadata_is_listed_and_called_by_name(
     assert ["double"] == server.asked
 
 
-async def test_a_graph_holds_it_to_its_metadata_and_a_client_gets_what_it_says(
-    tmp_path: Path, make: SimpleNamespace
-) -> None:
+async def test_a_graph_holds_it_to_its_metadata_and_a_client_gets_what_it_says(tmp_path: Path) -> None:
     """A graph promises its own types; by its own name the model may be as vague as it likes."""
     make.write(tmp_path, WHOLE, "whole")
     async with routed(PlainServer(), tmp_path) as router:

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.weft_router import make
 from tests.unit.weft_router.stream_targets import collected, stream_target
 
 from weft_common.core import CallContext, InferCall
@@ -18,10 +18,10 @@ from weft_router.targets.observed import ObservedTarget
 class Observed:
     """A target with a model `llm`, observed; `lost` has the names that it told were not there."""
 
-    def __init__(self, make: SimpleNamespace, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
         self.statistics: dict[tuple[str, str], ModelStatistics] = {}
         self.lost: list[str] = []
-        inner = stream_target(make)
+        inner = stream_target()
 
         async def stream(call: InferCall, context: CallContext) -> AsyncIterator[Any]:
             yield make.tensor(1)
@@ -37,7 +37,7 @@ class Observed:
         inner.answers["llm"] = hang
         batching = make.signature("llm", max_batch_size=8, version="3")
         self.target = ObservedTarget(inner, self.statistics, self.lost.append, lambda name, version: batching)
-        self.call = InferCall("llm", inputs={"IN": make.tensor(1, 2, 3, shape=(3, 1))})
+        self.call = InferCall("llm", inputs={"IN": make.tensor(1, 2, 3, shape=(3, 1))}, num_rows=3)
 
     @property
     def counted(self) -> dict[str, tuple[int, int, dict[str, int]]]:
@@ -48,27 +48,25 @@ class Observed:
         }
 
 
-async def test_a_whole_stream_is_one_success(make: SimpleNamespace) -> None:
+async def test_a_whole_stream_is_one_success() -> None:
     """Of the version that answered, and as many rows as were sent."""
-    observed = Observed(make)
+    observed = Observed()
     await collected(observed.target.stream_infer(observed.call, CallContext()))
     assert {"1": (3, 1, {})} == observed.counted
 
 
 @pytest.mark.parametrize(("code", "reason", "lost"), [("UNAVAILABLE", "OTHER", ["model"]), ("INTERNAL", "BACKEND", [])])
-async def test_a_stream_that_fails_is_one_failure(
-    make: SimpleNamespace, code: str, reason: str, lost: list[str]
-) -> None:
+async def test_a_stream_that_fails_is_one_failure(code: str, reason: str, lost: list[str]) -> None:
     """Though responses came before; a target that is not there is told of."""
-    observed = Observed(make, RemoteError(code, "boom"))
+    observed = Observed(RemoteError(code, "boom"))
     _, error = await collected(observed.target.stream_infer(observed.call, CallContext()))
     assert code == error.code
     assert ({"3": (0, 0, {reason: 1})}, lost) == (observed.counted, observed.lost)
 
 
-async def test_what_is_left_counts_as_cancelled(make: SimpleNamespace) -> None:
+async def test_what_is_left_counts_as_cancelled() -> None:
     """A stream that is closed, and a call that is cancelled."""
-    observed = Observed(make)
+    observed = Observed()
     async with aclosing(observed.target.stream_infer(observed.call, CallContext())) as results:
         await anext(results)
     assert {"3": (0, 0, {"CANCELED": 1})} == observed.counted

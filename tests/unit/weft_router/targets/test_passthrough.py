@@ -2,10 +2,11 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft_common.errors import InternalError
@@ -16,35 +17,35 @@ from weft_router.target import TargetModel
 
 
 @pytest.fixture
-def model(make: SimpleNamespace) -> TargetModel:
+def model() -> TargetModel:
     """A model that batches: X to Y, [rows, 2]."""
     x, y = make.spec("X", dims=(2,)), make.spec("Y", dims=(2,))
     signature = make.signature("double", [x], [y], max_batch_size=8)
     return TargetModel(signature, True, config_of_signature(signature))
 
 
-async def answered(make: SimpleNamespace, model: TargetModel, **outputs: WireTensor) -> dict[str, WireTensor]:
+async def answered(model: TargetModel, **outputs: WireTensor) -> dict[str, WireTensor]:
     """What a client of the router gets when the model answers two rows with these outputs."""
 
     async def answer(call: InferCall, context: CallContext) -> dict[str, WireTensor]:
         return outputs
 
     call = InferCall("double", inputs={"X": make.tensor(1, 2, 3, 4, shape=(2, 2))})
-    return (await pass_through(make.FakeTarget(double=answer), model, call, CallContext())).outputs
+    return (await pass_through(FakeTarget(double=answer), model, call, CallContext())).outputs
 
 
 async def test_an_answer_of_another_number_of_rows_is_refused(
-    make: SimpleNamespace, model: TargetModel, caplog: pytest.LogCaptureFixture
+    model: TargetModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The error names the model, says what is wrong, and is in the log under its id."""
     text = "double@1: output 'Y' of model 'double' is not as it declares: its batch size is 3, that of the request is 2"
     with pytest.raises(InternalError) as caught:
-        await answered(make, model, Y=make.tensor(*range(6), shape=(3, 2)))
+        await answered(model, Y=make.tensor(*range(6), shape=(3, 2)))
     assert f"{text} (error id {caught.value.error_id})" == caught.value.message
     assert [caught.value.error_id] == [record.error_id for record in caplog.records]
 
 
-async def test_classes_are_no_broken_promise(make: SimpleNamespace, model: TargetModel) -> None:
+async def test_classes_are_no_broken_promise(model: TargetModel) -> None:
     """The target answers the best classes of an output in place of its tensor, which the model declares."""
 
     async def answer(call: InferCall, context: CallContext) -> dict[str, WireTensor]:
@@ -53,7 +54,7 @@ async def test_classes_are_no_broken_promise(make: SimpleNamespace, model: Targe
 
     inputs = {"X": make.tensor(1, 2, 3, 4, shape=(2, 2))}
     call = InferCall("double", inputs=inputs, outputs=(RequestedOutput("Y", {"classification": 1}),))
-    result = await pass_through(make.FakeTarget(double=answer), model, call, CallContext())
+    result = await pass_through(FakeTarget(double=answer), model, call, CallContext())
     assert "BYTES" == result.outputs["Y"].datatype
 
 
@@ -66,26 +67,26 @@ async def test_classes_are_no_broken_promise(make: SimpleNamespace, model: Targe
     ],
 )
 async def test_an_answer_of_another_type_or_shape_is_refused(
-    make: SimpleNamespace, model: TargetModel, datatype: str, shape: tuple[int, ...], fault: str
+    model: TargetModel, datatype: str, shape: tuple[int, ...], fault: str
 ) -> None:
     """As a step of a graph would."""
     with pytest.raises(InternalError, match=fault):
-        await answered(make, model, Y=WireTensor(datatype, shape, bytes(16)))
+        await answered(model, Y=WireTensor(datatype, shape, bytes(16)))
 
 
-async def test_what_is_not_declared_or_not_known_goes_through(make: SimpleNamespace, model: TargetModel) -> None:
+async def test_what_is_not_declared_or_not_known_goes_through(model: TargetModel) -> None:
     """An output that the configuration does not have; any answer of a model that has none; a lack of one."""
     more = {"Y": make.tensor(*range(4), shape=(2, 2)), "MORE": make.tensor(1)}
-    assert more == await answered(make, model, **more)
-    assert {} == await answered(make, model)
+    assert more == await answered(model, **more)
+    assert {} == await answered(model)
     odd = {"Y": make.tensor(1)}
-    assert odd == await answered(make, model._replace(config=None), **odd)
+    assert odd == await answered(model._replace(config=None), **odd)
 
 
-async def test_responses_of_a_stream_are_checked_but_for_their_rows(make: SimpleNamespace, model: TargetModel) -> None:
+async def test_responses_of_a_stream_are_checked_but_for_their_rows(model: TargetModel) -> None:
     """A decoupled model answers when it likes, not row by row; what comes before a bad response is given."""
 
-    class Target(make.FakeTarget):
+    class Target(FakeTarget):
         async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
             for shape in ((1, 2), (3, 2), (2,)):
                 outputs = {"Y": WireTensor("FP32", shape, bytes(4 * shape[0] * shape[-1]))}

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError, UnavailableError
@@ -32,8 +33,7 @@ def lost() -> RemoteError:
 class Fleet:
     """Replicas by address, each a `FakeTarget`; `tell` says how one is."""
 
-    def __init__(self, make: SimpleNamespace, addresses: Sequence[str], *models: TargetModel) -> None:
-        self.make = make
+    def __init__(self, addresses: Sequence[str], *models: TargetModel) -> None:
         self.models = list(models) or [TargetModel(make.signature("m"), True)]
         self.addresses = list(addresses)
         self.fakes: dict[str, Any] = {}
@@ -46,7 +46,7 @@ class Fleet:
         return list(self.addresses)
 
     def connect(self, address: str) -> Any:
-        self.fakes[address] = fake = self.make.FakeTarget(address)
+        self.fakes[address] = fake = FakeTarget(address)
         fake.models = list(self.models)
         return fake
 
@@ -92,8 +92,8 @@ def in_sequence(number: int | str, *, start: bool = False, end: bool = False) ->
 
 
 @pytest.fixture
-def fleet(make: SimpleNamespace) -> Fleet:
-    return Fleet(make, ["a:1", "b:1"])
+def fleet() -> Fleet:
+    return Fleet(["a:1", "b:1"])
 
 
 async def infer(target: ReplicatedTarget, one: InferCall | None = None, **context: Any) -> InferResult:
@@ -225,11 +225,11 @@ async def test_a_call_waits_for_a_replica_that_is_about_to_come(fleet: Fleet) ->
 
 @pytest.mark.parametrize(("code", "least_s"), [("NOT_FOUND", 0), ("UNAVAILABLE", 0.05)])
 async def test_a_refusal_by_the_only_replica_is_told_soon(
-    make: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, code: str, least_s: float
+    monkeypatch: pytest.MonkeyPatch, code: str, least_s: float
 ) -> None:
     """At once where waiting cannot help; else as soon as word of its health would have come."""
     monkeypatch.setattr("weft_router.targets.chooser.SHORT_LULL_S", 0.05)
-    fleet = Fleet(make, ["a:1"])
+    fleet = Fleet(["a:1"])
     async with replicated(fleet) as target:
         fleet.fakes["a:1"].answers["m"] = _raise(lambda: RemoteError(code, "not ready").refused())
         loop = asyncio.get_running_loop()
@@ -250,9 +250,9 @@ async def test_a_call_that_may_have_run_is_not_made_again(fleet: Fleet) -> None:
         assert 1 == fleet.calls().total()
 
 
-async def test_a_further_attempt_goes_to_another_replica(make: SimpleNamespace) -> None:
+async def test_a_further_attempt_goes_to_another_replica() -> None:
     """As long as there is one that was not tried; then to any."""
-    fleet = Fleet(make, ["a:1", "b:1", "c:1"])
+    fleet = Fleet(["a:1", "b:1", "c:1"])
     async with replicated(fleet) as target:
         for _ in range(20):
             tried: list[str] = []
@@ -300,7 +300,7 @@ async def test_a_new_process_at_the_address_is_called_at_once(fleet: Fleet) -> N
 async def test_calls_go_only_where_the_model_is_ready(fleet: Fleet) -> None:
     """Models and versions differ while one replica is replaced."""
     async with replicated(fleet) as target:
-        old, new = fleet.make.signature("m", version="1"), fleet.make.signature("m", version="2")
+        old, new = make.signature("m", version="1"), make.signature("m", version="2")
         fleet.fakes["a:1"].models = [TargetModel(old, True)]
         fleet.fakes["b:1"].models = [TargetModel(old, True), TargetModel(new, True)]
         models = await target.discover(timeout_s=1)
@@ -319,7 +319,7 @@ async def test_calls_go_only_where_the_model_is_ready(fleet: Fleet) -> None:
 async def test_without_a_version_the_highest_decides(fleet: Fleet) -> None:
     """Replicas whose default version has another signature get no calls that name none."""
     async with replicated(fleet) as target:
-        new = replace(fleet.make.signature("m", version="2"), max_batch_size=8)
+        new = replace(make.signature("m", version="2"), max_batch_size=8)
         fleet.fakes["b:1"].models = [TargetModel(new, True)]
         await target.discover(timeout_s=1)
         for _ in range(10):
@@ -327,9 +327,9 @@ async def test_without_a_version_the_highest_decides(fleet: Fleet) -> None:
         assert {"b:1": 10} == fleet.calls()
 
 
-async def test_the_odd_one_is_left_out(make: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_odd_one_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """One of three replicas has another signature: it gets calls of other models alone, and that is told once."""
-    fleet = Fleet(make, ["a:1", "b:1", "c:1"], *(TargetModel(make.signature(name), True) for name in "mn"))
+    fleet = Fleet(["a:1", "b:1", "c:1"], *(TargetModel(make.signature(name), True) for name in "mn"))
     async with replicated(fleet) as target:
         odd = replace(make.signature("m"), max_batch_size=9)
         fleet.fakes["a:1"].models = [TargetModel(odd, True), TargetModel(make.signature("n"), True)]
@@ -362,9 +362,9 @@ async def test_the_target_answers_as_long_as_one_replica_does(fleet: Fleet) -> N
             await target.discover(timeout_s=1)
 
 
-async def test_of_many_replicas_a_few_are_asked_at_a_time(make: SimpleNamespace) -> None:
+async def test_of_many_replicas_a_few_are_asked_at_a_time() -> None:
     """Each in its turn, the new ones at once; when one of them says something else than before, all are."""
-    fleet = Fleet(make, [f"r:{i}" for i in range(1, 41)])
+    fleet = Fleet([f"r:{i}" for i in range(1, 41)])
     async with replicated(fleet) as target:
 
         async def num_asked() -> int:
@@ -402,7 +402,7 @@ async def test_a_replica_that_hangs_does_not_keep_the_others_waiting(fleet: Flee
         async def hang(*, timeout_s: float) -> list[TargetModel]:
             hanging.num_discoveries += 1
             await released.wait()
-            return [TargetModel(fleet.make.signature("n"), True)]
+            return [TargetModel(make.signature("n"), True)]
 
         hanging.discover, hanging.num_discoveries = hang, 0
         async with asyncio.timeout(5):
@@ -420,7 +420,7 @@ async def test_what_a_replica_says_late_is_compared_before_it_is_called(fleet: F
     """Another signature than before gets no calls until it is known whether it is the odd one."""
     async with replicated(fleet) as target:
         first, _ = target.replicas
-        first.learn([TargetModel(replace(fleet.make.signature("m"), max_batch_size=9), True)])
+        first.learn([TargetModel(replace(make.signature("m"), max_batch_size=9), True)])
         target._changed()
         for _ in range(20):
             await infer(target)
@@ -428,10 +428,10 @@ async def test_what_a_replica_says_late_is_compared_before_it_is_called(fleet: F
 
 
 @pytest.mark.parametrize("policy", ["least_outstanding", "sticky", "round_robin"])
-async def test_a_sequence_stays_on_its_replica(make: SimpleNamespace, policy: str) -> None:
+async def test_a_sequence_stays_on_its_replica(policy: str) -> None:
     """Whatever the policy; sequences are spread."""
-    fleet = Fleet(make, ["a:1", "b:1", "c:1"])
-    async with replicated(fleet, policy, by_grpc=make.FakeTarget("grpc")) as target:
+    fleet = Fleet(["a:1", "b:1", "c:1"])
+    async with replicated(fleet, policy, by_grpc=FakeTarget("grpc")) as target:
         homes = {}
         for number in range(1, 41):
             tried: list[str] = []
@@ -475,11 +475,11 @@ async def test_a_sequence_whose_replica_refuses_is_lost(fleet: Fleet) -> None:
         assert {tried[-1]} == set(tried[-2:]) != {tried[0]}
 
 
-async def test_a_sequence_that_another_router_started_is_found(make: SimpleNamespace) -> None:
+async def test_a_sequence_that_another_router_started_is_found() -> None:
     """The order of the replicas for its id is the same everywhere."""
     places = []
     for _ in range(2):
-        fleet = Fleet(make, ["a:1", "b:1", "c:1"])
+        fleet = Fleet(["a:1", "b:1", "c:1"])
         async with replicated(fleet) as target:
             tried: list[str] = []
             for number in range(1, 30):
@@ -488,10 +488,10 @@ async def test_a_sequence_that_another_router_started_is_found(make: SimpleNames
     assert places[0] == places[1]
 
 
-async def test_sticky_calls_of_one_key_stay_together(make: SimpleNamespace) -> None:
+async def test_sticky_calls_of_one_key_stay_together() -> None:
     """By a header or a parameter; keys are spread, and those of a lost replica move on."""
     for policy in ("sticky:header=x-user", "sticky:parameter=user"):
-        fleet = Fleet(make, ["a:1", "b:1", "c:1"])
+        fleet = Fleet(["a:1", "b:1", "c:1"])
         async with replicated(fleet, policy) as target:
             homes: dict[str, set[str]] = {}
             for i in range(90):
@@ -512,7 +512,7 @@ async def test_sticky_calls_of_one_key_stay_together(make: SimpleNamespace) -> N
 
 async def test_grpc_chooses_where_its_policy_is_asked_for(fleet: Fleet) -> None:
     """As long as every healthy replica has the model; else the router chooses among those that have it."""
-    by_grpc = fleet.make.FakeTarget("grpc")
+    by_grpc = FakeTarget("grpc")
     async with replicated(fleet, "round_robin", by_grpc) as target:
         await infer(target)
         assert (1, {}) == (len(by_grpc.calls), fleet.calls())
@@ -524,12 +524,12 @@ async def test_grpc_chooses_where_its_policy_is_asked_for(fleet: Fleet) -> None:
     assert by_grpc.is_closed
 
 
-async def test_replicas_follow_the_name(make: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replicas_follow_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new one is called when it has said what it serves; one that left finishes its calls and its sequences first."""
     monkeypatch.setattr("weft_router.targets.membership.RESOLVE_SOON_S", 0.0)
     monkeypatch.setattr("weft_router.targets.membership.RESOLVE_PERIOD_S", 0.01)
     monkeypatch.setattr("weft_router.targets.membership._DRAIN_CHECK_S", 0.001)
-    fleet = Fleet(make, ["a:1"])
+    fleet = Fleet(["a:1"])
     changed = asyncio.Event()
     target = ReplicatedTarget(
         "model", "dns:///m:1", BalancingPolicy(), fleet.settings(is_fixed=False), clock_ns=lambda: fleet.now_ns
@@ -568,9 +568,9 @@ async def test_replicas_follow_the_name(make: SimpleNamespace, monkeypatch: pyte
     await target.close()
 
 
-async def test_a_name_without_an_address_is_told(make: SimpleNamespace) -> None:
+async def test_a_name_without_an_address_is_told() -> None:
     """At discovery, again and again; when it can be resolved, the target serves."""
-    fleet = Fleet(make, [])
+    fleet = Fleet([])
     target = ReplicatedTarget("model", "dns:///m:1", BalancingPolicy(), fleet.settings())
     with pytest.raises(UnavailableError, match=r"target 'model' \(dns:///m:1\) has no address"):
         await target.discover(timeout_s=1)

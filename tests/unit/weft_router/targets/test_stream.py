@@ -4,11 +4,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
+from tests.unit.weft_router import make
 
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import DeadlineExceededError, RemoteError, ResourceExhaustedError, WeftError
@@ -26,8 +26,7 @@ DECOUPLED = "llm"
 class StreamCore:
     """Streams 1, 2, 3 and then does what `then` says; `num_made` counts, `is_over` tells how it ended."""
 
-    def __init__(self, make: SimpleNamespace) -> None:
-        self._make = make
+    def __init__(self) -> None:
         self.then: Callable[[], Awaitable[None]] | None = None
         self.contexts: list[CallContext] = []
         self.num_made = 0
@@ -41,7 +40,7 @@ class StreamCore:
         try:
             for number in (1, 2, 3):
                 self.num_made += 1
-                outputs = {"OUT": self._make.tensor(number)}
+                outputs = {"OUT": make.tensor(number)}
                 yield InferResult(DECOUPLED, "1", call.request_id, {"n": number}, outputs, is_final=False)
             if self.then is not None:
                 await self.then()
@@ -68,8 +67,8 @@ async def listening(add: Callable[[grpc.aio.Server], Any]) -> AsyncIterator[Grpc
 
 
 @pytest.fixture
-async def core(make: SimpleNamespace) -> StreamCore:
-    return StreamCore(make)
+async def core() -> StreamCore:
+    return StreamCore()
 
 
 @pytest.fixture(params=["grpc", "in-process"])
@@ -82,7 +81,7 @@ async def target(request: pytest.FixtureRequest, core: Any) -> AsyncIterator[Tar
         yield target
 
 
-def opened(make: SimpleNamespace, target: Target, **context: Any) -> AsyncGenerator[InferResult, None]:
+def opened(target: Target, **context: Any) -> AsyncGenerator[InferResult, None]:
     return target.stream_infer(InferCall(DECOUPLED, "", "r1", {}, {"IN": make.tensor(0)}), CallContext(**context))
 
 
@@ -102,11 +101,9 @@ async def hang() -> None:
     await asyncio.Event().wait()
 
 
-async def test_responses_come_in_order_and_the_last_says_so(
-    make: SimpleNamespace, core: StreamCore, target: Target
-) -> None:
+async def test_responses_come_in_order_and_the_last_says_so(core: StreamCore, target: Target) -> None:
     """The mark of the last is no parameter of it; the other side ends by itself, not by a cancel."""
-    got, error = await collected(opened(make, target, headers={"x-user-id": "7"}))
+    got, error = await collected(opened(target, headers={"x-user-id": "7"}))
     assert error is None
     assert [{"n": 1}, {"n": 2}, {"n": 3}, {}] == [dict(result.parameters) for result in got]
     assert [(False, False)] * 3 + [(True, True)] == [(result.is_final, result.is_null) for result in got]
@@ -116,29 +113,27 @@ async def test_responses_come_in_order_and_the_last_says_so(
     assert "complete" == await asyncio.wait_for(core.end, 5)
 
 
-async def test_an_error_comes_after_the_responses_before_it(
-    make: SimpleNamespace, core: StreamCore, target: Target
-) -> None:
+async def test_an_error_comes_after_the_responses_before_it(core: StreamCore, target: Target) -> None:
     """With its status and its hint."""
 
     async def refuse() -> None:
         raise ResourceExhaustedError("out of blocks", retry_after_ms=120)
 
     core.then = refuse
-    got, error = await collected(opened(make, target))
+    got, error = await collected(opened(target))
     assert (3, "RESOURCE_EXHAUSTED", 120) == (len(got), error.code, error.retry_after_ms)
     assert "out of blocks" in error.message
 
 
 @pytest.mark.parametrize("num_taken", [0, 1, 3])
 async def test_a_stream_that_is_left_is_cancelled_at_the_other_side(
-    make: SimpleNamespace, core: StreamCore, target: Target, num_taken: int
+    core: StreamCore, target: Target, num_taken: int
 ) -> None:
     """Closed between two responses, or cancelled while the next is awaited."""
     core.then = hang
 
     async def take() -> None:
-        async with aclosing(opened(make, target)) as results:
+        async with aclosing(opened(target)) as results:
             for _ in range(num_taken):
                 await anext(results)
             if num_taken == 3:
@@ -154,18 +149,16 @@ async def test_a_stream_that_is_left_is_cancelled_at_the_other_side(
     assert num_taken == 0 or "given up" == await asyncio.wait_for(core.end, 5)
 
 
-async def test_the_deadline_is_that_of_the_whole_stream(
-    make: SimpleNamespace, core: StreamCore, target: Target
-) -> None:
+async def test_the_deadline_is_that_of_the_whole_stream(core: StreamCore, target: Target) -> None:
     """The error says what was called and how long; a deadline that has passed opens nothing."""
     core.then = hang
     deadline_ns = time.monotonic_ns() + 1_000_000_000
-    got, error = await collected(opened(make, target, deadline_ns=deadline_ns))
+    got, error = await collected(opened(target, deadline_ns=deadline_ns))
     assert (3, "DEADLINE_EXCEEDED") == (len(got), error.code)
     assert f"model '{DECOUPLED}' on target 'model'" in error.message
     assert "given up" == await asyncio.wait_for(core.end, 5)
     with pytest.raises(DeadlineExceededError):
-        await anext(opened(make, target, deadline_ns=1))
+        await anext(opened(target, deadline_ns=1))
     assert 1 == len(core.contexts)
 
 
@@ -184,47 +177,47 @@ class OddServer(GRPCInferenceServiceServicer):
         self.is_complete = True
 
 
-def message(make: SimpleNamespace, number: int, *, is_final: bool = False) -> pb.ModelStreamInferResponse:
+def message(number: int, *, is_final: bool = False) -> pb.ModelStreamInferResponse:
     response = response_from_result(InferResult(DECOUPLED, "4", outputs={"OUT": make.tensor(number)}))
     if is_final:
         response.parameters["triton_final_response"].bool_param = True
     return pb.ModelStreamInferResponse(infer_response=response)
 
 
-async def test_the_end_of_a_stream_without_marks_is_the_end(make: SimpleNamespace) -> None:
+async def test_the_end_of_a_stream_without_marks_is_the_end() -> None:
     """Then the last response is an empty one, made here, so that who reads sees an end in any case."""
-    server = OddServer(message(make, 1), message(make, 2))
+    server = OddServer(message(1), message(2))
     async with listening(lambda to: add_GRPCInferenceServiceServicer_to_server(server, to)) as target:
-        got, error = await collected(opened(make, target))
+        got, error = await collected(opened(target))
     assert (None, [False, False, True]) == (error, [result.is_final for result in got])
     assert (True, "4", "r1") == (got[-1].is_null, got[-1].model_version, got[-1].request_id)
 
 
 @pytest.mark.parametrize(("takes_s", "waits_s", "is_complete"), [(0.05, 5, True), (60, 0.01, False)])
 async def test_a_last_response_may_carry_outputs_and_the_stream_stay_open(
-    make: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, takes_s: float, waits_s: float, is_complete: bool
+    monkeypatch: pytest.MonkeyPatch, takes_s: float, waits_s: float, is_complete: bool
 ) -> None:
     """The server may end the stream by itself, so that it counts no cancel; but it is not waited for for ever."""
     monkeypatch.setattr("weft_common.protocol.rpc.STATUS_WAIT_S", waits_s)
-    server = OddServer(message(make, 1), message(make, 2, is_final=True), takes_s=takes_s)
+    server = OddServer(message(1), message(2, is_final=True), takes_s=takes_s)
     async with listening(lambda to: add_GRPCInferenceServiceServicer_to_server(server, to)) as target:
-        got, error = await collected(opened(make, target))
+        got, error = await collected(opened(target))
         assert is_complete == server.is_complete
     assert (None, [(False, False), (True, False)]) == (error, [(result.is_final, result.is_null) for result in got])
 
 
-async def test_an_error_that_is_a_text_has_no_status(make: SimpleNamespace) -> None:
+async def test_an_error_that_is_a_text_has_no_status() -> None:
     """A server that does not know `triton_grpc_error` says what is wrong, and no more."""
-    server = OddServer(message(make, 1), pb.ModelStreamInferResponse(error_message="too hot"))
+    server = OddServer(message(1), pb.ModelStreamInferResponse(error_message="too hot"))
     async with listening(lambda to: add_GRPCInferenceServiceServicer_to_server(server, to)) as target:
-        got, error = await collected(opened(make, target))
+        got, error = await collected(opened(target))
     assert (1, "UNKNOWN", "too hot") == (len(got), error.code, error.message)
     assert isinstance(error, RemoteError)
 
 
-async def test_a_closed_target_opens_no_stream(make: SimpleNamespace, core: StreamCore) -> None:
+async def test_a_closed_target_opens_no_stream(core: StreamCore) -> None:
     """A call that comes too late gets a status, not an exception of the transport."""
     async with listening(lambda server: add_services(server, core, "weft.model")) as target:
         await target.close()
-        _, error = await collected(opened(make, target))
+        _, error = await collected(opened(target))
     assert "UNAVAILABLE" == error.code

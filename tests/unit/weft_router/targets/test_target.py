@@ -4,11 +4,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import grpc
 import pytest
+from tests.unit.weft_router import make
 
 from weft_common.core import CallContext, IndexEntry, InferCall, InferResult
 from weft_common.errors import DeadlineExceededError, NotFoundError, RemoteError, ResourceExhaustedError
@@ -33,7 +34,7 @@ node { name: "root" sequence { step { name: "only" model_name: "double" } } }
 class TinyCore:
     """Serves `double`, and lists `broken`, which has no configuration; `answer` may be replaced."""
 
-    def __init__(self, make: SimpleNamespace) -> None:
+    def __init__(self) -> None:
         signature = make.signature("double", [make.spec("X", dims=(2,))], [make.spec("Y", dims=(2,))], max_batch_size=4)
         self.model_config: ModelConfig | None = config_of_signature(signature)
         self.calls: list[InferCall] = []
@@ -76,8 +77,8 @@ async def serving(core: TinyCore, port: int = 0) -> AsyncIterator[int]:
 
 
 @pytest.fixture
-def core(make: SimpleNamespace) -> TinyCore:
-    return TinyCore(make)
+def core() -> TinyCore:
+    return TinyCore()
 
 
 @pytest.fixture(params=["grpc", "in-process"])
@@ -92,7 +93,7 @@ async def target(request: pytest.FixtureRequest, core: TinyCore) -> AsyncIterato
         await target.close()
 
 
-def call(make: SimpleNamespace) -> InferCall:
+def call() -> InferCall:
     return InferCall("double", "3", "r1", {"priority": 2, "lang": "de"}, {"X": make.tensor(1, 2, shape=(1, 2))})
 
 
@@ -100,10 +101,10 @@ def in_ms(milliseconds: float) -> CallContext:
     return CallContext(deadline_ns=time.monotonic_ns() + int(milliseconds * 1e6))
 
 
-async def test_a_call_arrives_as_it_was_made(make: SimpleNamespace, core: TinyCore, target: Target) -> None:
+async def test_a_call_arrives_as_it_was_made(core: TinyCore, target: Target) -> None:
     """Tensors, id, parameters and headers there; outputs, version and parameters back."""
-    result = await target.infer(call(make), CallContext(headers={"x-user-id": "7"}))
-    assert call(make) == core.calls[0]
+    result = await target.infer(call(), CallContext(headers={"x-user-id": "7"}))
+    assert call() == core.calls[0]
     assert "7" == core.contexts[0].headers["x-user-id"]
     assert {"Y": make.tensor(1, 2, shape=(1, 2))} == result.outputs
     assert ("double", "3", "r1", {"cost": 2}) == (
@@ -114,16 +115,14 @@ async def test_a_call_arrives_as_it_was_made(make: SimpleNamespace, core: TinyCo
     )
 
 
-async def test_the_deadline_travels_with_the_call(make: SimpleNamespace, core: TinyCore, target: Target) -> None:
+async def test_the_deadline_travels_with_the_call(core: TinyCore, target: Target) -> None:
     """The other side knows what is left, to within what the way costs."""
     context = in_ms(60_000)
-    await target.infer(call(make), context)
+    await target.infer(call(), context)
     assert abs(context.deadline_ns - core.contexts[0].deadline_ns) < 5e9
 
 
-async def test_a_call_that_takes_too_long_ends_at_its_deadline(
-    make: SimpleNamespace, core: TinyCore, target: Target
-) -> None:
+async def test_a_call_that_takes_too_long_ends_at_its_deadline(core: TinyCore, target: Target) -> None:
     """DEADLINE_EXCEEDED with model, target and the time that was left; the other side's work is cancelled."""
     cancelled = asyncio.Event()
 
@@ -133,10 +132,10 @@ async def test_a_call_that_takes_too_long_ends_at_its_deadline(
         finally:
             cancelled.set()
 
-    await target.infer(call(make), CallContext())  # connects, which a busy machine takes long for
+    await target.infer(call(), CallContext())  # connects, which a busy machine takes long for
     core.answer = wait_for_ever
     with pytest.raises((RemoteError, DeadlineExceededError)) as caught:
-        await target.infer(call(make), in_ms(200))
+        await target.infer(call(), in_ms(200))
     assert "DEADLINE_EXCEEDED" == caught.value.code
     assert "model 'double'" in caught.value.message
     assert "did not answer within the" in caught.value.message
@@ -144,14 +143,14 @@ async def test_a_call_that_takes_too_long_ends_at_its_deadline(
         await cancelled.wait()
 
 
-async def test_a_passed_deadline_makes_no_call(make: SimpleNamespace, core: TinyCore, target: Target) -> None:
+async def test_a_passed_deadline_makes_no_call(core: TinyCore, target: Target) -> None:
     """The other side never hears of it."""
     with pytest.raises(DeadlineExceededError, match="model 'double'"):
-        await target.infer(call(make), in_ms(-1))
+        await target.infer(call(), in_ms(-1))
     assert [] == core.calls
 
 
-async def test_a_cancel_reaches_the_other_side(make: SimpleNamespace, core: TinyCore, target: Target) -> None:
+async def test_a_cancel_reaches_the_other_side(core: TinyCore, target: Target) -> None:
     """Its task is cancelled while it waits."""
     is_called, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -163,7 +162,7 @@ async def test_a_cancel_reaches_the_other_side(make: SimpleNamespace, core: Tiny
             cancelled.set()
 
     core.answer = wait_for_ever
-    request = asyncio.create_task(target.infer(call(make), CallContext()))
+    request = asyncio.create_task(target.infer(call(), CallContext()))
     async with asyncio.timeout(5):
         await is_called.wait()
         request.cancel()
@@ -172,7 +171,7 @@ async def test_a_cancel_reaches_the_other_side(make: SimpleNamespace, core: Tiny
         await request
 
 
-async def test_an_error_keeps_code_text_and_retry_hint(make: SimpleNamespace, core: TinyCore, target: Target) -> None:
+async def test_an_error_keeps_code_text_and_retry_hint(core: TinyCore, target: Target) -> None:
     """What the model said is what the graph reports."""
 
     async def refuse() -> None:
@@ -180,7 +179,7 @@ async def test_an_error_keeps_code_text_and_retry_hint(make: SimpleNamespace, co
 
     core.answer = refuse
     with pytest.raises((RemoteError, ResourceExhaustedError)) as caught:
-        await target.infer(call(make), CallContext())
+        await target.infer(call(), CallContext())
     assert ("RESOURCE_EXHAUSTED", 120) == (caught.value.code, caught.value.retry_after_ms)
     assert "Exceeds maximum queue size" in caught.value.message
 
@@ -204,8 +203,8 @@ class ManyModels(TinyCore):
 
     limit = 4
 
-    def __init__(self, make: SimpleNamespace) -> None:
-        super().__init__(make)
+    def __init__(self) -> None:
+        super().__init__()
         self.names = [f"m{i}" for i in range(5 * CONFIGS_PER_DISCOVERY // 2)]
         self.asked: list[str] = []
 
@@ -217,9 +216,9 @@ class ManyModels(TinyCore):
         return [IndexEntry(name, "1", self.state, "") for name in self.names]
 
 
-async def test_a_model_that_was_reloaded_is_noticed_though_the_index_looks_the_same(make: SimpleNamespace) -> None:
+async def test_a_model_that_was_reloaded_is_noticed_though_the_index_looks_the_same() -> None:
     """Each discovery asks for some configurations, in turn, so that many models do not cost many calls each time."""
-    core = ManyModels(make)
+    core = ManyModels()
     async with serving(core) as port:
         target = GrpcTarget("model", f"127.0.0.1:{port}")
         await target.discover(timeout_s=5)
@@ -251,16 +250,16 @@ async def test_a_ready_model_without_a_configuration_is_asked_again(core: TinyCo
 
 
 @pytest.mark.parametrize("seconds", [1e9, 2**63 / 1e6, 2**64])
-async def test_a_deadline_far_away_is_no_passed_one(make: SimpleNamespace, core: TinyCore, seconds: float) -> None:
+async def test_a_deadline_far_away_is_no_passed_one(core: TinyCore, seconds: float) -> None:
     """GRPC's own clock ends after 292 years; a `timeout` parameter may be longer."""
     async with serving(core) as port:
         target = GrpcTarget("model", f"127.0.0.1:{port}")
-        await target.infer(call(make), in_ms(seconds * 1e3))
+        await target.infer(call(), in_ms(seconds * 1e3))
         await target.close()
 
 
 async def test_a_cancel_does_not_break_off_the_task_of_the_grpc_library(
-    make: SimpleNamespace, core: TinyCore, monkeypatch: pytest.MonkeyPatch
+    core: TinyCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library would lose 1 kB of memory for ever each time; its task ends because the call beneath it does."""
     is_called = asyncio.Event()
@@ -272,11 +271,11 @@ async def test_a_cancel_does_not_break_off_the_task_of_the_grpc_library(
     core.answer = hold
     async with serving(core) as port:
         target = GrpcTarget("model", f"127.0.0.1:{port}")
-        start, calls = target._stub.ModelInfer, []
+        start, calls = target._client.stub.ModelInfer, []
         monkeypatch.setattr(
-            target._stub, "ModelInfer", lambda *args, **kw: calls.append(start(*args, **kw)) or calls[0]
+            target._client.stub, "ModelInfer", lambda *args, **kw: calls.append(start(*args, **kw)) or calls[0]
         )
-        request = asyncio.create_task(target.infer(call(make), CallContext()))
+        request = asyncio.create_task(target.infer(call(), CallContext()))
         await is_called.wait()
         request.cancel()
         await asyncio.wait((request, calls[0]._invocation_task))
@@ -286,19 +285,17 @@ async def test_a_cancel_does_not_break_off_the_task_of_the_grpc_library(
         await target.close()
 
 
-async def test_a_closed_target_is_unavailable(make: SimpleNamespace, core: TinyCore) -> None:
+async def test_a_closed_target_is_unavailable(core: TinyCore) -> None:
     """A call that comes too late gets a status, not an exception of the transport."""
     async with serving(core) as port:
         target = GrpcTarget("model", f"127.0.0.1:{port}")
         await target.close()
         with pytest.raises(Exception, match="model 'double'") as caught:
-            await target.infer(call(make), CallContext())
+            await target.infer(call(), CallContext())
         assert "UNAVAILABLE" == caught.value.code
 
 
-async def test_a_killed_target_is_named_and_used_again_when_it_is_back(
-    tmp_path: Path, make: SimpleNamespace, core: TinyCore
-) -> None:
+async def test_a_killed_target_is_named_and_used_again_when_it_is_back(tmp_path: Path, core: TinyCore) -> None:
     """Over the wire at both ends: UNAVAILABLE names step, model and address; then readiness and answers return."""
     (tmp_path / "pipe" / "1").mkdir(parents=True)
     (tmp_path / "pipe" / "1" / "graph.pbtxt").write_text(GRAPH)
@@ -330,7 +327,15 @@ async def test_a_killed_target_is_named_and_used_again_when_it_is_back(
     await router.close(grace_s=0)
 
 
-async def _front(router: RouterCore) -> SimpleNamespace:
+@dataclass
+class Front:
+    """A stub on a server."""
+
+    stub: GRPCInferenceServiceStub
+    close: Callable[[], Awaitable[None]]
+
+
+async def _front(router: RouterCore) -> Front:
     """The router behind a gRPC server, and a stub on it."""
     server = grpc.aio.server()
     add_services(server, router, "weft.router")
@@ -342,4 +347,4 @@ async def _front(router: RouterCore) -> SimpleNamespace:
         await channel.close()
         await server.stop(None)
 
-    return SimpleNamespace(stub=GRPCInferenceServiceStub(channel), close=close)
+    return Front(GRPCInferenceServiceStub(channel), close)

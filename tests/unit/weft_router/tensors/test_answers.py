@@ -1,8 +1,8 @@
 """Models that answer something else than they declare."""
 
-from types import SimpleNamespace
-
 import pytest
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InternalError
@@ -42,13 +42,13 @@ def test_without_batch_dimension_the_dims_are_the_shape() -> None:
     assert "" == misfit(tensor, FLOATS, has_batch=False)
 
 
-async def test_a_wrong_answer_fails_the_step_that_gave_it(make: SimpleNamespace) -> None:
+async def test_a_wrong_answer_fails_the_step_that_gave_it() -> None:
     """The error is INTERNAL and names that model, not the next one that would have refused the tensor."""
 
     async def lie(call: InferCall, context: CallContext) -> dict[str, WireTensor]:
         return {"OUT": make.text("no float")}
 
-    target = make.FakeTarget(liar=lie)
+    target = FakeTarget(liar=lie)
     steps = [make.step("a", "liar", {"IN": "X"}, {"OUT": "M"}), make.step("b", "next", {"IN": "M"}, {"OUT": "Y"})]
     plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
     with pytest.raises(InternalError, match="root/a -> liar@1: output 'OUT' of model 'liar' is not as it declares"):

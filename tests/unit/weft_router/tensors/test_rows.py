@@ -1,12 +1,12 @@
 """Rows of tensors: taken out in groups, put back in order."""
 
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.weft_router import make
 
 from weft_common.errors import InternalError
 from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, decode, encode
@@ -98,7 +98,7 @@ def test_numbers_that_do_not_fit_their_shape_are_refused() -> None:
         split(WireTensor("INT8", (2, 3), bytes(7)), [[0]])
 
 
-def test_a_part_is_bytes(make: SimpleNamespace) -> None:
+def test_a_part_is_bytes() -> None:
     """It can go into a request as it is."""
     assert {bytes} == {type(part.data) for part in split(make.tensor(1, 2, 3, shape=(3, 1)), [[0, 2], [1]])}
 

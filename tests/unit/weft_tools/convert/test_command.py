@@ -4,7 +4,6 @@ import importlib.util
 import io
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -97,7 +96,7 @@ def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     """As from kubectl; lists of Kubernetes are looked into, with a byte order mark before them or not."""
     items = "".join(f"- {line}\n" if i == 0 else f"  {line}\n" for i, line in enumerate(ONE.strip().splitlines()))
     text = "\ufeffapiVersion: v1\nkind: List\nitems:\n" + items
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert 0 == main(["convert", "-"])
     captured = capsys.readouterr()
     assert 'name: "NAME"' in captured.out
@@ -161,8 +160,6 @@ def test_files_and_folders_that_are_not_there(tmp_path: Path, capsys: pytest.Cap
 def test_without_pyyaml_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """It is an extra, because nothing else needs it."""
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        "weft_tools.convert.command.find_spec", lambda name: None if name == "yaml" else find_spec(name)
-    )
+    monkeypatch.setattr("weft_cli.commands.convert.find_spec", lambda name: None if name == "yaml" else find_spec(name))
     assert 2 == main(["convert", str(CHAIN)])
     assert "PyYAML is not installed; install it with: pip install 'weft[convert]'" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from weft_common.tensors import WireTensor, bytes_tensor, decode, encode
 from weft_router.executor import GraphExecutor
 from weft_router.graph import GraphSource, ModelCatalog, compile_graph
 from weft_router.runtime import Runtime
-from weft_tools.convert.command import convert
+from weft_tools.convert.graphs import convert
 from weft_tools.convert.yaml_tree import Source
 
 GOLDEN = Path(__file__).with_name("golden")

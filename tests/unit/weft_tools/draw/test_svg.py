@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
-from tests.unit.weft_router import conftest as make
 from tests.unit.weft_router.random_graphs import Node, graphs, plan_of
 from tests.unit.weft_tools.graphs import PLANS, compiled, many_steps
 
@@ -174,7 +173,7 @@ def test_a_drawing_is_readable(name):
 @given(root=graphs())
 def test_a_random_graph_is_readable(root: Node):
     """Whatever nodes and policies are combined, the drawing holds what that of a written graph does."""
-    check(build_diagram(plan_of(make, root)))
+    check(build_diagram(plan_of(root)))
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.weft_router import conftest as make
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget
 from tests.unit.weft_router.random_graphs import WIDTH, Node, graphs, plan_of
+from tests.unit.weft_router.virtual_clock import VirtualClock, virtual_clock_of_loop
 from tests.unit.weft_tools.explain.explanation import explained
 from tests.unit.weft_tools.explain.taken import taken_steps
 from tests.unit.weft_tools.graphs import PLANS as GRAPHS
@@ -21,12 +23,13 @@ from tests.unit.weft_tools.graphs import compiled, text_graph
 from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft_common.errors import UnavailableError, WeftError
 from weft_common.signature import TensorSpec
-from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, encode
+from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, decode, encode
 from weft_router.executor import GraphExecutor
 from weft_router.graph import GraphPlan
-from weft_router.graph.plan import CallPlan, NodeKind, NodePlan, RequestScope
+from weft_router.graph.plan import CallPlan, NodeKind, NodePlan
 from weft_router.reporting.path import PATH_HEADER
 from weft_router.runtime import Runtime
+from weft_router.scope import RequestScope
 from weft_tools.explain.cost import count_calls
 from weft_tools.explain.entry import ExplainedStep, Fate
 from weft_tools.explain.judge import Knowledge
@@ -99,7 +102,7 @@ def random_tensor(spec: TensorSpec, num_rows: int, generator: random.Random) -> 
     return encode((values if dtype.kind == "f" else values * 3).astype(dtype))
 
 
-class Models(make.FakeTarget):
+class Models(FakeTarget):
     """Gives random answers of the right type, or fails, after less than 1 ms."""
 
     def __init__(self, plan: GraphPlan, generator: random.Random, share_failing: float) -> None:
@@ -144,7 +147,7 @@ async def executed(
 ) -> tuple[set[str], str | None]:
     """Paths of the steps that ran, and the error."""
     runtime = Runtime({name: target for name, _ in plan.dependencies} | {"model": target}, generator=generator)
-    runtime.is_pinning_allowed, runtime.clock_ns = True, make.virtual_clock_of_loop()
+    runtime.is_pinning_allowed, runtime.clock_ns = True, virtual_clock_of_loop()
     failure = None
     executor = GraphExecutor(plan, runtime)
     try:
@@ -204,7 +207,7 @@ def asked(plan: GraphPlan, generator: random.Random) -> tuple[dict[str, Any], di
 
 
 def _values(tensor: WireTensor) -> Any:
-    values = make.decode(tensor)
+    values = decode(tensor)
     return (
         np.vectorize(bytes.decode, otypes=[object])(values).tolist() if tensor.datatype == "BYTES" else values.tolist()
     )
@@ -223,7 +226,7 @@ def splitters(node: NodePlan) -> Iterator[NodePlan]:
 @pytest.mark.parametrize("name", PLANS)
 async def test_the_router_does_what_is_explained(name, share_failing):
     """Steps that are to run have run, skipped ones have not; certain errors came, and no others but of models."""
-    make.VirtualClock()
+    VirtualClock()
     plan, num_certain = PLANS[name], 0
     for seed in range(40):
         generator = random.Random(f"{name} {seed}")
@@ -254,7 +257,7 @@ def without_cascade_defaults(node: Node) -> Node:
 @given(root=graphs(), num_rows=st.integers(1, 3), has_e=st.booleans(), seed=st.integers(0, 99), is_up=st.booleans())
 def test_a_random_graph_is_explained_as_it_runs(root, num_rows, has_e, seed, is_up):
     """The same of graphs of any shape; tests of tensors that the request brings are certain, those of others open."""
-    plan = plan_of(make, without_cascade_defaults(root))
+    plan = plan_of(without_cascade_defaults(root))
     generator = random.Random(seed)
     tensors = {"X": encode(np.frombuffer(generator.randbytes(WIDTH * num_rows), np.uint8).reshape(num_rows, WIDTH))}
     tensors |= {"E": tensors["X"]} if has_e else {}
@@ -262,7 +265,7 @@ def test_a_random_graph_is_explained_as_it_runs(root, num_rows, has_e, seed, is_
     entry = Walk(plan, Knowledge(RequestScope({}, {})), num_rows).run(values)
 
     async def check() -> None:
-        make.VirtualClock()
+        VirtualClock()
         target = Models(plan, generator, 0.0 if is_up else 0.2)
         taken, failure = await executed(plan, InferCall("g", "", "", {}, tensors), target, CallContext(), generator)
         agrees(entry, taken, failure, is_up=is_up)

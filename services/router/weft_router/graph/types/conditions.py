@@ -17,9 +17,10 @@ from cel_expr_python import cel
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import WireTensor
-from weft_router.graph.plan import Binding, Frame, RequestScope
+from weft_router.graph.plan import Binding, Frame
 from weft_router.graph.types.expression import Expression
 from weft_router.graph.types.readings import Unreadable
+from weft_router.scope import RequestScope
 
 _T = cel.Type
 _NO_VALUE = re.compile(r'No value with name "(\w+)" found in Activation')

@@ -1,0 +1,109 @@
+"""The responses of a decoupled model as they come: text flows, other outputs are shown one response after another."""
+
+import contextlib
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+import numpy as np
+
+from weft_cli.answers.tensor import render_result
+from weft_common.core import InferResult, Parameters, ParameterValue
+from weft_common.signature import TensorSpec
+from weft_common.tensors import WireTensor, encode, split_bytes
+
+# What language models call these tensors, after the vLLM backend of Triton Inference Server.
+_TEXT_OUTPUT = "text_output"
+_STREAM_INPUT = "stream"
+
+
+def ask_for_stream(specs: Sequence[TensorSpec], inputs: dict[str, WireTensor]) -> None:
+    """The answer of a language model is to come piece by piece, unless the command line says otherwise.
+
+    Args:
+        specs: The model's inputs.
+        inputs: Of the request; gets ``stream`` if the model has that input.
+    """
+    for spec in specs:
+        if spec.name == _STREAM_INPUT and spec.datatype == "BOOL" and spec.name not in inputs:
+            inputs[spec.name] = encode(np.ones([abs(dim) for dim in spec.dims], np.bool_))
+
+
+async def print_stream(model: str, results: AsyncGenerator[InferResult, None]) -> tuple[Parameters, float]:
+    """Print responses as they come, then how many came and when.
+
+    Where they have an output ``text_output``, its text is printed without a break, and the other outputs of the last
+    response after it. Cancelling the task closes ``results``, which cancels the request.
+
+    Args:
+        model: Its name.
+        results: The responses; ``print_stream`` begins to wait for the first one.
+
+    Returns:
+        Parameters of the last response, and the time to it in milliseconds.
+
+    Raises:
+        WeftError: As ``results`` does; what came before is printed.
+    """
+    printer, parameters = _Printer(), dict[str, ParameterValue]()
+    try:
+        async with contextlib.aclosing(results):
+            async for result in results:
+                parameters = dict(result.parameters) or parameters
+                printer.show(result)
+    finally:
+        printer.end_line()
+    return parameters, printer.summarize(model)
+
+
+class _Printer:
+    """Shows the responses of one request."""
+
+    def __init__(self) -> None:
+        self._start_ns = time.perf_counter_ns()
+        self._first_ms = 0.0
+        self._num_responses = 0
+        self._rest: InferResult | None = None
+        self._is_inside_line = False
+
+    def show(self, result: InferResult) -> None:
+        """What is new in a response is printed; a final one without outputs says nothing."""
+        if not result.outputs:
+            return
+        self._num_responses += 1
+        self._first_ms = self._first_ms or self._elapsed_ms()
+        if _TEXT_OUTPUT not in result.outputs:
+            print(render_result(result), flush=True)
+            return
+        text = result.outputs.pop(_TEXT_OUTPUT)
+        self._rest = result
+        shown = "".join(_shown(piece) for piece in split_bytes(text.data))
+        sys.stdout.write(shown)
+        sys.stdout.flush()
+        if shown:
+            self._is_inside_line = not shown.endswith("\n")
+
+    def end_line(self) -> None:
+        """What is printed next begins on a line of its own."""
+        if self._is_inside_line:
+            print()
+            self._is_inside_line = False
+
+    def summarize(self, model: str) -> float:
+        """What came with the last text is printed, how many responses there were, and when; returns milliseconds."""
+        duration_ms = self._elapsed_ms()
+        if self._rest is not None and self._rest.outputs:
+            print(render_result(self._rest))
+        plural = "" if self._num_responses == 1 else "s"
+        first = f", the first after {self._first_ms:.1f} ms" if self._num_responses else ""
+        print(f"{model}: {self._num_responses} response{plural} in {duration_ms:.1f} ms{first}")
+        return duration_ms
+
+    def _elapsed_ms(self) -> float:
+        return (time.perf_counter_ns() - self._start_ns) / 1e6
+
+
+def _shown(piece: bytes) -> str:
+    """Text that cannot move the cursor, but for the ends of its lines and tabs."""
+    text = piece.decode(errors="replace")
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)

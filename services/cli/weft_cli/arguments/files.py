@@ -1,0 +1,124 @@
+"""Arguments of the commands that work on files, without a server; imports nothing heavy."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weft_cli.arguments.types import header, pair
+from weft_common.text.argument_types import positive
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_commands(commands: "Commands") -> None:
+    """Add ``weft check``, ``draw``, ``explain`` and ``convert``."""
+    _add_check(commands)
+    _add_draw(commands)
+    _add_explain(commands)
+    _add_convert(commands)
+
+
+def _add_check(commands: "Commands") -> None:
+    """Add ``weft check``."""
+    parser = commands.add_parser(
+        "check",
+        help="check graph.pbtxt and config.pbtxt files",
+        description="Report every error of graph and configuration files, without a server.",
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a file, or a folder to search")
+    parser.add_argument(
+        "--repository",
+        type=Path,
+        metavar="DIR",
+        help="models and other graphs; default: the repository that a graph is in, else ./model_repository",
+    )
+    parser.add_argument(
+        "--lock", type=Path, metavar="FILE", help="check graphs against the signatures in this file of weft lock"
+    )
+    parser.add_argument("--format", choices=("text", "json", "github"), default="text", help="default: text")
+
+
+def _add_draw(commands: "Commands") -> None:
+    """Add ``weft draw``."""
+    parser = commands.add_parser(
+        "draw",
+        help="draw a graph",
+        description="Draw a graph: its nodes as nested boxes, its tensors as edges. No server is needed.",
+        epilog="example: weft draw digits -o digits.svg",
+    )
+    _add_graph(parser)
+    parser.add_argument(
+        "--format", choices=("mermaid", "dot", "svg", "text"), help="default: as the suffix of -o says, else mermaid"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: standard output")
+
+
+def _add_explain(commands: "Commands") -> None:
+    """Add ``weft explain``."""
+    parser = commands.add_parser(
+        "explain",
+        help="show which path a request takes through a graph",
+        description="Show which path a request takes through a graph, as far as it is known before a model answers.",
+        epilog="example: weft explain triage --param team=shipping --input TEXT='\"The parcel never came.\"'",
+    )
+    _add_graph(parser)
+    parser.add_argument(
+        "--param", action="append", default=[], type=pair, metavar="NAME=VALUE", help="request parameter"
+    )
+    parser.add_argument("--header", action="append", default=[], type=header, metavar="NAME=VALUE", help="metadata")
+    parser.add_argument(
+        "--shape", action="append", default=[], type=pair, metavar="NAME=1,3", help="an input's shape, values unknown"
+    )
+    parser.add_argument(
+        "--input", action="append", default=[], type=pair, metavar="NAME=JSON", help="an input's value; @FILE reads it"
+    )
+    parser.add_argument(
+        "--output", action="append", default=[], metavar="NAME", help="ask for this output only; may be repeated"
+    )
+    parser.add_argument("--request-id", default="", metavar="ID")
+    parser.add_argument("--priority", type=int, metavar="N", help="the request parameter of that name")
+    parser.add_argument("--remaining-ms", type=positive, metavar="N", help="the client's deadline; default: none")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+
+
+def _add_convert(commands: "Commands") -> None:
+    """Add ``weft convert``."""
+    parser = commands.add_parser(
+        "convert",
+        help="make a graph of a KServe InferenceGraph or a Seldon SeldonDeployment",
+        description="Write graph.pbtxt for a KServe InferenceGraph or a Seldon Core 1 SeldonDeployment. What a person "
+        "has to decide is a comment there that begins with CHECK, and a warning.",
+        epilog="example: weft convert inference-graph.yaml --repository model_repository -o model_repository/graphs",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="YAML or JSON; - is standard input")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="PATH",
+        help="a .pbtxt file, or a folder for FOLDER/NAME/1/graph.pbtxt; default: standard output",
+    )
+    types = parser.add_mutually_exclusive_group()
+    types.add_argument(
+        "--lock",
+        "--signatures",
+        dest="signatures",
+        type=Path,
+        metavar="FILE",
+        help="take the signatures of models from this file of weft lock",
+    )
+    types.add_argument("--repository", type=Path, metavar="DIR", help="take them from this model repository")
+
+
+def _add_graph(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("graph", metavar="GRAPH", help="a graph file, or a graph's name; NAME/VERSION for one version")
+    parser.add_argument(
+        "--repository",
+        type=Path,
+        metavar="DIR",
+        help="models and other graphs; default: the repository that the file is in, else ./model_repository",
+    )
+    parser.add_argument(
+        "--lock", type=Path, metavar="FILE", help="take the signatures of models from this file of weft lock"
+    )

@@ -1,0 +1,137 @@
+"""Arguments of the commands that run and watch a mesh; imports nothing heavy."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weft_cli.arguments.types import ROUTER_PORT, pair, port, replicas, service_arguments, services
+from weft_common.security.arguments import add_channel_arguments, add_server_arguments
+from weft_common.text.argument_types import not_negative, positive
+from weft_mesh.service_names import MODEL_SERVICES
+from weft_router.arguments import add_arguments as add_router_arguments
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_commands(commands: "Commands") -> None:
+    """Add ``weft up``, ``restart`` and ``top``."""
+    _add_up(commands)
+    _add_restart(commands)
+    _add_top(commands)
+
+
+def _add_up(commands: "Commands") -> None:
+    """Add ``weft up``."""
+    parser = commands.add_parser(
+        "up",
+        help="start the mesh on this machine",
+        description="Start preprocess, model, postprocess and router as local processes; stop all of them at Ctrl-C.",
+    )
+    parser.add_argument(
+        "--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="default: ./model_repository"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address the router listens on; the others stay local")
+    parser.add_argument("--router-port", type=port, default=ROUTER_PORT, metavar="N", help="gRPC; 0 is any free port")
+    parser.add_argument(
+        "--metrics-port",
+        type=port,
+        metavar="N",
+        help="the router's metrics; default: router port + 1",
+    )
+    parser.add_argument(
+        "--openai-port",
+        type=port,
+        metavar="N",
+        help="serve OpenAI's HTTP interface there too, for language models; 0 is any free port (default: do not)",
+    )
+    parser.add_argument(
+        "--in-process",
+        nargs="?",
+        type=services,
+        const=MODEL_SERVICES,
+        default=(),
+        metavar="NAME,NAME",
+        help="run these services in the router's process, all of them if no name is given",
+    )
+    parser.add_argument(
+        "--replicas",
+        type=replicas,
+        action="append",
+        default=[],
+        metavar="NAME=COUNT",
+        help="start so many processes of this service; may be repeated; default: one of each",
+    )
+    parser.add_argument(
+        "--service-args",
+        type=service_arguments,
+        action="append",
+        default=[],
+        metavar="NAME='ARGUMENTS'",
+        help="more arguments of this service, for example model='--load-on-demand --warm-models 2'; may be repeated",
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON with every endpoint and pid")
+    parser.add_argument(
+        "--stop-with-stdin", action="store_true", help="stop when standard input ends, so as not to outlive the parent"
+    )
+    parser.add_argument("--start-timeout-s", type=positive, default=180.0, metavar="S", help="default: 180")
+    parser.add_argument(
+        "--grace-s", type=positive, default=20.0, metavar="S", help="how long stopping may take; default: 20"
+    )
+    parser.add_argument(
+        "--no-restart", action="store_true", help="a service that dies stays dead, and the others go on"
+    )
+    parser.add_argument(
+        "--hang-timeout-s",
+        type=not_negative,
+        default=30.0,
+        metavar="S",
+        help="kill and restart a service that has not answered a health check for so long; 0: never; default: 30",
+    )
+    add_router_arguments(parser.add_argument_group("router", "poll is for models too, the rest for graphs alone"))
+    add_server_arguments(parser.add_argument_group("security of the router's ports"))
+
+
+def _add_restart(commands: "Commands") -> None:
+    """Add ``weft restart``."""
+    parser = commands.add_parser(
+        "restart",
+        help="replace the services of a mesh on this machine without a gap",
+        description="Tell a running weft up of this user to replace every service by a new process, one after another.",
+    )
+    parser.add_argument(
+        "--router", metavar="ADDRESS", help="whose router listens there, HOST:PORT; default: the only one that runs"
+    )
+
+
+def _add_top(commands: "Commands") -> None:
+    """Add ``weft top``."""
+    parser = commands.add_parser(
+        "top",
+        help="show services, queues, rates and latencies as they are now",
+        description="Show services, queues, rates and latencies, from the metrics of the router and of other services.",
+        epilog="example: weft top --router 127.0.0.1:8002",
+    )
+    parser.add_argument(
+        "--router",
+        metavar="ADDRESS",
+        help="the router's metrics, if no other service is given, and every service where a weft up of this user runs "
+        f"there; default: the only weft up that runs, else 127.0.0.1:{ROUTER_PORT + 1}",
+    )
+    parser.add_argument(
+        "--service",
+        action="append",
+        default=[],
+        type=pair,
+        metavar="NAME=ADDRESS",
+        help="the metrics of a service, HOST:PORT or a URL; may be repeated",
+    )
+    parser.add_argument(
+        "--endpoints", type=Path, metavar="FILE", help="every service of a mesh: the line that weft up --json prints"
+    )
+    parser.add_argument("--interval-s", type=positive, default=1.0, metavar="S", help="between frames; default: 1")
+    parser.add_argument("--once", action="store_true", help="print one frame, as without a terminal")
+    parser.add_argument("--json", action="store_true", help="print one frame as JSON")
+    add_channel_arguments(
+        parser.add_argument_group("security, of addresses that begin with https"), takes_key=False, takes_name=False
+    )

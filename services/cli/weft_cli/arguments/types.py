@@ -1,0 +1,96 @@
+"""What the texts of options become; each raises what argparse reports as wrong usage."""
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+
+from weft_mesh.service_names import GATEWAY, MODEL_SERVICES
+
+#: Default gRPC port of a router.
+ROUTER_PORT = 8001
+#: Of one service on this machine.
+MAX_REPLICAS = 64
+_HEADER = re.compile(r"[\w.-]+", re.ASCII)
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
+
+
+def port(text: str) -> int:
+    """A port, 0 for any free one."""
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{port} is no port; give 0 (any free one) to 65535")
+    return port
+
+
+def pair(text: str) -> tuple[str, str]:
+    """NAME=VALUE."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME=VALUE")
+    return name, value
+
+
+def header(text: str) -> tuple[str, str]:
+    """NAME=VALUE of ASCII metadata, the name in lower case."""
+    name, value = pair(text)
+    if not _HEADER.fullmatch(name) or name.lower().endswith("-bin") or not (value.isascii() and value.isprintable()):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' cannot be sent as metadata; a name is of letters, digits, '_', '-' and '.', a value is ASCII"
+        )
+    return name.lower(), value
+
+
+def named_file(text: str) -> tuple[str, Path]:
+    """Input and file; "" is the input that is left open. A file whose own name has a "=" is found."""
+    name, separator, path = text.partition("=")
+    return (name, Path(path)) if separator and path and not Path(text).exists() else ("", Path(text))
+
+
+def reward(text: str) -> float:
+    """A number from 0 to 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no reward; give a number from 0 (worst) to 1 (best)")
+    return value
+
+
+def services(text: str) -> tuple[str, ...]:
+    """Names of services, separated by commas, each once."""
+    names = tuple(dict.fromkeys(text.split(",")))
+    if unknown := [name for name in names if name not in MODEL_SERVICES]:
+        raise argparse.ArgumentTypeError(f"'{unknown[0]}' is no service; give some of {','.join(MODEL_SERVICES)}")
+    return names
+
+
+def replicas(text: str) -> tuple[str, int]:
+    """NAME=COUNT of a service."""
+    name, _, count = text.partition("=")
+    if name not in MODEL_SERVICES or not (count.isdecimal() and 1 <= int(count) <= MAX_REPLICAS):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not of the form NAME=COUNT with a NAME of {', '.join(MODEL_SERVICES)} and a COUNT of 1 to "
+            f"{MAX_REPLICAS}"
+        )
+    return name, int(count)
+
+
+def service_arguments(text: str) -> tuple[str, list[str]]:
+    """NAME='ARGUMENTS' of a service."""
+    name, separator, arguments = text.partition("=")
+    names = (*MODEL_SERVICES, GATEWAY)
+    if name not in names or not separator:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not of the form NAME='ARGUMENTS' with a NAME of {', '.join(names)}"
+        )
+    try:
+        return name, shlex.split(arguments)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{text}': {error}") from None
+
+
+def graph_version(text: str) -> str:
+    """NAME or NAME/VERSION."""
+    name, slash, version = text.partition("/")
+    if not name or (slash and not _VERSION.fullmatch(version)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME or NAME/VERSION")
+    return text

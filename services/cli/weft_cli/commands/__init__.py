@@ -1,0 +1,1 @@
+"""The commands: each module runs the one of its name."""

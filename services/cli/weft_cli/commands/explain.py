@@ -1,0 +1,36 @@
+"""``weft explain``: the path of a request through a graph, without a server."""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+
+from weft_cli.plan import plan_or_status
+from weft_common.errors import InvalidArgumentError
+from weft_tools.explain.entry import ExplainedStep
+from weft_tools.explain.outputs import live_root
+from weft_tools.explain.question import read_question
+from weft_tools.explain.render import render_json, render_text
+from weft_tools.explain.walk import Walk
+
+FORMATS: Mapping[str, Callable[[ExplainedStep, int | None], str]] = {"text": render_text, "json": render_json}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Explain; 0 done, even if the request would fail, 1 the graph has errors, 2 there is no such graph or request."""
+    plan = plan_or_status(options)
+    if isinstance(plan, int):
+        return plan
+    try:
+        question = read_question(options, plan)
+        live = live_root(plan, question.outputs)
+    except InvalidArgumentError as error:
+        print(f"weft explain: {error.message}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"weft explain: cannot read '{error.filename}': {error.strerror}", file=sys.stderr)
+        return 2
+    for hint in question.hints:
+        print(f"weft explain: note: {hint}", file=sys.stderr)
+    entry = Walk(plan, question.knowledge, question.num_rows, question.pins).run(question.inputs, live)
+    sys.stdout.write(FORMATS[options.format](entry, question.num_rows))
+    return 0

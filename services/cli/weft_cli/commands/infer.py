@@ -1,0 +1,121 @@
+"""``weft infer``: one request, its answer on standard output; that of a decoupled model as it comes."""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from weft_cli.answers.stream import ask_for_stream, print_stream
+from weft_cli.answers.tensor import render_result
+from weft_cli.answers.trace import painter, read_trace, render_trace, span_ms
+from weft_common.client.channels import MAX_TIMEOUT_S
+from weft_common.client.v2_client import V2Client
+from weft_common.core import InferCall, InferResult, Parameters, RequestedOutput
+from weft_common.errors import RemoteError, UnsupportedError, WeftError
+from weft_common.protocol.wire import request_from_call
+from weft_common.security.channel import channel_security
+from weft_common.signature import TensorSpec
+from weft_tools.request import build_inputs, content_of, parameter_value
+
+#: What gRPC itself says when the deadline passes at this end.
+_GRPC_LATE = "Deadline Exceeded"
+_TRACE_PARAMETER = "graph_trace"
+_PATH_HEADER = "x-graph-path"
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the answer and return 0, or print the error's status and message and return 1; 130 after a Ctrl-C."""
+    try:
+        elements = {"": [os.fsencode(text) for text in options.text]} if options.text else {}
+        for name, path in options.file:
+            elements.setdefault(name, []).append(path.read_bytes())
+        asyncio.run(_infer(options, {name: content_of(text) for name, text in options.input}, elements))
+    except OSError as error:
+        print(f"weft: cannot read '{error.filename}': {error.strerror}", file=sys.stderr)
+        return 1
+    except WeftError as error:
+        print(f"weft: {error.code}: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # whoever reads a stream has seen enough; the request is cancelled
+        return _INTERRUPTED
+    return 0
+
+
+async def _infer(options: argparse.Namespace, named: Mapping[str, str], elements: Mapping[str, list[bytes]]) -> None:
+    name, _, version = options.model.partition("/")
+    timeout_s = min(options.timeout_ms / 1000, MAX_TIMEOUT_S)
+    parameters = {key: parameter_value(value) for key, value in options.param}
+    if options.trace:
+        parameters[_TRACE_PARAMETER] = True
+    trailer: dict[str, str] = {}
+    async with V2Client(options.url, security=channel_security(options)) as client:
+        try:
+            specs, is_decoupled = await _describe(client, name, version, timeout_s)
+            inputs = build_inputs(specs, named, elements)
+            if is_decoupled:
+                ask_for_stream(specs, inputs)
+            outputs = tuple(RequestedOutput(output, {}) for output in options.output)
+            request = request_from_call(InferCall(name, version, options.request_id, parameters, inputs, outputs))
+            if is_decoupled:
+                results = client.stream(request, timeout_s=timeout_s, metadata=options.header, trailer=trailer)
+                ending, duration_ms = await print_stream(name, results)
+                if options.trace:
+                    _print_trace(ending, duration_ms)
+                return
+            start_ns = time.perf_counter_ns()
+            result = await client.infer(request, timeout_s=timeout_s, metadata=options.header, trailer=trailer)
+            duration_ms = (time.perf_counter_ns() - start_ns) / 1e6
+        except RemoteError as error:
+            if options.trace and _PATH_HEADER in trailer:  # how far the request came
+                print(f"path: {trailer[_PATH_HEADER]}", file=sys.stderr)
+            if error.message == _GRPC_LATE:
+                text = f"'{options.url}' did not answer within {options.timeout_ms:g} ms; --timeout-ms allows longer"
+                raise error.with_message(text) from error
+            raise
+    _print(result, trailer, duration_ms, is_traced=options.trace)
+
+
+async def _describe(client: V2Client, name: str, version: str, timeout_s: float) -> tuple[list[TensorSpec], bool]:
+    """Inputs of a model with their full shapes, and whether it is decoupled.
+
+    Where the server has no ``ModelConfig``, which is an extension of the protocol, no input is optional and no model
+    decoupled. ``timeout_s`` is for each of two calls. Raises RemoteError.
+    """
+    metadata = await client.model_metadata(name, version, timeout_s=timeout_s)
+    specs = [TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in metadata.inputs]
+    try:
+        config = await client.config(name, version, timeout_s=timeout_s)
+    except RemoteError as error:
+        if error.code == UnsupportedError.code:
+            return specs, False
+        raise
+    optional = {tensor.name for tensor in config.input if tensor.optional}
+    is_decoupled = config.model_transaction_policy.decoupled
+    return [replace(spec, is_optional=spec.name in optional) for spec in specs], is_decoupled
+
+
+def _print(result: InferResult, trailer: Mapping[str, str], duration_ms: float, *, is_traced: bool) -> None:
+    print(f"{result.model_name} version {result.model_version}, {duration_ms:.1f} ms")
+    print(render_result(result))
+    if not is_traced:
+        return
+    print(f"path: {trailer.get(_PATH_HEADER, '(the answer names none)')}")
+    _print_trace(result.parameters, duration_ms)
+
+
+def _print_trace(parameters: Parameters, duration_ms: float) -> None:
+    """What each step did, if the response's parameters say so."""
+    entries = read_trace(str(parameters.get(_TRACE_PARAMETER, "")))
+    if entries:
+        print(render_trace(entries, painter(is_coloured=_is_coloured())))
+        print(f"total: {span_ms(entries):.2f} ms in the graph, {duration_ms:.2f} ms as seen from here")
+
+
+def _is_coloured() -> bool:
+    """Whether standard output is a terminal that shows colours, and nobody asked for none (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

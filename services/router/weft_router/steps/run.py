@@ -1,0 +1,116 @@
+"""What goes through nodes and steps: the request, and one run of a node for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from weft_common.core import ParameterValue
+from weft_common.tensors import WireTensor
+from weft_router.bandits.memory import Pull
+from weft_router.graph.plan import Frame
+from weft_router.reporting.path import NodeRecord
+from weft_router.scope import RequestScope
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+    from weft_router.steps.stream import OpenStream
+
+
+@dataclass(slots=True)
+class GraphRequest:
+    """One request on its way through a graph.
+
+    Attributes:
+        scope: What conditions see of it.
+        headers: The client's metadata that every step receives.
+        is_traced: Whether spans are recorded.
+        response_parameters: Of all steps so far; the later step wins.
+        pins: Splitter -> the step that it must take; None where the request leaves that to chance.
+        captures: Path of a step -> outputs of its target that the client asked for; None where it asked for none.
+        captured: What was asked for, by ``<path>/<output>``.
+        is_collected: Decoupled models are called for one response with everything.
+        pulls: What bandits chose for it so far; None for a copy that gets no feedback.
+        stream: Of the decoupled step that ran: more responses may come.
+    """
+
+    scope: RequestScope
+    headers: Mapping[str, str]
+    is_traced: bool = False
+    response_parameters: dict[str, ParameterValue] = field(default_factory=dict)
+    pins: Mapping[str, str] | None = None
+    captures: Mapping[str, tuple[str, ...]] | None = None
+    captured: dict[str, WireTensor] = field(default_factory=dict)
+    is_collected: bool = False
+    pulls: list[Pull] | None = field(default_factory=list)
+    stream: "OpenStream | None" = None
+
+    @property
+    def is_in_sequence(self) -> bool:
+        """Whether it is one of a stateful sequence, whose model remembers the requests before it."""
+        return bool(self.scope.parameters.get("sequence_id"))
+
+    def fork(self) -> "GraphRequest":
+        """The same request for an attempt that may come to nothing: what it collects is its own until ``merge``."""
+        return GraphRequest(
+            self.scope,
+            self.headers,
+            self.is_traced,
+            pins=self.pins,
+            captures=self.captures,
+            is_collected=self.is_collected,
+            pulls=self.pulls,
+        )
+
+    def merge(self, attempt: "GraphRequest") -> None:
+        """What a fork has collected belongs to this request."""
+        self.response_parameters.update(attempt.response_parameters)
+        self.captured.update(attempt.captured)
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a node.
+
+    Steps that run at the same time share it: whatever is to differ is derived, and no attribute is assigned.
+
+    Attributes:
+        frame: The node's tensors by slot, its inputs filled in.
+        request: The request that runs.
+        deadline_ns: On the runtime's clock; None without deadline. The node's own is worked in.
+        context: Trace context of the spans made within.
+        record: Receives the steps as they start.
+    """
+
+    frame: Frame
+    request: GraphRequest
+    deadline_ns: int | None
+    context: "Context | None"
+    record: NodeRecord
+
+    def until(self, limit_ns: int) -> "Run":
+        """The same with an earlier deadline; itself where its own is not later than ``limit_ns``."""
+        if self.deadline_ns is not None and self.deadline_ns <= limit_ns:
+            return self
+        return Run(self.frame, self.request, limit_ns, self.context, self.record)
+
+    def under(self, context: "Context") -> "Run":
+        """The same with its spans under another one."""
+        return Run(self.frame, self.request, self.deadline_ns, context, self.record)
+
+    def with_frame(self, frame: Frame) -> "Run":
+        """The same with other tensors."""
+        return Run(frame, self.request, self.deadline_ns, self.context, self.record)
+
+    def with_record(self, record: NodeRecord) -> "Run":
+        """The same with another record of what it does."""
+        return Run(self.frame, self.request, self.deadline_ns, self.context, record)
+
+    def fork(self) -> "Run":
+        """The same for an attempt that may come to nothing: what it writes and collects is its own."""
+        return Run(self.frame.copy(), self.request.fork(), self.deadline_ns, self.context, self.record)
+
+
+def earlier(deadline_ns: int | None, limit_ns: int) -> int:
+    """The earlier of a deadline, which may be absent, and a limit."""
+    return limit_ns if deadline_ns is None or limit_ns < deadline_ns else deadline_ns
