@@ -200,6 +200,8 @@ class V2Client:
 
 def metadata_of(context: CallContext) -> tuple[tuple[str, str], ...]:
     """Headers and trace of a call, as metadata."""
+    if context.trace_context is None:
+        return tuple(context.headers.items())
     return (*context.headers.items(), *telemetry.inject(context.trace_context).items())
 
 
