@@ -10,7 +10,7 @@ from weft_common.errors import UnavailableError
 from weft_common.signature import ModelSignature
 from weft_common.versions import version_order
 from weft_router.target import Target, TargetModel
-from weft_router.targets.balancing import ResponseTime
+from weft_router.targets.balancing.rule import ResponseTime
 from weft_router.targets.ejection import Record
 
 ModelVersion = tuple[str, str]
