@@ -1,4 +1,4 @@
-"""The router as the gateway calls it: with the client's key, its deadline and its trace."""
+"""Client of the router that forwards each caller's key, deadline and trace context."""
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
@@ -15,18 +15,18 @@ from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from weft_protos.model_config_pb2 import ModelConfig
 
-#: Of a call.
+#: Metadata of a call.
 Metadata = Sequence[tuple[str, str]]
 
-#: How long lists and configurations may take, in seconds.
+#: Timeout of list and configuration calls, in seconds.
 LOOKUP_TIMEOUT_S = 5.0
 HEALTH_TIMEOUT_S = 2.0
-#: A router that was started again is noticed soon; where a name resolves to several, they take turns.
+#: Reconnects quickly to a restarted router; balances round-robin if the name resolves to several.
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
 ]
-_WHERE = "the router"  # its address is nothing for clients of the gateway
+_WHERE = "the router"  # hides its address from clients of the gateway
 _FINAL = "triton_final_response"
 
 
