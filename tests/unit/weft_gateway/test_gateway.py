@@ -1,6 +1,7 @@
 """The parts between an HTTP request and the router, each by itself."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,8 @@ from weft_common.errors import (
     WeftError,
 )
 from weft_gateway.arguments import fault_of, make_parser
-from weft_gateway.errors import RequestError, error_response
-from weft_gateway.http.disconnect import ClientDisconnectedError, run_until_disconnect
+from weft_gateway.errors import RequestError, answer_of
+from weft_gateway.http.disconnect import ClientLeftError, unless_left
 from weft_gateway.openai.models import Models
 from weft_protos.model_config_pb2 import ModelConfig
 
@@ -45,7 +46,7 @@ from weft_protos.model_config_pb2 import ModelConfig
 )
 def test_errors_have_their_status(error: WeftError, status: int, code: str, headers: dict[str, str]) -> None:
     """One table, by the name of the gRPC status."""
-    answer = error_response(error)
+    answer = answer_of(error)
     assert (status, code, headers) == (answer.status, answer.body["error"]["code"], answer.headers)
     assert error.message == answer.body["error"]["message"]
 
@@ -56,7 +57,7 @@ class Router:
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
 
-    async def config(self, name: str, metadata: Any) -> ModelConfig:
+    async def config(self, name: str, *, metadata: Any, **_: Any) -> ModelConfig:
         self.asked.append((name, metadata))
         if name == "gone":
             raise RemoteError("NOT_FOUND", "Request for unknown model: 'gone' is not found")
@@ -67,8 +68,8 @@ class Router:
         config.output.add(name="text_output", dims=[1])
         return config
 
-    async def ready_models(self, metadata: Any) -> list[str]:
-        return ["text", "gone", "numbers"]
+    async def index(self, **_: Any) -> list[Any]:
+        return [SimpleNamespace(name=name, state="READY") for name in ("text", "gone", "numbers")]
 
 
 async def test_what_is_known_of_a_model_is_kept_for_its_caller() -> None:
@@ -95,7 +96,7 @@ async def test_what_is_known_of_a_model_is_kept_for_its_caller() -> None:
     assert ["text"] == await models.names(())
     for number in range(3000):
         await models.find("text", (("authorization", str(number)),))
-    assert len(models._cache) <= 1024
+    assert len(models._kept) <= 1024
 
 
 async def test_work_ends_when_its_client_leaves() -> None:
@@ -112,16 +113,16 @@ async def test_work_ends_when_its_client_leaves() -> None:
     async def done() -> int:
         return 7
 
-    assert 7 == await run_until_disconnect(events.get, stopping, done())
+    assert 7 == await unless_left(events.get, stopping, done())
     events.put_nowait({"type": "http.request"})
     events.put_nowait({"type": "http.disconnect"})
-    with pytest.raises(ClientDisconnectedError):
-        await run_until_disconnect(events.get, stopping, endless())
+    with pytest.raises(ClientLeftError):
+        await unless_left(events.get, stopping, endless())
     assert is_cancelled.is_set()
     is_cancelled.clear()
     stopping.set()
     with pytest.raises(UnavailableError, match="the gateway stops"):
-        await run_until_disconnect(events.get, stopping, endless())
+        await unless_left(events.get, stopping, endless())
     assert is_cancelled.is_set()
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
