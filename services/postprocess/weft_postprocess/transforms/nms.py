@@ -34,10 +34,9 @@ class NmsBackend(RowBackend):
         IoU(a, b) = area(a and b) / area(a or b)
 
     Every pair of box and class with a score of at least ``threshold`` is a candidate. The best ``max_candidates`` of a
-    row go on, of equal ones the one that comes first. From the best to the last, a candidate is non_max_suppression
-    unless its IoU with a non_max_suppression one of its class is above ``iou_threshold``; the first ``max_detections``
-    of these are the answer. With ``class_agnostic`` each box counts for its best class only, and boxes of all classes
-    suppress each other.
+    row are considered, the first among equals. From best to worst, a candidate is kept unless its IoU with a kept one
+    of its class exceeds ``iou_threshold``; the first ``max_detections`` kept ones are returned. With ``class_agnostic``
+    each box counts for its best class only, and boxes of all classes suppress each other.
 
     Inputs may also be FP16 or BF16; only declared outputs are computed. If they are declared with M =
     max_detections, elements behind COUNT are padding: box and score 0, class -1, an empty label. If they are declared
@@ -55,7 +54,7 @@ class NmsBackend(RowBackend):
             Default: ``label_filename`` of the output LABEL, else ``labels.txt``.
 
     Numbers that are not finite, a scale of TRANSFORM that is not above 0, and another N of boxes and scores are
-    INVALID_ARGUMENT for their own request alone. A box whose xyxy_from_cxcywh are the wrong way round has area 0.
+    INVALID_ARGUMENT for their own request alone. A box with swapped corners has area 0.
 
     Source:
         The rules are those of NonMaxSuppression of ONNX (one class at a time) and of ``torchvision.ops.nms``.
