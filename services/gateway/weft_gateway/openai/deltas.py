@@ -106,11 +106,11 @@ class DeltaReader:
                     self._ended.add(delta.choice)
                 yield delta
         except (InvalidArgumentError, LookupError, AttributeError, TypeError, ValueError) as error:
-            raise unfit_answer(result.model_name) from error
+            raise invalid_response(result.model_name) from error
 
 
-def unfit_answer(model: str) -> InternalError:
-    """The error for a model that is not what it says."""
+def invalid_response(model: str) -> InternalError:
+    """The error for a model that violates its declared interface."""
     return InternalError(f"the model '{model}' answered with tensors that do not fit")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from weft_common.cancellation import cancel_and_wait
 from weft_common.client.v2_client import Metadata, V2Client
 from weft_common.errors import InvalidArgumentError
-from weft_gateway.openai.deltas import ChoiceDelta, DeltaReader, PositionLogprobs, unfit_answer
+from weft_gateway.openai.deltas import ChoiceDelta, DeltaReader, PositionLogprobs, invalid_response
 from weft_gateway.openai.text_model import TextModel
 from weft_gateway.openai.text_request import Prompt, TextRequest
 
@@ -48,7 +48,7 @@ async def generate(
                     for delta in reader.read(result):
                         yield delta._replace(choice=first + delta.choice)
         except InvalidArgumentError as error:  # it cannot be read
-            raise unfit_answer(model.name) from error
+            raise invalid_response(model.name) from error
 
     sources = [deltas_of(index) for index in range(len(requests))]
     async with contextlib.aclosing(sources[0] if len(sources) == 1 else merge(sources)) as deltas:
