@@ -156,22 +156,19 @@ def decode(tensor: WireTensor, *, name: str = "") -> Array:
             raise InvalidArgumentError(
                 f"expected {expected} string elements for inference input '{name}', got {len(elements)}"
             )
-        strings = np.empty(expected, dtype=np.object_)
-        strings[:] = elements
-        return _reshaped(strings, shape, name)
-    dtype = NUMPY_BY_DATATYPE.get(datatype)
-    if dtype is None:
-        raise InvalidArgumentError(
-            f"unknown datatype '{datatype}' for '{name}'; use one of {', '.join(NUMPY_BY_DATATYPE)}"
-        )
-    if len(data) != expected * dtype.itemsize:
-        raise InvalidArgumentError(
-            f"input byte size mismatch for input '{name}'. Expected {expected * dtype.itemsize}, got {len(data)}"
-        )
-    return _reshaped(np.frombuffer(data, dtype=dtype), shape, name)
-
-
-def _reshaped(array: Array, shape: tuple[int, ...], name: str) -> Array:
+        array: Array = np.empty(expected, dtype=np.object_)
+        array[:] = elements
+    else:
+        dtype = NUMPY_BY_DATATYPE.get(datatype)
+        if dtype is None:
+            raise InvalidArgumentError(
+                f"unknown datatype '{datatype}' for '{name}'; use one of {', '.join(NUMPY_BY_DATATYPE)}"
+            )
+        if len(data) != expected * dtype.itemsize:
+            raise InvalidArgumentError(
+                f"input byte size mismatch for input '{name}'. Expected {expected * dtype.itemsize}, got {len(data)}"
+            )
+        array = np.frombuffer(data, dtype=dtype)
     try:
         return array.reshape(shape)
     except ValueError as error:  # a dimension of 0 lets any other ones pass, which numpy cannot all represent

@@ -95,11 +95,14 @@ def _check_names(call: InferCall, signature: ModelSignature) -> None:
 
 def _check_outputs(call: InferCall, signature: ModelSignature) -> None:
     """Raise for a requested output that the model does not have."""
-    names = [spec.name for spec in signature.outputs]
     for output in call.outputs:
-        if output.name not in names:
+        for spec in signature.outputs:
+            if spec.name == output.name:
+                break
+        else:
             raise InvalidArgumentError(
-                f"unexpected inference output '{output.name}' for model '{signature.name}'; it has {', '.join(names)}"
+                f"unexpected inference output '{output.name}' for model '{signature.name}'; it has "
+                f"{', '.join(spec.name for spec in signature.outputs)}"
             )
 
 

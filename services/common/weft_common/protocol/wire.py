@@ -130,10 +130,13 @@ def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None
             f"raw_input_contents has {len(raw)} entries for {position + 1} inputs of model "
             f"'{request.model_name}'; give one entry for each input that is not in shared memory"
         )
-    outputs: tuple[RequestedOutput, ...] = ()
-    if request.outputs:
-        outputs = tuple(_requested_output(output, is_memory_allowed=memory is not None) for output in request.outputs)
-    call = InferCall(request.model_name, request.model_version, request.id, parameters, inputs, outputs)
+    outputs: list[RequestedOutput] = []
+    for output in request.outputs:
+        if output.parameters:
+            outputs.append(_requested_output(output, is_memory_allowed=memory is not None))
+        else:
+            outputs.append(RequestedOutput(output.name, {}))
+    call = InferCall(request.model_name, request.model_version, request.id, parameters, inputs, tuple(outputs))
     check_call(call)
     return call
 
@@ -303,8 +306,6 @@ def _duration(count: DurationCount) -> pb.StatisticDuration:
 def _requested_output(
     output: pb.ModelInferRequest.InferRequestedOutputTensor, *, is_memory_allowed: bool
 ) -> RequestedOutput:
-    if not output.parameters:
-        return RequestedOutput(output.name, {})
     if REGION_PARAMETER in output.parameters:
         if not is_memory_allowed:
             raise UnsupportedError(DISABLED)

@@ -299,4 +299,4 @@ class TensorBackend(Backend):
         batch.infer_start_ns = time.monotonic_ns()
         outputs = self.run(inputs, num_rows)
         batch.infer_end_ns = time.monotonic_ns()
-        return [InferenceResponse(answer) for answer in self._gatherer.scatter(members, outputs)]
+        return list(map(InferenceResponse, self._gatherer.scatter(members, outputs)))

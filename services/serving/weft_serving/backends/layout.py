@@ -112,7 +112,9 @@ class _RowGatherer:
 
     def scatter(self, members: Sequence[Member], outputs: Mapping[str, Array]) -> list[dict[str, Array]]:
         if self._signature.max_batch_size > 0:
-            num_rows = sum(request.num_rows for request, _ in members)
+            num_rows = 0
+            for request, _ in members:
+                num_rows += request.num_rows
             for name, array in outputs.items():
                 _check_rows(self._signature.name, name, array, num_rows)
         if len(members) == 1:

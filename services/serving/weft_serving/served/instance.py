@@ -46,8 +46,8 @@ class Execution:
 
     @property
     def has_failed(self) -> bool:
-        """Whether every member failed."""
-        return all(isinstance(answer, WeftError) for answer in self.answers)
+        """Whether every member, of at least one, failed."""
+        return isinstance(self.answers[0], WeftError) and all(isinstance(other, WeftError) for other in self.answers)
 
 
 class _ClosedError(Exception):
