@@ -1,15 +1,11 @@
 """Checks of a call against a signature, done before anything is queued; texts keep what clients of TIS look for."""
 
-import re
 from collections.abc import Iterable
 
 from weft_common.core import InferCall, Parameters
 from weft_common.errors import InvalidArgumentError
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import ITEMSIZE_BYTES, WireTensor, check_bytes, num_elements
-
-#: Leading zeros mean nothing, as in TIS; a longer number is no version of anything.
-_VERSION = re.compile(r"0*[1-9][0-9]{0,17}")
 
 
 def validate(call: InferCall, signature: ModelSignature, *, can_split: bool = False) -> int:
@@ -45,20 +41,6 @@ def scheduling_parameters(parameters: Parameters) -> tuple[int, int]:
             raise InvalidArgumentError(f"parameter '{key}' must be a whole number of at least 0, got {value!r}")
         values.append(value)
     return values[0], values[1]
-
-
-def version_number(version: str) -> int:
-    """The number of a model version as a client sends it; "" is not one.
-
-    Raises:
-        InvalidArgumentError: It is no whole number of at least 1.
-    """
-    if not _VERSION.fullmatch(version):
-        raise InvalidArgumentError(
-            f"failed to get model version from specified version string '{version[:80]}', version should be an "
-            "integral value > 0"
-        )
-    return int(version)
 
 
 def _validate(call: InferCall, signature: ModelSignature, can_split: bool) -> int:

@@ -5,8 +5,9 @@ import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from weft_common.repository.layout import is_ensemble
 from weft_common.server.unix_socket import path_fault
-from weft_common.text.layout import is_ensemble
+from weft_common.versions import is_version
 
 
 class MeshError(Exception):
@@ -50,11 +51,7 @@ def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path
 
 
 def _has_files(model: Path) -> bool:
-    return any(_is_version(folder) and any(folder.iterdir()) for folder in model.iterdir())
-
-
-def _is_version(folder: Path) -> bool:
-    return folder.name.isdigit() and folder.is_dir()
+    return any(is_version(folder.name) and folder.is_dir() and any(folder.iterdir()) for folder in model.iterdir())
 
 
 def socket_paths(folder: Path, services: Iterable[str]) -> dict[str, Path]:

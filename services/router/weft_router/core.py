@@ -7,10 +7,11 @@ from pathlib import Path
 
 from weft_common.core import CallContext, IndexEntry, InferCall, InferResult, Parameters, ParameterValue
 from weft_common.errors import NotFoundError, UnsupportedError, WeftError
+from weft_common.repository.watcher import RepositoryWatcher
 from weft_common.server.server import Extension
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
-from weft_common.validation import version_number
+from weft_common.versions import version_number
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.admission import AdmissionController, AdmissionSettings, ConcurrencyLimit
 from weft_router.admission.permit import Permit
@@ -26,7 +27,6 @@ from weft_router.repository.files import GraphRepository
 from weft_router.repository.lifecycle import GraphLifecycle
 from weft_router.repository.table import GraphTable
 from weft_router.repository.versions import GraphVersion
-from weft_router.repository.watch import FileWatcher
 from weft_router.runtime import Runtime
 from weft_router.serving import graph_inference, model_inference
 from weft_router.serving.graph_inference import GraphInference, count_failure, serving_of
@@ -36,6 +36,8 @@ from weft_router.steps import earlier
 from weft_router.target import Target
 from weft_router.targets.catalog import CatalogEntry, TargetCatalog
 
+#: Pause between two scans when a graph has changed, in seconds: a file that is being written changes meanwhile.
+SETTLE_S = 0.1
 _NO_LIMITS = AdmissionSettings()
 
 
@@ -87,7 +89,13 @@ class RouterCore:
         self._repository = GraphRepository(repository)
         self._graphs = GraphTable(self._catalog, self._renew_gates)
         self._lifecycle = GraphLifecycle(self._graphs, self._repository, self._catalog, self._runtime)
-        self._watcher = FileWatcher(self._repository, self._lifecycle)
+        self._watcher = RepositoryWatcher(
+            "graph repository",
+            self._lifecycle.scan_readable,
+            self._lifecycle.files,
+            self._lifecycle.take_over,
+            SETTLE_S,
+        )
         self._repository_poll_s = repository_poll_s
         self._control = GraphControl(self._lifecycle, model_control)
         self._is_polling = model_control == "poll"

@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.text.pbtxt import Diagnostic, PbtxtError, parse
+from weft_common.versions import version_order
 from weft_protos import graph_service_pb2 as pb
 from weft_router.repository.signatures import signature_of
 
@@ -93,7 +94,7 @@ def drift(locked: Sequence[pb.ModelSignature], live: Sequence[pb.ModelSignature]
     """How the services differ from a lock file, one difference a line; empty where they do not."""
     before, now = _by_version(locked), _by_version(live)
     lines = []
-    for key in sorted(before.keys() | now.keys(), key=lambda key: (key[0], int(key[1]) if key[1].isdecimal() else 0)):
+    for key in sorted(before.keys() | now.keys(), key=lambda key: (key[0], version_order(key[1]))):
         label = f"model '{key[0]}' version {key[1]}"
         if key not in now:
             lines.append(f"{label}: no target serves it any more; it was on '{before[key].target}'")

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from weft_common.errors import WeftError
+from weft_common.repository.layout import is_ensemble
 from weft_common.signature import ModelSignature
-from weft_common.text.layout import is_ensemble
 from weft_common.text.pbtxt import Diagnostic, PbtxtError
+from weft_common.versions import is_version
 from weft_model import backends as model
 from weft_postprocess import transforms as postprocess
 from weft_preprocess import transforms as preprocess
@@ -67,7 +68,7 @@ def graph_source(path: Path) -> GraphSource:
     if path.name == CONFIG_FILENAME:
         return GraphSource(text, str(path), name=path.resolve().parent.name)
     version = path.resolve().parent
-    if path.name == GRAPH_FILENAME and version.name.isdigit():
+    if path.name == GRAPH_FILENAME and is_version(version.name):
         return GraphSource(text, str(path), name=version.parent.name, version=version.name)
     return GraphSource(text, str(path))
 
@@ -77,7 +78,7 @@ def graphs_around(path: Path) -> GraphRepository | None:
     folders = path.resolve().parents
     if path.name == CONFIG_FILENAME and len(folders) > 1:
         return GraphRepository(folders[1])
-    if path.name == GRAPH_FILENAME and len(folders) > 2 and folders[0].name.isdigit():
+    if path.name == GRAPH_FILENAME and len(folders) > 2 and is_version(folders[0].name):
         return GraphRepository(folders[2])
     return None
 

@@ -5,6 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
+from weft_common.versions import is_version
 from weft_mesh.service_names import GATEWAY, MODEL_SERVICES
 
 #: Default gRPC port of a router.
@@ -12,7 +13,6 @@ ROUTER_PORT = 8001
 #: Of one service on this machine.
 MAX_REPLICAS = 64
 _HEADER = re.compile(r"[\w.-]+", re.ASCII)
-_VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 def port(text: str) -> int:
@@ -91,6 +91,6 @@ def service_arguments(text: str) -> tuple[str, list[str]]:
 def graph_version(text: str) -> str:
     """NAME or NAME/VERSION."""
     name, slash, version = text.partition("/")
-    if not name or (slash and not _VERSION.fullmatch(version)):
+    if not name or (slash and not is_version(version)):
         raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME or NAME/VERSION")
     return text

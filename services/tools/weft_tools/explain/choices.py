@@ -175,7 +175,7 @@ def _split(
         says = f"pinned by header {ROUTE_HEADER}, if the router runs with --allow-route-header"
         return _certain(names, names.index(pins[node.name]), says)
     if node.bandit is not None:
-        algorithm = node.bandit.algorithm.value
+        algorithm = node.bandit.algorithm.name
         by_chance.says.append(f"{algorithm} on feedback; before it: {drawn}")
         return by_chance
     if node.sticky_by is not None:
