@@ -1,7 +1,7 @@
 """YAML as a tree in which every value knows its line and column, with limits on size and depth.
 
-PyYAML gives the events alone. Its loaders keep no positions, follow aliases without a limit, and recurse: 100,000 ``[`` end
-the process of ``yaml.load`` with ``CSafeLoader``.
+Of PyYAML only the parser's events are used. Its loaders keep no positions, and recurse: ``yaml.load`` of 100,000 ``[``
+with ``CSafeLoader`` ends the process with a segmentation fault (PyYAML 6).
 """
 
 from collections.abc import Callable, Iterator
