@@ -1,4 +1,4 @@
-"""``weft feedback``: tells the bandits of a graph how good an answer was."""
+"""``weft feedback``: rewards the choices that the bandits of a graph made for a request."""
 
 import argparse
 import asyncio
@@ -13,7 +13,7 @@ _TIMEOUT_S = 10.0
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the steps that were rewarded and return 0, or print the error's status and message and return 1."""
+    """Print the rewarded steps and return 0, or print the error's status and message and return 1."""
     try:
         response = asyncio.run(_feedback(options))
     except WeftError as error:
