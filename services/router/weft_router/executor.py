@@ -123,7 +123,7 @@ class GraphExecutor:
                 self._admission.enter()
             except WeftError as error:
                 raise self._error_context.wrap(error, self.plan.root.path) from error
-        runtime.retry_budget.num_requests += 1
+        runtime.retry_budget.enter()
         return execution
 
     def result(self, execution: Execution, call: InferCall) -> InferResult:
@@ -138,7 +138,7 @@ class GraphExecutor:
     def end(self, execution: Execution, context: CallContext) -> None:
         """The request is over, however it ended; its path is in the trailing metadata."""
         runtime, record = self._runtime, execution.run.record
-        runtime.retry_budget.num_requests -= 1
+        runtime.retry_budget.leave()
         if self._admission is not None:
             self._admission.leave(runtime.clock_ns() - execution.start_ns)
         usual_path = execution.selection.usual_path

@@ -10,13 +10,21 @@ class RetryBudget:
     """Counts requests of the router in work, and retries and hedges of them.
 
     Attributes:
-        num_requests: Requests in work; whoever begins or ends one counts it.
+        num_requests: Requests in work.
         num_retries: Further calls in work; the pause before one is part of it.
     """
 
     def __init__(self) -> None:
         self.num_requests = 0
         self.num_retries = 0
+
+    def enter(self) -> None:
+        """One more request is in work; ``leave`` must follow."""
+        self.num_requests += 1
+
+    def leave(self) -> None:
+        """A request is over."""
+        self.num_requests -= 1
 
     def take(self, percent: float) -> bool:
         """Whether one more call may start; if so ``give_back`` must follow when it is over.

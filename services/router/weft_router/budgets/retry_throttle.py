@@ -10,20 +10,20 @@ class RetryThrottle:
     """A token bucket: each call earns a part of a token, each retry or hedge costs a whole one.
 
     Attributes:
-        num_calls: Calls since the last ``take``; whoever makes one counts it.
         num_refused: Retries and hedges that there was no token for.
     """
 
     def __init__(self, *, tokens_per_call: float = TOKENS_PER_CALL, max_tokens: float = MAX_TOKENS) -> None:
         self._tokens_per_call = tokens_per_call
         self._max_tokens = self._tokens = max_tokens
-        self.num_calls = 0
         self.num_refused = 0
+
+    def earn(self) -> None:
+        """A call was made."""
+        self._tokens = min(self._tokens + self._tokens_per_call, self._max_tokens)
 
     def take(self) -> bool:
         """Whether one more call may be repeated, which costs a token."""
-        self._tokens = min(self._tokens + self.num_calls * self._tokens_per_call, self._max_tokens)
-        self.num_calls = 0
         if self._tokens < 1:
             self.num_refused += 1
             return False

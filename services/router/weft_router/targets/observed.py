@@ -50,7 +50,7 @@ class ObservedTarget:
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``."""
         start_ns = time.monotonic_ns()
-        self.throttle.num_calls += 1
+        self.throttle.earn()
         try:
             result = await self._target.infer(call, context)
         except (WeftError, asyncio.CancelledError) as error:
@@ -70,7 +70,7 @@ class ObservedTarget:
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``; a stream is one request, which lasts until its end."""
         start_ns = time.monotonic_ns()
-        self.throttle.num_calls += 1
+        self.throttle.earn()
         version = ""
         try:
             async with contextlib.aclosing(self._target.stream_infer(call, context)) as results:

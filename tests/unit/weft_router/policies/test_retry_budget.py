@@ -21,7 +21,8 @@ from weft_router.budgets.retry_budget import RetryBudget
 def test_retries_are_bounded_by_the_requests_in_work(num_requests: int, percent: float, expected: int) -> None:
     """A percentage of them, but three in any case."""
     budget = RetryBudget()
-    budget.num_requests = num_requests
+    for _ in range(num_requests):
+        budget.enter()
     assert expected == sum(budget.take(percent) for _ in range(200))
     assert expected == budget.num_retries
 
@@ -32,9 +33,11 @@ def test_a_retry_that_is_over_makes_room() -> None:
     assert [True, True, True, False] == [budget.take(20) for _ in range(4)]
     budget.give_back()
     assert [True, False] == [budget.take(20) for _ in range(2)]
-    budget.num_requests += 20
+    for _ in range(20):
+        budget.enter()
     assert [True, False] == [budget.take(20) for _ in range(2)]
-    budget.num_requests -= 20
+    for _ in range(20):
+        budget.leave()
     budget.give_back(2)
-    assert 2 == budget.num_retries
+    assert (0, 2) == (budget.num_requests, budget.num_retries)
     assert [True, False] == [budget.take(20) for _ in range(2)]
