@@ -1,4 +1,4 @@
-"""A target of several replicas: each call goes to one of them, and survives the loss of one that had not begun it."""
+"""A target of several replicas: each call goes to one, and to another one if that was lost before it began."""
 
 import contextlib
 import random
@@ -22,7 +22,7 @@ from weft_router.targets.specification import BalancingPolicy
 #: Name of what gRPC chooses, in metrics and spans.
 CHOSEN_BY_GRPC = "chosen by gRPC"
 
-#: After such an answer a replica is asked what it serves.
+#: After such an answer the replica's models are read again.
 _MODEL_IS_GONE = ("UNAVAILABLE", "NOT_FOUND")
 
 _log = get_logger("weft.router.targets")
@@ -165,7 +165,7 @@ class ReplicatedTarget:
         self.on_change()
 
     async def _move(self, failed: Replica, call: InferCall, context: CallContext, error: WeftError) -> Replica:
-        """Another replica for a call that was not begun. Raises what is to be told where there is none."""
+        """Another replica for a call that was not begun. Raises the error for the client where there is none."""
         other = await self._chooser.instead(failed, call, context, error)
         self.num_moved += 1
         if telemetry.is_enabled():
@@ -223,7 +223,7 @@ class ReplicatedTarget:
         """The call is over, and its outcome noted."""
         replica.num_inflight -= 1
         replica.num_by_status[status] = replica.num_by_status.get(status, 0) + 1
-        # One that says itself that it takes no calls is no outlier: its health tells the rest.
+        # A replica that refuses calls itself is no outlier: its health check decides.
         if replica is not self._by_grpc and not is_refused and self._detector.note(replica.record, status):
             self._chooser.note_ejection()
             self._tell_ejections(context)
