@@ -19,7 +19,7 @@ from weft_common.protocol.wire import (
     call_from_request,
     fill_response,
     metadata_from_signature,
-    output_places,
+    output_locations,
     parameters_from,
     statistics_message,
 )
@@ -209,8 +209,8 @@ class V2Servicer(SharedMemoryServicer):
         """What a request asks for, and where its outputs are to be written. Raises as the precheck does."""
         self._check_early(request, call_context)
         call = call_from_request(request, self._memory)
-        access.lower_priority(call.parameters)
-        return call, {} if self._memory is None else output_places(request, self._memory)
+        access.clamp_priority(call.parameters)
+        return call, {} if self._memory is None else output_locations(request, self._memory)
 
     def _check_early(self, request: pb.ModelInferRequest, call_context: CallContext) -> None:
         """As the precheck raises; the parameters are read only if it asks for them."""
@@ -219,7 +219,7 @@ class V2Servicer(SharedMemoryServicer):
 
         def parameters() -> Parameters:
             values = parameters_from(request.parameters)
-            access.lower_priority(values)
+            access.clamp_priority(values)
             return values
 
         self._precheck(request.model_name, request.model_version, parameters, call_context)
