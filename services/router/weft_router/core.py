@@ -26,7 +26,7 @@ from weft_router.repository.files import GraphRepository
 from weft_router.repository.lifecycle import GraphLifecycle
 from weft_router.repository.table import GraphTable
 from weft_router.runtime import Runtime
-from weft_router.serving.served import Served, ServedGraph, ServedModel
+from weft_router.serving.served import Served, ServedGraph, ServedTargetModel
 from weft_router.steps import earlier
 from weft_router.target import Target
 from weft_router.targets.catalog import CatalogEntry, TargetCatalog
@@ -303,7 +303,7 @@ class RouterCore:
         if graph is not None:
             return ServedGraph(graph, self._graphs)
         entry = self._model(name, version)
-        return ServedModel(self._catalog.targets[entry.target], entry.model)
+        return ServedTargetModel(self._catalog.targets[entry.target], entry.model)
 
     def _model(self, name: str, version: str) -> CatalogEntry:
         """A target's model, ready or not. Raises NotFoundError, or InvalidArgumentError for a version that is none."""

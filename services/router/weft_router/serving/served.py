@@ -115,7 +115,7 @@ class ServedGraph(NamedTuple):
         count_failure(self.graph, error, context)
 
 
-class ServedModel(NamedTuple):
+class ServedTargetModel(NamedTuple):
     """A model of a target, ready or not."""
 
     target: Target
