@@ -34,6 +34,8 @@ NUMPY_BY_DATATYPE: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "BYTES": np.dtype(np.object_),
 }
+INTEGERS = frozenset(name for name in NUMPY_BY_DATATYPE if "INT" in name)
+FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
 DATATYPE_BY_NUMPY: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_BY_DATATYPE.items()}
 ITEMSIZE_BYTES: dict[str, int] = {name: dtype.itemsize for name, dtype in NUMPY_BY_DATATYPE.items() if name != "BYTES"}
 

@@ -25,7 +25,8 @@ from tests.unit.weft_router.naive_values import (
 )
 from tests.unit.weft_router.random_graphs import WIDTH, Model, Node, Step
 
-from weft_router.graph.plan import CombineMethod, NodeKind
+from weft_router.combine import METHODS
+from weft_router.graph.plan import NodeKind
 
 
 class Interpreter:
@@ -288,7 +289,7 @@ class Interpreter:
                 outcomes.append(self.step(step, values, at, deadline))
             except FailsError as failure:
                 outcomes.append(failure)
-        if node.method is CombineMethod.FIRST and node.quorum <= 1 and len(node.steps) > 1:
+        if node.method is METHODS["FIRST"] and node.quorum <= 1 and len(node.steps) > 1:
             return race(outcomes)
         at, order = self.members(node, outcomes)
         outputs: list[Rows] = []
@@ -296,7 +297,7 @@ class Interpreter:
             one = outcomes[index]
             outputs.append(one.output if index in order and isinstance(one, Ends) else default(step, values))
         present = [output for output in outputs if output is not None]
-        if node.method is CombineMethod.FIRST:
+        if node.method is METHODS["FIRST"]:
             first = [outputs[index] for index in order if outputs[index] is not None]
             return Ends(at, [*first, *present][0] if present else None)
         if not present:

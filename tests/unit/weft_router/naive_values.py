@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tests.unit.weft_router.random_graphs import Step, Test, default_row
 
-from weft_router.graph.plan import CombineMethod
+from weft_router.combine import METHODS, CombineMethod
 
 Rows = list[bytes] | None
 Values = dict[str, Rows]
@@ -99,7 +99,7 @@ def by_row(function: Callable[[Sequence[bytes]], bytes]) -> Callable[[Sequence[l
 
 
 COMBINED: dict[CombineMethod, Callable[[Sequence[list[bytes]]], list[bytes]]] = {
-    CombineMethod.VOTE: by_row(majority),
-    CombineMethod.MAX: by_row(by_byte(max)),
-    CombineMethod.SUM: by_row(by_byte(lambda column: min(sum(column), 255))),
+    METHODS["VOTE"]: by_row(majority),
+    METHODS["MAX"]: by_row(by_byte(max)),
+    METHODS["SUM"]: by_row(by_byte(lambda column: min(sum(column), 255))),
 }

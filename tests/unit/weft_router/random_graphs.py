@@ -19,10 +19,10 @@ from tests.unit.weft_router.virtual_clock import virtual_clock_of_loop
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
 from weft_common.tensors import WireTensor, decode
+from weft_router.combine import METHODS, CombineMethod
 from weft_router.graph.plan import (
     CachePlan,
     CallPlan,
-    CombineMethod,
     GraphPlan,
     HedgePlan,
     LoopPlan,
@@ -32,7 +32,7 @@ from weft_router.graph.plan import (
 )
 
 CODES = ("UNAVAILABLE", "ABORTED", "INTERNAL", "UNKNOWN")
-METHODS = (CombineMethod.FIRST, CombineMethod.VOTE, CombineMethod.MAX, CombineMethod.SUM, CombineMethod.CUSTOM)
+COMBINE_METHODS = tuple(METHODS[name] for name in ("FIRST", "VOTE", "MAX", "SUM", "CUSTOM"))
 WIDTH = 8
 
 
@@ -108,7 +108,7 @@ class Node:
     on: str = ""
     quorum: int = 0
     straggler_ms: int = 0
-    method: CombineMethod = CombineMethod.FIRST
+    method: CombineMethod = METHODS["FIRST"]
     custom: Model | None = None
     max_iterations: int = 0
     again: Test | None = None
@@ -187,7 +187,7 @@ class _Draw:
         if kind is NodeKind.SWITCH:
             return self.switch(name, steps)
         if kind is NodeKind.ENSEMBLE:
-            method = self.draw(st.sampled_from(METHODS))
+            method = self.draw(st.sampled_from(COMBINE_METHODS))
             return Node(
                 name,
                 kind,
@@ -195,7 +195,7 @@ class _Draw:
                 quorum=self.draw(st.integers(0, size)),
                 straggler_ms=self.draw(st.sampled_from((0, 10, 40))),
                 method=method,
-                custom=self.model() if method is CombineMethod.CUSTOM else None,
+                custom=self.model() if method is METHODS["CUSTOM"] else None,
             )
         if kind is NodeKind.CASCADE:
             for index in range(size):

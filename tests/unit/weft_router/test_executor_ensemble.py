@@ -10,14 +10,15 @@ from tests.unit.weft_router.fake_target import FakeTarget
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InternalError, RemoteError
 from weft_common.tensors import WireTensor
-from weft_router.graph.plan import CombineMethod, GraphPlan, NodeKind
+from weft_router.combine import METHODS, CombineMethod
+from weft_router.graph.plan import GraphPlan, NodeKind
 
 FIRST, VOTE, KEYED, AVERAGE, CONCAT = (
-    CombineMethod.FIRST,
-    CombineMethod.VOTE,
-    CombineMethod.KEYED,
-    CombineMethod.AVERAGE,
-    CombineMethod.CONCAT,
+    METHODS["FIRST"],
+    METHODS["VOTE"],
+    METHODS["KEYED"],
+    METHODS["AVERAGE"],
+    METHODS["CONCAT"],
 )
 
 

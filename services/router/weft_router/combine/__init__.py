@@ -1,18 +1,15 @@
-"""One tensor of several: how an ensemble makes its answer of the answers of its steps."""
+"""Combine methods: how an ensemble makes one tensor of those of its steps. One module each, or one for a family."""
 
-from weft_router.combine.layout import concat, stack, stack_with_mask
-from weft_router.combine.numbers import average, maximum, median, minimum, total
-from weft_router.combine.votes import ballot_weights, vote
+from weft_router.combine.choice import FIRST, KEYED
+from weft_router.combine.custom import CUSTOM, stack_with_mask
+from weft_router.combine.layout import CONCAT, STACK
+from weft_router.combine.method import CombineMethod, CombineSettings
+from weft_router.combine.numbers import AVERAGE, MAX, MEDIAN, MIN, SUM
+from weft_router.combine.vote import VOTE
 
-__all__ = [
-    "average",
-    "ballot_weights",
-    "concat",
-    "maximum",
-    "median",
-    "minimum",
-    "stack",
-    "stack_with_mask",
-    "total",
-    "vote",
-]
+#: By the names of the values of ``Combine.Method`` in ``graph.proto``.
+METHODS: dict[str, CombineMethod] = {
+    method.name: method for method in (KEYED, VOTE, AVERAGE, MEDIAN, SUM, MIN, MAX, CONCAT, STACK, FIRST, CUSTOM)
+}
+
+__all__ = ["METHODS", "CombineMethod", "CombineSettings", "stack_with_mask"]

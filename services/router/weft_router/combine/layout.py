@@ -1,72 +1,50 @@
-"""Tensors side by side: one after another, on a new axis, and with gaps where one is absent."""
+"""Tensors side by side: one after another, or on a new axis."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from weft_common.errors import InternalError
-from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, decode, encode, num_elements
-from weft_router.combine.alike import check_alike, kinds
+from weft_common.tensors import WireTensor, decode, encode, num_elements
+from weft_router.combine.method import CombinedDims, CombineMethod, CombineSettings, Dims, check_alike, types_text
 
 
-def concat(tensors: Sequence[WireTensor], axis: int) -> WireTensor:
-    """The tensors one after another along ``axis`` (batch dimension counted), in declared order.
-
-    Raises:
-        InternalError: Datatypes differ, or shapes differ elsewhere than in ``axis``, or there is no such axis.
-    """
+def _concat(tensors: Sequence[WireTensor], weights: Sequence[float], settings: CombineSettings) -> WireTensor:
     first = tensors[0]
-    axis = _axis("CONCAT", axis, len(first.shape), first)
+    axis = _axis("CONCAT", settings.axis, len(first.shape), first)
     for tensor in tensors[1:]:
         if (
             tensor.datatype != first.datatype
             or tensor.shape[:axis] != first.shape[:axis]
             or tensor.shape[axis + 1 :] != first.shape[axis + 1 :]
         ):
-            raise InternalError(f"CONCAT along axis {axis} of tensors that do not fit: {kinds(tensors)}")
+            raise InternalError(f"CONCAT along axis {axis} of tensors that do not fit: {types_text(tensors)}")
     shape = (*first.shape[:axis], sum(tensor.shape[axis] for tensor in tensors), *first.shape[axis + 1 :])
     if num_elements(first.shape[:axis]) == 1:
         return WireTensor(first.datatype, shape, b"".join([tensor.data for tensor in tensors]))
     return encode(np.concatenate([decode(tensor) for tensor in tensors], axis=axis))
 
 
-def stack(tensors: Sequence[WireTensor], axis: int) -> WireTensor:
-    """The tensors along a new ``axis`` of the result (batch dimension counted), in declared order.
+def _concat_dims(given: CombinedDims) -> Dims:
+    sizes = [dims[given.axis] for dims in given.members]
+    dims = list(given.common)
+    dims[given.axis] = sum(sizes) if given.is_complete and -1 not in sizes else -1
+    return tuple(dims)
 
-    Raises:
-        InternalError: Datatypes or shapes differ, or the result has no such axis.
-    """
+
+def _stack(tensors: Sequence[WireTensor], weights: Sequence[float], settings: CombineSettings) -> WireTensor:
     first = tensors[0]
     check_alike(tensors)
-    axis = _axis("STACK", axis, len(first.shape) + 1, first)
+    axis = _axis("STACK", settings.axis, len(first.shape) + 1, first)
     if num_elements(first.shape[:axis]) == 1:
         shape = (*first.shape[:axis], len(tensors), *first.shape[axis:])
         return WireTensor(first.datatype, shape, b"".join([tensor.data for tensor in tensors]))
     return encode(np.stack([decode(tensor) for tensor in tensors], axis=axis))
 
 
-def stack_with_mask(tensors: Sequence[WireTensor | None], *, is_batching: bool) -> tuple[WireTensor, WireTensor]:
-    """All members on a new axis, and which of them are there.
-
-    Args:
-        tensors: In declared order, one of them at least present; an absent one leaves zeros, or empty strings.
-        is_batching: The leading axis counts rows, and the new axis follows it; else it leads.
-
-    Returns:
-        The stack, and a BOOL mask of shape ``[rows, members]`` (or ``[members]``).
-
-    Raises:
-        InternalError: Datatypes or shapes differ.
-    """
-    first = next(tensor for tensor in tensors if tensor is not None)
-    dtype = NUMPY_BY_DATATYPE[first.datatype]
-    size = num_elements(first.shape)
-    gap = WireTensor(first.datatype, first.shape, bytes(size * (4 if first.datatype == "BYTES" else dtype.itemsize)))
-    num_rows = first.shape[0] if is_batching and first.shape else 1
-    presence = bytes(tensor is not None for tensor in tensors)
-    shape = (num_rows, len(tensors)) if is_batching else (len(tensors),)
-    stacked = stack([gap if tensor is None else tensor for tensor in tensors], 1 if is_batching else 0)
-    return stacked, WireTensor("BOOL", shape, presence * num_rows)
+def _stack_dims(given: CombinedDims) -> Dims:
+    axis = given.axis % (len(given.common) + 1)
+    return (*given.common[:axis], given.num_steps if given.is_complete else -1, *given.common[axis:])
 
 
 def _axis(method: str, axis: int, rank: int, tensor: WireTensor) -> int:
@@ -75,3 +53,7 @@ def _axis(method: str, axis: int, rank: int, tensor: WireTensor) -> int:
             f"{method} along axis {axis} of tensors of shape {list(tensor.shape)}; the result has no such axis"
         )
     return axis % rank
+
+
+CONCAT = CombineMethod("CONCAT", _concat, dims=_concat_dims, takes_axis=True, is_free_along_axis=True)
+STACK = CombineMethod("STACK", _stack, dims=_stack_dims, takes_axis=True, adds_axis=True)

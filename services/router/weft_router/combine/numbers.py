@@ -11,47 +11,34 @@ from typing import Any
 import numpy as np
 
 from weft_common.errors import InternalError
-from weft_common.tensors import Array, WireTensor, decode, encode
-from weft_router.combine.alike import check_alike
+from weft_common.tensors import INTEGERS, Array, WireTensor, decode, encode
+from weft_router.combine.method import NUMBERS, CombineMethod, CombineSettings, check_alike
 
 _ACCUMULATORS: dict[str, type[np.floating[Any]]] = {
     **dict.fromkeys(("FP16", "BF16", "FP32", "INT8", "UINT8", "INT16", "UINT16"), np.float32),
     **dict.fromkeys(("FP64", "INT32", "UINT32"), np.float64),
     **dict.fromkeys(("INT64", "UINT64"), np.longdouble),
 }
+#: What labels are; 8 bits may be pixels.
+_LABELS = INTEGERS - {"INT8", "UINT8"}
 
 
-def average(tensors: Sequence[WireTensor], weights: Sequence[float]) -> WireTensor:
-    """Weighted mean of each element: the weighted sum over the sum of weights.
-
-    Args:
-        tensors: One or more, same numeric datatype and shape.
-        weights: One per tensor; equal ones make it the plain mean.
-
-    Returns:
-        Datatype and shape of ``tensors``.
-
-    Raises:
-        InternalError: Datatypes or shapes differ, or the datatype is not numeric.
-    """
+def _average(tensors: Sequence[WireTensor], weights: Sequence[float], settings: CombineSettings) -> WireTensor:
+    """Weighted mean of each element: the weighted sum over the sum of weights."""
     arrays, accumulator = _numbers(tensors, "AVERAGE")
     with np.errstate(all="ignore"):
         mean = _weighted_sum(arrays, weights, accumulator) / accumulator(sum(weights))
         return _encoded(mean, arrays[0].dtype)
 
 
-def total(tensors: Sequence[WireTensor], weights: Sequence[float]) -> WireTensor:
-    """Weighted sum of each element; arguments, result and errors as of ``average``."""
+def _sum(tensors: Sequence[WireTensor], weights: Sequence[float], settings: CombineSettings) -> WireTensor:
     arrays, accumulator = _numbers(tensors, "SUM")
     with np.errstate(all="ignore"):
         return _encoded(_weighted_sum(arrays, weights, accumulator), arrays[0].dtype)
 
 
-def median(tensors: Sequence[WireTensor]) -> WireTensor:
-    """Middle value of each element; of an even number of tensors the mean of the two in the middle.
-
-    Arguments, result and errors as of ``average``. A middle that is one member's own, or the same in both, is exact.
-    """
+def _median(tensors: Sequence[WireTensor], weights: Sequence[float], settings: CombineSettings) -> WireTensor:
+    """Middle value of each element, exact where it is one member's own or the same in both middle ones."""
     arrays, accumulator = _numbers(tensors, "MEDIAN")
     dtype = arrays[0].dtype
     with np.errstate(all="ignore"):
@@ -65,13 +52,13 @@ def median(tensors: Sequence[WireTensor]) -> WireTensor:
         return encode(np.where(low == high, low.astype(dtype), middle))
 
 
-def minimum(tensors: Sequence[WireTensor]) -> WireTensor:
-    """Smallest value of each element; of BOOL: true where all are. Arguments, result and errors as of ``average``."""
+def _min(tensors: Sequence[WireTensor], weights: Sequence[float], settings: CombineSettings) -> WireTensor:
+    """Smallest value of each element; of BOOL: true where all are."""
     return _extreme(tensors, "MIN", np.minimum)
 
 
-def maximum(tensors: Sequence[WireTensor]) -> WireTensor:
-    """Largest value of each element; of BOOL: true where any is. Arguments, result and errors as of ``average``."""
+def _max(tensors: Sequence[WireTensor], weights: Sequence[float], settings: CombineSettings) -> WireTensor:
+    """Largest value of each element; of BOOL: true where any is."""
     return _extreme(tensors, "MAX", np.maximum)
 
 
@@ -117,3 +104,16 @@ def _rounded(values: Array, dtype: np.dtype[Any]) -> Array:
     if int(largest) > limits.max:  # rounded up, where the type has fewer bits than the integer
         largest = np.nextafter(largest, values.dtype.type(0))
     return np.rint(values).clip(limits.min, largest).astype(dtype)
+
+
+def _label_remark(datatype: str) -> str:
+    if datatype not in _LABELS:
+        return ""
+    return f"AVERAGE of {datatype} gives whole numbers; of labels, take the one that most steps give: method: VOTE"
+
+
+AVERAGE = CombineMethod("AVERAGE", _average, NUMBERS, remark=_label_remark, takes_weights=True)
+MEDIAN = CombineMethod("MEDIAN", _median, NUMBERS)
+SUM = CombineMethod("SUM", _sum, NUMBERS, takes_weights=True)
+MIN = CombineMethod("MIN", _min, NUMBERS)
+MAX = CombineMethod("MAX", _max, NUMBERS)

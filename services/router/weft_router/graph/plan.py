@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor
+from weft_router.combine import CombineMethod
 from weft_router.scope import RequestScope
 
 Frame = list[WireTensor | None]
@@ -67,22 +68,6 @@ class NodeKind(Enum):
     SPLITTER = "splitter"
     ENSEMBLE = "ensemble"
     CASCADE = "cascade"
-
-
-class CombineMethod(Enum):
-    """How one answer is made of an ensemble's."""
-
-    KEYED = "KEYED"
-    VOTE = "VOTE"
-    AVERAGE = "AVERAGE"
-    MEDIAN = "MEDIAN"
-    SUM = "SUM"
-    MIN = "MIN"
-    MAX = "MAX"
-    CONCAT = "CONCAT"
-    STACK = "STACK"
-    FIRST = "FIRST"
-    CUSTOM = "CUSTOM"
 
 
 class BanditAlgorithm(Enum):
@@ -261,13 +246,13 @@ class CombinePlan:
         output: Slot of the node's frame that receives it.
         method: How.
         sources: Per step that offers the tensor: (index of the step, slot with its value).
-        is_weighted: Whether step weights count: VOTE, AVERAGE, SUM.
-        axis: CONCAT and STACK only: axis of the whole result, batch dimension counted; negative counts from the end.
-        custom: CUSTOM only: the call that combines. Two of its input slots are ``stack`` and ``mask``, which the node
-            fills; the others are node inputs. Its one output slot is ``output``.
-        stack: CUSTOM: slot of all sources stacked along a new axis behind the batch dimension (or in front, without
-            one), absent ones as zeros or empty strings; -1 elsewhere.
-        mask: CUSTOM: slot of a BOOL tensor, shape [rows, sources] (or [sources]), false where a source is absent.
+        is_weighted, axis: As of ``CombineSettings``.
+        custom: The call that combines, of a method that calls a model. Two of its input slots are ``stack`` and
+            ``mask``, which the node fills; the others are node inputs. Its one output slot is ``output``.
+        stack: With ``custom``: slot of all sources stacked along a new axis behind the batch dimension (or in front,
+            without one), absent ones as zeros or empty strings; -1 elsewhere.
+        mask: With ``custom``: slot of a BOOL tensor, shape [rows, sources] (or [sources]), false where a source is
+            absent.
     """
 
     output: int
@@ -345,6 +330,11 @@ class NodePlan:
     loop: LoopPlan | None = None
     specs: Mapping[int, TensorSpec] = field(default_factory=dict)
     graph: str = ""
+
+    @property
+    def is_race(self) -> bool:
+        """Whether it is an ensemble of which the first answer counts and the other steps are cancelled."""
+        return bool(self.combines) and self.quorum <= 1 and all(one.method.is_first for one in self.combines)
 
 
 @dataclass(frozen=True, slots=True)

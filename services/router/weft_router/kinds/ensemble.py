@@ -14,7 +14,7 @@ from weft_router.graph.description import (
     target_text,
     when_notes,
 )
-from weft_router.graph.plan import CombineMethod, CombinePlan, NodePlan
+from weft_router.graph.plan import CombinePlan, NodePlan
 
 
 def describe_ensemble(plan: NodePlan) -> Description:
@@ -31,12 +31,11 @@ def describe_ensemble(plan: NodePlan) -> Description:
         for binding in step.outputs
         if (spec := plan.specs.get(binding.slot))
     }
-    is_race = bool(plan.combines) and all(combine.method is CombineMethod.FIRST for combine in plan.combines)
     return Description(
         kind="ensemble",
         steps=(*plan.steps, *plan.shadows, *customs),
         entry=End("all at once"),
-        exit=End("first answer" if is_race else "combine", tuple(notes)),
+        exit=End("first answer" if plan.is_race else "combine", tuple(notes)),
         flows=(*_flows(plan), *shadow_flows(plan)),
         names=own_names,
     )
@@ -65,6 +64,6 @@ def _flows(plan: NodePlan) -> Iterator[Flow]:
 
 
 def _combine_text(combine: CombinePlan) -> str:
-    axis = f" on axis {combine.axis}" if combine.method in (CombineMethod.CONCAT, CombineMethod.STACK) else ""
+    axis = f" on axis {combine.axis}" if combine.method.takes_axis else ""
     by = f" by {target_text(combine.custom.action)}" if combine.custom is not None else ""
-    return f"{combine.method.value}{by}{axis}{', weighted' * combine.is_weighted}"
+    return f"{combine.method.name}{by}{axis}{', weighted' * combine.is_weighted}"

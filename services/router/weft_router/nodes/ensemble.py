@@ -3,20 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from weft_common.errors import InvalidArgumentError, RemoteError, WeftError
-from weft_common.tensors import WireTensor
-from weft_router.combine import (
-    average,
-    ballot_weights,
-    concat,
-    maximum,
-    median,
-    minimum,
-    stack,
-    stack_with_mask,
-    total,
-    vote,
-)
-from weft_router.graph.plan import CombineMethod, CombinePlan, Frame, NodePlan
+from weft_router.combine import CombineSettings, stack_with_mask
+from weft_router.graph.plan import CombinePlan, Frame, NodePlan
 from weft_router.nodes.alternatives import AlternativesNode
 from weft_router.reporting.path import SKIPPED, NodeRecord
 from weft_router.runtime import Runtime
@@ -24,12 +12,48 @@ from weft_router.steps import ConditionFailedError, ErrorContext, Run, Step
 from weft_router.tasks.fork import Fork, Quorum, Race
 
 
+class _Combine:
+    """One output of an ensemble, made of the tensors of its steps.
+
+    Args:
+        plan: What is combined, and how.
+        step_weights: Of every step of the ensemble.
+        is_batching: Whether tensors have a batch dimension.
+    """
+
+    def __init__(self, plan: CombinePlan, step_weights: Sequence[float], *, is_batching: bool) -> None:
+        method = plan.method
+        self.name = method.name
+        self._combine = method.combine
+        self._settings = CombineSettings(plan.axis, plan.is_weighted, is_batching)
+        weights = method.weights(step_weights, self._settings)
+        self._output = plan.output
+        self._sources = {index: (slot, weights[index]) for index, slot in plan.sources}
+        self._is_first = method.is_first
+
+    def run(self, frame: Frame, order: Sequence[int]) -> None:
+        """The combined tensor is in ``frame``; None where no step gave one.
+
+        Args:
+            frame: The node's.
+            order: Steps whose tensors count, in the order of their answers.
+
+        Raises:
+            WeftError: The tensors cannot be combined.
+        """
+        sources = self._sources
+        chosen = [sources[index] for index in order if index in sources] if self._is_first else sources.values()
+        present = [(tensor, weight) for slot, weight in chosen if (tensor := frame[slot]) is not None]
+        tensors, weights = [tensor for tensor, _ in present], [weight for _, weight in present]
+        frame[self._output] = self._combine(tensors, weights, self._settings) if present else None
+
+
 class EnsembleNode(AlternativesNode):
     """Runs all steps at once and combines the answers of those that gave one.
 
-    If every output is combined by FIRST and no quorum is asked for, the first step that answers wins, and the others
-    are cancelled. Else a failing HARD step cancels the others and fails the node; SOFT steps may be missing as long as
-    there is a quorum, and those that are late are cancelled and awaited.
+    Of a race (``NodePlan.is_race``) the first step that answers wins, and the others are cancelled. Else a failing HARD
+    step cancels the others and fails the node; SOFT steps may be missing as long as there is a quorum, and those that
+    are late are cancelled and awaited.
 
     Args:
         plan, steps, error_context, runtime: As of ``AlternativesNode``.
@@ -46,14 +70,13 @@ class EnsembleNode(AlternativesNode):
     ) -> None:
         super().__init__(plan, steps, error_context, runtime)
         self._customs = [(plan.combines[index], step) for index, step in customs.items()]
-        self._combines = [(one, dict(one.sources)) for one in plan.combines if one.method is not CombineMethod.CUSTOM]
-        is_first = bool(plan.combines) and all(c.method is CombineMethod.FIRST for c in plan.combines)
-        self._is_race = is_first and plan.quorum <= 1
+        weights = [step.weight for step in plan.steps]
+        is_batching = error_context.is_batching
+        self._combines = [_Combine(one, weights, is_batching=is_batching) for one in plan.combines if not one.custom]
+        self._is_race = plan.is_race
         self._is_hard = [not step.is_soft for step in plan.steps]
         self._needed = max(plan.quorum, 1)
         self._straggler_s = plan.straggler_ms / 1e3 if plan.straggler_ms else None
-        self._weights = [step.weight for step in plan.steps]
-        self._ballots = ballot_weights(self._weights)
 
     async def run(self, run: Run) -> None:
         """As ``Node.run``."""
@@ -78,47 +101,14 @@ class EnsembleNode(AlternativesNode):
             for index, step in enumerate(self._steps):
                 if index not in answered:
                     step.fill_defaults(frame)  # of a late step nobody has done it yet
-        for combine, slots in self._combines:
+        order = answered if self._is_race else [*answered, *(i for i in range(len(self._steps)) if i not in answered)]
+        for combine in self._combines:
             try:
-                frame[combine.output] = self._combined(combine, slots, frame, answered)
+                combine.run(frame, order)
             except WeftError as error:
-                raise self._placed(error, combine.method.value) from error
+                raise self._placed(error, combine.name) from error
         if self._customs:
             await self._run_customs(run)
-
-    def _combined(
-        self, combine: CombinePlan, slots: Mapping[int, int], frame: Frame, answered: Sequence[int]
-    ) -> WireTensor | None:
-        """The combined tensor; None where no step gave it."""
-        method = combine.method
-        if method is CombineMethod.FIRST:
-            order = answered if self._is_race else [*answered, *slots]
-            return next((tensor for i in order if i in slots and (tensor := frame[slots[i]]) is not None), None)
-        present = [(tensor, index) for index, slot in combine.sources if (tensor := frame[slot]) is not None]
-        if not present:
-            return None
-        tensors = [tensor for tensor, _ in present]
-        match method:
-            case CombineMethod.VOTE:
-                ballots = [self._ballots[index] for _, index in present]
-                return vote(
-                    tensors, ballots, is_weighted=combine.is_weighted, is_batching=self._error_context.is_batching
-                )
-            case CombineMethod.AVERAGE | CombineMethod.SUM:
-                weights = [self._weights[index] if combine.is_weighted else 1.0 for _, index in present]
-                return average(tensors, weights) if method is CombineMethod.AVERAGE else total(tensors, weights)
-            case CombineMethod.MEDIAN:
-                return median(tensors)
-            case CombineMethod.MIN:
-                return minimum(tensors)
-            case CombineMethod.MAX:
-                return maximum(tensors)
-            case CombineMethod.CONCAT:
-                return concat(tensors, combine.axis)
-            case CombineMethod.STACK:
-                return stack(tensors, combine.axis)
-            case _:  # KEYED: the tensor is one step's own
-                return tensors[0]
 
     async def _run_customs(self, run: Run) -> None:
         """Every model that combines has answered; several run at once."""
@@ -129,7 +119,7 @@ class EnsembleNode(AlternativesNode):
                 try:
                     stacked, mask = stack_with_mask(sources, is_batching=self._error_context.is_batching)
                 except WeftError as error:
-                    raise self._placed(error, "CUSTOM") from error
+                    raise self._placed(error, combine.method.name) from error
                 frame[combine.stack] = stacked
                 if combine.mask >= 0:
                     frame[combine.mask] = mask

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from weft_router.graph.plan import CallPlan, CombineMethod, NodeKind, NodePlan, StepPlan
+from weft_router.graph.plan import CallPlan, NodeKind, NodePlan, StepPlan
 
 IsReady = Callable[[CallPlan], bool]
 
@@ -35,9 +35,8 @@ def missing_call(node: NodePlan, is_ready: IsReady) -> Missing | None:
         case NodeKind.SWITCH | NodeKind.SPLITTER:
             return _first(missing)
         case NodeKind.ENSEMBLE | NodeKind.CASCADE:
-            is_race = bool(node.combines) and all(c.method is CombineMethod.FIRST for c in node.combines)
             too_few = missing if len(steps) - len(missing) < max(node.quorum, 1) else []
-            return _first([*customs, *([] if is_race else hard), *too_few])
+            return _first([*customs, *([] if node.is_race else hard), *too_few])
 
 
 def borne_calls(node: NodePlan, is_ready: IsReady) -> list[Missing]:

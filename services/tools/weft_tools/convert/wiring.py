@@ -7,8 +7,8 @@ Without them the draft keeps its wiring by name, and says what is missing.
 
 import json
 
+from weft_common.tensors import FLOATS, INTEGERS
 from weft_router.graph.syntax.source import ModelCatalog
-from weft_router.graph.types.signatures import FLOATS, INTEGERS
 from weft_tools.convert.conditions import Body, translate
 from weft_tools.convert.draft import (
     CHECK,

@@ -4,7 +4,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from weft_router.graph.types.signatures import FLOATS, INTEGERS
+from weft_common.tensors import FLOATS, INTEGERS
 from weft_tools.convert.draft import CHECK, Draft, DraftCombine, DraftNode, DraftStep, DraftTensor, Kind, Tensors
 
 _WIDTH = 120

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from weft_router.graph.description import slot_name
-from weft_router.graph.plan import CombineMethod, CombinePlan, NodeKind, NodePlan, StepPlan
+from weft_router.graph.plan import CombinePlan, NodeKind, NodePlan, StepPlan
 from weft_tools.explain.choices import StepChoice, decide, decide_rows
 from weft_tools.explain.entry import ExplainedStep, Failure, Fate, make_unsure, skipped
 from weft_tools.explain.values import ABSENT, Value, joined
@@ -62,7 +62,7 @@ def walk_ensemble(walk: "Walk", entry: ExplainedStep, node: NodePlan, frame: "Va
     """An ensemble: all members, then what is made of their answers."""
     members = [walk.tested(step, node, frame, limit, StepChoice(Fate.RUNS)) for step in node.steps]
     entry.children += members
-    is_race = bool(node.combines) and all(c.method is CombineMethod.FIRST for c in node.combines) and node.quorum <= 1
+    is_race = node.is_race
     if is_race and len(members) > 1:
         entry.decisions.append("the first answer counts, the others are cancelled")
     if node.quorum:
@@ -110,10 +110,10 @@ def _failure(walk: "Walk", node: NodePlan, members: Sequence[ExplainedStep], *, 
 def _combine(walk: "Walk", node: NodePlan, combine: CombinePlan, frame: "Values") -> None:
     values = [frame[slot] for _, slot in combine.sources]
     present = [value for value in values if value.tensor is not None]
-    if combine.method in (CombineMethod.KEYED, CombineMethod.FIRST) or not present:
+    if combine.method.is_keyed or combine.method.is_first or not present:
         value = joined(present) if present else ABSENT
     else:
-        origin = f"{slot_name(node, combine.output)} by {combine.method.value} of {node.name}"
+        origin = f"{slot_name(node, combine.output)} by {combine.method.name} of {node.name}"
         is_batched = walk.is_batched
         value = Value.unknown(node.specs.get(combine.output), walk.num_rows, origin, is_batched=is_batched)
     is_unsure = bool(present) and all(value.may_be_absent for value in values)
@@ -136,7 +136,7 @@ def _run_custom(
 def _combine_text(node: NodePlan, combine: CombinePlan) -> str:
     names = ", ".join(node.steps[index].name for index, _ in combine.sources)
     weighted = ", weighted" if combine.is_weighted else ""
-    return f"{slot_name(node, combine.output)} = {combine.method.value} of {names}{weighted}"
+    return f"{slot_name(node, combine.output)} = {combine.method.name} of {names}{weighted}"
 
 
 def _passed_over(step: StepPlan, choice: StepChoice) -> ExplainedStep:

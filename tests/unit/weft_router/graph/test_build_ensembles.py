@@ -2,7 +2,8 @@
 
 import pytest
 
-from weft_router.graph.plan import Binding, CallPlan, CombineMethod
+from weft_router.combine import METHODS
+from weft_router.graph.plan import Binding, CallPlan
 
 SOFT = "dependency: SOFT"
 WHEN = "when: 'request.priority == 1'"
@@ -30,7 +31,7 @@ def test_a_combine_reads_every_member(compiled, method):
     """One source for each step, in slots of their own, and a slot for the result."""
     root = compiled(_ensemble(_member("a"), _member("b", model="bert_de"), _combine(method))).root
     (combine,) = root.combines
-    assert (CombineMethod[method], ((0, 1), (1, 2)), 3) == (combine.method, combine.sources, combine.output)
+    assert (METHODS[method], ((0, 1), (1, 2)), 3) == (combine.method, combine.sources, combine.output)
     assert ((Binding("PROBS", 3),), 4) == (root.outputs, root.num_slots)
     assert [(Binding("PROBS", 1),), (Binding("PROBS", 2),)] == [step.outputs for step in root.steps]
 
@@ -125,7 +126,7 @@ def test_only_first_of_several_combines_is_no_race(compiled):
     steps = [_member("a"), _member("b"), _combine("FIRST"), _combine("AVERAGE", "MEAN")]
     text = 'node { name: "root" sequence { step { node: "all" } } }' + _ensemble(*steps, name="all")
     node = compiled(text).root.steps[0].action
-    assert [CombineMethod.FIRST, CombineMethod.AVERAGE] == [combine.method for combine in node.combines]
+    assert [METHODS["FIRST"], METHODS["AVERAGE"]] == [combine.method for combine in node.combines]
     assert ["PROBS"] == [name for name, _ in node.outputs]
 
 

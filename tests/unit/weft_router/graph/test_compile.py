@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from weft_common.errors import InvalidArgumentError
+from weft_router.combine import METHODS
 from weft_router.graph import GraphError, GraphSource, check_graph, compile_graph, model_config
-from weft_router.graph.plan import Binding, CallPlan, CombineMethod, CombinePlan, NodeKind, NodePlan
+from weft_router.graph.plan import Binding, CallPlan, CombinePlan, NodeKind, NodePlan
 
 GOOD = Path(__file__).parent / "good"
 IO = """
@@ -103,8 +104,8 @@ def test_members_of_an_ensemble_have_slots_of_their_own(compiled):
     """Each combine reads one slot of each member; CONCAT counts its axis from the end."""
     plan = compiled("votes")
     vote, concat = plan.root.combines
-    assert CombinePlan(8, CombineMethod.VOTE, ((0, 2), (1, 4), (2, 6)), is_weighted=True) == vote
-    assert CombinePlan(9, CombineMethod.CONCAT, ((0, 3), (1, 5), (2, 7)), axis=-1) == concat
+    assert CombinePlan(8, METHODS["VOTE"], ((0, 2), (1, 4), (2, 6)), is_weighted=True) == vote
+    assert CombinePlan(9, METHODS["CONCAT"], ((0, 3), (1, 5), (2, 7)), axis=-1) == concat
     assert (Binding("LABEL", 6), Binding("PROB", 7)) == plan.root.steps[2].outputs
     assert (Binding("LABEL", 8), Binding("SCORES", 9)) == plan.root.outputs
     assert [2.0, 1.0, 1.0] == [step.weight for step in plan.root.steps]

@@ -9,7 +9,8 @@ from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError
-from weft_router.graph.plan import CombineMethod, GraphPlan, NodeKind
+from weft_router.combine import METHODS
+from weft_router.graph.plan import GraphPlan, NodeKind
 from weft_router.reporting.path import MAX_PATH_CHARS, NodeRecord, StepRecord, path_text, trace_text
 
 
@@ -92,7 +93,7 @@ async def test_nested_kinds_have_brackets_of_their_own() -> None:
         [make.step("a", inner, {"X": "X"}, {"Y": "a.Y"}), make.step("b", "b", {"IN": "X"}, {"OUT": "b.Y"})],
         inputs=["X"],
         outputs=["Y"],
-        combines=[("Y", CombineMethod.VOTE, {"a": "a.Y", "b": "b.Y"}, {})],
+        combines=[("Y", METHODS["VOTE"], {"a": "a.Y", "b": "b.Y"}, {})],
     )
     steps = [make.step("v", votes, {"X": "X"}, {"Y": "V"}), make.step("z", "z", {"IN": "V"}, {"OUT": "Y"})]
     context = CallContext()

@@ -1,9 +1,8 @@
 """Steps that are never chosen (G013), requests that choose none (G012), quorums that are never met (G016)."""
 
 from weft_protos import graph_pb2 as pb
-from weft_router.graph.checks.fields import is_race
 from weft_router.graph.plan import NodeKind
-from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition, is_race
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.expression import read_expression
 

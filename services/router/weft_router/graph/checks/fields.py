@@ -1,10 +1,11 @@
 """Fields that would have no effect where they stand (G018): each is an error that says where it would have one."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from weft_protos import graph_pb2 as pb
+from weft_router.combine import METHODS, CombineMethod
 from weft_router.graph.plan import NodeKind
-from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition, combines_of
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition, is_race, method_of
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.expression import read_expression
 
@@ -18,8 +19,6 @@ _STEP_FIELDS = {
 _OF_THE_STEP = ("when", "case", "otherwise", "accept", "weight", "dependency", "default", "shadow")
 _OF_AN_ANSWER = ("output_map", "case", "otherwise", "accept", "weight", "dependency", "default", "fallback")
 _ANSWER_LIMITS = ("retry", "hedge", "cache", "min_remaining_ms", "max_inflight")
-_AXIS = {"CONCAT", "STACK"}
-_WEIGHTED = {"VOTE", "AVERAGE", "SUM"}
 _EXPLORING = {"EPSILON_GREEDY", "EXP3"}
 
 
@@ -183,9 +182,7 @@ def _check_ensemble(file: GraphFile, node: NodeDefinition, report: GraphReport) 
         _check_combine(file, combine, f"{node.kind_path}.combine[{i}]", report)
     weighty = [step for step in node.steps if step.message.weight]
     weighted = [
-        i
-        for i, combine in enumerate(ensemble.combine)
-        if combine.weighted and pb.Combine.Method.Name(combine.method) in _WEIGHTED
+        i for i, combine in enumerate(ensemble.combine) if combine.weighted and method_of(combine).takes_weights
     ]
     if not any(combine.weighted for combine in ensemble.combine):
         for step in weighty:
@@ -197,28 +194,22 @@ def _check_ensemble(file: GraphFile, node: NodeDefinition, report: GraphReport) 
 
 
 def _check_combine(file: GraphFile, combine: pb.Combine, path: str, report: GraphReport) -> None:
-    method = pb.Combine.Method.Name(combine.method)
-    idle = {
-        "weighted": (combine.weighted and method not in _WEIGHTED, _WEIGHTED),
-        "axis": (combine.axis != 0 and method not in _AXIS, _AXIS),
-        "output": (bool(combine.output) and method == "KEYED", set[str]()),
-        "custom": (combine.HasField("custom") and method != "CUSTOM", {"CUSTOM"}),
+    method = method_of(combine)
+    given: dict[str, tuple[bool, Callable[[CombineMethod], bool]]] = {
+        "weighted": (combine.weighted, lambda one: one.takes_weights),
+        "axis": (combine.axis != 0, lambda one: one.takes_axis),
+        "output": (bool(combine.output), lambda one: not one.is_keyed),
+        "custom": (combine.HasField("custom"), lambda one: one.calls_model),
     }
-    for name, (is_idle, methods) in idle.items():
-        if method == "KEYED":
+    for name, (is_given, is_of) in given.items():
+        if method.is_keyed:
             hint = ", the method where none is given: its outputs are named STEP.TENSOR; give a 'method'"
         else:
-            hint = f"; it belongs to: {' or '.join(sorted(methods))}"
-        _Place(file, path, report).refuse([(name, is_idle)], f"with {method}{hint}")
-    if method == "CUSTOM" and combine.HasField("custom"):
+            hint = f"; it belongs to: {' or '.join(sorted(one.name for one in METHODS.values() if is_of(one)))}"
+        _Place(file, path, report).refuse([(name, is_given and not is_of(method))], f"with {method.name}{hint}")
+    if method.calls_model and combine.HasField("custom"):
         place = _Place(file, f"{path}.custom", report)
         why = "on the model that combines; give it to the steps"
         place.refuse(_given(combine.custom, (*_OF_THE_STEP, "fallback")), why)
         limits = _given(combine.custom.policy, ("cache",))
         _Place(file, f"{path}.custom.policy", report).refuse(limits, why)
-
-
-def is_race(node: NodeDefinition) -> bool:
-    """Whether the first answer of an ensemble is the node's."""
-    combines = list(combines_of(node))
-    return bool(combines) and all(combine.method == pb.Combine.FIRST for combine in combines)

@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterable
 
 from weft_common.text.pbtxt import suggestion
-from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import DataType, ModelInput, ModelOutput
 from weft_router.graph.checks.branches import check_branches
 from weft_router.graph.plan import NodeKind
-from weft_router.graph.syntax.parse import NAME, GraphFile, NodeDefinition, StepDefinition
+from weft_router.graph.syntax.parse import NAME, GraphFile, NodeDefinition, StepDefinition, method_of
 from weft_router.graph.syntax.report import GraphReport
 
 _PLATFORMS = ("graph", "ensemble")
@@ -190,23 +189,26 @@ def _check_combines(file: GraphFile, node: NodeDefinition, report: GraphReport) 
     seen: set[str] = set()
     for i, combine in enumerate(node.message.ensemble.combine):
         path = f"{node.kind_path}.combine[{i}]"
-        method = pb.Combine.Method.Name(combine.method)
-        if method == "KEYED":
+        method = method_of(combine)
+        if method.is_keyed:
             continue
         if not combine.output:
-            report.error("G025", file, path, f"the {method} has no 'output'; name the node's output that it makes")
+            report.error("G025", file, path, f"the {method.name} has no 'output'; name the node's output that it makes")
         elif combine.output in seen:
             text = f"'{combine.output}' has a 'combine' already; leave one out"
             report.error("G005", file, f"{path}.output", text)
         seen.add(combine.output)
-        if method != "CUSTOM":
+        if not method.calls_model:
             continue
         if not combine.HasField("custom"):
             report.error(
-                "G025", file, path, "the CUSTOM has no 'custom'; give it the model: custom { model_name: ... }"
+                "G025",
+                file,
+                path,
+                f"the {method.name} has no 'custom'; give it the model: custom {{ model_name: ... }}",
             )
         elif not combine.custom.model_name or combine.custom.node or combine.custom.graph:
-            text = "a CUSTOM calls a model: give 'custom' a 'model_name', and neither 'node' nor 'graph'"
+            text = f"a {method.name} calls a model: give 'custom' a 'model_name', and neither 'node' nor 'graph'"
             report.error("G025", file, f"{path}.custom", text)
 
 

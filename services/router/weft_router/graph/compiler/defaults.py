@@ -7,11 +7,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, num_elements
+from weft_common.tensors import FLOATS, INTEGERS, NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, num_elements
 from weft_protos import graph_pb2 as pb
 from weft_router.graph.syntax.parse import GraphFile
 from weft_router.graph.syntax.report import GraphReport
-from weft_router.graph.types.signatures import FLOATS, INTEGERS, TensorType, dims_fit, shape_text
+from weft_router.graph.types.signatures import TensorType, dims_fit, shape_text
 
 #: List of a default: datatypes that it is for, the first of them where the output's is not known.
 _LISTS: dict[str, tuple[str, frozenset[str]]] = {

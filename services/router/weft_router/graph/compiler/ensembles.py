@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from weft_protos import graph_pb2 as pb
-from weft_router.graph.checks.fields import is_race
 from weft_router.graph.compiler.combines import Combine, CombineBuilder
 from weft_router.graph.compiler.names import combined_tensor, keyed_outputs, target_path
 from weft_router.graph.compiler.scope import BuiltStep, Scope
-from weft_router.graph.plan import CombineMethod, CombinePlan, NodePlan
+from weft_router.graph.plan import CombinePlan, NodePlan
+from weft_router.graph.syntax.parse import is_race, method_of
 from weft_router.graph.types.signatures import TensorType
-
-_METHODS = {pb.Combine.Method.Value(method.value): method for method in CombineMethod}
 
 
 class EnsembleBuilder(CombineBuilder):
@@ -65,13 +63,13 @@ class EnsembleBuilder(CombineBuilder):
         Args:
             scope: The ensemble.
             combine: What is combined.
-            known: Type of the combined tensor, of CUSTOM its stack.
+            known: Type of the combined tensor; where a model combines, of the stack that it gets.
             sources: As in the plan.
         """
-        slot = sources[0][1] if combine.method is CombineMethod.KEYED else scope.new_slot(combine.output)
+        slot = sources[0][1] if combine.method.is_keyed else scope.new_slot(combine.output)
         axis = combine.axis(known.dims)
         plan = CombinePlan(slot, combine.method, tuple(sources), combine.message.weighted, axis)
-        return self.custom(scope, combine, plan, known) if combine.method is CombineMethod.CUSTOM else (plan, known)
+        return self.custom(scope, combine, plan, known) if combine.method.calls_model else (plan, known)
 
     def _combines(self, scope: Scope) -> list[Combine]:
         """Combines with their sources; steps that lack one are reported."""
@@ -80,22 +78,22 @@ class EnsembleBuilder(CombineBuilder):
         lacking: set[tuple[int, str]] = set()
         for k, message in enumerate(node.message.ensemble.combine or [pb.Combine(method=pb.Combine.KEYED)]):
             path = f"{node.kind_path}.combine[{k}]"
-            method, tensor = _METHODS.get(message.method), combined_tensor(message)
-            if method is CombineMethod.KEYED:
+            method, tensor = method_of(message), combined_tensor(message)
+            if method.is_keyed:
                 only = getattr(message, "from")
                 outputs = list(keyed_outputs(node, names, only))
                 found += [Combine(output, method, message, k, path, [(i, source)]) for output, i, source in outputs]
                 if not outputs and only and not any(step.is_open for step in names.steps):
                     given = [name for step in names.steps for name in step.outputs.values()]
                     self.missing_output(scope.file, f"{path}.from", f"no step gives '{only}'", only, given)
-            elif method is not None and message.output:
+            elif message.output:
                 combine = Combine(message.output, method, message, k, path, [])
                 for i, step in enumerate(names.steps):
                     if tensor in step.outputs.values():
                         combine.sources.append((i, tensor))
                     elif not step.is_open and (i, tensor) not in lacking:
                         lacking.add((i, tensor))
-                        text = f"step '{node.steps[i].name}' gives no '{tensor}', which {method.value} combines"
+                        text = f"step '{node.steps[i].name}' gives no '{tensor}', which {method.name} combines"
                         self.missing_output(scope.file, target_path(node.steps[i]), text, tensor, step.outputs.values())
                 found.append(combine)
         self._check_members(scope, found)
@@ -107,7 +105,7 @@ class EnsembleBuilder(CombineBuilder):
         told: set[str] = set()
         for combine in combines:
             before = first.setdefault(combine.output, combine)
-            is_second = before is not combine and CombineMethod.KEYED in (before.method, combine.method)
+            is_second = before is not combine and (before.method.is_keyed or combine.method.is_keyed)
             if is_second and combine.path not in told:
                 told.add(combine.path)
                 text = f"output '{combine.output}' is made already"
@@ -133,11 +131,11 @@ class EnsembleBuilder(CombineBuilder):
 def _kept(scope: Scope, combines: Sequence[Combine]) -> list[Combine]:
     """Combines whose output is read.
 
-    All are kept where only FIRST would be left of others as well: an ensemble of FIRST alone is a race.
+    All are kept where only those that take the first answer would be left, which made it a race.
     """
     useful = [combine for combine in combines if combine.sources]
     kept = [combine for combine in useful if combine.output in scope.call.wanted]
-    is_race_now = all(combine.method is CombineMethod.FIRST for combine in kept)
+    is_race_now = all(combine.method.is_first for combine in kept)
     return useful if is_race_now and not is_race(scope.node) else kept
 
 

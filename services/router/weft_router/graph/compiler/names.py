@@ -7,7 +7,7 @@ from typing import NamedTuple
 from weft_protos import graph_pb2 as pb
 from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget, Target
 from weft_router.graph.plan import NodeKind
-from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition, combines_of
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition, combines_of, method_of
 from weft_router.graph.types.expression import Expression, read_expression
 
 #: Tensor that tells the model of a CUSTOM which steps answered.
@@ -207,7 +207,7 @@ def outputs_offered(node: NodeDefinition, names: NodeNames) -> Iterator[str]:
         yield from (tensor for step in names.steps for tensor in step.outputs.values() if tensor not in read)
     elif node.kind is NodeKind.ENSEMBLE:
         for combine in combines_of(node):
-            if combine.method == pb.Combine.KEYED:
+            if method_of(combine).is_keyed:
                 yield from (name for name, _, _ in keyed_outputs(node, names, getattr(combine, "from")))
             else:
                 yield combine.output

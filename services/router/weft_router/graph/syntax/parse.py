@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from weft_common.text.pbtxt import Diagnostic, PbtxtError, Positions, parse
 from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig
+from weft_router.combine import METHODS, CombineMethod
 from weft_router.graph.plan import GraphPlan, NodeKind
 from weft_router.graph.syntax.source import GraphSource
 
@@ -51,7 +52,7 @@ class NodeDefinition:
         kind_path: Of the kind's message.
         steps: In declared order; shadows are among them in a sequence only.
         shadows: Shadow steps of every other kind.
-        customs: Models of CUSTOM, by the index of their combine.
+        customs: Models that combine, by the index of their combine.
     """
 
     name: str
@@ -169,12 +170,23 @@ def combines_of(node: NodeDefinition) -> Iterable[pb.Combine]:
     given = node.message.ensemble.combine
     if not given:
         return [pb.Combine(method=pb.Combine.KEYED)]
-    return [combine for combine in given if combine.output or combine.method == pb.Combine.KEYED]
+    return [combine for combine in given if combine.output or method_of(combine).is_keyed]
+
+
+def method_of(combine: pb.Combine) -> CombineMethod:
+    """How it combines."""
+    return METHODS[pb.Combine.Method.Name(combine.method)]
+
+
+def is_race(node: NodeDefinition) -> bool:
+    """Whether the first answer of an ensemble is the node's."""
+    combines = list(combines_of(node))
+    return bool(combines) and all(method_of(combine).is_first for combine in combines)
 
 
 def lacks_output(node: NodeDefinition) -> bool:
     """Whether a combine lacks its 'output', so that nobody knows which output it makes."""
-    return any(not one.output and one.method != pb.Combine.KEYED for one in node.message.ensemble.combine)
+    return any(not one.output and not method_of(one).is_keyed for one in node.message.ensemble.combine)
 
 
 def _node(node: pb.Node, path: str) -> NodeDefinition:
@@ -187,7 +199,7 @@ def _node(node: pb.Node, path: str) -> NodeDefinition:
     customs = {
         i: StepDefinition(one.custom.name or _target(one.custom), f"{kind_path}.combine[{i}].custom", one.custom)
         for i, one in enumerate(node.ensemble.combine)
-        if one.method == pb.Combine.CUSTOM and _targets(one.custom) == ["model_name"]
+        if method_of(one).calls_model and _targets(one.custom) == ["model_name"]
     }
     return NodeDefinition(node.name, path, node, _KINDS.get(kind), kind_path, answering, shadows, customs)
 

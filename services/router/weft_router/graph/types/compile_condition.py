@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 from cel_expr_python import cel
 
+from weft_common.tensors import FLOATS, INTEGERS
 from weft_common.text.pbtxt import suggestion
 from weft_router.graph.plan import Binding
 from weft_router.graph.types.conditions import CelCondition, Fill, Purpose, Reading, Values, operator_text
 from weft_router.graph.types.expression import FUNCTIONS, MAPS, Expression, Fault, Use, Variable
 from weft_router.graph.types.readings import NUL_FAULT, reading, row_reading
-from weft_router.graph.types.signatures import FLOATS, INTEGERS, TensorType
+from weft_router.graph.types.signatures import TensorType
 from weft_router.scope import RequestScope
 
 _T = cel.Type

@@ -5,9 +5,6 @@ from dataclasses import dataclass, replace
 
 from weft_common.signature import TensorSpec
 
-INTEGERS = frozenset(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64))
-FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
-
 
 @dataclass(frozen=True, slots=True)
 class TensorType:

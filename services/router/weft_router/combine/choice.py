@@ -1,0 +1,6 @@
+"""Nothing is computed: every step's tensor is an output of its own, or the one that comes first is taken."""
+
+from weft_router.combine.method import CombineMethod
+
+KEYED = CombineMethod("KEYED", is_keyed=True)
+FIRST = CombineMethod("FIRST", is_first=True)
