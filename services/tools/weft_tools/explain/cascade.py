@@ -1,10 +1,10 @@
 """How a request goes through a cascade."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft_router.graph.description import condition_text, counted
-from weft_router.graph.plan import Condition, NodePlan, StepPlan
-from weft_router.nodes.cascade import no_answer
+from weft_router.graph.plan import Condition, StepPlan
+from weft_router.kinds.cascade.run import no_answer
 from weft_tools.explain.choices import StepChoice, verdict_text
 from weft_tools.explain.entry import ExplainedStep, Failure, Fate, skipped
 from weft_tools.explain.judge import Verdict
@@ -25,9 +25,7 @@ class CascadeWalk:
         limit: Milliseconds; None without limit.
     """
 
-    def __init__(
-        self, walk: "Walk", entry: ExplainedStep, node: NodePlan, frame: "Values", limit: float | None
-    ) -> None:
+    def __init__(self, walk: "Walk", entry: ExplainedStep, node: Any, frame: "Values", limit: float | None) -> None:
         self._walk = walk
         self._entry = entry
         self._node = node

@@ -2,7 +2,8 @@
 
 import pytest
 
-from weft_router.graph.plan import BanditAlgorithm, BanditPlan, Binding, NodeKind
+from weft_router.graph.plan import BanditAlgorithm, BanditPlan, Binding
+from weft_router.kinds.cascade import CascadePlan
 
 
 def _cascade(*steps, extra=""):
@@ -16,7 +17,7 @@ LAST = 'step { name: "large" model_name: "xlmr" }'
 def test_every_step_of_a_cascade_offers_the_nodes_outputs(compiled):
     """Outputs share slots; `accept` reads the step's own outputs after 'output_map'."""
     root = compiled("moderate").root
-    assert NodeKind.CASCADE is root.kind
+    assert CascadePlan is root.kind
     assert root.per_row
     assert {(Binding("PROBS", 1),)} == {step.outputs for step in root.steps}
     assert [(Binding("PROBS", 1),), (Binding("PROBS", 1),), None] == [

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from weft_common.text.pbtxt import PbtxtError, render
-from weft_router.graph import GraphError, GraphSource, check_graph, compile_graph
+from weft_router.compile import check_graph, compile_graph
+from weft_router.graph import GraphError, GraphSource
 from weft_router.graph.syntax.parse import parse_graph
 
 FOLDER = Path(__file__).parent
