@@ -90,8 +90,8 @@ class _Switch:
 
     def decide(self) -> NodeDecision:
         node, decision = self._node, self._decision
-        on = self._knowledge.judge(node.on, self._frame) if node.on is not None else None
-        if node.on is not None and on is not None:
+        on = self._knowledge.judge(node.on, self._frame) if node.conditions else None
+        if on is not None:
             decision.says.append(f"on {condition_text(node.on)}{verdict_text(on, as_text=True)}")
             if not self._is_evaluated(on):
                 return decision
@@ -174,10 +174,10 @@ def _split(
         says = f"pinned by header {ROUTE_HEADER}, if the router runs with --allow-route-header"
         return _certain(names, names.index(pins[node.name]), says)
     if node.bandit is not None:
-        algorithm = node.bandit.algorithm.value
+        algorithm = node.bandit.algorithm.name
         by_chance.says.append(f"{algorithm} on feedback; before it: {drawn}")
         return by_chance
-    if node.sticky_by is not None:
+    if node.conditions:
         verdict = knowledge.judge(node.sticky_by, frame)
         text = f"sticky by {condition_text(node.sticky_by)}{verdict_text(verdict, as_text=True)}"
         if verdict.fails:
