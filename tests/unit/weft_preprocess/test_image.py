@@ -12,7 +12,7 @@ from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InvalidArgumentError
 from weft_preprocess.transforms import BACKENDS
-from weft_preprocess.transforms.resizing import crop, exact, letterbox, resized
+from weft_preprocess.transforms.resizing import crop, exact, letterbox, resize
 
 INPUT = {"IMAGE": ("BYTES", (1,))}
 DIGITS = {"width": "8", "height": "8", "mode": "L", "scale": "16/255", "layout": "FLAT", "resample": "box"}
@@ -220,16 +220,16 @@ def test_very_long_picture_costs_no_more_memory(source):
     """Whatever its shape, a picture of 2**24 pixels never becomes more pixels on the way to 300 x 300."""
     for placement in (exact(source, (300, 300)), crop(source, (300, 300), 320), letterbox(source, (300, 300))):
         passes = []
-        assert placement.size == resized(_Measured(source, passes), placement, None).size
+        assert placement.size == resize(_Measured(source, passes), placement, None).size
         assert 2**24 >= max(passes)
 
 
 def test_two_passes_by_hand_equal_pillows_own(monkeypatch):
     """The picture that is made smaller first downwards is that of one call, up to one level."""
     picture, placement = _noise(9, 400), crop((9, 400), (30, 30), 32)
-    whole = np.asarray(resized(picture, placement, Image.Resampling.BILINEAR), np.int64)
+    whole = np.asarray(resize(picture, placement, Image.Resampling.BILINEAR), np.int64)
     monkeypatch.setattr("weft_preprocess.transforms.resizing._MAX_INTERMEDIATE_PIXELS", 100)
-    parts = np.asarray(resized(picture, placement, Image.Resampling.BILINEAR), np.int64)
+    parts = np.asarray(resize(picture, placement, Image.Resampling.BILINEAR), np.int64)
     assert np.abs(whole - parts).max() <= 1
 
 

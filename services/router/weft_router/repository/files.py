@@ -1,19 +1,16 @@
 """The graph files of a repository."""
 
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft_common.observing.logs import get_logger
+from weft_common.repository.layout import is_model
 from weft_common.text import pbtxt
-from weft_common.text.layout import is_model
+from weft_common.versions import is_version, versions_to_serve
 from weft_protos import graph_pb2
 from weft_router.graph.syntax.source import GraphSource
-
-#: As Triton Inference Server has it: a whole number of at least 1 without leading zeros.
-_VERSION_FOLDER = re.compile(r"[1-9][0-9]{0,17}")
 
 _log = get_logger("weft.router.graphs")
 
@@ -56,7 +53,7 @@ class GraphRepository:
         self.unreadable: frozenset[str] = frozenset()
         self._root = root
 
-    def scan(self) -> dict[str, list[VersionFile]]:
+    def scan(self) -> dict[str, Sequence[VersionFile]]:
         """Every graph with its versions to serve, lowest first.
 
         A folder without a graph file, or with a model's ``config.pbtxt``, is left out. All versions that have a
@@ -127,13 +124,13 @@ def _look_at(entry: Path, versions: list[str], found: _Contents) -> None:
     """Add what is in a graph's folder, if it is a version."""
     path, label = entry / "graph.pbtxt", f"'{_shown(entry.name)}/graph.pbtxt'"
     try:
-        is_version = _VERSION_FOLDER.fullmatch(entry.name) is not None
-        if is_version and entry.is_dir():
+        is_numbered = is_version(entry.name)
+        if is_numbered and entry.is_dir():
             versions.append(entry.name)
         if not path.exists():
             if path.is_symlink():
                 found.leave_out(f"{label} is a link that leads nowhere", is_readable=False)
-        elif not is_version:
+        elif not is_numbered:
             found.leave_out(f"{label}: the folder is no version, which is a whole number from 1 without leading zeros")
         elif not path.is_file():
             found.leave_out(f"{label} is no regular file")
@@ -159,14 +156,4 @@ def _served_versions(config: Path, versions: list[str]) -> list[str]:
         graph, _ = pbtxt.parse(config.read_bytes(), graph_pb2.Graph(), file=str(config))
     except (pbtxt.PbtxtError, OSError):
         return versions[-1:]  # the compiler reports it
-    policy = graph.version_policy
-    match policy.WhichOneof("policy_choice"):
-        case "all":
-            return versions
-        case "specific":
-            wanted = {str(version) for version in policy.specific.versions}
-            return [version for version in versions if version in wanted]
-        case "latest":
-            return versions[-max(policy.latest.num_versions, 1) :]
-        case _:
-            return versions[-1:]
+    return list(map(str, versions_to_serve(graph.version_policy, list(map(int, versions)))))

@@ -111,10 +111,19 @@ class GraphLifecycle:
             if failure is not None:
                 raise failure
 
-    async def take_over(self, files: Files) -> None:
-        """The files of these graphs are what is to serve, as ``load`` does; no file: the graph is gone."""
+    def scan_readable(self) -> Files:
+        """The files of every graph, for the watcher; what cannot be read is as it was taken over. Raises OSError."""
+        found = self._repository.scan()
+        for name in self._repository.unreadable:
+            found.pop(name, None)
+            if name in self.files:
+                found[name] = self.files[name]
+        return found
+
+    async def take_over(self, changes: Mapping[str, Sequence[VersionFile] | None]) -> None:
+        """The files of these graphs are what is to serve, as ``load`` does; None: the graph is gone."""
         async with self._lock:
-            await self._take_over(files)
+            await self._take_over({name: files or () for name, files in changes.items()})
 
     async def unload(self, name: str) -> None:
         """No version of the graph takes requests; those in flight finish.
@@ -189,7 +198,8 @@ class GraphLifecycle:
         """Load these files; gives what could not be loaded, and why."""
         entries: list[GraphVersion] = []
         for name, given in files.items():
-            self.files[name] = given
+            if given:
+                self.files[name] = given
             graph = self._graphs.setdefault(name, Graph())
             for version in graph.versions.keys() - {file.version for file in given}:
                 graph.versions[version].is_gone = True

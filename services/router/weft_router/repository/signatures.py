@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from weft_common.signature import ModelSignature, TensorSpec, datatype_name
+from weft_common.versions import version_order
 from weft_protos import graph_service_pb2 as pb
 from weft_protos.model_config_pb2 import ModelInput, ModelOutput
 from weft_router.repository.config import config_of_signature
@@ -62,4 +63,4 @@ def _specs(tensors: Iterable[ModelInput | ModelOutput]) -> Iterable[TensorSpec]:
 
 def _order(entry: "CatalogEntry") -> tuple[str, int, str]:
     version = entry.model.signature.version
-    return entry.model.signature.name, int(version) if version.isdecimal() else 0, version
+    return entry.model.signature.name, version_order(version), version

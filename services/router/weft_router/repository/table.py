@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from weft_common.core import IndexEntry
 from weft_common.errors import NotFoundError
-from weft_common.validation import version_number
+from weft_common.versions import version_number
 from weft_router.graph.plan import GraphPlan
 from weft_router.graph.syntax.source import GraphSource
 from weft_router.reporting.step_counters import StepCounters

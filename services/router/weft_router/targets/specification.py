@@ -1,10 +1,12 @@
 """What a target is on the command line: its addresses, and how calls are spread over them."""
 
 import json
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from weft_common.core import CallContext, InferCall
 from weft_router.targets.balancing import POLICIES, PolicyType
+
+if TYPE_CHECKING:
+    from weft_common.core import CallContext, InferCall
 
 #: Where a call's key may stand.
 _KEY_KINDS = ("parameter", "header")
@@ -41,7 +43,7 @@ class BalancingPolicy(NamedTuple):
         """Whether gRPC chooses, on one channel to all replicas."""
         return self.type.make_rule is None
 
-    def key_of(self, call: InferCall, context: CallContext) -> str:
+    def key_of(self, call: "InferCall", context: "CallContext") -> str:
         """Key of a call; "" where it has none."""
         if not self.key_kind:
             return ""
