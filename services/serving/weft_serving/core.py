@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from weft_common.caching.shared_answers import SharedAnswers
+from weft_common.caching.coalescing_cache import CoalescingCache
 from weft_common.classification import check_classification, classified
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult, ParameterValue
 from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError
@@ -101,7 +101,7 @@ class ServingCore(InferenceCore):
         self._repository_poll_s = repository_poll_s
         self._pool = None if on_demand is None else WarmPool(on_demand)
         self._limiter = None if rate_limits is None else make_limiter(rate_limits)
-        self._answers = SharedAnswers(response_cache_bytes, 0, time.monotonic_ns)
+        self._answers = CoalescingCache(response_cache_bytes, 0, time.monotonic_ns)
         self._metrics = CustomMetrics()
         self._exports = ExportedMetrics()
         self._control = ModelControl(self, asyncio.get_running_loop())

@@ -1,7 +1,7 @@
 """Whole answers of a graph that are kept."""
 
-from weft_common.caching.answer_cache import Answer, answer_key, key_base
-from weft_common.caching.shared_answers import SharedAnswers
+from weft_common.caching.coalescing_cache import CoalescingCache
+from weft_common.caching.response_cache import CachedResponse, cache_key, cache_key_base
 from weft_common.errors import WeftError
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import CachePlan, GraphPlan
@@ -28,7 +28,7 @@ class GraphAnswers:
         self._inputs = plan.root.inputs
         self._condition = cache.key
         self._error_context = error_context
-        self._answers = SharedAnswers(cache.max_bytes, cache.ttl_ms, runtime.clock_ns, cache.stale_if_error_ms)
+        self._answers = CoalescingCache(cache.max_bytes, cache.ttl_ms, runtime.clock_ns, cache.stale_if_error_ms)
 
     async def outputs(self, run: Run, selection: Selection) -> tuple[dict[str, WireTensor], bool]:
         """The outputs, and whether they took no run of our own; response parameters are in the request of ``run``.
@@ -46,17 +46,17 @@ class GraphAnswers:
             extra = self._error_context.text(self._condition, run, "cache key of the graph")
         inputs = [(name, run.frame[slot]) for name, slot in self._inputs]
 
-        async def make() -> Answer:
+        async def make() -> CachedResponse:
             own = run.fork()
             await selection.node.run(own)
             outputs = selection.outputs(own)
-            return Answer(tuple(map(outputs.get, selection.names)), own.request.response_parameters)
+            return CachedResponse(tuple(map(outputs.get, selection.names)), own.request.response_parameters)
 
-        key = answer_key(key_base(self._subject, selection.names), inputs, extra)
+        key = cache_key(cache_key_base(self._subject, selection.names), inputs, extra)
         try:
             answer, is_cached = await self._answers.answer(key, make, run.deadline_ns)
         except WeftError as error:
-            stale = self._answers.instead_of(error, key)
+            stale = self._answers.stale_on_unavailable(error, key)
             if stale is None:
                 raise
             answer, is_cached = stale, True

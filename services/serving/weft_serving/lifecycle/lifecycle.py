@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from weft_common.caching.shared_answers import SharedAnswers
+from weft_common.caching.coalescing_cache import CoalescingCache
 from weft_common.core import IndexEntry, InferCall
 from weft_common.errors import InternalError, NotFoundError, UnavailableError, WeftError
 from weft_common.observing.logs import get_logger
@@ -87,7 +87,7 @@ class ManagedModel:
         drain_grace_s: float,
         pool: WarmPool | None = None,
         limiter: RateLimiter | None = None,
-        answers: SharedAnswers,
+        answers: CoalescingCache,
     ) -> None:
         self.name = name
         self._answers = answers

@@ -4,8 +4,8 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 
-from weft_common.caching.answer_cache import Answer, answer_key, key_base
-from weft_common.caching.shared_answers import SharedAnswers
+from weft_common.caching.coalescing_cache import CoalescingCache
+from weft_common.caching.response_cache import CachedResponse, cache_key, cache_key_base
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.observing import telemetry
 from weft_common.statistics import MAX_COUNTED_LEVEL, LatencyHistogram
@@ -33,7 +33,7 @@ class CachedModel:
     """
 
     def __init__(
-        self, served: ServedModel | OnDemandModel, answers: SharedAnswers, level_of: Callable[[int], int]
+        self, served: ServedModel | OnDemandModel, answers: CoalescingCache, level_of: Callable[[int], int]
     ) -> None:
         self.signature = signature = served.signature
         self.statistics = served.statistics
@@ -90,12 +90,12 @@ class CachedModel:
         known = [(name, call.inputs.get(name)) for name in self._input_names]
         others = sorted(call.inputs.keys() - set(self._input_names))  # of a request that will be refused
         parameters = sorted((key, value) for key, value in call.parameters.items() if key not in _SCHEDULING)
-        base = key_base(self._subject, self._names(call))
-        return answer_key(base, known, repr((parameters, others)))
+        base = cache_key_base(self._subject, self._names(call))
+        return cache_key(base, known, repr((parameters, others)))
 
-    async def _made(self, call: InferCall, context: CallContext) -> Answer:
+    async def _made(self, call: InferCall, context: CallContext) -> CachedResponse:
         result = await self._served.infer(call, context)
-        return Answer(tuple(map(result.outputs.get, self._names(call))), result.parameters)
+        return CachedResponse(tuple(map(result.outputs.get, self._names(call))), result.parameters)
 
     def _count_hit(self, call: InferCall, context: CallContext, start_ns: int) -> None:
         """Count a success without an execution, as Triton Inference Server does."""
