@@ -133,7 +133,7 @@ async def test_an_empty_budget_leaves_the_first_error(virtual_clock: Any) -> Non
         runtime.retry_budget.num_requests,
     )
     (counters,) = runtime.step_counters
-    assert (8, 16, {"UNAVAILABLE": 20}) == (counters.num_retries, counters.num_refused, counters.failures)
+    assert (8, 16, {"UNAVAILABLE": 20}) == (counters.events.get("retries", 0), counters.events.get("retries_refused", 0), counters.failures)
 
 
 @pytest.mark.parametrize("at_ms", [5, 50])
