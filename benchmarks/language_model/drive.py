@@ -102,9 +102,9 @@ class _Watched(EngineMetrics):
         super().__init__(config, model_config)
         self._on_end = on_end
 
-    def request_ended(self, request: EngineRequest, outcome: str, now_ns: int) -> None:
+    def record_end(self, request: EngineRequest, outcome: str, now_ns: int) -> None:
         """See ``EngineMetrics``."""
-        super().request_ended(request, outcome, now_ns)
+        super().record_end(request, outcome, now_ns)
         self._on_end(request, outcome, now_ns)
 
 

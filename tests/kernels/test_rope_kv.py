@@ -23,7 +23,7 @@ class Step:
     cos: Tensor
     sin: Tensor
     positions: Tensor
-    slot_map: Tensor
+    slot_mapping: Tensor
     kv_layer: Tensor
 
     def run(self, rope_and_store: Callable[..., None]) -> None:
@@ -38,9 +38,9 @@ def make_step(place, num_heads, num_kv_heads, head_dim) -> Step:
     angles = torch.arange(100)[:, None] / 10000.0 ** (torch.arange(head_dim // 2) / (head_dim // 2))
     cos, sin = angles.cos().to(place.device), angles.sin().to(place.device)
     positions = torch.tensor(POSITIONS, dtype=torch.int32, device=place.device)
-    slot_map = torch.tensor(SLOTS, device=place.device)
+    slot_mapping = torch.tensor(SLOTS, device=place.device)
     kv = torch.full((5, 3, 2, 16, num_kv_heads, head_dim), float("nan"), dtype=place.dtype, device=place.device)
-    return Step(q, k, v, cos, sin, positions, slot_map, kv[:, 1])
+    return Step(q, k, v, cos, sin, positions, slot_mapping, kv[:, 1])
 
 
 def rotated(x: Tensor, step: Step) -> Tensor:
@@ -92,7 +92,7 @@ def test_the_check_catches_a_wrong_kernel(place_float32, planted, right, wrong):
 def test_no_tokens_are_no_work(place_float32):
     """An empty step leaves the cache as it was."""
     step = make_step(place_float32, 4, 2, 32)
-    for name in ("q", "k", "v", "positions", "slot_map"):
+    for name in ("q", "k", "v", "positions", "slot_mapping"):
         setattr(step, name, getattr(step, name)[:0])
     step.run(triton_kernel.rope_and_store)
     step.run(reference.rope_and_store)
@@ -104,7 +104,7 @@ def test_no_tokens_are_no_work(place_float32):
     ({"v": torch.zeros(5, 2, 32, dtype=torch.float64)}, "v is torch.float64"),
     ({"kv_layer": torch.zeros(5, 2, 16, 4, 32)}, "kv_layer has shape"),
     ({"cos": torch.zeros(100, 32)}, r"cos is torch.float32 \[100, 32\]; it must be float32 \[max_pos, 16\]"),
-    ({"slot_map": torch.zeros(5, dtype=torch.int32)}, "slot_map torch.int32"),
+    ({"slot_mapping": torch.zeros(5, dtype=torch.int32)}, "slot_mapping torch.int32"),
     ({"positions": torch.zeros(4, dtype=torch.int32)}, r"positions is \[4\]"),
 ])  # fmt: skip
 def test_the_kernel_refuses_what_it_would_store_wrongly(place_float32, change, message):

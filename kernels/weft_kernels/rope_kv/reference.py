@@ -13,7 +13,7 @@ def rope_and_store(
     cos: Tensor,
     sin: Tensor,
     positions: Tensor,
-    slot_map: Tensor,
+    slot_mapping: Tensor,
     kv_layer: Tensor,
     *,
     step_cache: dict[str, Any] | None = None,
@@ -30,16 +30,16 @@ def rope_and_store(
         cos: Cosines by position, shape ``[max_pos, D/2]``, float32.
         sin: Sines by position, shape ``[max_pos, D/2]``, float32.
         positions: Absolute position of each token, shape ``[T]``, int32.
-        slot_map: Where each token's key and value go, ``block * P + offset``, shape ``[T]``, int64. Padding tokens
+        slot_mapping: Where each token's key and value go, ``block * P + offset``, shape ``[T]``, int64. Padding tokens
             name a slot of the null block 0.
         kv_layer: One layer of the cache, shape ``[num_blocks, 2, P, K, D]``, a strided view. Written.
         step_cache: A dict, empty before the first layer, that the layers of one step pass one after the other: what
-            follows from ``cos``, ``sin``, ``positions`` and ``slot_map`` is computed once. None: for this call alone.
+            follows from ``cos``, ``sin``, ``positions`` and ``slot_mapping`` is computed once. None: this call alone.
     """
     cache = {} if step_cache is None else step_cache
     tokens: _Tokens | None = cache.get("rope_kv")
     if tokens is None:
-        tokens = cache["rope_kv"] = _tokens(cos, sin, positions, slot_map, kv_layer.shape[2])
+        tokens = cache["rope_kv"] = _tokens(cos, sin, positions, slot_mapping, kv_layer.shape[2])
     both = _side_by_side(q, k)
     for x in (q, k) if both is None else (both,):
         _rotate(x, tokens.cos, tokens.sin)
@@ -64,10 +64,10 @@ class _Tokens(NamedTuple):
     offsets: Tensor
 
 
-def _tokens(cos: Tensor, sin: Tensor, positions: Tensor, slot_map: Tensor, block_size: int) -> _Tokens:
+def _tokens(cos: Tensor, sin: Tensor, positions: Tensor, slot_mapping: Tensor, block_size: int) -> _Tokens:
     cos, sin = (table.index_select(0, positions).unsqueeze(1) for table in (cos, sin))
-    blocks = torch.div(slot_map, block_size, rounding_mode="floor")
-    return _Tokens(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1), blocks, slot_map % block_size)
+    blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
+    return _Tokens(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1), blocks, slot_mapping % block_size)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:

@@ -17,7 +17,7 @@ def rope_and_store(
     cos: Tensor,
     sin: Tensor,
     positions: Tensor,
-    slot_map: Tensor,
+    slot_mapping: Tensor,
     kv_layer: Tensor,
     *,
     step_cache: dict[str, Any] | None = None,
@@ -31,14 +31,14 @@ def rope_and_store(
         cos: As the reference's, contiguous.
         sin: As the reference's, contiguous.
         positions: As the reference's.
-        slot_map: As the reference's.
+        slot_mapping: As the reference's.
         kv_layer: As the reference's; ``P``, ``K`` and ``D`` contiguous.
         step_cache: Not used: nothing is worked out before the launch.
 
     Raises:
         ValueError: A shape, dtype or layout is not as above; the message gives the one got.
     """
-    _check(q, k, v, cos, sin, positions, slot_map, kv_layer)
+    _check(q, k, v, cos, sin, positions, slot_mapping, kv_layer)
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     if not num_tokens:
@@ -50,7 +50,7 @@ def rope_and_store(
         cos,
         sin,
         positions,
-        slot_map,
+        slot_mapping,
         kv_layer,
         Q_TOKEN_STRIDE=q.stride(0),
         K_TOKEN_STRIDE=k.stride(0),
@@ -136,7 +136,7 @@ def _check(
     cos: Tensor,
     sin: Tensor,
     positions: Tensor,
-    slot_map: Tensor,
+    slot_mapping: Tensor,
     kv_layer: Tensor,
 ) -> None:
     num_tokens, num_kv_heads, head_dim = k.shape
@@ -163,9 +163,11 @@ def _check(
                 f"{name} is {table.dtype} {list(table.shape)}; it must be float32 [max_pos, {head_dim // 2}], "
                 "contiguous"
             )
-    if positions.dtype != torch.int32 or slot_map.dtype != torch.int64:
-        raise ValueError(f"positions is {positions.dtype}, slot_map {slot_map.dtype}; they must be int32 and int64")
-    if positions.shape != (num_tokens,) or slot_map.shape != (num_tokens,):
+    if positions.dtype != torch.int32 or slot_mapping.dtype != torch.int64:
         raise ValueError(
-            f"positions is {list(positions.shape)}, slot_map {list(slot_map.shape)}; both must be [{num_tokens}]"
+            f"positions is {positions.dtype}, slot_mapping {slot_mapping.dtype}; they must be int32 and int64"
+        )
+    if positions.shape != (num_tokens,) or slot_mapping.shape != (num_tokens,):
+        raise ValueError(
+            f"positions is {list(positions.shape)}, slot_mapping {list(slot_mapping.shape)}; must be [{num_tokens}]"
         )

@@ -15,9 +15,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from weft_common.errors import UnavailableError, WeftError
+from weft_common.client.v2_client import V2Client
+from weft_common.errors import RemoteError, UnavailableError, WeftError
 from weft_gateway.errors import RequestError, answer_of
 from weft_gateway.http.body import read_json
+from weft_gateway.http.calls import PendingCall, call_of
 from weft_gateway.http.disconnect import ClientLeftError, unless_left
 from weft_gateway.http.sse import EventStream
 from weft_gateway.openai import chat, completions
@@ -26,13 +28,13 @@ from weft_gateway.openai.generation import CollectedChoice, Usage, gather, gener
 from weft_gateway.openai.models import Models
 from weft_gateway.openai.pieces import Piece
 from weft_gateway.openai.text_model import TextModel
-from weft_gateway.router.calls import PendingCall, call_of
-from weft_gateway.router.router_client import RouterClient
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 MODELS = "/v1/models"
 HEALTH = "/health"
+#: How long the router has for a health check, in seconds.
+HEALTH_TIMEOUT_S = 2.0
 ENDPOINTS = (COMPLETIONS, CHAT, MODELS, HEALTH)
 
 
@@ -73,7 +75,7 @@ class Gateway:
         stopping: Set it when what is in work has no time left: it then ends with UNAVAILABLE.
     """
 
-    def __init__(self, router: RouterClient, models: Models, limits: Limits) -> None:
+    def __init__(self, router: V2Client, models: Models, limits: Limits) -> None:
         self.stopping = asyncio.Event()
         self._router = router
         self._models = models
@@ -178,9 +180,10 @@ class Gateway:
     async def _health(self, _request: Request, _call: PendingCall) -> ASGIApp:
         if self._is_draining:
             raise UnavailableError("the gateway stops")
-        if not await self._router.is_serving():
-            raise UnavailableError("the router does not answer that it serves")
-        return JSONResponse({"status": "ok"})
+        with contextlib.suppress(RemoteError):
+            if await self._router.is_serving(timeout_s=HEALTH_TIMEOUT_S):
+                return JSONResponse({"status": "ok"})
+        raise UnavailableError("the router does not answer that it serves")
 
     def _shown(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "weft"}

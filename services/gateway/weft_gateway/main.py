@@ -9,9 +9,11 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import uvloop
 
+from weft_common.client.v2_client import V2Client
 from weft_common.errors import UnavailableError, WeftError
 from weft_common.observing import logs, telemetry
 from weft_common.observing.watchdog import LoopWatchdog
@@ -22,12 +24,16 @@ from weft_common.server.metrics import DroppedLogsCollector, start_metrics_serve
 from weft_common.server.server import stop_event
 from weft_gateway.app import ENDPOINTS, Gateway, Limits
 from weft_gateway.arguments import fault_of, make_parser
+from weft_gateway.http.calls import CallsInWork
 from weft_gateway.http.http_server import HttpServer, bound_socket
 from weft_gateway.openai.models import Models
 from weft_gateway.openai.templates import read_template
-from weft_gateway.router.calls import CallsInWork
-from weft_gateway.router.router_client import RouterClient
 
+#: A router that was started again is noticed soon; where a name resolves to several, they take turns.
+_ROUTER_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
+]
 #: Of the grace, for telling clients that their answers are broken off: in seconds, and at most this share.
 _FAREWELL_S = 1.0
 _FAREWELL_SHARE = 0.25
@@ -70,7 +76,12 @@ async def _serve(options: argparse.Namespace) -> None:
         asks_for_keys=True,  # that is for the router, which says so itself
     ):
         _log.warning("%s", warning)
-    router = RouterClient(options.router, channel_security(options, "router-"))
+    router = V2Client(
+        options.router,
+        where="the router",  # its address is nothing for clients of the gateway
+        options=_ROUTER_OPTIONS,
+        security=channel_security(options, "router-"),
+    )
     watchdog = LoopWatchdog(abort_s=options.watchdog_abort_s)
     try:
         gateway = Gateway(router, Models(router, templates), Limits(options.max_body_bytes, options.timeout_s))

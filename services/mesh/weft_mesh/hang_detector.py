@@ -3,10 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from weft_common.client.channels import open_channel
+from weft_common.client.v2_client import V2Client
+from weft_common.errors import DeadlineExceededError, RemoteError, UnavailableError
 from weft_common.security.channel import ChannelSecurity
 
 #: A service that has not answered for so long is told of, at the latest; seconds.
@@ -62,10 +60,9 @@ async def until_it_hangs(
         security: Of the calls; None: plaintext without a key.
     """
     detector = HangDetector(hang_timeout_s, asyncio.get_running_loop().time)
-    async with open_channel(address, security=security) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
+    async with V2Client(address, security=security) as service:
         while True:
-            verdict = detector.heard(await _answers(health, detector.period_s))
+            verdict = detector.heard(await _answers(service, detector.period_s))
             if verdict == "hangs":
                 return
             if verdict:
@@ -73,12 +70,12 @@ async def until_it_hangs(
             await asyncio.sleep(detector.period_s)
 
 
-async def _answers(health: health_pb2_grpc.HealthStub, timeout_s: float) -> bool:
+async def _answers(service: V2Client, timeout_s: float) -> bool:
     try:
-        await health.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
-    except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.UNAVAILABLE:
+        await service.is_serving(timeout_s=timeout_s)
+    except RemoteError as error:
+        if error.code == UnavailableError.code:
             # It shows a certificate that we do not trust, so it is alive.
-            return any(word in (error.details() or "") for word in ("SSL", "certificate"))
-        return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
+            return any(word in error.message for word in ("SSL", "certificate"))
+        return error.code != DeadlineExceededError.code
     return True

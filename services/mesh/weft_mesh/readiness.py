@@ -1,19 +1,12 @@
 """Waits until a service serves, or says why it does not."""
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from weft_common.client.channels import open_channel
+from weft_common.client.v2_client import V2Client
+from weft_common.errors import RemoteError
 from weft_common.security.channel import ChannelSecurity
 from weft_mesh.preflight import MeshError
-from weft_protos import grpc_service_pb2 as pb
-from weft_protos import grpc_service_pb2_grpc
-
-if TYPE_CHECKING:
-    _Stub = grpc_service_pb2_grpc.GRPCInferenceServiceAsyncStub
 
 _POLL_INTERVAL_S = 0.05
 _CALL_TIMEOUT_S = 5.0
@@ -50,13 +43,11 @@ async def wait_ready(name: str, address: str, *, deadline_s: float, security: Ch
         MeshError: The deadline passed, or every model is settled and some cannot be served.
     """
     now = asyncio.get_running_loop().time
-    async with open_channel(address, security=security) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
-        inference = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    async with V2Client(address, security=security) as service:
         seen: list[_Obstacle] = []
         seen_since_s = now()
-        while not await _is_ready(health, inference):
-            obstacles = await _obstacles(inference)
+        while not await _is_ready(service):
+            obstacles = await _obstacles(service)
             if obstacles != seen:
                 seen, seen_since_s = obstacles, now()
             has_settled = bool(seen) and all(o.state == "UNAVAILABLE" and o.reason for o in seen)
@@ -66,23 +57,20 @@ async def wait_ready(name: str, address: str, *, deadline_s: float, security: Ch
             await asyncio.sleep(_POLL_INTERVAL_S)
 
 
-async def _is_ready(health: health_pb2_grpc.HealthStub, inference: "_Stub") -> bool:
+async def _is_ready(service: V2Client) -> bool:
     try:
-        status = await health.Check(health_pb2.HealthCheckRequest(), timeout=_CALL_TIMEOUT_S)
-        if status.status != health_pb2.HealthCheckResponse.SERVING:
-            return False
-        return bool((await inference.ServerReady(pb.ServerReadyRequest(), timeout=_CALL_TIMEOUT_S)).ready)
-    except grpc.aio.AioRpcError:
+        return await service.is_serving(timeout_s=_CALL_TIMEOUT_S) and await service.is_ready(timeout_s=_CALL_TIMEOUT_S)
+    except RemoteError:
         return False
 
 
-async def _obstacles(inference: "_Stub") -> list[_Obstacle]:
+async def _obstacles(service: V2Client) -> list[_Obstacle]:
     try:
-        index = await inference.RepositoryIndex(pb.RepositoryIndexRequest(), timeout=_CALL_TIMEOUT_S)
-    except grpc.aio.AioRpcError:
+        index = await service.index(timeout_s=_CALL_TIMEOUT_S)
+    except RemoteError:
         return []
     return sorted(
         _Obstacle(f"{model.name}/{model.version}" if model.version else model.name, model.state, model.reason)
-        for model in index.models
+        for model in index
         if model.state != "READY"
     )

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from weft_router.targets.specification import BalancingPolicy, parse_policy
+from weft_router.targets.specification import BalancingPolicy, parse_policy, policy_names
 
 _MAX_POLL_SECS = 86_400.0
 _HEADER = re.compile(r"[0-9a-z_.-]+(?<!-bin)")
@@ -74,8 +74,8 @@ def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -
         default=[],
         type=_target_policy,
         metavar="NAME=POLICY",
-        help="how a target's calls are spread over its replicas: least_outstanding (default), least_response_time, "
-        "sticky, sticky:parameter=NAME, sticky:header=NAME, round_robin, weighted_round_robin; may be repeated",
+        help=f"how a target's calls are spread over its replicas: {policy_names()} (default "
+        f"{BalancingPolicy().name}); may be repeated",
     )
     parser.add_argument(
         "--state-dir",

@@ -21,7 +21,7 @@ from weft_protos.model_config_pb2 import ModelConfig
 from weft_serving.backends.base import Backend
 from weft_serving.backends.custom_metrics import CustomMetrics
 from weft_serving.calls.nested_calls import Callee, NestedCalls
-from weft_serving.calls.router_client import RouterClient
+from weft_serving.calls.router_callee import RouterCallee
 from weft_serving.config import ModelDefinition, define_model
 from weft_serving.config.placement import count_gpus
 from weft_serving.lifecycle.lifecycle import ManagedModel
@@ -102,7 +102,7 @@ class ServingCore(InferenceCore):
         self._exports = ExportedMetrics()
         self._control = ModelControl(self, asyncio.get_running_loop())
         self._is_started = False
-        self._router = RouterClient(router, router_security) if router else None
+        self._router = RouterCallee(router, router_security) if router else None
         self._caller = NestedCalls(self._router or callee or self, asyncio.get_running_loop())
 
     async def start(self) -> None:

@@ -78,7 +78,7 @@ def test_no_folder_is_a_heap() -> None:
 
 
 #: The interface of Triton Inference Server for Python names these; the engine's own classes have the field's name too.
-_NAMED_BY_TRITON = {"InferenceRequest", "InferenceResponse", "RouterClient"}
+_NAMED_BY_TRITON = {"InferenceRequest", "InferenceResponse"}
 
 
 def test_one_class_name_means_one_thing() -> None:

@@ -1,6 +1,7 @@
 """The parts between an HTTP request and the router, each by itself."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,7 +57,7 @@ class Router:
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
 
-    async def config(self, name: str, metadata: Any) -> ModelConfig:
+    async def config(self, name: str, *, metadata: Any, **_: Any) -> ModelConfig:
         self.asked.append((name, metadata))
         if name == "gone":
             raise RemoteError("NOT_FOUND", "Request for unknown model: 'gone' is not found")
@@ -67,8 +68,8 @@ class Router:
         config.output.add(name="text_output", dims=[1])
         return config
 
-    async def ready_models(self, metadata: Any) -> list[str]:
-        return ["text", "gone", "numbers"]
+    async def index(self, **_: Any) -> list[Any]:
+        return [SimpleNamespace(name=name, state="READY") for name in ("text", "gone", "numbers")]
 
 
 async def test_what_is_known_of_a_model_is_kept_for_its_caller() -> None:

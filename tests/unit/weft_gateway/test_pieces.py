@@ -9,21 +9,19 @@ import pytest
 
 from weft_common.core import InferResult
 from weft_common.errors import InternalError, RemoteError
-from weft_common.protocol.wire import response_from_result
 from weft_common.tensors import bytes_tensor, encode
 from weft_gateway.openai.generation import Usage, gather, merged
 from weft_gateway.openai.logprobs import chat_logprobs, completion_logprobs
 from weft_gateway.openai.pieces import AnswerLogprobs, Piece, PieceReader, StreamedToken
-from weft_protos import grpc_service_pb2 as pb
 
 
-def response(**outputs: Any) -> pb.ModelInferResponse:
+def response(**outputs: Any) -> InferResult:
     """A response with these outputs: lists of texts or of numbers."""
     tensors = {
         name: bytes_tensor(values, (len(values),)) if isinstance(values[0], str) else encode(np.array(values, np.int32))
         for name, values in outputs.items()
     }
-    return response_from_result(InferResult("m", "1", "", {}, tensors))
+    return InferResult("m", "1", "", {}, tensors)
 
 
 def token(token_id: int, *others: int) -> dict[str, Any]:

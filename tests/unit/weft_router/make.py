@@ -14,9 +14,10 @@ from tests.unit.weft_router.virtual_clock import virtual_clock_of_loop
 from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor, bytes_tensor, encode
+from weft_router.combine import CombineMethod
 from weft_router.core import RouterCore
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import Binding, CallPlan, CombineMethod, DefaultPlan, GraphPlan, NodePlan, StepPlan
+from weft_router.graph.plan import Binding, CallPlan, DefaultPlan, GraphPlan, NodePlan, StepPlan
 from weft_router.kinds.ensemble.run import CombinePlan
 from weft_router.repository.config import config_of_signature
 from weft_router.runtime import Runtime

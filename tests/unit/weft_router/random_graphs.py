@@ -313,7 +313,9 @@ def _node_plan(node: Node) -> NodePlan:
     outputs = [names.get(node.kind, "Y").format(index) for index in range(len(node.steps))]
     steps = [_step_plan(node, step, output) for step, output in zip(node.steps, outputs, strict=True)]
     own = {field.name for field in fields(node.kind)}
-    options: dict[str, Any] = {name: getattr(node, name) for name in ("per_row", "quorum", "straggler_ms") if name in own}
+    options: dict[str, Any] = {
+        name: getattr(node, name) for name in ("per_row", "quorum", "straggler_ms") if name in own
+    }
     if node.on:
         options["on"] = FakeCondition(
             lambda request, values: str(int(values["X"][:, 0].astype(int).sum()) % 3), names=("X",)

@@ -3,6 +3,7 @@
 import math
 import re
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,26 +13,54 @@ from tests.unit.weft_router import make
 
 from weft_common.errors import InternalError
 from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, decode, encode
-from weft_router.combine import (
-    average,
-    ballot_weights,
-    concat,
-    maximum,
-    median,
-    minimum,
-    stack,
-    stack_with_mask,
-    total,
-    vote,
-)
+from weft_protos import graph_pb2
+from weft_router.combine import METHODS, CombineSettings, stack_with_mask
 
 
 def ints(*values: int, shape: tuple[int, ...] | None = None, dtype: type = np.int64) -> WireTensor:
     return encode(np.asarray(values, dtype).reshape(shape or (len(values), 1)))
 
 
+def combined(name: str, tensors: Sequence[WireTensor], weights: Sequence[float] = (), axis: int = 0) -> WireTensor:
+    return METHODS[name].combine(tensors, weights, CombineSettings(axis))
+
+
+def average(tensors: Sequence[WireTensor], weights: Sequence[float]) -> WireTensor:
+    return combined("AVERAGE", tensors, weights)
+
+
+def total(tensors: Sequence[WireTensor], weights: Sequence[float]) -> WireTensor:
+    return combined("SUM", tensors, weights)
+
+
+def median(tensors: Sequence[WireTensor]) -> WireTensor:
+    return combined("MEDIAN", tensors)
+
+
+def minimum(tensors: Sequence[WireTensor]) -> WireTensor:
+    return combined("MIN", tensors)
+
+
+def maximum(tensors: Sequence[WireTensor]) -> WireTensor:
+    return combined("MAX", tensors)
+
+
+def concat(tensors: Sequence[WireTensor], axis: int) -> WireTensor:
+    return combined("CONCAT", tensors, axis=axis)
+
+
+def stack(tensors: Sequence[WireTensor], axis: int) -> WireTensor:
+    return combined("STACK", tensors, axis=axis)
+
+
 def voted(*tensors: WireTensor, weights: tuple[float, ...] = (), is_weighted: bool = False) -> WireTensor:
-    return vote(tensors, ballot_weights(weights or (1.0,) * len(tensors)), is_weighted=is_weighted, is_batching=True)
+    vote, settings = METHODS["VOTE"], CombineSettings(is_weighted=is_weighted)
+    return vote.combine(tensors, vote.weights(weights or (1.0,) * len(tensors), settings), settings)
+
+
+def test_every_method_of_the_language_is_there() -> None:
+    """The table has the names of the enum in ``graph.proto``, in its order."""
+    assert graph_pb2.Combine.Method.keys() == list(METHODS)
 
 
 def test_each_row_is_voted_on_its_own() -> None:
@@ -75,7 +104,7 @@ def test_a_row_of_several_elements_is_one_vote() -> None:
 def test_without_batching_the_whole_tensor_is_one_row() -> None:
     """A graph without batch dimension has one row."""
     tensors = [ints(1, 2, shape=(2,)), ints(3, 4, shape=(2,)), ints(3, 4, shape=(2,))]
-    assert tensors[1] == vote(tensors, [1, 1, 1], is_weighted=False, is_batching=False)
+    assert tensors[1] == METHODS["VOTE"].combine(tensors, [1, 1, 1], CombineSettings(is_batching=False))
 
 
 def test_a_unanimous_vote_returns_the_first_tensor_itself() -> None:
@@ -189,7 +218,7 @@ def test_weights_that_are_written_as_equal_sums_tie() -> None:
 @given(st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=5))
 def test_ballot_weights_keep_the_proportions(weights: list[float]) -> None:
     """They are whole numbers as far apart as the weights."""
-    ballots = ballot_weights(weights)
+    ballots = METHODS["VOTE"].weights(weights, CombineSettings())
     assert all(isinstance(ballot, int) for ballot in ballots)
     assert [pytest.approx(weight / weights[0]) for weight in weights] == [ballot / ballots[0] for ballot in ballots]
 

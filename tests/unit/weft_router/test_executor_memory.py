@@ -13,8 +13,9 @@ from tests.unit.weft_router.fake_target import FakeTarget
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError, WeftError
 from weft_common.tensors import WireTensor
+from weft_router.combine import METHODS, CombineMethod
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import CachePlan, CombineMethod, GraphPlan, HedgePlan, RetryPlan
+from weft_router.graph.plan import CachePlan, GraphPlan, HedgePlan, RetryPlan
 from weft_router.kinds.ensemble import EnsemblePlan
 from weft_router.kinds.sequence import SequencePlan
 from weft_router.runtime import Runtime
@@ -67,9 +68,9 @@ def ensemble(method: CombineMethod, members: tuple[str, ...]) -> GraphPlan:
     [
         chain,
         fork,
-        lambda: ensemble(CombineMethod.AVERAGE, ("good", "bad", "slow")),
-        lambda: ensemble(CombineMethod.FIRST, ("good", "bad", "slow")),
-        lambda: ensemble(CombineMethod.FIRST, ("bad", "bad2")),
+        lambda: ensemble(METHODS["AVERAGE"], ("good", "bad", "slow")),
+        lambda: ensemble(METHODS["FIRST"], ("good", "bad", "slow")),
+        lambda: ensemble(METHODS["FIRST"], ("bad", "bad2")),
     ],
     ids=["chain", "fork", "average", "first", "all-fail"],
 )

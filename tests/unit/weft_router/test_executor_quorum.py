@@ -11,10 +11,11 @@ from tests.unit.weft_router.fake_target import FakeTarget, answering, failing
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InvalidArgumentError, WeftError
 from weft_common.tensors import WireTensor
-from weft_router.graph.plan import CallPlan, CombineMethod, GraphPlan
+from weft_router.combine import METHODS, CombineMethod
+from weft_router.graph.plan import CallPlan, GraphPlan
 from weft_router.kinds.ensemble import EnsemblePlan
 
-SUM, FIRST, KEYED, MEDIAN = CombineMethod.SUM, CombineMethod.FIRST, CombineMethod.KEYED, CombineMethod.MEDIAN
+SUM, FIRST, KEYED, MEDIAN = METHODS["SUM"], METHODS["FIRST"], METHODS["KEYED"], METHODS["MEDIAN"]
 
 
 def ensemble(
@@ -47,7 +48,7 @@ async def test_a_soft_member_may_fail() -> None:
 async def test_the_weights_are_those_of_the_members_that_answered() -> None:
     """(3 x 2 + 1 x 6) / (3 + 1), without the weight of the one that failed."""
     members = {m: SOFT | {"weight": weight} for m, weight in (("a", 3.0), ("b", 90.0), ("c", 1.0))}
-    plan = ensemble(members, CombineMethod.AVERAGE, {"is_weighted": True})
+    plan = ensemble(members, METHODS["AVERAGE"], {"is_weighted": True})
     target = FakeTarget(a=answering(2), b=failing(), c=answering(6))
     assert make.tensor(3.0) == (await make.run(plan, target)).outputs["Y"]
 
@@ -56,7 +57,7 @@ async def test_weights_do_not_matter_unless_asked_for() -> None:
     """They break ties of votes elsewhere."""
     members = {m: HARD | {"weight": weight} for m, weight in (("a", 3.0), ("b", 1.0))}
     target = FakeTarget(a=answering(2), b=answering(6))
-    assert make.tensor(4.0) == (await make.run(ensemble(members, CombineMethod.AVERAGE), target)).outputs["Y"]
+    assert make.tensor(4.0) == (await make.run(ensemble(members, METHODS["AVERAGE"]), target)).outputs["Y"]
     assert make.tensor(8.0) == (await make.run(ensemble(members, SUM), target)).outputs["Y"]
 
 
@@ -257,7 +258,7 @@ def custom(is_soft: bool = True, **options: object) -> GraphPlan:
     judge = make.step("judge", judging("judge"), {"S": "stack", "MASK": "mask", "X": "X"}, {"OUT": "Y"}, **options)
     combine = (
         "Y",
-        CombineMethod.CUSTOM,
+        METHODS["CUSTOM"],
         {m: f"{m}.Y" for m in "ab"},
         {"custom": judge, "stack": "stack", "mask": "mask"},
     )
@@ -303,7 +304,7 @@ async def test_a_cancel_at_any_moment_leaves_nothing(virtual_clock: object, at_m
     judge = make.step("judge", judging("judge"), {"S": "stack"}, {"OUT": "Y"})
     combine = (
         "Y",
-        CombineMethod.CUSTOM,
+        METHODS["CUSTOM"],
         {m: f"{m}.Y" for m in "ab"},
         {"custom": judge, "stack": "stack", "mask": "mask"},
     )

@@ -1,25 +1,20 @@
 """The responses of a decoupled model as they come: text flows, other outputs are shown one response after another."""
 
+import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Sequence
 
 import numpy as np
 
 from weft_cli.answers.tensor import render_result
 from weft_common.core import InferResult, Parameters, ParameterValue
-from weft_common.protocol.wire import result_from_response
 from weft_common.signature import TensorSpec
 from weft_common.tensors import WireTensor, encode, split_bytes
-from weft_protos import grpc_service_pb2 as pb
 
 # What language models call these tensors, after the vLLM backend of Triton Inference Server.
 _TEXT_OUTPUT = "text_output"
 _STREAM_INPUT = "stream"
-
-#: The server ends the stream with the status of an error, in place of its text alone.
-_STATUS_HEADER = ("triton_grpc_error", "true")
 
 
 def ask_for_stream(specs: Sequence[TensorSpec], inputs: dict[str, WireTensor]) -> None:
@@ -34,35 +29,31 @@ def ask_for_stream(specs: Sequence[TensorSpec], inputs: dict[str, WireTensor]) -
             inputs[spec.name] = encode(np.ones([abs(dim) for dim in spec.dims], np.bool_))
 
 
-async def print_stream(
-    stub: Any, request: pb.ModelInferRequest, headers: Sequence[tuple[str, str]], timeout_s: float
-) -> tuple[Parameters, float]:
-    """Send the request and print its responses, then how many came and when.
+async def print_stream(model: str, results: AsyncGenerator[InferResult, None]) -> tuple[Parameters, float]:
+    """Print responses as they come, then how many came and when.
 
     Where they have an output ``text_output``, its text is printed without a break, and the other outputs of the last
-    response after it. Cancelling the task cancels the request.
+    response after it. Cancelling the task closes ``results``, which cancels the request.
+
+    Args:
+        model: Its name.
+        results: The responses; ``print_stream`` begins to wait for the first one.
 
     Returns:
         Parameters of the last response, and the time to it in milliseconds.
 
     Raises:
-        grpc.aio.AioRpcError: The model answered with an error; what came before it is printed.
+        WeftError: As ``results`` does; what came before is printed.
     """
     printer, parameters = _Printer(), dict[str, ParameterValue]()
-    call = stub.ModelStreamInfer(_only(request), metadata=(*headers, _STATUS_HEADER), timeout=timeout_s)
     try:
-        async for message in call:
-            result = result_from_response(message.infer_response)
-            parameters = dict(result.parameters)
-            printer.show(result)
+        async with contextlib.aclosing(results):
+            async for result in results:
+                parameters = dict(result.parameters) or parameters
+                printer.show(result)
     finally:
-        call.cancel()
         printer.end_line()
-    return parameters, printer.summarize(request.model_name)
-
-
-async def _only(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelInferRequest]:
-    yield request
+    return parameters, printer.summarize(model)
 
 
 class _Printer:

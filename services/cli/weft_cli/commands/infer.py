@@ -7,23 +7,22 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
-
-import grpc
+from dataclasses import replace
 
 from weft_cli.answers.stream import ask_for_stream, print_stream
 from weft_cli.answers.tensor import render_result
 from weft_cli.answers.trace import painter, read_trace, render_trace, span_ms
-from weft_cli.describe import describe
-from weft_common.client.channels import MAX_TIMEOUT_S, open_channel
+from weft_common.client.channels import MAX_TIMEOUT_S
+from weft_common.client.v2_client import V2Client
 from weft_common.core import InferCall, InferResult, Parameters, RequestedOutput
-from weft_common.errors import WeftError
-from weft_common.protocol.status import from_rpc_error
-from weft_common.protocol.wire import request_from_call, result_from_response
+from weft_common.errors import RemoteError, UnsupportedError, WeftError
+from weft_common.protocol.wire import request_from_call
 from weft_common.security.channel import channel_security
-from weft_protos import grpc_service_pb2_grpc
+from weft_common.signature import TensorSpec
 from weft_tools.request import build_inputs, content_of, parameter_value
 
+#: What gRPC itself says when the deadline passes at this end.
+_GRPC_LATE = "Deadline Exceeded"
 _TRACE_PARAMETER = "graph_trace"
 _PATH_HEADER = "x-graph-path"
 _INTERRUPTED = 128 + signal.SIGINT
@@ -53,34 +52,51 @@ async def _infer(options: argparse.Namespace, named: Mapping[str, str], elements
     parameters = {key: parameter_value(value) for key, value in options.param}
     if options.trace:
         parameters[_TRACE_PARAMETER] = True
-    async with open_channel(options.url, security=channel_security(options)) as channel:
-        stub = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    trailer: dict[str, str] = {}
+    async with V2Client(options.url, security=channel_security(options)) as client:
         try:
-            specs, is_decoupled = await describe(stub, name, version, timeout_s)
+            specs, is_decoupled = await _describe(client, name, version, timeout_s)
             inputs = build_inputs(specs, named, elements)
             if is_decoupled:
                 ask_for_stream(specs, inputs)
             outputs = tuple(RequestedOutput(output, {}) for output in options.output)
             request = request_from_call(InferCall(name, version, options.request_id, parameters, inputs, outputs))
             if is_decoupled:
-                ending, duration_ms = await print_stream(stub, request, options.header, timeout_s)
+                results = client.stream(request, timeout_s=timeout_s, metadata=options.header, trailer=trailer)
+                ending, duration_ms = await print_stream(name, results)
                 if options.trace:
                     _print_trace(ending, duration_ms)
                 return
             start_ns = time.perf_counter_ns()
-            call = stub.ModelInfer(request, metadata=tuple(options.header), timeout=timeout_s)
-            response = await call
+            result = await client.infer(request, timeout_s=timeout_s, metadata=options.header, trailer=trailer)
             duration_ms = (time.perf_counter_ns() - start_ns) / 1e6
-            trailer = {str(key): str(value) for key, value in await call.trailing_metadata() or ()}
-        except grpc.aio.AioRpcError as error:
-            if options.trace:
-                _print_path(error)
-            failure = from_rpc_error(error, f"'{options.url}'")
-            if error.details() == "Deadline Exceeded":  # gRPC's own text: the deadline passed at this end
+        except RemoteError as error:
+            if options.trace and _PATH_HEADER in trailer:  # how far the request came
+                print(f"path: {trailer[_PATH_HEADER]}", file=sys.stderr)
+            if error.message == _GRPC_LATE:
                 text = f"'{options.url}' did not answer within {options.timeout_ms:g} ms; --timeout-ms allows longer"
-                raise failure.with_message(text) from error
-            raise failure from error
-    _print(result_from_response(response), trailer, duration_ms, is_traced=options.trace)
+                raise error.with_message(text) from error
+            raise
+    _print(result, trailer, duration_ms, is_traced=options.trace)
+
+
+async def _describe(client: V2Client, name: str, version: str, timeout_s: float) -> tuple[list[TensorSpec], bool]:
+    """Inputs of a model with their full shapes, and whether it is decoupled.
+
+    Where the server has no ``ModelConfig``, which is an extension of the protocol, no input is optional and no model
+    decoupled. ``timeout_s`` is for each of two calls. Raises RemoteError.
+    """
+    metadata = await client.model_metadata(name, version, timeout_s=timeout_s)
+    specs = [TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in metadata.inputs]
+    try:
+        config = await client.config(name, version, timeout_s=timeout_s)
+    except RemoteError as error:
+        if error.code == UnsupportedError.code:
+            return specs, False
+        raise
+    optional = {tensor.name for tensor in config.input if tensor.optional}
+    is_decoupled = config.model_transaction_policy.decoupled
+    return [replace(spec, is_optional=spec.name in optional) for spec in specs], is_decoupled
 
 
 def _print(result: InferResult, trailer: Mapping[str, str], duration_ms: float, *, is_traced: bool) -> None:
@@ -98,14 +114,6 @@ def _print_trace(parameters: Parameters, duration_ms: float) -> None:
     if entries:
         print(render_trace(entries, painter(is_coloured=_is_coloured())))
         print(f"total: {span_ms(entries):.2f} ms in the graph, {duration_ms:.2f} ms as seen from here")
-
-
-def _print_path(error: grpc.aio.AioRpcError) -> None:
-    """How far the request came, where the server says so."""
-    trailing: Any = error.trailing_metadata() or ()
-    for key, value in trailing:
-        if key == _PATH_HEADER:
-            print(f"path: {value}", file=sys.stderr)
 
 
 def _is_coloured() -> bool:

@@ -4,14 +4,9 @@ import argparse
 import asyncio
 import sys
 
-import grpc
-
-from weft_common.client.channels import open_channel
+from weft_common.client.v2_client import V2Client
 from weft_common.errors import WeftError
-from weft_common.protocol.status import from_rpc_error
 from weft_common.security.channel import channel_security
-from weft_protos import grpc_service_pb2 as pb
-from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 _TIMEOUT_S = 60.0
 
@@ -28,13 +23,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _rollback(options: argparse.Namespace) -> list[str]:
-    request = pb.RepositoryModelLoadRequest(model_name=options.graph)
-    request.parameters["rollback"].bool_param = True
-    async with open_channel(options.url, security=channel_security(options)) as channel:
-        stub = GRPCInferenceServiceStub(channel)
-        try:
-            await stub.RepositoryModelLoad(request, timeout=_TIMEOUT_S)
-            index = await stub.RepositoryIndex(pb.RepositoryIndexRequest(ready=True), timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, f"'{options.url}'") from error
-    return [model.version for model in index.models if model.name == options.graph]
+    async with V2Client(options.url, security=channel_security(options)) as router:
+        await router.load(options.graph, {"rollback": True}, timeout_s=_TIMEOUT_S)
+        index = await router.index(ready_only=True, timeout_s=_TIMEOUT_S)
+    return [model.version for model in index if model.name == options.graph]

@@ -3,7 +3,9 @@
 import argparse
 import json
 import shutil
+import signal
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -46,10 +48,10 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(asdict(frame)) if options.json else frame_text(frame))
         return _status(frame)
     last: Frame | None = None
+    is_interrupted = _on_interrupt()
     sys.stdout.write(_ALTERNATE_SCREEN)
     try:
-        while True:
-            time.sleep(options.interval_s)
+        while not is_interrupted.wait(options.interval_s):
             now = scrape(addresses, tls)
             last = frame_of(addresses, before, now)
             # The next interval of one that did not answer begins where it did.
@@ -58,11 +60,25 @@ def run(options: argparse.Namespace) -> int:
             text = frame_text(last, width=size.columns, height=size.lines - 1)
             sys.stdout.write(_HOME + text.replace("\n", f"{_CLEAR_LINE}\n") + _CLEAR_LINE + _CLEAR_BELOW)
             sys.stdout.flush()
-    except KeyboardInterrupt:
         return 0 if last is None else _status(last)
     finally:
         sys.stdout.write(_NORMAL_SCREEN)
         sys.stdout.flush()
+
+
+def _on_interrupt() -> threading.Event:
+    """Is set by Ctrl-C; a second one raises KeyboardInterrupt.
+
+    An exception in the middle of a scrape could leave a thread of its pool that nobody ends, and the process with it.
+    """
+    is_interrupted = threading.Event()
+
+    def interrupt(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        is_interrupted.set()
+
+    signal.signal(signal.SIGINT, interrupt)
+    return is_interrupted
 
 
 def _status(frame: Frame) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from weft_gateway.errors import answer_of
+from weft_gateway.http.calls import PendingCall
 from weft_gateway.http.disconnect import ClientLeftError, unless_left
-from weft_gateway.router.calls import PendingCall
 
 DONE = b"data: [DONE]\n\n"
 _HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}

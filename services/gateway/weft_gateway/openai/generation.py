@@ -7,17 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft_common.cancellation import cancel_and_wait
+from weft_common.client.v2_client import Metadata, V2Client
+from weft_common.errors import InvalidArgumentError
 from weft_gateway.openai.ask import Ask, Prompt
-from weft_gateway.openai.pieces import AnswerLogprobs, Piece, PieceReader
+from weft_gateway.openai.pieces import AnswerLogprobs, Piece, PieceReader, unfit_answer
 from weft_gateway.openai.text_model import TextModel
-from weft_gateway.router.router_client import Metadata, RouterClient
 
 #: Pieces of several prompts that may wait for the client.
 _MAX_WAITING = 16
 
 
 async def generate(
-    router: RouterClient,
+    router: V2Client,
     model: TextModel,
     ask: Ask,
     prompts: Sequence[Prompt],
@@ -32,7 +33,7 @@ async def generate(
 
     Raises:
         RequestError: The model does not take what the request has.
-        RemoteError: As ``RouterClient.stream``.
+        RemoteError: As ``V2Client.stream``.
         InternalError: As ``PieceReader.read``.
     """
     ids = [request_id, *(f"{request_id}-{index}" for index in range(1, len(prompts)))]
@@ -40,10 +41,14 @@ async def generate(
 
     async def answers(index: int) -> AsyncGenerator[Piece, None]:
         reader, first = PieceReader(ask.num_choices), index * ask.num_choices
-        async with contextlib.aclosing(router.stream(requests[index], metadata, timeout_s)) as responses:
-            async for response in responses:
-                for piece in reader.read(response):
-                    yield piece._replace(choice=first + piece.choice)
+        stream = router.stream(requests[index], timeout_s=timeout_s, metadata=metadata)
+        try:
+            async with contextlib.aclosing(stream) as results:
+                async for result in results:
+                    for piece in reader.read(result):
+                        yield piece._replace(choice=first + piece.choice)
+        except InvalidArgumentError as error:  # it cannot be read
+            raise unfit_answer(model.name) from error
 
     sources = [answers(index) for index in range(len(requests))]
     async with contextlib.aclosing(sources[0] if len(sources) == 1 else merged(sources)) as pieces:

@@ -4,11 +4,13 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from weft_common.client.v2_client import Metadata, V2Client
 from weft_common.errors import NotFoundError, RemoteError
 from weft_gateway.errors import RequestError
 from weft_gateway.openai.text_model import TextModel
-from weft_gateway.router.router_client import Metadata, RouterClient
 
+#: How long the router has for a list or a configuration, in seconds.
+LOOKUP_TIMEOUT_S = 5.0
 #: How long a configuration is taken for the model's, in seconds: a reload is noticed after so long at the latest.
 KEPT_S = 2.0
 _MAX_KEPT = 1024
@@ -25,7 +27,7 @@ class Models:
     """
 
     def __init__(
-        self, router: RouterClient, templates: Mapping[str, str], *, clock_s: Callable[[], float] = time.monotonic
+        self, router: V2Client, templates: Mapping[str, str], *, clock_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._router = router
         self._templates = templates
@@ -56,7 +58,7 @@ class Models:
 
     async def names(self, metadata: Metadata) -> Sequence[str]:
         """Of every text model that is ready and that the caller may use. Raises RemoteError."""
-        names = await self._router.ready_models(metadata)
+        names = await self._ready(metadata)
         free = asyncio.Semaphore(_MAX_LOOKUPS)
 
         async def is_text_model(name: str) -> bool:
@@ -76,6 +78,11 @@ class Models:
         if name not in await self.names(metadata):
             raise _no_such_model(name)
 
+    async def _ready(self, metadata: Metadata) -> list[str]:
+        """Names of the graphs and models that are READY and that the caller may use, each once, in order."""
+        index = await self._router.index(ready_only=True, timeout_s=LOOKUP_TIMEOUT_S, metadata=metadata)
+        return list(dict.fromkeys(entry.name for entry in index if entry.state == "READY"))
+
     async def _known(self, name: str, metadata: Metadata) -> TextModel | None:
         """What is known of the model; None: it is no text model. Raises RemoteError."""
         key = (name, metadata)
@@ -83,7 +90,7 @@ class Models:
         kept = self._kept.get(key)
         if kept is not None and now_s < kept[0]:
             return kept[1]
-        config = await self._router.config(name, metadata)
+        config = await self._router.config(name, timeout_s=LOOKUP_TIMEOUT_S, metadata=metadata)
         model = TextModel.from_config(config, self._templates.get(name))
         self._kept.pop(key, None)
         while len(self._kept) >= _MAX_KEPT:

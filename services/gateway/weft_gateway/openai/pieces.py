@@ -4,10 +4,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from weft_common.core import InferResult
 from weft_common.errors import InternalError, InvalidArgumentError
-from weft_common.protocol.wire import result_from_response
 from weft_common.tensors import WireTensor, decode, split_bytes
-from weft_protos import grpc_service_pb2 as pb
 
 TEXT_OUTPUT = "text_output"
 OUTPUT_IDS = "output_ids"
@@ -92,14 +91,14 @@ class PieceReader:
         self._num_choices = num_choices
         self._ended: set[int] = set()
 
-    def read(self, response: pb.ModelInferResponse) -> Iterator[Piece]:
+    def read(self, result: InferResult) -> Iterator[Piece]:
         """The pieces of choices that a response says something new of.
 
         Raises:
             InternalError: The tensors do not fit together: the model is not what it says.
         """
         try:
-            for piece in _pieces(result_from_response(response).outputs, self._num_choices):
+            for piece in _pieces(result.outputs, self._num_choices):
                 is_told = piece.choice in self._ended
                 if is_told and not piece.text:
                     continue
@@ -107,7 +106,12 @@ class PieceReader:
                     self._ended.add(piece.choice)
                 yield piece
         except (InvalidArgumentError, LookupError, AttributeError, TypeError, ValueError) as error:
-            raise InternalError(f"the model '{response.model_name}' answered with tensors that do not fit") from error
+            raise unfit_answer(result.model_name) from error
+
+
+def unfit_answer(model: str) -> InternalError:
+    """The error for a model that is not what it says."""
+    return InternalError(f"the model '{model}' answered with tensors that do not fit")
 
 
 def _pieces(outputs: Mapping[str, WireTensor], num_choices: int) -> Iterator[Piece]:

@@ -1,4 +1,4 @@
-"""What runs models. onnxruntime and torch are imported by the first model that needs them, not here."""
+"""Backends of the model service. onnxruntime and torch are imported by the first model that needs them, not here."""
 
 from collections.abc import Mapping
 

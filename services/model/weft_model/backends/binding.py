@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions whose inputs and outputs are bound to memory beforehand.
+"""ONNX Runtime sessions with inputs and outputs bound to preallocated memory.
 
 Source: https://onnxruntime.ai/docs/api/python/api_summary.html#data-on-device and, for CUDA graphs,
 https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html#using-cuda-graphs-preview
@@ -12,7 +12,7 @@ import numpy as np
 from weft_common.tensors import Array
 from weft_serving.backends.layout import Allocate
 
-#: Shapes of inputs that one instance captures; each holds its tensors and its graph in the memory of the device.
+#: Most input shapes that one instance captures; each keeps its tensors and its graph in device memory.
 MAX_GRAPHS = 32
 
 _GRAPH_ID, _NO_GRAPH = "gpu_graph_id", "-1"
@@ -20,11 +20,11 @@ _Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class BoundOutput(NamedTuple):
-    """An output that is asked for.
+    """A requested output.
 
     Attributes:
-        dtype: Of its elements.
-        dims: Its shape without the rows; None: not known before the session has run.
+        dtype: Element type.
+        dims: Shape without the batch dimension; None: unknown before the session has run.
     """
 
     dtype: "np.dtype[Any]"
@@ -32,19 +32,19 @@ class BoundOutput(NamedTuple):
 
 
 class BoundSession:
-    """Runs a session on arrays that need no more copies on the host than the one to or from the device.
+    """Runs a session with one copy per tensor between host and device, and none on the host.
 
-    An output of known shape is written into an array of ``allocate``, any other stays on the device until it is copied
-    to the host as a whole. Nothing here is for more than one thread.
+    An output of known shape is written into an array of ``allocate``; any other stays on the device until it is copied
+    to the host as a whole. Not thread-safe.
 
     Args:
         ort: The package.
-        session: Has no strings among its inputs and outputs.
+        session: A session without string inputs or outputs.
         device: ``("cuda", 0)``, or ``("cpu", 0)``.
-        outputs: What ``run`` gives, by name.
-        has_rows: Whether the first dimension of every tensor is that of the rows.
-        allocate: Makes arrays that the device can write to.
-        captures: Whether runs with the same shapes are captured as a CUDA graph; the session has ``enable_cuda_graph``.
+        outputs: Outputs of ``run``, by name.
+        has_rows: Whether the first dimension of every tensor is the batch dimension.
+        allocate: Creates arrays that the device can write to.
+        captures: Whether runs are captured as a CUDA graph per set of shapes; the session has ``enable_cuda_graph``.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class BoundSession:
             self._options.add_run_config_entry(_GRAPH_ID, _NO_GRAPH)
 
     def run(self, inputs: Mapping[str, Array], num_rows: int) -> dict[str, Array]:
-        """The outputs for contiguous inputs, in host memory; the interpreter lock is free while the session runs."""
+        """Run on contiguous inputs; outputs are in host memory. Releases the GIL while the session runs."""
         if self._captures:
             shapes = tuple((name, array.shape) for name, array in inputs.items())
             captured = self._captured.get(shapes)
@@ -81,7 +81,7 @@ class BoundSession:
                 return captured.run(self._session, inputs)
         binding = self._session.io_binding()
         for name, array in inputs.items():
-            binding.bind_cpu_input(name, array)  # copied to where the session wants it
+            binding.bind_cpu_input(name, array)  # the session copies it to its device
         arrays: dict[str, Array] = {}
         for name, output in self._outputs.items():
             if output.dims is None:
@@ -118,7 +118,7 @@ class BoundSession:
 
 
 class _Captured(NamedTuple):
-    """Tensors at addresses that do not change, as a captured graph needs them."""
+    """Tensors at fixed addresses, as a captured graph requires."""
 
     binding: Any
     options: Any
@@ -134,6 +134,6 @@ class _Captured(NamedTuple):
 
 
 def _on_host(value: Any) -> Array:
-    """The tensor in memory of its own; of one on the host, ONNX Runtime gives a view."""
+    """Copy the tensor into memory of its own; for one on the host, ONNX Runtime returns a view."""
     array: Array = value.numpy()
     return array if array.flags.owndata else array.copy()

@@ -1,4 +1,4 @@
-"""What a model file takes and gives, held against the configuration at load."""
+"""Validation of a model file's inputs and outputs against the configuration, at load."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -9,12 +9,12 @@ from weft_common.signature import ModelSignature, TensorSpec
 
 
 class FileTensor(NamedTuple):
-    """One input or output as the model file has it.
+    """One input or output of a model file.
 
     Attributes:
         name: Tensor name.
-        datatype: V2 datatype, or the file's own word for one that V2 lacks.
-        shape: Batch dimension included; -1 is any size. None: the file does not say.
+        datatype: V2 datatype, or the file's own name for one that V2 lacks.
+        shape: Including the batch dimension; -1 is any size. None: not specified in the file.
     """
 
     name: str
@@ -25,13 +25,13 @@ class FileTensor(NamedTuple):
 def check_inputs(
     signature: ModelSignature, path: Path, found: Sequence[FileTensor], *, may_be_absent: Collection[str] = ()
 ) -> None:
-    """Check that the configuration declares the inputs of the file, each as the file has it.
+    """Check that the configuration declares the inputs of the file, with equal types and shapes.
 
     Args:
         signature: From the configuration.
         path: The model file, for errors.
         found: Inputs of the file.
-        may_be_absent: Those that have a default in the file.
+        may_be_absent: Inputs with a default in the file.
 
     Raises:
         InvalidArgumentError: They differ; the message has both sides.
@@ -55,7 +55,7 @@ def check_outputs(signature: ModelSignature, path: Path, found: Sequence[FileTen
     """Check that the file has each output that the configuration declares; it may have more.
 
     Raises:
-        InvalidArgumentError: It has not, or has it otherwise; the message has both sides.
+        InvalidArgumentError: An output is missing or differs; the message has both sides.
     """
     _check_each(signature, path, "output", signature.outputs, found)
 
@@ -82,7 +82,7 @@ def _check_each(
 
 
 def _agree(declared: tuple[int, ...], found: tuple[int, ...] | None, *, is_input: bool, has_batch: bool) -> bool:
-    """Whether every input that the configuration lets in fits the file, or an output can be what it says."""
+    """Whether the file accepts every input that the configuration allows, or can produce the declared output."""
     if found is None:
         return True
     if len(declared) != len(found) or (has_batch and found[0] != -1):

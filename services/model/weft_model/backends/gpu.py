@@ -1,4 +1,4 @@
-"""What the backends that run on a GPU have in common."""
+"""Helpers shared by the GPU backends."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,14 +13,14 @@ _log = get_logger("weft.model")
 
 
 def use_cpu_instead(instance: InstanceContext, reason: str) -> None:
-    """The log says why an instance that was placed on a GPU runs on the CPU.
+    """Log why an instance that was placed on a GPU runs on the CPU.
 
     Args:
         instance: The instance.
         reason: Why its library cannot use the GPU, and the cure.
 
     Raises:
-        UnavailableError: The configuration asks for KIND_GPU.
+        UnavailableError: The configuration requires KIND_GPU.
     """
     if not instance.may_use_cpu:
         raise UnavailableError(
@@ -30,14 +30,14 @@ def use_cpu_instead(instance: InstanceContext, reason: str) -> None:
     _log.warning("instance '%s' of KIND_AUTO runs on the CPU, although there is a GPU: %s", instance.name, reason)
 
 
-def is_pinning_asked(config: Mapping[str, Any], way: str) -> bool:
+def is_pinning_enabled(config: Mapping[str, Any], way: str) -> bool:
     """Whether ``optimization { <way>_pinned_memory }`` is absent or has ``enable: true``; way is input or output."""
     setting = config.get("optimization", {}).get(f"{way}_pinned_memory")
     return setting is None or bool(setting.get("enable", False))
 
 
 def make_pinned_pool(instance: InstanceContext) -> PinnedPool | None:
-    """Pinned memory for one instance; None, and a line in the log, where CUDA's runtime is not found."""
+    """Pinned memory for one instance; None, with a warning in the log, if the CUDA runtime is not found."""
     try:
         cuda = find_cuda()
     except UnsupportedError as error:

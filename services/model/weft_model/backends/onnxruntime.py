@@ -14,7 +14,7 @@ from weft_common.signature import ModelSignature
 from weft_common.tensors import NUMPY_BY_DATATYPE, Array
 from weft_model.backends.binding import BoundOutput, BoundSession
 from weft_model.backends.contract import FileTensor, check_inputs, check_outputs
-from weft_model.backends.gpu import is_pinning_asked, make_pinned_pool, use_cpu_instead
+from weft_model.backends.gpu import is_pinning_enabled, make_pinned_pool, use_cpu_instead
 from weft_model.backends.pinned import PinnedPool
 from weft_serving.backends.base import TensorBackend
 from weft_serving.backends.layout import file_signature, is_ragged
@@ -27,7 +27,7 @@ _log = get_logger("weft.model")
 _FILENAME = "model.onnx"
 _EXTRA = "model"
 _ERRORS_ONLY = 3
-# Triton Inference Server's default of what a model takes that can be batched and does not say how much.
+# Triton Inference Server's default max_batch_size for models that can be batched and do not set it.
 _DEFAULT_MAX_BATCH_SIZE = 4
 _DATATYPES = {
     "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
@@ -42,16 +42,16 @@ _GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXT
 class OnnxRuntimeBackend(TensorBackend):
     """Runs ``model.onnx`` (or ``default_model_filename``) of the version folder.
 
-    A GPU instance has a session of its own, and so a CUDA stream; it leaves to the CPU what CUDA cannot do. Where CUDA
-    does not load, an instance of KIND_AUTO runs on the CPU and says so in the log, one of KIND_GPU is an error. Inputs
+    A GPU instance has its own session and thus CUDA stream; operators that CUDA lacks run on the CPU. If CUDA
+    does not load, an instance of KIND_AUTO runs on the CPU with a warning, and one of KIND_GPU fails to load. Inputs
     are gathered in pinned memory, unless ``optimization { input_pinned_memory { enable: false } }``; outputs of known
-    shape are copied to pinned memory, unless ``output_pinned_memory`` says no. Models with strings do without both.
+    shape are copied to pinned memory, unless ``output_pinned_memory`` disables it. Models with strings use neither.
     The parameters of the ``gpu_execution_accelerator`` named ``cuda`` go to the CUDA provider; ``enable_cuda_graph``
     among them, or ``optimization { cuda { graphs: true } }``, captures each set of shapes as a CUDA graph, if every
     output has fixed dims.
 
     ``optimization { graph { level } }`` is -1 (basic), 1 (extended) or 2 (none); unset is all. Strings must be UTF-8,
-    else their own request is INVALID_ARGUMENT; so are values that an operator refuses, for example an index that is out
+    else the request is INVALID_ARGUMENT; so are values that an operator rejects, for example an index that is out
     of bounds.
 
     Parameters (all optional):
@@ -66,7 +66,7 @@ class OnnxRuntimeBackend(TensorBackend):
     """
 
     def load(self) -> None:
-        """Open the session and hold it against the configuration."""
+        """Open the session and validate it against the configuration."""
         providers = self._providers()
         self._bound: BoundSession | None = None
         self._pool: PinnedPool | None = None
@@ -101,7 +101,7 @@ class OnnxRuntimeBackend(TensorBackend):
             )
 
     def prepare(self, request: InferenceRequest) -> dict[str, Array]:
-        """The inputs; strings as ``str``, which is what ONNX Runtime takes."""
+        """The inputs; strings as ``str``, which ONNX Runtime requires."""
         inputs = super().prepare(request)
         for name in self._strings:
             if name in inputs:
@@ -109,7 +109,7 @@ class OnnxRuntimeBackend(TensorBackend):
         return inputs
 
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
-        """Run the session; the interpreter lock is free meanwhile."""
+        """Run the session; releases the GIL."""
         try:
             if self._bound is not None:
                 return self._bound.run(inputs, num_rows)
@@ -118,7 +118,7 @@ class OnnxRuntimeBackend(TensorBackend):
             raise InvalidArgumentError(f"the model cannot take the values of the inputs: {error}") from error
 
     def close(self) -> None:
-        """Free the session and what it copied to and from."""
+        """Free the session and its pinned memory."""
         del self._session, self._bound
         if self._pool is not None:
             self._pool.close()
@@ -127,7 +127,7 @@ class OnnxRuntimeBackend(TensorBackend):
     def auto_complete(  # type: ignore[override]  # mypy takes the base's for a method
         config: dict[str, Any], directory: Path
     ) -> dict[str, Any]:
-        """The configuration with inputs, outputs and maybe the batch size read from the file."""
+        """Fill in inputs, outputs and possibly the batch size from the file."""
         ort = require("onnxruntime", _EXTRA)
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -147,10 +147,10 @@ class OnnxRuntimeBackend(TensorBackend):
         return config
 
     def _bind(self, ort: Any, signature: ModelSignature, device: tuple[str, int]) -> None:
-        """From now on runs use memory that the device copies from and to by itself."""
+        """Run with bound, preallocated memory from now on."""
         self._pool = make_pinned_pool(self.instance)
         pinned = self._pool.empty if self._pool else np.empty
-        is_pinned = {way: is_pinning_asked(self.model.config, way) for way in ("input", "output")}
+        is_pinned = {way: is_pinning_enabled(self.model.config, way) for way in ("input", "output")}
         has_rows = not is_ragged(signature, self.model.layout)
         outputs = {
             spec.name: BoundOutput(
@@ -197,7 +197,7 @@ class OnnxRuntimeBackend(TensorBackend):
         return options
 
     def _providers(self) -> list[Any]:
-        """Execution providers in the order of preference."""
+        """Execution providers in order of preference."""
         accelerators = _optimization(self.model.config).get("execution_accelerators", {})
         cuda_options: dict[str, str] = {}
         for device in ("gpu", "cpu"):
@@ -226,7 +226,7 @@ def _open(ort: Any, path: Path, options: Any, providers: list[Any]) -> Any:
 
 
 def _tensors(nodes: Any) -> list[FileTensor]:
-    """Tensors of a session; symbolic dimensions are -1. ONNX Runtime shows an unknown shape like that of a scalar."""
+    """Tensors of a session; symbolic dimensions are -1. ONNX Runtime reports an unknown shape like that of a scalar."""
     return [
         FileTensor(
             node.name,

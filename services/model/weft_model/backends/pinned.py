@@ -1,4 +1,4 @@
-"""Host memory that a GPU copies from and to by itself, kept for the next batch."""
+"""Pool of pinned (page-locked) host memory, which a GPU accesses by DMA."""
 
 import contextlib
 import ctypes
@@ -16,13 +16,14 @@ _MIN_BLOCK_BYTES = 4096
 
 
 class PinnedPool:
-    """Gives arrays in pinned memory. Memory that no array uses any longer is given again; pinning it anew is slow.
+    """Allocates arrays in pinned memory and reuses the memory of arrays that were garbage-collected; pinning is slow.
 
-    An array and its views may be kept as long as one likes, also after ``close``. Blocks have sizes of powers of two.
+    Arrays and their views stay valid as long as they are referenced, also after ``close``. Blocks have power-of-two
+    sizes.
 
     Args:
-        allocate: Gives the address of so many bytes, for example by ``Cuda.allocate_pinned``.
-        free: Takes back what ``allocate`` gave.
+        allocate: Returns the address of as many bytes as asked for, for example ``Cuda.allocate_pinned``.
+        free: Frees an address that ``allocate`` returned.
     """
 
     def __init__(self, allocate: Callable[[int], int], free: Callable[[int], None]) -> None:
@@ -32,7 +33,7 @@ class PinnedPool:
         self._is_closed = False
 
     def empty(self, shape: tuple[int, ...], dtype: "np.dtype[Any] | type") -> Array:
-        """An array with undefined contents. Raises InternalError if there is no more memory."""
+        """An uninitialised array. Raises InternalError if no memory is left."""
         dtype = np.dtype(dtype)
         num_elements = math.prod(shape)
         size = max(_MIN_BLOCK_BYTES, 1 << (num_elements * dtype.itemsize - 1).bit_length())
@@ -44,13 +45,13 @@ class PinnedPool:
         return array
 
     def close(self) -> None:
-        """Unused memory is freed, the rest when its arrays are gone."""
+        """Free unused memory now, and the rest when its arrays are garbage-collected."""
         self._is_closed = True
         self._free_unused()
 
     def _give_back(self, size: int, address: int) -> None:
         self._unused[size].append(address)
-        if self._is_closed:  # asked after: whichever thread comes last frees it
+        if self._is_closed:  # checked after the append, so that whichever thread comes last frees it
             self._free_unused()
 
     def _free_unused(self) -> None:

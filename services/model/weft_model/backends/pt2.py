@@ -1,8 +1,9 @@
-"""What is inside a ``.pt2`` file, looked at before torch loads it.
+"""Safe loading of ``.pt2`` files: archives are inspected before torch loads them.
 
 A ``.pt2`` of ``torch.export.save`` is an archive of a graph in JSON and of weights as raw bytes. ``torch.export.load``
-also unpickles whatever the archive says is pickled, and maps native code of AOTInductor. Those archives are refused.
-What is left still has symbolic expressions that torch evaluates: load only files of people whose code you would run.
+also unpickles entries that the archive declares as pickled, and maps native code of AOTInductor; such archives are
+rejected. The remaining ones still contain symbolic expressions that torch evaluates: load only files from sources whose
+code you would run.
 """
 
 import io
@@ -20,14 +21,14 @@ _CURE = "export the model with torch.export.export and torch.export.save"
 
 
 def load_program(torch: Any, path: Path) -> Any:
-    """The ``ExportedProgram`` in ``path``, on the devices it was exported on.
+    """Load the ``ExportedProgram`` in ``path``, on the devices it was exported on.
 
     Args:
         torch: The package.
         path: A file that ends in ``.pt2``.
 
     Raises:
-        InvalidArgumentError: The file is no such archive, or needs pickle or native code.
+        InvalidArgumentError: The file is not such an archive, or needs pickle or native code.
     """
     if path.suffix != ".pt2":
         raise InvalidArgumentError(f"{path}: only .pt2 files are loaded, not TorchScript or pickled modules; {_CURE}")
@@ -41,14 +42,14 @@ def load_program(torch: Any, path: Path) -> Any:
 
 
 def _check_archive(torch: Any, path: Path) -> None:
-    """Refuse what would make torch unpickle or map code. Reads with torch's own reader, so that both see the same."""
+    """Reject entries that torch would unpickle or map as code. Uses torch's own reader, so that both see the same."""
     try:
         reader = torch._C.PyTorchFileReader(str(path))
         names = set(reader.get_all_records())
         is_archive = {_MODEL, _SAMPLE_INPUTS, *_CONFIGS} <= names and reader.get_record("archive_format") == b"pt2"
     except RuntimeError:
         is_archive = False
-    if not is_archive or "version" in zipfile.ZipFile(path).namelist():  # at the top: the form before torch 2.8
+    if not is_archive or "version" in zipfile.ZipFile(path).namelist():  # at the top level: the format before torch 2.8
         raise InvalidArgumentError(f"{path} is not an archive of torch.export.save; {_CURE}")
     for name in sorted(names):
         if name.startswith("data/aotinductor/"):

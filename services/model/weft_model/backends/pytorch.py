@@ -9,7 +9,7 @@ from typing import Any
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import Array
 from weft_model.backends.contract import FileTensor, check_inputs, check_outputs
-from weft_model.backends.gpu import is_pinning_asked, use_cpu_instead
+from weft_model.backends.gpu import is_pinning_enabled, use_cpu_instead
 from weft_model.backends.pt2 import load_program
 from weft_model.backends.torch_device import TorchDevice
 from weft_serving.backends.base import TensorBackend
@@ -28,7 +28,7 @@ _COMPILERS = ("none", "inductor", "eager")
 
 
 class _Threads:
-    """The number of threads of torch, of which a process has one."""
+    """The number of torch threads, a setting of the whole process."""
 
     lock = threading.Lock()
     asked_for: int | None = None
@@ -39,30 +39,30 @@ class PyTorchBackend(TensorBackend):
 
     Tensors are matched by name, if every declared input is an argument of the exported module (and every declared
     output a key of the dict that it returns); else by number, if the names end in ``__0``, ``__1``, ...; else in the
-    order declared. With ``max_batch_size`` the first dimension of every tensor must have been exported as dynamic. The
-    program runs in inference mode, on the instance's GPU or on the CPU. TorchScript and pickled modules are refused.
+    declared order. With ``max_batch_size`` the first dimension of every tensor must have been exported as dynamic. The
+    program runs in inference mode, on the instance's GPU or on the CPU. TorchScript and pickled modules are rejected.
 
     A GPU instance has a CUDA stream of its own and waits for no other. Its inputs are gathered in pinned memory and its
     outputs copied to pinned memory, unless ``optimization { input_pinned_memory { enable: false } }`` or
-    ``output_pinned_memory`` says no. Where torch sees no such GPU, an instance of KIND_AUTO runs on the CPU and says so
-    in the log, one of KIND_GPU is an error.
+    ``output_pinned_memory`` disables it. If torch cannot use the GPU, an instance of KIND_AUTO runs on the CPU with a
+    warning in the log, and one of KIND_GPU fails to load.
 
     Parameters (all optional):
-        AUTOCAST: ``bf16`` or ``fp16``: operators that gain by it compute in that type (``torch.autocast``); outputs
-            have the types of the export all the same. Default ``none``.
-        CHANNELS_LAST: Tensors and weights of four dimensions are laid out as NHWC. Default false.
-        TORCH_COMPILE: ``inductor`` or ``eager``: the backend of ``torch.compile``. Batches are filled up to a power of
-            two of rows, or to ``max_batch_size``, by their last row, so that few shapes are compiled; ``batch_buckets``
-            does the same for lengths. A shape is compiled when it first comes: let ``model_warmup`` send each. torch
-            runs shapes after the eighth uncompiled. Default ``none``.
-        INTRA_OP_THREAD_COUNT: Threads inside an operator, on CPU. Holds for the whole process: the model that is loaded
-            last and sets it decides. Default 1 as long as no model sets it.
+        AUTOCAST: ``bf16`` or ``fp16``: operators that benefit compute in that type (``torch.autocast``); outputs still
+            have the types of the export. Default ``none``.
+        CHANNELS_LAST: Four-dimensional tensors and weights use the NHWC memory format. Default false.
+        TORCH_COMPILE: ``inductor`` or ``eager``: the backend of ``torch.compile``. Batches are padded with copies of
+            their last row to a power of two of rows, or to ``max_batch_size``, so that few shapes are compiled;
+            ``batch_buckets`` does the same for lengths. A shape is compiled when it first occurs: let ``model_warmup``
+            send each. torch runs shapes after the eighth uncompiled. Default ``none``.
+        INTRA_OP_THREAD_COUNT: Threads inside an operator, on CPU. Applies to the whole process: the last loaded model
+            that sets it decides. Default 1 as long as no model sets it.
 
-    Shapes that the configuration lets in and the exported program does not are INVALID_ARGUMENT.
+    Shapes that the configuration allows and the exported program does not are INVALID_ARGUMENT.
     """
 
     def load(self) -> None:
-        """Load the program, move it to the device and hold it against the configuration."""
+        """Load the program, move it to the device and validate it against the configuration."""
         self._torch = torch = require("torch", "model")
         parameters = ParameterReader(self.model)
         self._set_threads(parameters.integer("INTRA_OP_THREAD_COUNT", 0, minimum=0))
@@ -82,21 +82,21 @@ class PyTorchBackend(TensorBackend):
             self._module.to(memory_format=torch.channels_last)
         self._autocast = getattr(torch, autocast) if autocast else None
         if self._autocast:
-            _forget_types(torch, self._module)
+            _remove_type_assertions(torch, self._module)
         if compiler != "none":
             self._module = torch.compile(self._module, backend=compiler, dynamic=False)
         signature = self.model.signature
         has_rows = not is_ragged(signature, self.model.layout)
         self._max_rows = signature.max_batch_size if has_rows and compiler != "none" else 0
-        pins = {f"pins_{way}s": is_pinning_asked(self.model.config, way) for way in ("input", "output")}
+        pins = {f"pins_{way}s": is_pinning_enabled(self.model.config, way) for way in ("input", "output")}
         self._device = TorchDevice(torch, device, is_channels_last=is_channels_last, **pins)
         if self._device.is_gpu:
             self.gather_into(self._device.empty)
 
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
-        """Run the program; the interpreter lock is free inside its operators."""
+        """Run the program; releases the GIL inside its operators."""
         num_added = _bucket(num_rows, self._max_rows) - num_rows if self._max_rows else 0
-        arrays = {name: self._filled_up(array, num_added) for name, array in inputs.items()} if num_added else inputs
+        arrays = {name: self._pad_rows(array, num_added) for name, array in inputs.items()} if num_added else inputs
         with ExitStack() as stack:
             stack.enter_context(self._torch.inference_mode())
             stack.enter_context(self._device.running())
@@ -121,8 +121,8 @@ class PyTorchBackend(TensorBackend):
         """Free the program."""
         del self._module
 
-    def _filled_up(self, array: Array, num_rows: int) -> Array:
-        """With so many copies of the last row added."""
+    def _pad_rows(self, array: Array, num_rows: int) -> Array:
+        """Append ``num_rows`` copies of the last row."""
         full = self._device.empty((len(array) + num_rows, *array.shape[1:]), array.dtype)
         full[: len(array)] = array
         full[len(array) :] = array[-1]
@@ -147,7 +147,7 @@ class PyTorchBackend(TensorBackend):
             self._torch.set_num_threads(_Threads.asked_for or 1)
 
     def _check_program(self, program: Any, path: Any) -> None:
-        """Match the declared tensors with those of the program, and check them."""
+        """Match the declared tensors with those of the program, and validate them."""
         signature = file_signature(self.model.signature, self.model.layout)
         values = {node.name: node.meta.get("val") for node in program.graph.nodes}
         arguments = program.graph_signature.user_inputs
@@ -184,7 +184,7 @@ class PyTorchBackend(TensorBackend):
 
 
 def _positions(declared: Sequence[str], names: Sequence[str], count: int) -> Mapping[str, int]:
-    """Position among the ``count`` tensors of the program, for each declared one: by name, by number, or in order."""
+    """Position of each declared tensor among the ``count`` tensors of the program: by name, by number, or in order."""
     if set(declared) <= set(names):
         return {name: list(names).index(name) for name in declared}
     numbers = [int(match[1]) for match in map(_NUMBERED.fullmatch, declared) if match]
@@ -199,13 +199,13 @@ def _found(name: str, value: Any) -> FileTensor:
     return FileTensor(name, _DATATYPES.get(datatype, datatype), shape)
 
 
-def _forget_types(torch: Any, module: Any) -> None:
-    """The program no longer asserts that its values have the types of the export, which autocast changes."""
+def _remove_type_assertions(torch: Any, module: Any) -> None:
+    """Remove the program's assertions on the types of the export, which autocast changes."""
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
         module.graph.erase_node(node)
     module.recompile()
 
 
 def _bucket(num_rows: int, max_rows: int) -> int:
-    """The least power of two that holds the rows, but no more than ``max_rows``."""
+    """The smallest power of two that holds the rows, at most ``max_rows``."""
     return min(1 << (num_rows - 1).bit_length(), max(max_rows, num_rows))

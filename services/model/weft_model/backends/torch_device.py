@@ -1,4 +1,4 @@
-"""Where a torch program runs, and how its tensors come there and back.
+"""The device of a torch program, with copies to and from it.
 
 Source: https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html and
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-streams
@@ -16,14 +16,14 @@ _BFLOAT16 = NUMPY_BY_DATATYPE["BF16"]
 
 
 class TorchDevice:
-    """The device of one instance; on a GPU with a CUDA stream of its own, which is the only one it ever waits for.
+    """The device of one instance; on a GPU with a CUDA stream of its own, the only one that it waits for.
 
     Args:
         torch: The package.
         device: A ``torch.device``.
-        pins_inputs: Whether ``empty`` gives pinned memory, if the device is a GPU. torch keeps it for later arrays.
-        pins_outputs: Whether ``to_host`` copies to pinned memory, if the device is a GPU.
-        is_channels_last: Whether tensors of four dimensions are laid out as NHWC.
+        pins_inputs: Whether ``empty`` returns pinned memory on a GPU. torch's allocator reuses it for later arrays.
+        pins_outputs: Whether ``to_host`` copies to pinned memory on a GPU.
+        is_channels_last: Whether four-dimensional tensors use the NHWC memory format.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TorchDevice:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """What torch is told in the block has been done after it, also if the block raises."""
+        """Run torch operations of the block on the stream and synchronise at its end, also if the block raises."""
         if self._stream is None:
             yield
             return
@@ -53,14 +53,17 @@ class TorchDevice:
                 self._stream.synchronize()
 
     def empty(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> Array:
-        """An array with undefined contents, which ``to_device`` copies without help of the CPU."""
+        """An uninitialised array that ``to_device`` can copy asynchronously if pinned."""
         num_bytes = int(np.prod(shape)) * dtype.itemsize
         memory = self._torch.empty(num_bytes, dtype=self._torch.uint8, pin_memory=self._pins_inputs)
         array: Array = memory.numpy().view(dtype).reshape(shape)
         return array
 
     def to_device(self, array: Array) -> Any:
-        """The tensor, by the end of ``running``; until then the array may not change. bfloat16 goes by its bits."""
+        """Copy an array to the device; complete at the end of ``running``, and the array must not change until then.
+
+        bfloat16 is copied bitwise, because NumPy has no such type of its own.
+        """
         if not array.flags.writeable:
             array = array.copy()  # torch has no read-only tensors
         if array.dtype == _BFLOAT16:
@@ -73,7 +76,7 @@ class TorchDevice:
         return tensor
 
     def to_host(self, tensor: Any) -> Any:
-        """The tensor in host memory, by the end of ``running``; only then may it go to ``to_numpy``."""
+        """Copy a tensor to host memory; complete at the end of ``running``, and only then usable by ``to_numpy``."""
         tensor = tensor.detach()
         if not self.is_gpu:
             return tensor
@@ -81,7 +84,7 @@ class TorchDevice:
         return host.copy_(tensor, non_blocking=True)
 
     def to_numpy(self, tensor: Any) -> Array:
-        """The host tensor as an array, which shares its memory if it can."""
+        """The host tensor as an array, which shares its memory if possible."""
         array: Array
         if tensor.dtype == self._torch.bfloat16:
             array = tensor.contiguous().view(self._torch.int16).numpy().view(_BFLOAT16)

@@ -1,4 +1,4 @@
-"""Settings of an engine, each checked when it is made: ``EngineConfig``."""
+"""Engine settings, validated on construction: ``EngineConfig``."""
 
 import math
 import re
@@ -20,7 +20,7 @@ _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 _DEFAULT_STEP_TOKENS = {"cpu": 128, "cuda": 2048}
 _CPU_CACHE_BYTES = 256 * 2**20
-#: Of the memory that is free; the rest is for what a step computes.
+#: Share of free GPU memory for the KV cache; the rest is for the activations of a step.
 _GPU_CACHE_SHARE = 0.9
 
 #: Smallest and largest value of every number.
@@ -46,33 +46,33 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How an engine runs a model. Fields that are 0 "by default" get their value here or in ``resolved``.
+    """How an engine runs a model. A default of 0 stands for a value that is computed here or in ``resolved``.
 
     Attributes:
         block_size: Tokens in a block of the KV cache: 4, 8, 16, 32, 64, 128 or 256.
-        num_blocks: Blocks in the KV cache, with the null block. 0: as many as ``kv_cache_bytes`` holds.
-        kv_cache_bytes: Size of the KV cache where ``num_blocks`` is 0. 0: 256 MiB on a CPU; on a GPU 90 % of the memory
-            that is free when the weights are there.
-        max_num_seqs: Sequences that run at a time.
+        num_blocks: Blocks in the KV cache, including the null block. 0: as many as ``kv_cache_bytes`` holds.
+        kv_cache_bytes: Size of the KV cache if ``num_blocks`` is 0. 0: 256 MiB on a CPU; on a GPU 90 % of the memory
+            that is free once the weights are loaded.
+        max_num_seqs: Sequences that run concurrently.
         max_num_batched_tokens: Tokens that a step computes, at least ``max_num_seqs``. 0: 128 on a CPU, 2048 on a GPU,
-            or twice ``max_num_seqs`` where that is more, so that prompts go on while every other seat answers.
-        max_model_len: Longest sequence, prompt and answer, in tokens. 0: what the model can do.
-        enable_prefix_caching: Keep the blocks of ended sequences and use them for prompts that begin the same.
+            or twice ``max_num_seqs`` if that is more, so that prefill progresses while every other slot decodes.
+        max_model_len: Longest sequence, prompt and output, in tokens. 0: the context length of the model.
+        enable_prefix_caching: Keep the blocks of finished sequences and reuse them for prompts with the same prefix.
         deterministic: A sequence's logits are bitwise the same alone, in any batch, in any chunks, after a preemption.
-        dtype: ``float32``, ``float16`` or ``bfloat16``, for weights and KV cache; ``auto``: the model's.
-        long_prefill_token_threshold: Most tokens of one prompt in a step; a prompt with more to compute is a long one.
-            0: ``max_num_batched_tokens``.
-        max_long_prefills: Long prompts that go on in the same step.
-        watermark: Part of the blocks that admission keeps free, 0 to 0.5.
-        max_queued: Requests that wait; more are RESOURCE_EXHAUSTED. 0: no limit.
-        aging_ns: Waiting so long counts as one priority level, in nanoseconds. 0: levels are strict.
-        num_threads: Threads of torch on a CPU. Holds for the whole process.
-        seed: From which the seeds of requests that name none are drawn.
+        dtype: ``float32``, ``float16`` or ``bfloat16``, for weights and KV cache; ``auto``: that of the model.
+        long_prefill_token_threshold: Most tokens of one prompt in a step; a prompt with more tokens left to compute is
+            long. 0: ``max_num_batched_tokens``.
+        max_long_prefills: Long prompts that progress in the same step.
+        watermark: Share of the blocks that admission keeps free, 0 to 0.5.
+        max_queued: Waiting requests; further ones fail with RESOURCE_EXHAUSTED. 0: no limit.
+        aging_ns: Waiting time that counts as one priority level, in nanoseconds. 0: levels are strict.
+        num_threads: Torch's threads on a CPU. Applies to the whole process.
+        seed: Seeds the generator that draws seeds for requests without one.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        slo_ttft_ms: Promised time to the first token, in milliseconds, of requests that name none. 0: none is promised.
-        slo_tpot_ms: Promised mean time of each token after the first, likewise.
-        peak_flops_per_s: Floating-point operations that the device can do in a second, for MFU. 0: unknown.
-        peak_bytes_per_s: Bytes that its memory can move in a second, for MBU. 0: unknown.
+        slo_ttft_ms: Time-to-first-token objective for requests without one, in milliseconds. 0: no objective.
+        slo_tpot_ms: Time-per-output-token objective for requests without one, in milliseconds. 0: no objective.
+        peak_flops_per_s: Peak floating-point operations per second of the device, for MFU. 0: unknown.
+        peak_bytes_per_s: Peak memory bandwidth of the device in bytes per second, for MBU. 0: unknown.
 
     Raises:
         InvalidArgumentError: A field is out of its range; the message has its name, the value and the range.
@@ -128,13 +128,13 @@ class EngineConfig:
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
-        """The configuration that ``parameters { key value { string_value } }`` of a ``config.pbtxt`` spell.
+        """Parse the ``parameters { key value { string_value } }`` of a ``config.pbtxt``.
 
         Args:
-            parameters: Values as written, by the names of the fields. Absent ones keep their default.
+            parameters: Values as written, by field name. Absent fields keep their default.
 
         Raises:
-            InvalidArgumentError: A name is unknown, or a value is not of its field's type or range.
+            InvalidArgumentError: A name is unknown, or a value does not have its field's type or range.
         """
         defaults = {field.name: field.default for field in fields(cls)}
         values: dict[str, Any] = {}
@@ -145,17 +145,18 @@ class EngineConfig:
         return cls(**values)
 
     def resolved(self, model: TransformerConfig) -> Self:
-        """This configuration with every default that depends on the model filled in, checked against it.
+        """A copy with every default that depends on the model filled in, validated against the model.
 
         Args:
-            model: What will be run.
+            model: The model to run.
 
         Returns:
-            A copy in which ``dtype``, ``max_model_len`` and ``num_blocks`` are set; ``num_blocks`` is 0 where it
-            depends on the memory of a GPU: see ``with_cache``.
+            A copy with ``dtype``, ``max_model_len`` and ``num_blocks`` set; ``num_blocks`` is 0 if it depends on free
+            GPU memory: see ``with_cache``.
 
         Raises:
-            InvalidArgumentError: ``max_model_len`` is more than the model can do, or ``kv_cache_bytes`` holds no block.
+            InvalidArgumentError: ``max_model_len`` exceeds the context length of the model, or ``kv_cache_bytes`` holds
+                no block.
         """
         longest = model.max_context_len
         if self.max_model_len > longest:
@@ -166,19 +167,19 @@ class EngineConfig:
         return resolved if self.num_blocks or not num_bytes else resolved._sized(model, num_bytes)
 
     def with_cache(self, model: TransformerConfig, free_bytes: Callable[[], int]) -> Self:
-        """This resolved configuration, with ``num_blocks``.
+        """A copy of this resolved configuration with ``num_blocks`` set.
 
         Args:
-            model: What will be run; its weights are loaded.
-            free_bytes: Reads how much memory of the device is free; called only where ``num_blocks`` is 0.
+            model: The model to run, with its weights loaded.
+            free_bytes: Returns the free memory of the device; called only if ``num_blocks`` is 0.
 
         Raises:
-            InvalidArgumentError: That holds no block.
+            InvalidArgumentError: The free memory holds no block.
         """
         return self if self.num_blocks else self._sized(model, int(free_bytes() * _GPU_CACHE_SHARE))
 
     def _sized(self, model: TransformerConfig, num_bytes: int) -> Self:
-        """A copy with the blocks that so many bytes hold."""
+        """A copy with as many blocks as fit in ``num_bytes``."""
         block_bytes = self.block_size * model.kv_bytes_per_token(self.dtype)
         num_blocks = min(num_bytes // block_bytes, _INT32_MAX)
         if num_blocks < 2:

@@ -1,4 +1,4 @@
-"""The engine: a thread that runs steps while anybody waits for a token, and the calls that other threads may make."""
+"""The engine: a thread that runs steps while there are requests, and its thread-safe interface."""
 
 import threading
 import time
@@ -17,29 +17,29 @@ from weft_model.llm.scheduler.blocks import BlockPool
 
 _LOG = get_logger("weft.llm")
 
-#: The state is checked once nothing has come for so long; a request that follows another at once does not wait for it.
+#: Idle time before the thread checks its invariants; back-to-back requests do not pay for the check.
 _IDLE_S = 0.1
-#: Beyond its grace, ``stop`` waits so long for the step under way.
+#: Time that ``stop`` waits for the current step beyond the grace period.
 _STEP_GRACE_S = 5.0
 
-#: What to do with a request; None only wakes the thread.
+#: A handler and its request; None only wakes the thread.
 _Message = tuple[Callable[[EngineRequest], None], EngineRequest] | None
 
 
 class Engine:
-    """Runs a model for many requests at a time.
+    """Runs a model for many requests concurrently.
 
-    Its thread alone touches the state. Other threads put messages into a queue, which it reads before every step and
-    sleeps on when there is nothing to do.
+    Only the engine's thread accesses the state. Other threads put messages into a queue, which the thread drains before
+    every step and blocks on while it has no requests.
 
     Args:
-        runner: Runs steps; the engine's from now on.
+        runner: Runs steps; owned by the engine.
         config: Resolved for the model.
-        model_config: What ends a text, and what a token is.
-        metrics: Is told what happens; made here when absent.
-        after_deltas: Called on the engine's thread after every step and every message that may have given deltas, so
-            that sinks can collect them and wake another thread once.
-        on_lost: Called on the engine's thread when it ends by a defect, with the error that its requests got.
+        model_config: End-of-text tokens and vocabulary size.
+        metrics: Records latencies, rates and occupancy; created if absent.
+        after_deltas: Called on the engine's thread after every step and after messages that may have produced deltas,
+            so that sinks can collect deltas and wake another thread once.
+        on_lost: Called on the engine's thread if it dies of a defect, with the error that its requests received.
         clock_ns: Monotonic time in nanoseconds.
 
     Attributes:
@@ -69,71 +69,71 @@ class Engine:
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="llm-engine", daemon=True)
         self._stop_ns: int | None = None
-        self._end_error: WeftError | None = None  # what requests get once the thread reads no more
+        self._end_error: WeftError | None = None  # error for requests after the thread has ended
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs: it was started, and neither was stopped nor is lost."""
+        """Whether the thread runs: started, not stopped and not dead."""
         return self._thread.is_alive()
 
     @property
     def is_accepting(self) -> bool:
-        """Whether ``submit`` takes requests: nobody has called ``stop``, and the thread is not lost. Any thread."""
+        """Whether ``submit`` accepts requests: ``stop`` was not called and the thread has not died. Any thread."""
         return self._stop_ns is None and self._end_error is None
 
     @property
     def busy_since_ns(self) -> int:
-        """When the step under way began, by ``clock_ns``; 0 between steps. For a watchdog; any thread."""
+        """Start of the current step by ``clock_ns``; 0 between steps. For a watchdog; any thread."""
         return self._core.busy_since_ns
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without a seat; of a request that the thread has not read yet, one. Any thread."""
+        """Sequences without a slot; a request that the thread has not read yet counts as one. Any thread."""
         return self._core.scheduler.num_waiting + self._inbox.qsize()
 
     @property
     def num_running(self) -> int:
-        """Sequences with a seat. Any thread."""
+        """Sequences with a slot. Any thread."""
         return self._core.scheduler.num_running
 
     @property
     def num_preemptions(self) -> int:
-        """Seats that were taken from sequences so far. Any thread."""
+        """Preemptions so far. Any thread."""
         return self._core.scheduler.num_preemptions
 
     @property
     def pool(self) -> BlockPool:
-        """Blocks of the KV cache; other threads than the engine's may read its counts."""
+        """Blocks of the KV cache; other threads may only read its counts."""
         return self._core.pool
 
     def start(self) -> None:
-        """The thread runs and serves requests."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, grace_s: float) -> bool:
-        """The thread has ended and nothing is accepted any more.
+        """Reject new requests, let the others finish for ``grace_s``, and end the thread.
 
         Args:
-            grace_s: Requests may finish for so long; those that do not end with ``UnavailableError``.
+            grace_s: Time for running requests to finish; the rest fail with ``UnavailableError``.
 
         Returns:
-            Whether the thread has ended; a step that hangs keeps it.
+            Whether the thread has ended; False if a step hangs.
         """
         self._stop_ns = self._clock_ns() + round(grace_s * 1e9)
         self._inbox.put(None)
         if self._thread.ident is None:
-            self._end(UnavailableError("the engine was stopped before it was started"))
+            self._terminate(UnavailableError("the engine was stopped before it was started"))
         else:
             self._thread.join(grace_s + _STEP_GRACE_S)
         return not self._thread.is_alive()
 
     def submit(self, request: EngineRequest) -> None:
-        """The request waits for its turn; its sink gets deltas until one of them is the last. Any thread.
+        """Enqueue the request; its sink receives deltas until one has ``is_last`` set. Any thread.
 
         Raises:
             InvalidArgumentError: The engine could never serve it.
-            ResourceExhaustedError: ``max_queued`` sequences wait already.
-            UnavailableError: The engine stops, has stopped or was lost.
+            ResourceExhaustedError: ``max_queued`` sequences are waiting.
+            UnavailableError: The engine is stopping, has stopped or has died.
         """
         if not self.is_accepting:
             raise UnavailableError("the engine takes no requests: it is stopping, has stopped or was lost").refused()
@@ -144,22 +144,24 @@ class Engine:
             )
         request.arrival_ns = request.arrival_ns or self._clock_ns()
         self._inbox.put((self._core.admit, request))
-        if self._end_error is not None:  # the thread may have ended without reading it
-            self._refuse_unread(self._end_error)
+        if self._end_error is not None:  # the thread may have ended without reading this request
+            self._reject_unread(self._end_error)
 
     def cancel(self, request: EngineRequest) -> None:
-        """The request gets no delta any more, but for one being given just now; it is freed before the next step.
+        """Cancel the request and free its resources before the next step.
 
-        Any thread, also from a sink. Without effect on a request that has ended.
+        Its sink receives no more deltas, except one that is being delivered at this moment. Any thread, also from a
+        sink. No effect on a request that has ended.
         """
         request.is_cancelled = True
-        self._inbox.put((self._core.drop, request))
+        self._inbox.put((self._core.abort, request))
 
     def finish(self, request: EngineRequest, choice: int) -> None:
-        """The choice has what it wanted, such as a stop string: it is freed before the next step, and the others go on.
+        """Finish one choice early, for example at a stop string, and free it before the next step.
 
-        Once all choices have ended the request has, and counts as answered. Deltas that are on their way still come;
-        none of them is the last if this ends the request. Any thread; without effect on a choice that has ended.
+        Other choices continue; when all have finished, the request ends with outcome "stop". Deltas that are already on
+        their way are still delivered; if this call ends the request, none of them has ``is_last`` set. Any thread; no
+        effect on a choice that has finished.
         """
         self._inbox.put((partial(self._core.finish, choice=choice), request))
 
@@ -167,13 +169,13 @@ class Engine:
         try:
             self._runner.bind_thread()
             self._serve()
-        except BaseException as exception:  # the thread ends here whatever it is, and nobody must wait for it
+        except BaseException as exception:  # the thread ends, so every pending request must fail
             error = InternalError("the engine was lost")
             _LOG.exception("the engine was lost", extra={"error_id": error.error_id}, exc_info=exception)
-            self._end(error)
+            self._terminate(error)
             self._on_lost(error)
         else:
-            self._end(UnavailableError("the engine stopped before the request was finished"))
+            self._terminate(UnavailableError("the engine stopped before the request was finished"))
 
     def _serve(self) -> None:
         core = self._core
@@ -188,12 +190,12 @@ class Engine:
             self._after_deltas()
 
     def _read_inbox(self) -> None:
-        """Act on every message; sleep until there is one if there is nothing else to do."""
+        """Handle every message; block until there is one if there is nothing else to do."""
         inbox = self._inbox
         if not self._core.has_requests and self._stop_ns is None:
-            self._act(self._wait())
-        for _ in range(inbox.qsize()):  # what comes meanwhile waits for a step, so that no flood of messages stops them
-            self._act(inbox.get())
+            self._handle(self._wait())
+        for _ in range(inbox.qsize()):  # later messages wait for a step, so that a flood cannot stall decoding
+            self._handle(inbox.get())
 
     def _wait(self) -> _Message:
         try:
@@ -202,24 +204,24 @@ class Engine:
             self._core.scheduler.check()
             return self._inbox.get()
 
-    def _act(self, message: _Message) -> None:
+    def _handle(self, message: _Message) -> None:
         if message is not None:
             handle, request = message
             handle(request)
 
-    def _end(self, error: WeftError) -> None:
-        """Every request has ended with ``error``; those that come later do, too."""
+    def _terminate(self, error: WeftError) -> None:
+        """Fail every request with ``error``, current and future."""
         self._end_error = error
-        self._core.end_all(error)
-        self._refuse_unread(error)
+        self._core.fail_all(error)
+        self._reject_unread(error)
         self._after_deltas()
 
-    def _refuse_unread(self, error: WeftError) -> None:
-        """Requests in the inbox, which the thread reads no more, have got ``error``. Any thread."""
+    def _reject_unread(self, error: WeftError) -> None:
+        """Fail the requests that remain in the inbox, which the thread no longer reads. Any thread."""
         while True:
             try:
                 message = self._inbox.get_nowait()
             except Empty:
                 return
             if message is not None and message[0] == self._core.admit:
-                self._core.refuse(message[1], error)
+                self._core.reject(message[1], error)

@@ -1,4 +1,4 @@
-"""The part of the engine that one thread owns: requests in, steps, deltas out. ``EngineCore``."""
+"""The single-threaded part of the engine: admits requests, runs steps, emits deltas. ``EngineCore``."""
 
 import random
 import secrets
@@ -23,33 +23,33 @@ _SEED_BITS = 63
 
 
 class Runner(Protocol):
-    """What the engine asks of ``ModelRunner``."""
+    """The part of ``ModelRunner`` that the engine uses."""
 
     num_blocks: int
 
     def bind_thread(self) -> None:
-        """The calling thread is the one that calls ``run``."""
+        """Declare the calling thread as the one that calls ``run``."""
 
     def run(self, plan: ForwardPlan) -> StepTokens:
         """Run a step; blocks until its tokens are known."""
 
 
 class EngineCore:
-    """Requests that have not ended, and the steps that continue them. Knows no threads; one at a time may use it.
+    """Active requests and the steps that advance them. Not thread-safe.
 
-    A request that ends, whatever the reason, owns nothing from then on and gets nothing after its last delta.
+    A request that has ended, for whatever reason, owns no resources and receives nothing after its last delta.
 
     Args:
         runner: Runs steps.
         config: Resolved for the model.
-        model_config: What ends a text.
-        metrics: Is told what happens.
+        model_config: End-of-text tokens.
+        metrics: Records every event.
         clock_ns: Monotonic time in nanoseconds.
 
     Attributes:
         pool: Blocks of the KV cache.
         scheduler: Decides what each step computes.
-        busy_since_ns: When the step under way began; 0 between steps.
+        busy_since_ns: Start of the current step; 0 between steps.
     """
 
     def __init__(
@@ -73,20 +73,20 @@ class EngineCore:
         self._metrics = metrics
         self._clock_ns = clock_ns
         self._eos_token_ids = tuple(token for token in model_config.eos_token_ids if token < model_config.vocab_size)
-        self._requests: dict[EngineRequest, None] = {}  # in the order in which they came
+        self._requests: dict[EngineRequest, None] = {}  # in order of arrival
         self._sequence_ids = count(1)
         self._seeds = random.Random(config.seed)  # noqa: S311  # for sampling, not for secrets
 
     @property
     def has_requests(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether any request is active."""
         return bool(self._requests)
 
     def admit(self, request: EngineRequest) -> None:
-        """The request, which was checked, waits for its turn; one that is cancelled already has ended."""
-        self._metrics.request_came(request)
+        """Enqueue a validated request; one that was cancelled already ends at once."""
+        self._metrics.record_arrival(request)
         if request.is_cancelled:
-            self._metrics.request_ended(request, "cancelled", self._clock_ns())
+            self._metrics.record_end(request, "cancelled", self._clock_ns())
             return
         params = request.params
         seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
@@ -105,43 +105,43 @@ class EngineCore:
         for sequence in request.sequences:
             self.scheduler.add(sequence)
 
-    def drop(self, request: EngineRequest) -> None:
-        """The request, which is cancelled, has ended; it gets no delta."""
+    def abort(self, request: EngineRequest) -> None:
+        """End a cancelled request; it receives no delta."""
         if request in self._requests:
-            self._forget(request, "cancelled")
+            self._remove(request, "cancelled")
 
     def finish(self, request: EngineRequest, choice: int) -> None:
-        """The choice has what it wanted, and gets no delta; with the last one the request has ended."""
+        """Finish one choice without a delta; the request ends with its last choice."""
         if request not in self._requests or request.sequences[choice].status is SequenceStatus.ENDED:
             return
         self.scheduler.cancel(request.sequences[choice])
         request.num_open -= 1
         if not request.num_open:
-            self._forget(request, "stop")
+            self._remove(request, "stop")
 
-    def refuse(self, request: EngineRequest, error: WeftError) -> None:
-        """The request, which was not admitted, has ended with ``error``. Any thread."""
-        self._give(error_delta(request, error))
+    def reject(self, request: EngineRequest, error: WeftError) -> None:
+        """Fail a request that was not admitted. Any thread."""
+        self._emit(error_delta(request, error))
 
     def expire(self, now_ns: int) -> None:
-        """Requests whose deadline has passed have ended with ``DeadlineExceededError``."""
+        """Fail requests past their deadline with ``DeadlineExceededError``."""
         for sequence in self.scheduler.sweep(now_ns):
             request = sequence.request
             waited_ms = (now_ns - request.arrival_ns) / 1e6
             num_tokens = sum(sequence.num_output for sequence in request.sequences)
             message = f"deadline passed after {waited_ms:.1f} ms and {num_tokens} new tokens"
-            self._end(request, DeadlineExceededError(message))
+            self._fail_request(request, DeadlineExceededError(message))
 
-    def end_all(self, error: WeftError) -> None:
-        """Every request has ended with ``error``."""
+    def fail_all(self, error: WeftError) -> None:
+        """Fail every request with ``error``."""
         for request in list(self._requests):
-            self._end(request, error)
+            self._fail_request(request, error)
 
     def step(self) -> None:
-        """The next step was run, and its deltas were given to their sinks; if it raised, its requests got an error.
+        """Run the next step and emit its deltas; if the step raises, its requests fail.
 
         Raises:
-            RuntimeError: There are requests, but nothing to compute for any of them: a defect.
+            RuntimeError: There are requests, but nothing can be scheduled: a defect.
         """
         start_ns = self._clock_ns()
         plan = self.scheduler.schedule()
@@ -151,32 +151,32 @@ class EngineCore:
         try:
             tokens = self._runner.run(plan)
         except Exception as exception:
-            self._fail(exception)
+            self._fail_step(exception)
             return
         finally:
             self.busy_since_ns = 0
-        # Nobody cancels a sequence between schedule and complete, so there is a result for each sampled row.
+        # No sequence is cancelled between schedule and complete, so there is a result for each sampled row.
         results = self.scheduler.complete(tokens.token_ids)
         end_ns = self._clock_ns()
-        self._metrics.tokens_came(results, end_ns)
-        self._metrics.step_ran(plan, self._record(plan, (end_ns - start_ns) / 1e9))
+        self._metrics.record_tokens(results, end_ns)
+        self._metrics.record_step(plan, self._record(plan, (end_ns - start_ns) / 1e9))
         for delta in self._deltas(results, tokens.logprobs):
-            self._give(delta)
+            self._emit(delta)
 
-    def _fail(self, exception: Exception) -> None:
+    def _fail_step(self, exception: Exception) -> None:
         error = InternalError("a step of the model failed")
         _LOG.error("a step of the model failed", extra={"error_id": error.error_id}, exc_info=exception)
         self._metrics.num_failed_steps += 1
         for request in dict.fromkeys(sequence.request for sequence in self.scheduler.fail()):
-            self._end(request, error)
+            self._fail_request(request, error)
 
     def _deltas(self, results: list[StepResult], logprobs: StepLogprobs | None) -> list[Delta]:
-        """What the step gives to each request that is still wanted; requests whose last choice ended are forgotten."""
+        """The deltas of a step, for requests that are not cancelled; removes requests whose last choice finished."""
         deltas = []
         for row, (sequence, token, is_finished, finish_reason) in enumerate(results):
             request = sequence.request
-            if request.is_cancelled:  # the message that drops it may come too late: it may have nothing left to run
-                self.drop(request)
+            if request.is_cancelled:  # its abort message may still be in the inbox, and this step may be its last
+                self.abort(request)
                 continue
             delta = Delta(request, sequence.choice, [token], num_cached_tokens=sequence.num_cached)
             if logprobs is not None and sequence.params.logprobs is not None:
@@ -186,12 +186,12 @@ class EngineCore:
                 request.num_open -= 1
                 delta.is_last = not request.num_open
                 if delta.is_last:
-                    self._forget(request, finish_reason)
+                    self._remove(request, finish_reason)
             deltas.append(delta)
         return deltas
 
-    def _give(self, delta: Delta) -> None:
-        """The sink has the delta; if it raises, its request has ended."""
+    def _emit(self, delta: Delta) -> None:
+        """Pass the delta to its sink; a sink that raises cancels its request."""
         request = delta.request
         if request.is_cancelled:
             return
@@ -200,21 +200,21 @@ class EngineCore:
         except Exception:
             _LOG.exception("the sink of request '%s' raised; the request is cancelled", request.id)
             request.is_cancelled = True
-            self.drop(request)
+            self.abort(request)
 
-    def _end(self, request: EngineRequest, error: WeftError) -> None:
-        """The request has ended with an error, which its sink gets."""
+    def _fail_request(self, request: EngineRequest, error: WeftError) -> None:
+        """End the request with an error, which its sink receives."""
         if request in self._requests:
-            self._forget(request, "cancelled" if request.is_cancelled else error.code)
-            self._give(error_delta(request, error))
+            self._remove(request, "cancelled" if request.is_cancelled else error.code)
+            self._emit(error_delta(request, error))
 
-    def _forget(self, request: EngineRequest, outcome: str) -> None:
-        """Nothing of the request is left in the scheduler."""
+    def _remove(self, request: EngineRequest, outcome: str) -> None:
+        """Remove the request from the scheduler and record its outcome."""
         del self._requests[request]
-        for sequence in reversed(request.sequences):  # forks before their parent, which would make them wait
+        for sequence in reversed(request.sequences):  # forks first: cancelling their parent would enqueue them
             self.scheduler.cancel(sequence)
-        self._metrics.request_ended(request, outcome, self._clock_ns())
-        request.sequences.clear()  # they refer to it in turn: long prompts would stay until the garbage is collected
+        self._metrics.record_end(request, outcome, self._clock_ns())
+        request.sequences.clear()  # breaks the cycle that would keep long prompts until garbage collection
 
     def _record(self, plan: ForwardPlan, duration_s: float) -> StepRecord:
         scheduler, pool = self.scheduler, self.pool
@@ -232,16 +232,16 @@ class EngineCore:
 
 
 def error_delta(request: EngineRequest, error: WeftError) -> Delta:
-    """The last delta of a request that ends with an error."""
+    """The last delta of a failed request."""
     return Delta(request, -1, [], error=error, is_last=True)
 
 
 def seed_of_choice(seed: int, choice: int) -> int:
-    """Seed of a choice of a request: that of a request of its own with the seed ``seed + choice``, signed 64-bit."""
+    """Seed of a choice: that of a separate request with seed ``seed + choice``, wrapped to a signed 64-bit number."""
     return (seed + choice + 2**63) % 2**64 - 2**63
 
 
 def token_logprobs(logprobs: StepLogprobs, row: int, num_top: int) -> TokenLogprobs:
-    """What a request that asked for ``num_top`` is told of the token in ``row``."""
+    """Log probabilities of ``row`` for a request that asked for the ``num_top`` most likely tokens."""
     top_ids, top = logprobs.top_ids[row, :num_top], logprobs.top[row, :num_top]
     return TokenLogprobs(float(logprobs.sampled[row]), tuple(top_ids.tolist()), tuple(top.tolist()))

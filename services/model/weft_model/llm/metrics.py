@@ -1,6 +1,6 @@
-"""What the engine does, in numbers: latencies, rates, occupancy, goodput, use of the hardware.
+"""Engine metrics: latencies, rates, occupancy, goodput, hardware utilisation.
 
-The engine's thread writes; any thread may read: every number is one that was true a moment ago.
+The engine's thread writes; any thread may read, and may see values from the middle of a step.
 """
 
 from collections import Counter
@@ -9,30 +9,30 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft_model.llm.config import EngineConfig, TransformerConfig
-from weft_model.llm.distribution import Distribution
+from weft_model.llm.histogram import Histogram
 from weft_model.llm.request import EngineRequest
 from weft_model.llm.scheduler.plan import ForwardPlan
 from weft_model.llm.scheduler.scheduler import StepResult
 from weft_model.llm.step_cost import StepCost
 
-#: Outcomes of requests that got all they asked for.
+#: Outcomes of requests that completed.
 ANSWERED = ("stop", "length")
 
 
 @dataclass(slots=True, frozen=True)
 class StepRecord:
-    """One step that ran.
+    """One completed step.
 
     Attributes:
-        duration_s: From the plan to its tokens.
-        num_sequences: How many took part.
+        duration_s: From the plan to its sampled tokens.
+        num_sequences: Sequences in the step.
         num_tokens: Tokens whose keys and values it computed.
         num_sampled: New tokens.
-        num_running: Sequences with a seat, after it.
+        num_running: Sequences with a slot after the step.
         num_waiting: Sequences without one.
-        num_preemptions: Seats lost so far, of all steps.
-        num_used_blocks: Blocks of the cache that belong to a sequence.
-        num_blocks: All of them.
+        num_preemptions: Preemptions since the engine started.
+        num_used_blocks: Blocks of the KV cache that sequences own.
+        num_blocks: Blocks of the KV cache without the null block.
     """
 
     duration_s: float
@@ -48,17 +48,17 @@ class StepRecord:
 
 @dataclass(slots=True, frozen=True)
 class RequestRecord:
-    """One request that ended.
+    """One ended request.
 
     Attributes:
         outcome: ``"stop"`` or ``"length"`` (that of its last choice), ``"cancelled"``, or the code of its error.
-        queue_s: From its arrival until it first had a seat; None if it never had one.
-        ttft_s: From its arrival to its first token; None if there was none.
-        tpot_s: Mean time of each token after the first, of its slowest choice; None without a second token.
-        e2e_s: From its arrival to its end.
+        queue_s: From arrival to its first slot; None if it never had one.
+        ttft_s: Time to first token, from arrival; None if there was none.
+        tpot_s: Time per output token after the first, mean of the slowest choice; None without a second token.
+        e2e_s: From arrival to end.
         num_prompt_tokens: Length of its prompt.
-        num_output_tokens: New tokens of all its choices.
-        is_good: It was answered, and as soon as was promised.
+        num_output_tokens: New tokens of all choices.
+        is_good: It completed within its latency objectives.
     """
 
     outcome: str
@@ -72,26 +72,26 @@ class RequestRecord:
 
 
 class EngineObserver:
-    """Is told what happens, as it happens, on the engine's thread; must be quick and must not raise.
+    """Callbacks on the engine's thread; they must be quick and must not raise.
 
-    This one ignores it; derive from it and override what is of interest.
+    This base class ignores all events; subclass it and override what is of interest.
     """
 
     def on_first_token(self, queue_s: float, ttft_s: float) -> None:
-        """A request has its first token; how long after its arrival it had its first seat, and this."""
+        """A request has its first token, ``queue_s`` and ``ttft_s`` after arrival it got a slot and this token."""
 
     def on_inter_token(self, seconds: float, count: int) -> None:
-        """So many choices got a token, each so long after its previous one."""
+        """``count`` choices received a token, each ``seconds`` after its previous one."""
 
     def on_request(self, record: RequestRecord) -> None:
         """A request ended."""
 
     def on_step(self, record: StepRecord) -> None:
-        """A step ran."""
+        """A step completed."""
 
 
 class _Choice:
-    """When one choice got its first and its last token, and how many it has."""
+    """Times of a choice's first and last token, and its number of tokens."""
 
     __slots__ = ("first_ns", "last_ns", "num_tokens")
 
@@ -100,12 +100,12 @@ class _Choice:
 
     @property
     def tpot_ns(self) -> float:
-        """Mean time of each token after the first; 0 without a second one."""
+        """Mean time per token after the first; 0 without a second one."""
         return (self.last_ns - self.first_ns) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
 
 class _Timeline:
-    """What is known of one request that has not ended."""
+    """Token times of one active request."""
 
     __slots__ = ("choices", "first_ns")
 
@@ -115,15 +115,15 @@ class _Timeline:
 
 
 class Totals(NamedTuple):
-    """What an engine had done by some time; two of them make rates.
+    """Cumulative totals of an engine at one time; the difference of two gives rates.
 
     Attributes:
-        time_ns: The time, by the engine's clock.
+        time_ns: When they were read, by the engine's clock.
         num_output_tokens: New tokens.
-        num_good_requests: Requests that were answered as soon as was promised.
+        num_good_requests: Requests that completed within their latency objectives.
         busy_ns: Time spent in steps.
-        num_flops: Arithmetic that the steps could not do without; 0 where no peak is known.
-        num_bytes: Memory traffic that they could not do without, likewise.
+        num_flops: Minimum arithmetic of the steps, see ``StepCost``; 0 if no peak is configured.
+        num_bytes: Minimum memory traffic of the steps in bytes; 0 if no peak is configured.
     """
 
     time_ns: int
@@ -135,13 +135,13 @@ class Totals(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What an engine did between two times.
+    """Rates between two ``Totals``.
 
     Attributes:
-        tokens_per_s: New tokens in a second.
-        goodput_per_s: Requests that were answered as soon as was promised, in a second.
-        mfu: Share of the peak arithmetic that was used while steps ran; None where the peak is unknown.
-        mbu: Share of the peak memory bandwidth, likewise.
+        tokens_per_s: New tokens per second.
+        goodput_per_s: Requests per second that completed within their latency objectives.
+        mfu: Model FLOPs utilisation while steps ran, 0 to 1; None if the peak is unknown.
+        mbu: Memory bandwidth utilisation while steps ran, 0 to 1; None if the peak is unknown.
     """
 
     tokens_per_s: float
@@ -151,29 +151,29 @@ class Rates(NamedTuple):
 
 
 class EngineMetrics:
-    """Totals, distributions and rates of one engine.
+    """Totals, histograms and rates of one engine.
 
     Args:
-        config: The engine's; promises and peak rates are taken from it.
-        model_config: The model's shape, from which arithmetic and memory traffic are counted.
-        observer: Is told everything besides.
+        config: The engine's; provides default latency objectives and peak rates.
+        model_config: The model's shape, from which arithmetic and memory traffic are computed.
+        observer: Receives every event as well.
 
     Attributes:
-        queue_time: From arrival to the first seat, of requests that got a token.
+        queue_time: From arrival to the first slot, of requests with at least one token.
         ttft: Time to first token, from arrival.
-        itl: Inter-token latency: from each token of a choice to its next.
+        itl: Inter-token latency: between successive tokens of a choice.
         tpot: Time per output token: mean of a choice's ``itl``.
-        e2e: From arrival to the end.
-        outcomes: Requests that ended, by outcome; see ``RequestRecord``.
-        num_good_requests: Those that were answered as soon as was promised.
-        num_prompt_tokens: Of the requests that got a token.
-        num_cached_tokens: How many of these the cache had.
-        num_computed_tokens: Whose keys and values were computed; again after a preemption counts again.
-        num_output_tokens: New ones.
-        num_steps: That ran.
-        num_failed_steps: That raised.
+        e2e: From arrival to end.
+        outcomes: Ended requests by outcome; see ``RequestRecord``.
+        num_good_requests: Requests that completed within their latency objectives.
+        num_prompt_tokens: Prompt tokens of requests with at least one token.
+        num_cached_tokens: Prompt tokens found in the prefix cache.
+        num_computed_tokens: Tokens whose keys and values were computed; recomputation after a preemption counts again.
+        num_output_tokens: New tokens.
+        num_steps: Completed steps.
+        num_failed_steps: Steps that raised.
         busy_ns: Time spent in steps.
-        last_step: Occupancy after the last step; None before the first.
+        last_step: The last completed step; None before the first.
     """
 
     def __init__(
@@ -186,8 +186,8 @@ class EngineMetrics:
         )
         self._timelines: dict[EngineRequest, _Timeline] = {}
         self._num_flops = self._num_bytes = 0
-        self.queue_time, self.ttft, self.itl = Distribution(), Distribution(), Distribution()
-        self.tpot, self.e2e = Distribution(), Distribution()
+        self.queue_time, self.ttft, self.itl = Histogram(), Histogram(), Histogram()
+        self.tpot, self.e2e = Histogram(), Histogram()
         self.outcomes: Counter[str] = Counter()
         self.num_prompt_tokens = self.num_cached_tokens = self.num_computed_tokens = self.num_output_tokens = 0
         self.num_good_requests = self.num_steps = self.num_failed_steps = self.busy_ns = 0
@@ -195,17 +195,17 @@ class EngineMetrics:
 
     @property
     def hit_rate(self) -> float:
-        """Share of prompt tokens that the prefix cache had; 0 before the first token."""
+        """Share of prompt tokens found in the prefix cache; 0 before the first token."""
         return self.num_cached_tokens / max(self.num_prompt_tokens, 1)
 
     def totals(self, now_ns: int) -> Totals:
-        """What was done until now, for ``rates``. Any thread."""
+        """Totals until now, for ``rates``. Any thread."""
         return Totals(
             now_ns, self.num_output_tokens, self.num_good_requests, self.busy_ns, self._num_flops, self._num_bytes
         )
 
     def rates(self, before: Totals, after: Totals) -> Rates:
-        """What was done between two ``totals``. Any thread."""
+        """Rates between two ``totals``. Any thread."""
         elapsed_s = max(after.time_ns - before.time_ns, 1) / 1e9
         busy_s = max(after.busy_ns - before.busy_ns, 1) / 1e9
         peak_flops_per_s, peak_bytes_per_s = self._config.peak_flops_per_s, self._config.peak_bytes_per_s
@@ -216,12 +216,12 @@ class EngineMetrics:
             mbu=(after.num_bytes - before.num_bytes) / busy_s / peak_bytes_per_s if peak_bytes_per_s else None,
         )
 
-    def request_came(self, request: EngineRequest) -> None:
-        """The engine has the request; its ``arrival_ns`` is set."""
+    def record_arrival(self, request: EngineRequest) -> None:
+        """Record a new request; its ``arrival_ns`` is set."""
         self._timelines[request] = _Timeline(request.params.n)
 
-    def tokens_came(self, results: Iterable[StepResult], now_ns: int) -> None:
-        """The sequence of each result has one more token."""
+    def record_tokens(self, results: Iterable[StepResult], now_ns: int) -> None:
+        """Record one new token for the sequence of each result."""
         previous: dict[int, int] = {}
         for result in results:
             sequence = result.seq
@@ -233,16 +233,19 @@ class EngineMetrics:
             else:
                 choice.first_ns = now_ns
                 if not timeline.first_ns:
-                    self._first_token_came(request, timeline, now_ns)
+                    self._record_first_token(request, timeline, now_ns)
             choice.num_tokens += 1
             choice.last_ns = now_ns
-        for last_ns, count in previous.items():  # few: most choices had their last token in the same step
+        for (
+            last_ns,
+            count,
+        ) in previous.items():  # few distinct times: most choices had their last token in the same step
             seconds = (now_ns - last_ns) / 1e9
             self.itl.add(seconds, count)
             self._observer.on_inter_token(seconds, count)
 
-    def request_ended(self, request: EngineRequest, outcome: str, now_ns: int) -> None:
-        """Nothing more comes for the request."""
+    def record_end(self, request: EngineRequest, outcome: str, now_ns: int) -> None:
+        """Record the end of a request."""
         timeline = self._timelines.pop(request)
         record = self._record(request, timeline, outcome, now_ns)
         self.outcomes[outcome] += 1
@@ -253,8 +256,8 @@ class EngineMetrics:
                 self.tpot.add(choice.tpot_ns / 1e9)
         self._observer.on_request(record)
 
-    def step_ran(self, plan: ForwardPlan, record: StepRecord) -> None:
-        """A step ended without an error."""
+    def record_step(self, plan: ForwardPlan, record: StepRecord) -> None:
+        """Record a completed step."""
         self.num_steps += 1
         self.num_computed_tokens += record.num_tokens
         self.num_output_tokens += record.num_sampled
@@ -266,12 +269,12 @@ class EngineMetrics:
             self._num_bytes += num_bytes
         self._observer.on_step(record)
 
-    def _first_token_came(self, request: EngineRequest, timeline: _Timeline, now_ns: int) -> None:
+    def _record_first_token(self, request: EngineRequest, timeline: _Timeline, now_ns: int) -> None:
         timeline.first_ns = now_ns
         first = request.sequences[0]
         self.num_prompt_tokens += first.num_prompt
         self.num_cached_tokens += first.num_cached
-        queue_s = (first.first_seat_ns - request.arrival_ns) / 1e9
+        queue_s = (first.first_scheduled_ns - request.arrival_ns) / 1e9
         ttft_s = (now_ns - request.arrival_ns) / 1e9
         self.queue_time.add(queue_s)
         self.ttft.add(ttft_s)
@@ -279,14 +282,14 @@ class EngineMetrics:
 
     def _record(self, request: EngineRequest, timeline: _Timeline, outcome: str, now_ns: int) -> RequestRecord:
         arrival_ns = request.arrival_ns
-        first_seat_ns = request.sequences[0].first_seat_ns if request.sequences else 0
+        first_scheduled_ns = request.sequences[0].first_scheduled_ns if request.sequences else 0
         ttft_s = (timeline.first_ns - arrival_ns) / 1e9 if timeline.first_ns else None
         tpot_s = max(choice.tpot_ns for choice in timeline.choices) / 1e9
         slo_ttft_ms = request.slo_ttft_ms or self._config.slo_ttft_ms
         slo_tpot_ms = request.slo_tpot_ms or self._config.slo_tpot_ms
         return RequestRecord(
             outcome=outcome,
-            queue_s=(first_seat_ns - arrival_ns) / 1e9 if first_seat_ns else None,
+            queue_s=(first_scheduled_ns - arrival_ns) / 1e9 if first_scheduled_ns else None,
             ttft_s=ttft_s,
             tpot_s=tpot_s or None,
             e2e_s=(now_ns - arrival_ns) / 1e9,

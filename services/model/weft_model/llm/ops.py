@@ -1,10 +1,10 @@
-"""The one dispatch: every operation of the engine, in plain torch on the CPU and as a kernel on a GPU.
+"""Operator dispatch: every operation of the engine runs in plain torch on the CPU and as a Triton kernel on a GPU.
 
-A call goes by the device of its first tensor. ``WEFT_KERNELS=triton`` in the environment sends every call to the
-kernels, which on a CPU need the interpreter (``TRITON_INTERPRET=1``). Modules are imported by the first call that needs
-them, so that a CPU server never imports the Triton language.
+The device of the first tensor decides. The environment variable ``WEFT_KERNELS=triton`` sends every call to the
+kernels, which need the interpreter on a CPU (``TRITON_INTERPRET=1``). The first call of an operation imports its
+module, so a CPU server never imports the Triton language.
 
-Arguments, shapes, errors and effects of each function are those of ``reference.py`` of the kernel's folder.
+Arguments, shapes, errors and effects of each function are documented in ``reference.py`` of the kernel's folder.
 """
 
 import importlib
@@ -35,11 +35,11 @@ def linear(
 
 
 def linear_weight(weight: torch.Tensor) -> torch.Tensor:
-    """``weight[out, in]`` in the order in memory in which ``linear`` reads it fastest; itself where it is so already.
+    """``weight[out, in]`` in the memory order that ``linear`` reads fastest; itself if it has that order already.
 
     Plain float32 products of few rows read a weight whose transpose is contiguous in half the time: one row, 17 weights
-    with 3.5 million numbers in all, 0.75 ms in place of 1.38 ms with one thread of an EPYC. With 16-bit types it makes
-    no difference or much harm.
+    with 3.5 million elements in all, 0.75 ms instead of 1.38 ms with one thread of an EPYC. For 16-bit types that order
+    brings nothing or is much slower.
     """
     if weight.dtype == torch.float32 and not _is_for_kernels(weight):
         return weight.t().contiguous().t()
@@ -49,7 +49,7 @@ def linear_weight(weight: torch.Tensor) -> torch.Tensor:
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm of ``x + residual`` times ``weight``, and the sum itself."""
+    """RMS norm of ``x + residual`` times ``weight``, and the sum itself."""
     result: tuple[torch.Tensor, torch.Tensor] = _pick("norm", "rms_norm", x)(x, weight, eps, residual)
     return result
 
@@ -66,13 +66,13 @@ def rope_and_store(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
-    slot_map: torch.Tensor,
+    slot_mapping: torch.Tensor,
     kv_layer: torch.Tensor,
     *,
     step_cache: dict[str, Any] | None = None,
 ) -> None:
     """Rotate ``q`` and ``k`` in place, store ``k`` and ``v`` in the KV cache."""
-    _pick("rope_kv", "rope_and_store", q)(q, k, v, cos, sin, positions, slot_map, kv_layer, step_cache=step_cache)
+    _pick("rope_kv", "rope_and_store", q)(q, k, v, cos, sin, positions, slot_mapping, kv_layer, step_cache=step_cache)
 
 
 def paged_attention(
@@ -117,7 +117,7 @@ def apply_penalties(
     presence: torch.Tensor,
     frequency: torch.Tensor,
 ) -> None:
-    """Change ``logits`` in place by what each row has said already."""
+    """Apply repetition, presence and frequency penalties and biases to ``logits`` in place."""
     _pick("sampling", "apply_penalties", logits)(
         logits, row_start, token_ids, output_counts, bias, repetition, presence, frequency
     )
@@ -132,7 +132,7 @@ def sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """One token a row, drawn with noise that depends on seed, position and token alone."""
+    """One token per row, drawn with noise that depends only on seed, position and token."""
     return _pick("sampling", "sample", logits)(logits, temperature, top_k, top_p, min_p, seeds, positions)
 
 
@@ -143,17 +143,17 @@ def softmax_topk(x: torch.Tensor, k: int, *, log: bool = False) -> tuple[torch.T
 
 
 def copy_blocks(kv: torch.Tensor, pairs: torch.Tensor) -> None:
-    """Copy blocks inside the KV cache: rows of ``pairs`` are (from, to)."""
+    """Copy blocks inside the KV cache: rows of ``pairs`` are (source, destination)."""
     _pick("blocks", "copy_blocks", kv)(kv, pairs)
 
 
 def gather_blocks(kv: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The blocks ``ids`` of the KV cache, one after another."""
+    """Copy the blocks ``ids`` of the KV cache into a new tensor."""
     return _pick("blocks", "gather_blocks", kv)(kv, ids)
 
 
 def scatter_blocks(kv: torch.Tensor, ids: torch.Tensor, data: torch.Tensor) -> None:
-    """Put ``data`` where the blocks ``ids`` are."""
+    """Write ``data`` into the blocks ``ids`` of the KV cache."""
     _pick("blocks", "scatter_blocks", kv)(kv, ids, data)
 
 

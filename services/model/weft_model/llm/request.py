@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out of it: requests and deltas."""
+"""Input and output of the engine: requests and deltas."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class TokenLogprobs(NamedTuple):
-    """Log probabilities at one sampled token, of the model's own distribution: before penalties and temperature.
+    """Log probabilities at one sampled token, of the model's distribution before penalties and temperature.
 
     Attributes:
-        logprob: Of the token that was sampled.
-        top_ids: The most probable tokens, best first; as many as the request asked for, maybe none.
-        top_logprobs: Theirs.
+        logprob: That of the sampled token.
+        top_ids: The most likely tokens, best first; as many as the request asked for, possibly none.
+        top_logprobs: Log probabilities of ``top_ids``.
     """
 
     logprob: float
@@ -30,18 +30,18 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Delta:
-    """What one step added to one choice of a request, or the error that ended the request.
+    """New tokens of one choice of a request, or the error that ended the request.
 
     Attributes:
-        request: Whose.
+        request: The request.
         choice: Index of the choice, from 0 to ``params.n - 1``; -1 with an error, which ends every choice.
-        token_ids: New tokens, oldest first. A token that ended the choice, such as end of text, is among them.
-        logprobs: One for each of ``token_ids``; None where the request did not ask.
-        finish_reason: ``""`` while the choice goes on; ``"stop"`` at a stop token, ``"length"`` at ``max_tokens`` or
-            the end of the context.
-        error: Why the request ended without an answer; then there are no tokens.
-        is_last: Nothing comes for this request any more, from any choice.
-        num_cached_tokens: Tokens of the prompt whose keys and values were in the cache when the choice was first run.
+        token_ids: New tokens, oldest first, including a token that ended the choice, such as end of text.
+        logprobs: One entry per token of ``token_ids``; None if the request did not ask for them.
+        finish_reason: ``""`` while the choice is unfinished; ``"stop"`` at a stop token, ``"length"`` at ``max_tokens``
+            or the end of the context.
+        error: Why the request failed; ``token_ids`` is empty then.
+        is_last: The last delta of this request, for all choices.
+        num_cached_tokens: Prompt tokens found in the prefix cache when the choice was first scheduled.
     """
 
     request: "EngineRequest"
@@ -59,22 +59,24 @@ Sink = Callable[[Delta], None]
 
 @dataclass(slots=True, eq=False)
 class EngineRequest:
-    """A prompt to be continued. The caller makes it and gives it to ``Engine.submit``, which owns it from then on.
+    """A prompt to continue. The caller creates it and passes it to ``Engine.submit``, which owns it from then on.
 
     Attributes:
         prompt_ids: Tokens of the prompt, int32, 1-D. Not modified.
-        params: How to continue it.
-        sink: Gets every delta, on the engine's thread, so it must not block. If it raises, the request is cancelled.
-        level: Priority level, smaller is served sooner.
-        arrival_ns: When the request came, by the engine's clock; 0: when it is submitted.
-        deadline_ns: By the same clock: when it ends with ``DeadlineExceededError``, waiting or running. None: never.
-        salt: Requests with different salts share no cached prefix. One for each tenant that must not learn of others.
+        params: Sampling parameters.
+        sink: Receives every delta, on the engine's thread, so it must not block. If it raises, the request is
+            cancelled.
+        level: Priority level; a smaller one is served sooner.
+        arrival_ns: Arrival time by the engine's clock; 0: when it is submitted.
+        deadline_ns: Time by the same clock at which it fails with ``DeadlineExceededError``, waiting or running. None:
+            no deadline.
+        salt: Requests with different salts share no cached prefix. Use one per tenant to isolate tenants.
         id: For logs.
-        slo_ttft_ms: Promise for the time to the first token, for goodput; 0: the engine's.
-        slo_tpot_ms: Promise for the mean time of each token after the first, for goodput; 0: the engine's.
-        is_cancelled: Set by ``Engine.cancel``; no delta comes any more.
-        sequences: One for each choice, in order, from admission until the request ends. The engine's.
-        num_open: Choices that have not finished. The engine's.
+        slo_ttft_ms: Time-to-first-token objective, for goodput, in milliseconds; 0: the engine's.
+        slo_tpot_ms: Time-per-output-token objective, for goodput, in milliseconds; 0: the engine's.
+        is_cancelled: Set by ``Engine.cancel``; no further delta is delivered.
+        sequences: One per choice, in order, from admission until the request ends. Owned by the engine.
+        num_open: Unfinished choices. Owned by the engine.
     """
 
     prompt_ids: npt.NDArray[np.int32]

@@ -1,4 +1,4 @@
-"""What an engine can do for a request, held against the request before it waits."""
+"""Validation of requests against the limits of an engine, before they are queued."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,12 +9,12 @@ from weft_model.llm.request import EngineRequest
 
 
 class RequestLimits:
-    """Refuses requests that an engine could never serve, or that would read beyond a table of the model.
+    """Rejects requests that an engine could never serve, or that would index beyond a table of the model.
 
     Args:
         config: The engine's, resolved.
         model_config: The model's.
-        num_blocks: Blocks of the KV cache, with the null block.
+        num_blocks: Blocks of the KV cache, including the null block.
     """
 
     def __init__(self, config: EngineConfig, model_config: TransformerConfig, num_blocks: int) -> None:
@@ -23,10 +23,11 @@ class RequestLimits:
         self._num_cached_tokens = (num_blocks - 1) * config.block_size
 
     def check(self, request: EngineRequest) -> None:
-        """The request can be served. Any thread.
+        """Validate the request. Any thread.
 
         Raises:
-            InvalidArgumentError: It cannot; the message says what is wrong, what is allowed and what to do.
+            InvalidArgumentError: It can never be served; the message says what is wrong, what is allowed and what to
+                do.
         """
         self._check_prompt(request)
         params = request.params

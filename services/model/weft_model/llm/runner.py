@@ -1,4 +1,4 @@
-"""Runs a planned step on the device: copies, forward pass, sampling; knows tensors and no requests."""
+"""Executes a planned step on the device: block copies, forward pass, sampling. Knows tensors, not requests."""
 
 from typing import NamedTuple
 
@@ -8,20 +8,21 @@ import torch
 from torch import Tensor
 
 from weft_model.llm import ops
-from weft_model.llm.allocator import keep_freed_memory
 from weft_model.llm.config import EngineConfig
+from weft_model.llm.device_state import DeviceState
+from weft_model.llm.malloc import retain_freed_memory
 from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.scheduler.plan import ForwardPlan
-from weft_model.llm.state import DeviceState
 
 
 class StepLogprobs(NamedTuple):
     """Log probabilities at the sampled rows, of the model's distribution before penalties and temperature.
 
     Attributes:
-        sampled: Of the sampled tokens, float32 ``[S]``.
-        top_ids: The most probable tokens of each row, best first, int32 ``[S, k]``; ``k`` is the most that a row asked.
-        top: Theirs, float32 ``[S, k]``.
+        sampled: Log probabilities of the sampled tokens, float32 ``[S]``.
+        top_ids: The most likely tokens of each row, best first, int32 ``[S, k]``; ``k`` is the largest number
+            requested.
+        top: Log probabilities of ``top_ids``, float32 ``[S, k]``.
     """
 
     sampled: npt.NDArray[np.float32]
@@ -30,11 +31,11 @@ class StepLogprobs(NamedTuple):
 
 
 class StepTokens(NamedTuple):
-    """What a step sampled.
+    """The sampled tokens of a step.
 
     Attributes:
-        token_ids: One for each of the plan's sample rows, int32 ``[S]``.
-        logprobs: None where no row asked.
+        token_ids: One per sample row of the plan, int32 ``[S]``.
+        logprobs: None if no row requested them.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -42,16 +43,16 @@ class StepTokens(NamedTuple):
 
 
 class ModelRunner:
-    """Owns the KV cache and the device's tables; one thread at a time may use it.
+    """Owns the KV cache and the device tables. Not thread-safe.
 
     Args:
-        model: What to run; the cache and the tables are where its weights are.
+        model: The model; cache and tables live on the device of its weights.
         config: Resolved: ``dtype``, ``max_model_len`` and ``num_blocks`` are set.
-        num_blocks: Blocks of the KV cache, with the null block; None for those of ``config``.
+        num_blocks: Blocks of the KV cache, including the null block; None: those of ``config``.
 
     Attributes:
-        num_blocks: The same.
-        kv: The cache, ``[num_blocks, num_layers, 2, P, K, D]``, zeros at first, so that no block holds NaN by accident.
+        num_blocks: Blocks of the KV cache, including the null block.
+        kv: The cache, ``[num_blocks, num_layers, 2, P, K, D]``, zero-initialised, so that no block holds NaN.
     """
 
     def __init__(self, model: LlamaModel, config: EngineConfig, num_blocks: int | None = None) -> None:
@@ -66,17 +67,17 @@ class ModelRunner:
         self._state = DeviceState(config.max_num_seqs, num_columns, model.device)
 
     def bind_thread(self) -> None:
-        """The calling thread is the one that runs steps: it has the device and ``config.num_threads`` threads."""
+        """Prepare the calling thread for ``run``: select the device and set ``config.num_threads`` torch threads."""
         torch.set_num_threads(self._num_threads)
         if self.kv.is_cuda:
             torch.cuda.set_device(self.kv.device)
         else:
-            keep_freed_memory()
+            retain_freed_memory()
 
     def run(self, plan: ForwardPlan) -> StepTokens:
-        """The plan's tokens have their keys and values in the cache, and its sample rows a new token each.
+        """Compute keys and values of the plan's tokens, and sample one token per sample row.
 
-        Blocks until the tokens are on the host. Whatever it raises, no block is changed but those that the plan writes.
+        Blocks until the tokens are on the host. Even if it raises, it changes only blocks that the plan writes.
         """
         with torch.inference_mode():
             hidden = self._forward(plan)
@@ -100,7 +101,7 @@ class ModelRunner:
             state.block_tables(upload(plan.slots), -(-plan.max_ctx_len // self._block_size)),
             upload(plan.q_start),
             upload(plan.ctx_len),
-            upload(plan.slot_map),
+            upload(plan.slot_mapping),
             plan.max_q_len,
             plan.max_ctx_len,
         )
@@ -129,7 +130,7 @@ class ModelRunner:
 
 
 def _logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> StepLogprobs:
-    """Log probabilities of ``token_ids`` and of the ``num_top`` best tokens, by the float32 ``logits`` ``[S, V]``."""
+    """Log probabilities of ``token_ids`` and of the ``num_top`` most likely tokens; ``logits``: float32 ``[S, V]``."""
     sampled = logits.gather(1, token_ids.to(torch.int64).unsqueeze(1)).squeeze(1) - logits.logsumexp(1)
     if num_top:
         top, top_ids = ops.softmax_topk(logits, num_top, log=True)

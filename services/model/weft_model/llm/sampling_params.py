@@ -1,4 +1,4 @@
-"""How a prompt is continued: ``SamplingParams``, with every field checked, from Python or from JSON."""
+"""Sampling parameters, validated, from Python or JSON: ``SamplingParams``."""
 
 import json
 import math
@@ -28,7 +28,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "seed": (-_INT64_MAX - 1, _INT64_MAX),
     "logprobs": (0, 20),
 }
-#: A number in JSON, of sane length.
+#: A JSON number of at most 32 characters.
 _NUMBER = re.compile(r"(?=.{1,32}\Z)-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _MAX_STOP_STRINGS = 32
 _MAX_STOP_CHARS = 1024
@@ -36,36 +36,36 @@ _MAX_STOP_TOKENS = 256
 _MAX_BIASES = 1024
 _MAX_BIAS = 100.0
 
-#: A temperature below this is 0: dividing logits by it would leave float32, and the likeliest token wins anyway.
+#: Lower temperatures count as 0: dividing logits by them would overflow float32, and the result is greedy anyway.
 _LEAST_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen and when a sequence ends; the names are vLLM's.
+    """How tokens are sampled and when a sequence ends; the names are vLLM's.
 
     Attributes:
-        n: Continuations of the same prompt, 1 to 128.
-        max_tokens: Most new tokens of each.
-        min_tokens: No token that would end the sequence is sampled before it has so many new ones.
-        temperature: Divides the logits; 0: always the likeliest token, the lowest id among equals.
-        top_p: Sample from the likeliest tokens whose probabilities add up to this, above 0 to 1.
-        top_k: Sample from so many of the likeliest tokens; 0, or -1 in JSON: from all.
-        min_p: Sample from tokens at least so probable, as a part of the likeliest's probability.
-        repetition_penalty: Above 1, tokens of prompt and output are made less likely; 1: off.
+        n: Choices (continuations of the same prompt), 1 to 128.
+        max_tokens: Most new tokens per choice.
+        min_tokens: Stop tokens are suppressed until the choice has this many new tokens.
+        temperature: Divides the logits; 0: greedy, the lowest id among equals.
+        top_p: Sample from the most likely tokens whose probabilities add up to this, above 0 to 1.
+        top_k: Sample from this many of the most likely tokens; 0, or -1 in JSON: all.
+        min_p: Sample from tokens with at least this share of the most likely token's probability.
+        repetition_penalty: Above 1, tokens of prompt and output become less likely; 1: off.
         presence_penalty: Subtracted from the logit of every token in the output, -2 to 2.
-        frequency_penalty: The same for each time that it occurs there.
+        frequency_penalty: Subtracted once per occurrence of the token in the output, -2 to 2.
         seed: The same seed, prompt and parameters give the same tokens; None: the engine draws one.
-        stop: Texts that end the output; found by whoever turns tokens into text.
+        stop: Stop strings; applied by the component that detokenizes.
         stop_token_ids: Tokens that end the sequence.
-        ignore_eos: The model's own end-of-text tokens end nothing.
-        logprobs: Report each new token's log probability, and those of so many of the likeliest, 0 to 20; None: none.
+        ignore_eos: Continue past the model's end-of-text tokens.
+        logprobs: Report each new token's log probability and those of this many most likely tokens, 0 to 20; None: off.
         logit_bias: Added to the logits of tokens: pairs of token id and bias, -100 to 100.
-        include_stop_str_in_output: The text that ended the output is part of it.
-        skip_special_tokens: Special tokens do not show in the text.
+        include_stop_str_in_output: The output includes the stop string or token that ended it.
+        skip_special_tokens: Omit special tokens from the text.
 
     Raises:
-        InvalidArgumentError: A field is not of its type or out of its range; the message names both.
+        InvalidArgumentError: A field has the wrong type or is out of range; the message names both.
     """
 
     n: int = 1
@@ -105,15 +105,15 @@ class SamplingParams:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        r"""The parameters in a JSON object with the names of the fields; null counts as absent.
+        r"""Parse a JSON object whose keys are the field names; null counts as absent.
 
         Args:
-            text: For example ``{"temperature": 0.7, "stop": ["\n"], "logit_bias": {"50256": -100}}``. ``stop`` may be
-                one text; ``top_k`` may be -1; a number may be in quotes, as clients of Triton's vLLM backend send it.
-                Empty text is ``{}``.
+            text: For example ``{"temperature": 0.7, "stop": ["\n"], "logit_bias": {"50256": -100}}``. ``stop`` may be a
+                single string; ``top_k`` may be -1; numbers may be quoted, as clients of Triton's vLLM backend send
+                them. Empty text is ``{}``.
 
         Raises:
-            InvalidArgumentError: It is no JSON object, or a name, a type or a value is not allowed.
+            InvalidArgumentError: It is not a JSON object, or a name, a type or a value is not allowed.
         """
         try:
             values = json.loads(text or "{}", parse_constant=_refuse_constant)
@@ -146,7 +146,7 @@ class SamplingParams:
 
 
 def _unquoted(name: str, value: object) -> object:
-    """The number in a text, where the field is a number."""
+    """The number in a quoted value of a numeric field; other values unchanged."""
     if name in _BOUNDS and isinstance(value, str) and _NUMBER.fullmatch(value):
         return json.loads(value)
     return value
@@ -217,7 +217,7 @@ def _refuse_constant(constant: str) -> NoReturn:
 
 
 def _shown(value: object) -> str:
-    # A client chooses the value; the message must not repeat megabytes of it, nor fail on a number of 5000 digits.
+    # The value is untrusted: the message must not repeat megabytes of it, nor fail on a number of 5000 digits.
     if type(value) is int and abs(value) > _INT64_MAX:
         return "a number beyond 64 bits"
     text = repr(value)

@@ -1,4 +1,4 @@
-"""What a step cannot do without: arithmetic and memory traffic, counted from the model's shape and the plan."""
+"""Minimum arithmetic and memory traffic of a step, from the model's shape and the plan."""
 
 import numpy as np
 
@@ -9,8 +9,8 @@ from weft_model.llm.scheduler.plan import ForwardPlan
 class StepCost:
     """Counts floating-point operations and bytes of steps, for MFU and MBU.
 
-    A multiplication with an addition is two operations. Weights are read once a step, the keys and values of every
-    sequence once; norms, rotation and sampling are not counted.
+    A multiply-add counts as two operations. Weights are read once per step, keys and values of every sequence once;
+    norms, rotary embedding and sampling are not counted.
 
     Args:
         model: The model's shape.

@@ -44,7 +44,7 @@ class _PathReader:
         return self._choices
 
     def _body(self, node: NodePlan, *, is_root: bool = False) -> None:
-        before, after = node.path_form.around(is_root=is_root)
+        before, after = node.path_form.root_brackets if is_root else node.path_form.brackets
         if not self._take(before):
             return  # it ended before its first step
         self._step(node)

@@ -8,11 +8,11 @@ nested graph, inlined at compile time) runs in a frame of its own, filled throug
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor
+from weft_router.bandit_algorithms import BanditAlgorithm
 from weft_router.scope import RequestScope
 
 if TYPE_CHECKING:
@@ -62,15 +62,6 @@ class Condition(Protocol):
         Raises:
             InvalidArgumentError: It cannot be evaluated for a row; the message names the row.
         """
-
-
-class BanditAlgorithm(Enum):
-    """How a bandit chooses the next step."""
-
-    EPSILON_GREEDY = "EPSILON_GREEDY"
-    THOMPSON = "THOMPSON"
-    UCB1 = "UCB1"
-    EXP3 = "EXP3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +136,7 @@ class BanditPlan:
 
     Attributes:
         algorithm: How the next step is chosen.
-        epsilon: Share of requests that explore: EPSILON_GREEDY; EXP3's gamma.
+        epsilon: Share of requests that explore, of an algorithm that takes it.
         min_pulls: Requests that each step gets first.
     """
 
@@ -251,29 +242,23 @@ class PathForm(NamedTuple):
     """How the path of a request shows a run of a node.
 
     Attributes:
-        before, after: What stands around its steps.
-        root_before, root_after: The same where the node is the graph.
+        brackets: What stands before and after its steps.
+        root_brackets: The same where the node is the graph.
         branch: Steps that ran -> the one whose answer is the node's; "" for none or several.
     """
 
-    before: str = "("
-    after: str = ")"
-    root_before: str = "("
-    root_after: str = ")"
+    brackets: tuple[str, str]
+    root_brackets: tuple[str, str]
     branch: Callable[[Sequence[StepOutcome]], str] = no_branch
 
     @classmethod
     def of(cls, before: str, after: str, branch: Callable[[Sequence[StepOutcome]], str] = no_branch) -> "PathForm":
         """The same brackets everywhere."""
-        return cls(before, after, before, after, branch)
-
-    def around(self, *, is_root: bool) -> tuple[str, str]:
-        """What stands before and after the steps."""
-        return (self.root_before, self.root_after) if is_root else (self.before, self.after)
+        return cls((before, after), (before, after), branch)
 
 
 #: Of steps that run one after another and are no node of their own.
-IN_A_ROW = PathForm()
+IN_A_ROW = PathForm.of("(", ")")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,13 @@ from weft_router.kinds.sequence import SequenceKind
 from weft_router.kinds.splitter import SplitterKind
 from weft_router.kinds.switch import SwitchKind
 
+SEQUENCE, SWITCH, SPLITTER, ENSEMBLE, CASCADE = (
+    SequenceKind(),
+    SwitchKind(),
+    SplitterKind(),
+    EnsembleKind(),
+    CascadeKind(),
+)
+
 #: By their field in the ``oneof kind`` of ``Node`` in ``graph.proto``.
-KINDS: dict[str, NodeKind] = {
-    kind.name: kind for kind in (SequenceKind(), SwitchKind(), SplitterKind(), EnsembleKind(), CascadeKind())
-}
+KINDS: dict[str, NodeKind] = {kind.name: kind for kind in (SEQUENCE, SWITCH, SPLITTER, ENSEMBLE, CASCADE)}

@@ -162,7 +162,7 @@ def _walk(
 
 
 def _write_body(run: NodeRecord, parts: list[str], *, is_root: bool) -> None:
-    before, after = run.form.around(is_root=is_root)
+    before, after = run.form.root_brackets if is_root else run.form.brackets
     is_empty = True
     for step in run.steps:
         if step.status == SKIPPED:

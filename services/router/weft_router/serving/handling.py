@@ -11,7 +11,7 @@ from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import InvalidArgumentError, UnavailableError, UnsupportedError, WeftError
 from weft_common.statistics import failure_reason
 from weft_common.validation import scheduling_parameters, validate
-from weft_router.reporting.counters import count_cache_hit, count_success
+from weft_router.reporting.counters import count_answer
 from weft_router.repository.serving import ServingGraph
 from weft_router.repository.versions import GraphVersion
 
@@ -37,12 +37,9 @@ async def infer(graph: GraphVersion, call: InferCall, context: CallContext) -> I
             result, is_cached = await serving.executor.answer(call, context)
         result = await classified(result, call.outputs, serving.plan.signature)
         end_ns = time.monotonic_ns()
-    if is_cached:
-        count_cache_hit(graph.statistics, call, context, start_ns=start_ns, end_ns=end_ns)
-    else:
-        _count(graph, call, context, num_rows, start_ns, end_ns)
-        if serving.plan.cache is not None:
-            graph.statistics.cache_miss.add(0)
+    _count(graph, call, context, num_rows, start_ns, end_ns, is_cached=is_cached)
+    if serving.plan.cache is not None and not is_cached:
+        graph.statistics.cache_miss.add(0)
     return result
 
 
@@ -108,9 +105,16 @@ def _checked(serving: ServingGraph, call: InferCall) -> int:
 
 
 def _count(
-    graph: GraphVersion, call: InferCall, context: CallContext, num_rows: int, start_ns: int, end_ns: int
+    graph: GraphVersion,
+    call: InferCall,
+    context: CallContext,
+    num_rows: int,
+    start_ns: int,
+    end_ns: int,
+    *,
+    is_cached: bool = False,
 ) -> None:
-    count_success(
+    count_answer(
         graph.statistics,
         call,
         context,
@@ -118,4 +122,5 @@ def _count(
         arrival_ns=context.arrival_ns,
         start_ns=start_ns,
         end_ns=end_ns,
+        is_cached=is_cached,
     )

@@ -64,9 +64,10 @@ async def pass_through(target: Target, model: TargetModel, call: InferCall, cont
     Cancelling the awaiting task cancels the call.
     """
     with _passage(target, model, call, context) as passage:
+        num_rows = rows_of(call.inputs, is_batching=model.signature.max_batch_size > 0)
+        call.num_rows = max(num_rows, 1)
         result = await target.infer(call, passage.context)
         if model.config is not None:
-            num_rows = rows_of(call.inputs, is_batching=model.signature.max_batch_size > 0)
             check_outputs(_tensors(result, call), model.signature, num_rows)
     passage.add_trace(call, result)
     return result
@@ -80,6 +81,7 @@ async def stream_through(
     Each may have any number of rows. The trace comes with the last response, which is then not null.
     """
     with _passage(target, model, call, context) as passage:
+        call.num_rows = max(rows_of(call.inputs, is_batching=model.signature.max_batch_size > 0), 1)
         async with contextlib.aclosing(target.stream_infer(call, passage.context)) as results:
             async for result in results:
                 if model.config is not None:

@@ -1,26 +1,29 @@
-"""A target behind gRPC: any V2 server; one unary call a step, or one stream for a decoupled model."""
+"""A target behind gRPC: any V2 server; one unary call a step, or one stream for a decoupled model.
+
+Unary calls use the exchange or the client's stub as they are: ``V2Client.infer`` would cost each request of a graph two
+Python calls more.
+"""
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 import grpc
 
-from weft_common.client.channels import MAX_TIMEOUT_S, open_channel
+from weft_common.client.channels import MAX_TIMEOUT_S
 from weft_common.client.exchange_client import ExchangeClient
+from weft_common.client.v2_client import RpcFailure, V2Client, metadata_of
 from weft_common.core import CallContext, InferCall, InferResult
-from weft_common.errors import DeadlineExceededError, RemoteError, UnavailableError
-from weft_common.observing import telemetry
+from weft_common.errors import DeadlineExceededError, RemoteError, UnavailableError, UnsupportedError, WeftError
 from weft_common.observing.logs import get_logger
-from weft_common.protocol.rpc import ASKS_FOR_STATUS, EOF, begun, cancel, ended, response_of, streamed
+from weft_common.protocol.rpc import response_of
 from weft_common.protocol.status import from_rpc_error
 from weft_common.protocol.wire import request_from_call, result_from_response
 from weft_common.security.channel import ChannelSecurity
 from weft_common.signature import ModelSignature, TensorSpec
-from weft_protos import grpc_service_pb2 as pb
-from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from weft_router.target import TargetModel
 
 #: Configurations are asked for when a model's state changes. Because a reloaded model may differ while the index looks
@@ -58,90 +61,59 @@ class GrpcTarget:
     ) -> None:
         self.name = name
         self.address = address
-        self._channel = open_channel(address, options=options, security=security)
-        self._stub = GRPCInferenceServiceStub(self._channel)
-        self._exchange = ExchangeClient(self._channel) if use_exchange else None
+        self._client = V2Client(address, where=f"target '{name}' ({address})", options=options, security=security)
+        self._exchange = ExchangeClient(self._client.channel) if use_exchange else None
         #: The one whose configuration was asked for longest ago comes first.
         self._known: dict[tuple[str, str], _Known] = {}
 
     @property
     def channel(self) -> grpc.aio.Channel:
         """What it is reached over."""
-        return self._channel
+        return self._client.channel
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``; the time that is left becomes the gRPC deadline."""
-        timeout_s = self._timeout_s(call, context)
-        metadata = _metadata_of(context)
+        timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
+        metadata = metadata_of(context)
         try:
             begun_call = None if self._exchange is None else self._exchange.begin(call, metadata, timeout_s)
             if begun_call is not None:
                 response = await begun_call.response()
             else:
                 response = await response_of(
-                    self._stub.ModelInfer(request_from_call(call), timeout=timeout_s, metadata=metadata or None)
+                    self._client.stub.ModelInfer(request_from_call(call), timeout=timeout_s, metadata=metadata or None)
                 )
-        except grpc.aio.AioRpcError as error:
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             raise self._failure(error, call, timeout_s, "{} did not answer") from error
-        except grpc.aio.UsageError as error:
-            raise self._closed(call) from error
         return result_from_response(response)
 
-    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """As ``Target.stream_infer``; each call has a stream of its own.
-
-        Where no response is marked as the last, the end of the stream says it. A server that sends the text of an error
-        without its status has failed with UNKNOWN.
-        """
-        timeout_s = self._timeout_s(call, context)
-        request = request_from_call(call)
-        rpc: Any = None
-        is_final = False
-        version = call.model_version
-        try:
-            rpc = self._stub.ModelStreamInfer(
-                iter((request,)), timeout=timeout_s, metadata=(*_metadata_of(context), ASKS_FOR_STATUS)
-            )
-            await begun(rpc)
-            while not is_final and (message := await rpc.read()) is not EOF:
-                if message.error_message:
-                    raise RemoteError("UNKNOWN", message.error_message)
-                result = streamed(message.infer_response)
-                is_final, version = result.is_final, result.model_version
-                yield result
-            if is_final:
-                await ended(rpc)
-        except grpc.aio.AioRpcError as error:
-            raise self._failure(error, call, timeout_s, "the stream of {} did not end") from error
-        except grpc.aio.UsageError as error:
-            raise self._closed(call) from error
-        finally:
-            if rpc is not None:
-                cancel(rpc)
-        if not is_final:
-            yield InferResult(call.model_name, version, call.request_id, is_null=True)
+    def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        """As ``Target.stream_infer``; each call has a stream of its own."""
+        timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
+        failed = partial(self._failure, call=call, timeout_s=timeout_s, late="the stream of {} did not end")
+        return self._client.stream(
+            request_from_call(call), timeout_s=timeout_s, metadata=metadata_of(context), failed=failed
+        )
 
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
         """As ``Target.discover``."""
         try:
             return await self._discover(timeout_s)
-        except grpc.aio.AioRpcError as error:
+        except WeftError:
             self._known = {}
-            raise from_rpc_error(error, f"target '{self.name}' ({self.address})") from error
+            raise
 
     async def close(self) -> None:
         """As ``Target.close``."""
         if self._exchange is not None:
             await self._exchange.close()
-        await self._channel.close(None)
+        await self._client.close()
 
     async def _discover(self, timeout_s: float) -> list[TargetModel]:
-        index: pb.RepositoryIndexResponse = await self._stub.RepositoryIndex(
-            pb.RepositoryIndexRequest(), timeout=timeout_s
-        )
+        index = await self._client.index(timeout_s=timeout_s)
         # A model without a version is one that failed to load, or is on a server that has no versions.
-        states = {(m.name, m.version): m.state for m in index.models if m.version or m.state == "READY"}
-        reasons = {(m.name, m.version): m.reason for m in index.models if m.state != "READY"}
+        states = {(m.name, m.version): m.state for m in index if m.version or m.state == "READY"}
+        reasons = {(m.name, m.version): m.reason for m in index if m.state != "READY"}
         due = set(islice(self._known, CONFIGS_PER_DISCOVERY))
         asked = [key for key, state in states.items() if key in due or self._is_news(key, state)]
         models = await asyncio.gather(*(self._model(*key, timeout_s=timeout_s) for key in asked))
@@ -166,24 +138,20 @@ class GrpcTarget:
         None where it has neither, as for a model that failed to load.
         """
         try:
-            response: pb.ModelConfigResponse = await self._stub.ModelConfig(
-                pb.ModelConfigRequest(name=name, version=version), timeout=timeout_s
-            )
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            config = await self._client.config(name, version, timeout_s=timeout_s)
+        except WeftError as error:
+            if error.code == UnsupportedError.code:
                 return await self._model_by_metadata(name, version, timeout_s=timeout_s)
-            _log.debug("no configuration of %s/%s at %s: %s", name, version, self.address, error.details())
+            _log.debug("no configuration of %s/%s at %s: %s", name, version, self.address, error.message)
             return None
-        return TargetModel(ModelSignature.from_config(response.config, version), False, response.config)
+        return TargetModel(ModelSignature.from_config(config, version), False, config)
 
     async def _model_by_metadata(self, name: str, version: str, *, timeout_s: float) -> TargetModel | None:
         """A model whose batch dimension, if it has one, is one of its own: metadata do not tell them apart."""
         try:
-            response: pb.ModelMetadataResponse = await self._stub.ModelMetadata(
-                pb.ModelMetadataRequest(name=name, version=version), timeout=timeout_s
-            )
-        except grpc.aio.AioRpcError as error:
-            _log.debug("no metadata of %s/%s at %s: %s", name, version, self.address, error.details())
+            response = await self._client.model_metadata(name, version, timeout_s=timeout_s)
+        except WeftError as error:
+            _log.debug("no metadata of %s/%s at %s: %s", name, version, self.address, error.message)
             return None
         inputs, outputs = (
             tuple(TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in tensors)
@@ -191,11 +159,9 @@ class GrpcTarget:
         )
         return TargetModel(ModelSignature(name, version, response.platform, 0, inputs, outputs), False)
 
-    def _timeout_s(self, call: InferCall, context: CallContext) -> float | None:
+    def _timeout_s(self, call: InferCall, deadline_ns: int) -> float:
         """The time that is left, in seconds. Raises DeadlineExceededError when none is."""
-        if context.deadline_ns is None:
-            return None
-        timeout_s = min((context.deadline_ns - time.monotonic_ns()) / 1e9, MAX_TIMEOUT_S)
+        timeout_s = min((deadline_ns - time.monotonic_ns()) / 1e9, MAX_TIMEOUT_S)
         if timeout_s <= 0:
             raise DeadlineExceededError(
                 f"the deadline passed {-timeout_s * 1e3:.1f} ms before {self._where(call)} was called"
@@ -206,17 +172,12 @@ class GrpcTarget:
         version = f" version {call.model_version}" if call.model_version else ""
         return f"model '{call.model_name}'{version} on target '{self.name}' ({self.address})"
 
-    def _failure(self, error: grpc.aio.AioRpcError, call: InferCall, timeout_s: float | None, late: str) -> RemoteError:
+    def _failure(self, error: RpcFailure, call: InferCall, timeout_s: float | None, late: str) -> WeftError:
         """The error that a call ended with; ``late`` says of the model, its ``{}``, what did not happen in time."""
-        failure = from_rpc_error(error, self._where(call))
+        where = self._where(call)
+        if isinstance(error, grpc.aio.UsageError):
+            return UnavailableError(f"{where} is no longer used: its channel is closed")
+        failure = from_rpc_error(error, where)
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
-            what = late.format(self._where(call))
-            return RemoteError(failure.code, f"{what} within the {timeout_s * 1e3:.0f} ms that were left")
+            return RemoteError(failure.code, f"{late.format(where)} within the {timeout_s * 1e3:.0f} ms that were left")
         return failure
-
-    def _closed(self, call: InferCall) -> UnavailableError:
-        return UnavailableError(f"{self._where(call)} is no longer used: its channel is closed")
-
-
-def _metadata_of(context: CallContext) -> tuple[tuple[str, str], ...]:
-    return (*context.headers.items(), *telemetry.inject(context.trace_context).items())

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from weft_common.errors import UnavailableError
 from weft_common.signature import ModelSignature
 from weft_router.target import Target, TargetModel
-from weft_router.targets.balancing import ResponseTime
+from weft_router.targets.balancing.rule import ResponseTime
 from weft_router.targets.ejection import Record
 
 ModelVersion = tuple[str, str]

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 def walk_choice(walk: "Walk", entry: ExplainedStep, node: Any, frame: "Values", limit: float | None) -> None:
     """A switch or splitter: one branch, or those that it may be."""
     rows: Sequence[Sequence[int] | None] = [None] * len(node.steps)
-    if node.per_row and walk.num_rows is not None:
+    if getattr(node, "per_row", None) and walk.num_rows is not None:
         decision, rows = decide_rows(node, frame, walk.knowledge, walk.prefix, walk.num_rows)
     else:
         decision = decide(node, frame, walk.knowledge, walk.prefix, walk.pins)
-    entry.decisions += [*(["each row on its own"] if node.per_row else []), *decision.says]
+    entry.decisions += [*(["each row on its own"] if getattr(node, "per_row", None) else []), *decision.says]
     entry.may_fail += decision.may_fail
     entry.failure = decision.failure
     ends: list[Values] = []

@@ -31,7 +31,7 @@ class CascadeWalk:
         self._node = node
         self._frame = frame
         self._limit = limit
-        self._goes_by_row = node.per_row and walk.num_rows != 1
+        self._goes_by_row = getattr(node, "per_row", None) and walk.num_rows != 1
         self._ends: list[Values] = []
         self._stop = ""
         self._open: list[str] = []
@@ -42,7 +42,7 @@ class CascadeWalk:
     def run(self) -> None:
         """Fill the entry's children and the node's outputs; ``entry.failure`` is set if the node fails."""
         node, entry, walk = self._node, self._entry, self._walk
-        if node.per_row:
+        if getattr(node, "per_row", None):
             entry.decisions.append("each row on its own: only rows that are not accepted go on")
         for index, step in enumerate(node.steps):
             if self._stop:

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-
 from typing import Any
 
 from weft_tools.explain.entry import ExplainedStep, Fate
@@ -49,7 +48,7 @@ def _inner_calls(entry: ExplainedStep) -> Calls:
         return Calls(1, 1)
     node: Any = entry.node
     calls = [count_calls(child) for child in _inside(entry)]
-    is_one = node.kind in ("switch", "splitter") and not node.per_row
+    is_one = node.kind in ("switch", "splitter") and not getattr(node, "per_row", None)
     total = max if is_one else sum
     return Calls(
         total([one.usual for one in calls] or [0]) * entry.num_rounds,

@@ -154,7 +154,14 @@ def _hints(plan: GraphPlan, parameters: Iterable[str], headers: Iterable[str]) -
 
 
 def _conditions(node: Any) -> Iterator[Condition]:
-    yield from filter(None, (node.on, node.sticky_by, node.loop and node.loop.again))
+    yield from filter(
+        None,
+        (
+            getattr(node, "on", None),
+            getattr(node, "sticky_by", None),
+            getattr(node, "loop", None) and getattr(node, "loop", None).again,
+        ),
+    )
     for step in (*node.steps, *node.shadows):
         yield from _step_conditions(step)
 

@@ -21,7 +21,7 @@ def walk_sequence(
     """The steps ``live`` once, or as often as a loop may go round."""
     first = frame.copy()
     _walk_round(walk, entry, node, frame, limit, live)
-    loop = node.loop
+    loop = getattr(node, "loop", None)
     if loop is None or loop.max_iterations == 1 or entry.failure is not None:
         return
     verdict = walk.knowledge.judge(loop.again, frame)

@@ -57,7 +57,7 @@ class FakeRunner:
         for slot, index, block in plan.table_delta.tolist():
             self.tables[slot][0][index] = block
         values = {}
-        q_start, slot_map, token_ids = plan.q_start.tolist(), plan.slot_map.tolist(), plan.token_ids.tolist()
+        q_start, slot_mapping, token_ids = plan.q_start.tolist(), plan.slot_mapping.tolist(), plan.token_ids.tolist()
         for row, slot in enumerate(plan.slots.tolist()):
             table = self.tables[slot][0]
             first = int(plan.ctx_len[row]) - (q_start[row + 1] - q_start[row])
@@ -66,9 +66,9 @@ class FakeRunner:
             for at in range(q_start[row], q_start[row + 1]):
                 position = first + at - q_start[row]
                 assert plan.positions[at] == position
-                assert slot_map[at] == table[position // self.size] * self.size + position % self.size
+                assert slot_mapping[at] == table[position // self.size] * self.size + position % self.size
                 value = entry(value, token_ids[at])
-                self.cache[divmod(slot_map[at], self.size)] = value
+                self.cache[divmod(slot_mapping[at], self.size)] = value
             values[q_start[row + 1] - 1] = value
         rows, slots, positions = plan.sample_rows.tolist(), plan.sample_slots.tolist(), plan.sample_positions.tolist()
         sampled = zip(rows, slots, positions, strict=True)
@@ -77,10 +77,10 @@ class FakeRunner:
     def check(self, plan):
         """The plan is within the budget, its arrays fit together, and it writes no block that anybody else reads."""
         num_tokens = len(plan.token_ids)
-        written = {slot // self.size for slot in plan.slot_map.tolist()}
+        written = {slot // self.size for slot in plan.slot_mapping.tolist()}
         sources, targets = set(plan.copies[:, 0].tolist()), plan.copies[:, 1].tolist()
         assert 0 < num_tokens <= self.config.max_num_batched_tokens
-        assert num_tokens == plan.q_start[-1] == len(set(plan.slot_map.tolist()))
+        assert num_tokens == plan.q_start[-1] == len(set(plan.slot_mapping.tolist()))
         assert len(plan.slots) == len(set(plan.slots.tolist())) <= self.config.max_num_seqs
         assert NULL_BLOCK not in written
         assert not any(self.pool.is_shared(block) for block in written)

@@ -80,7 +80,7 @@ def test_no_step_writes_to_a_shared_block():
     engines = []
 
     def find_shared(plan) -> None:
-        written = {*(plan.slot_map // 16).tolist(), *plan.copies[:, 1].tolist()}
+        written = {*(plan.slot_mapping // 16).tolist(), *plan.copies[:, 1].tolist()}
         shared.extend(block for block in written if engines[0].pool.is_shared(block))
 
     answers = [Answer(_NEEDLE, n=5, temperature=1.0, max_tokens=40), Answer(_NEEDLE, n=3, temperature=0.8)]

@@ -176,7 +176,7 @@ def test_what_has_ended_is_not_left_to_the_garbage_collector():
 
 
 def test_10000_queued_requests_are_no_burden():
-    """Of 10,000 requests behind two seats all but 20 are cancelled while they wait; those 20 are answered."""
+    """Of 10,000 requests behind two slots all but 20 are cancelled while they wait; those 20 are answered."""
     answers = [Answer(_PROMPTS[index % 6], max_tokens=4) for index in range(10_000)]
     kept = answers[::500]
     doomed = [answer for index, answer in enumerate(answers) if index % 500]

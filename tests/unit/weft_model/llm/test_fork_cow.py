@@ -24,13 +24,13 @@ def test_the_prompt_is_computed_once():
     parent, *forks = bench.add(10, n=3, max_tokens=9)
     bench.step()
     assert {10} == set(bench.scheduled().values())
-    assert [parent.table] * 2 == [fork.table for fork in forks]
+    assert [parent.block_table] * 2 == [fork.block_table for fork in forks]
     assert [9, 9] == [fork.num_cached for fork in forks]
     assert 3 == bench.pool.num_used
     bench.step()
     assert [1, 1, 1] == list(bench.scheduled().values())
     assert 5 == bench.pool.num_used
-    assert {tuple(parent.table[:2])} == {tuple(seq.table[:2]) for seq in (parent, *forks)}
+    assert {tuple(parent.block_table[:2])} == {tuple(seq.block_table[:2]) for seq in (parent, *forks)}
 
 
 def test_the_last_owner_writes_in_place():
@@ -38,11 +38,11 @@ def test_the_last_owner_writes_in_place():
     bench = Bench()
     parent, *forks = bench.add(6, n=3, max_tokens=9)
     bench.step()
-    shared = parent.table[1]
+    shared = parent.block_table[1]
     bench.step()
     copies = bench.plan.copies.tolist()
-    assert [[shared, parent.table[1]], [shared, forks[0].table[1]]] == sorted(copies)
-    assert shared == forks[1].table[1]
+    assert [[shared, parent.block_table[1]], [shared, forks[0].block_table[1]]] == sorted(copies)
+    assert shared == forks[1].block_table[1]
     bench.step()
     assert not len(bench.plan.copies)
 
@@ -52,14 +52,14 @@ def test_a_full_last_block_is_copied_too():
     bench = Bench()
     parent, *forks = bench.add(8, n=3, max_tokens=9)
     bench.step()
-    shared = parent.table[1]
+    shared = parent.block_table[1]
     bench.step()
-    assert [[shared, fork.table[1]] for fork in forks] == bench.plan.copies.tolist()
-    assert shared == parent.table[1]
+    assert [[shared, fork.block_table[1]] for fork in forks] == bench.plan.copies.tolist()
+    assert shared == parent.block_table[1]
 
 
 def test_forks_wait_for_the_prompt():
-    """While the parent's prompt is computed in chunks, its forks have no seat, and do not wait for one."""
+    """While the parent's prompt is computed in chunks, its forks have no slot, and do not wait for one."""
     bench = Bench(max_num_batched_tokens=4)
     parent, fork = bench.add(9, n=2, max_tokens=3)
     bench.step()
@@ -70,7 +70,7 @@ def test_forks_wait_for_the_prompt():
 
 
 def test_without_seats_forks_wait_as_others_do():
-    """Forks beyond the seats run later as sequences of their own, with the prompt's full blocks from the cache."""
+    """Forks beyond the slots run later as sequences of their own, with the prompt's full blocks from the cache."""
     bench = Bench(max_num_seqs=2)
     _, second, third = bench.add(9, n=3, max_tokens=4)
     bench.step()
@@ -104,7 +104,7 @@ def test_forks_that_wait_have_no_prompt_of_their_own():
 
 
 def test_forks_do_not_overtake():
-    """A fork gets no seat before one of a better level that waits."""
+    """A fork gets no slot before one of a better level that waits."""
     bench = Bench(max_num_seqs=2)
     _, fork = bench.add(5, n=2, level=1, max_tokens=6)
     tokens = bench.runner.run(bench.scheduler.schedule())
@@ -133,13 +133,13 @@ def test_forks_outlive_their_parent(how):
 
 
 def test_a_cancelled_fork_is_not_made():
-    """A fork that was cancelled before the prompt is computed never gets a seat; its siblings do."""
+    """A fork that was cancelled before the prompt is computed never gets a slot; its siblings do."""
     bench = Bench(max_num_batched_tokens=4)
     _, cancelled, other = bench.add(9, n=3, max_tokens=4)
     bench.step()
     bench.scheduler.cancel(cancelled)
     bench.run()
-    assert (0, 9) == (cancelled.first_seat_ns, cancelled.num_prompt)
+    assert (0, 9) == (cancelled.first_scheduled_ns, cancelled.num_prompt)
     assert undisturbed(other) == other.tokens.tolist()
 
 
@@ -157,12 +157,12 @@ def test_a_block_that_is_copied_is_not_given_away_in_the_same_step():
     bench = Bench(max_num_seqs=2)
     parent, fork = bench.add(6, n=2, level=1, max_tokens=6)
     bench.step()
-    shared = parent.table[1]
+    shared = parent.block_table[1]
     (better,) = bench.add([9] * 4, level=0, max_tokens=3)
     plan = bench.scheduler.schedule()
     assert SequenceStatus.WAITING is fork.status
-    assert [[shared, parent.table[1]]] == plan.copies.tolist()
-    assert (1, False) == (bench.pool.num_owners(shared), shared in better.table)
+    assert [[shared, parent.block_table[1]]] == plan.copies.tolist()
+    assert (1, False) == (bench.pool.num_owners(shared), shared in better.block_table)
     bench.scheduler.complete(bench.runner.run(plan))
     assert 0 == bench.pool.num_owners(shared)
     bench.run()

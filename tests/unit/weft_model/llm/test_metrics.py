@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.unit.weft_model.llm.engine_fixture import MODEL, Answer, finish, make_engine, random_prompts, serve
 
-from weft_model.llm.distribution import BOUNDS_S, Distribution
+from weft_model.llm.histogram import BOUNDS_S, Histogram
 from weft_model.llm.metrics import EngineObserver, RequestRecord, StepRecord
 from weft_model.llm.scheduler.plan import ForwardPlan
 from weft_model.llm.step_cost import StepCost
@@ -51,7 +51,7 @@ class _Notes(EngineObserver):
 
 
 def test_latencies_of_a_queue_of_two():
-    """With one seat and steps of 10 ms the second request waits for the four steps of the first."""
+    """With one slot and steps of 10 ms the second request waits for the four steps of the first."""
     clock, notes = _Clock(), _Notes()
     engine = make_engine(observer=notes, clock_ns=clock, before_step=clock.tick, max_num_seqs=1)
     answers = [Answer(prompt, max_tokens=4) for prompt in _PROMPTS[:2]]
@@ -178,13 +178,13 @@ def test_cost_of_a_step():
 
 def test_a_distribution_counts_and_finds_quantiles():
     """Sum and count are exact, a quantile is the bound of its bucket, what is above all bounds is counted, too."""
-    distribution = Distribution()
-    assert 0.0 == distribution.quantile(0.5)
-    distribution.add(0.01, 98)
-    distribution.add(1.0)
-    distribution.add(1e6)
-    assert (100, pytest.approx(0.98 + 1.0 + 1e6)) == (distribution.count, distribution.sum_s)
-    assert 0.01 <= distribution.quantile(0.5) < 0.012
-    assert 1.0 <= distribution.quantile(0.99) < 1.2
-    assert BOUNDS_S[-1] == distribution.quantile(1.0)
-    assert 1 == distribution.counts[-1]
+    histogram = Histogram()
+    assert 0.0 == histogram.quantile(0.5)
+    histogram.add(0.01, 98)
+    histogram.add(1.0)
+    histogram.add(1e6)
+    assert (100, pytest.approx(0.98 + 1.0 + 1e6)) == (histogram.count, histogram.sum_s)
+    assert 0.01 <= histogram.quantile(0.5) < 0.012
+    assert 1.0 <= histogram.quantile(0.99) < 1.2
+    assert BOUNDS_S[-1] == histogram.quantile(1.0)
+    assert 1 == histogram.counts[-1]

@@ -8,7 +8,7 @@ from weft_model.llm.scheduler.plan import PARAM_COLUMNS
 from weft_model.llm.scheduler.plan_builder import build_plan
 from weft_model.llm.scheduler.sequence import Sequence
 
-DTYPES = {"slot_map": np.int64, "new_seeds": np.int64, "new_params": np.float32, "penalty_bias": np.float32}
+DTYPES = {"slot_mapping": np.int64, "new_seeds": np.int64, "new_params": np.float32, "penalty_bias": np.float32}
 
 
 def _lists(plan, *names):
@@ -16,7 +16,7 @@ def _lists(plan, *names):
 
 
 def _slots(seq, *positions):
-    return [seq.table[position // 4] * 4 + position % 4 for position in positions]
+    return [seq.block_table[position // 4] * 4 + position % 4 for position in positions]
 
 
 def test_a_prompt_and_its_first_token():
@@ -24,10 +24,10 @@ def test_a_prompt_and_its_first_token():
     bench = Bench()
     (seq,) = bench.add([5, 6, 7, 8, 9], temperature=0.5, top_k=3, top_p=0.5, seed=1, logprobs=2)
     plan = bench.scheduler.schedule()
-    names = ("q_start", "ctx_len", "positions", "token_ids", "slot_map", "sample_rows", "sample_positions")
+    names = ("q_start", "ctx_len", "positions", "token_ids", "slot_mapping", "sample_rows", "sample_positions")
     assert [[0, 5], [5], [0, 1, 2, 3, 4], [5, 6, 7, 8, 9], _slots(seq, 0, 1, 2, 3, 4), [4], [5]] == _lists(plan, *names)
     assert [[seq.slot]] * 3 == _lists(plan, "slots", "sample_slots", "new_slots")
-    assert [[seq.slot, 0, seq.table[0]], [seq.slot, 1, seq.table[1]]] == plan.table_delta.tolist()
+    assert [[seq.slot, 0, seq.block_table[0]], [seq.slot, 1, seq.block_table[1]]] == plan.table_delta.tolist()
     assert [[0.5, 0.5, 0.0, 1.0, 0.0, 0.0]] == plan.new_params.tolist()
     assert ([3], [0], [2]) == (plan.new_top_k.tolist(), plan.new_seeds.tolist(), plan.num_logprobs.tolist())
     assert (5, 5, 0) == (plan.max_q_len, plan.max_ctx_len, len(plan.copies))
@@ -48,7 +48,7 @@ def test_only_what_is_new_goes_to_the_runner():
         assert [[length], [length - 1], []] == _lists(bench.plan, "ctx_len", "positions", "new_slots")
         assert [seq.tokens[length - 1]] == bench.plan.token_ids.tolist()
         new_blocks += bench.plan.table_delta.tolist()
-    assert [[seq.slot, 1, seq.table[1]]] == new_blocks
+    assert [[seq.slot, 1, seq.block_table[1]]] == new_blocks
 
 
 def test_one_token_comes_before_chunks():
@@ -60,7 +60,7 @@ def test_one_token_comes_before_chunks():
     assert [[3, 4], [0, 3, 7], [2], [3]] == _lists(bench.plan, *names)
     bench.step()
     assert [[4, 12], [0, 1, 9], [0], [4]] == _lists(bench.plan, *names)
-    assert [*_slots(first, 3), *_slots(second, *range(4, 12))] == bench.plan.slot_map.tolist()
+    assert [*_slots(first, 3), *_slots(second, *range(4, 12))] == bench.plan.slot_mapping.tolist()
 
 
 def test_a_token_in_a_chunk_of_one_is_not_the_last():
@@ -68,10 +68,10 @@ def test_a_token_in_a_chunk_of_one_is_not_the_last():
     bench = Bench()
     (seq,) = bench.add([1, 2, 3, 4, 5, 6])
     bench.scheduler.schedule()
-    seq.num_done, seq.num_scheduled = 1, 1
+    seq.num_computed_tokens, seq.num_scheduled = 1, 1
     none = np.empty(0, np.int32)
-    plan = build_plan([seq], [], none, none, changed=[], is_any_asking=False, block_size=4)
-    assert [[1], [2], _slots(seq, 1), []] == _lists(plan, "positions", "token_ids", "slot_map", "sample_rows")
+    plan = build_plan([seq], [], none, none, changed=[], has_sampling_extras=False, block_size=4)
+    assert [[1], [2], _slots(seq, 1), []] == _lists(plan, "positions", "token_ids", "slot_mapping", "sample_rows")
 
 
 def test_penalties_are_there_for_those_who_ask():
@@ -114,14 +114,14 @@ def test_min_tokens_forbids_what_would_end():
 
 
 def test_penalties_survive_a_preemption():
-    """A sequence that lost its seat comes back with the counts of its whole output."""
+    """A sequence that lost its slot comes back with the counts of its whole output."""
     bench = Bench(max_num_seqs=1)
     (seq,) = bench.add([3], level=1, max_tokens=6, frequency_penalty=0.5)
     for _ in range(3):
         bench.step()
     bench.add([9], level=0, max_tokens=1)
     bench.step()
-    assert 1 == seq.num_preempted
+    assert 1 == seq.num_preemptions
     output = seq.tokens[1:].tolist()
     bench.step()
     assert {(token, output.count(token), 0.0) for token in output} == _row(bench.plan, 0)

@@ -1,4 +1,4 @@
-"""Sequences that lose their blocks or their seat to others: undisturbed in what they say."""
+"""Sequences that lose their blocks or their slot to others: undisturbed in what they say."""
 
 import pytest
 from tests.unit.weft_model.llm.engine_fixture import Answer, alone, finish, make_engine, random_prompts
@@ -47,7 +47,7 @@ def test_preempted_equals_undisturbed(enable_prefix_caching: bool, temperature: 
 
 
 def test_a_better_level_takes_a_seat():
-    """A request of a smaller level takes the only seat in the middle of an answer, and that goes on afterwards."""
+    """A request of a smaller level takes the only slot in the middle of an answer, and that goes on afterwards."""
     low, high = _answers(2)
     low.request.level, high.request.level = 2, 1
     order: list[str] = []

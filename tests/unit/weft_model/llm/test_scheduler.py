@@ -48,7 +48,7 @@ def test_a_budget_below_a_block_still_gets_on():
 
 
 def test_smaller_levels_go_first_and_equals_in_turn():
-    """With one seat, sequences begin by level, and within a level in the order of arrival."""
+    """With one slot, sequences begin by level, and within a level in the order of arrival."""
     bench = Bench(max_num_seqs=1)
     order = [(2, 5), (1, 3), (2, 4), (1, 2)]
     sequences = {key: bench.add(2, level=key[0], arrival_ns=key[1], max_tokens=1)[0] for key in order}
@@ -113,10 +113,10 @@ def test_admission_needs_the_whole_prompt():
     bench = Bench(num_blocks=11, watermark=0.0, max_num_batched_tokens=8)
     first, second = *bench.add([1] * 24, max_tokens=3), *bench.add([2] * 20, max_tokens=2)
     bench.step()
-    assert (6, []) == (len(first.table), second.table)
+    assert (6, []) == (len(first.block_table), second.block_table)
     assert ["RUNNING", "WAITING"] == _statuses(first, second)
     bench.run()
-    assert (0, 0) == (first.num_preempted, second.num_preempted)
+    assert (0, 0) == (first.num_preemptions, second.num_preemptions)
 
 
 def test_nobody_is_overtaken_for_want_of_blocks():
@@ -127,7 +127,7 @@ def test_nobody_is_overtaken_for_want_of_blocks():
     bench.step()
     assert ["WAITING", "WAITING"] == _statuses(big, small)
     bench.run()
-    assert big.first_seat_ns <= small.first_seat_ns
+    assert big.first_scheduled_ns <= small.first_scheduled_ns
 
 
 def test_the_watermark_is_kept_free():
@@ -178,7 +178,7 @@ def test_what_can_never_fit_is_refused():
 
 
 def test_a_better_one_takes_the_seat_of_the_worst():
-    """For a seat, the running sequence of the worst level goes; it comes back, and loses no token."""
+    """For a slot, the running sequence of the worst level goes; it comes back, and loses no token."""
     bench = Bench(max_num_seqs=2)
     middle, worst = *bench.add([1, 2], level=1, max_tokens=9), *bench.add([3, 4], level=2, max_tokens=9)
     bench.step()
@@ -186,7 +186,7 @@ def test_a_better_one_takes_the_seat_of_the_worst():
     bench.step()
     assert ["RUNNING", "WAITING", "RUNNING"] == _statuses(middle, worst, best)
     bench.run()
-    assert (0, 1, 1) == (middle.num_preempted, worst.num_preempted, bench.scheduler.num_preemptions)
+    assert (0, 1, 1) == (middle.num_preemptions, worst.num_preemptions, bench.scheduler.num_preemptions)
     assert undisturbed(worst) == worst.tokens.tolist()
 
 
@@ -210,7 +210,7 @@ def test_a_better_one_takes_blocks_just_enough():
     assert 10 == bench.pool.num_used
     (best,) = bench.add([4] * 19, level=0, max_tokens=2)
     bench.step()
-    assert [0, 1, 0] == [seq.num_preempted for seq in (old, small, young)]
+    assert [0, 1, 0] == [seq.num_preemptions for seq in (old, small, young)]
     assert SequenceStatus.RUNNING is best.status
 
 
@@ -222,7 +222,7 @@ def test_nobody_is_preempted_in_vain():
     bench.step()
     (best,) = bench.add([3] * 25, level=0, max_tokens=3)
     bench.step()
-    assert (0, SequenceStatus.WAITING) == (worse.num_preempted, best.status)
+    assert (0, SequenceStatus.WAITING) == (worse.num_preemptions, best.status)
 
 
 def test_a_victim_returns_its_budget():
@@ -238,7 +238,7 @@ def test_a_victim_returns_its_budget():
 
 
 def test_a_step_full_of_worse_ones_has_room_for_a_better_one():
-    """Where running ones take the whole budget, a better one still takes the seat of the worst, and its token."""
+    """Where running ones take the whole budget, a better one still takes the slot of the worst, and its token."""
     bench = Bench(max_num_seqs=2, max_num_batched_tokens=2)
     middle, worst = *bench.add([1, 2], level=1, max_tokens=40), *bench.add([3, 4], level=2, max_tokens=40)
     for _ in range(3):
@@ -246,12 +246,12 @@ def test_a_step_full_of_worse_ones_has_room_for_a_better_one():
     (best,) = bench.add([5, 6], level=0, max_tokens=2)
     bench.step()
     assert {best: 1, middle: 1} == bench.scheduled()
-    assert (0, 1) == (middle.num_preempted, worst.num_preempted)
+    assert (0, 1) == (middle.num_preemptions, worst.num_preemptions)
 
 
 @pytest.mark.parametrize(("num_behind", "num_scheduled"), [(1, 1), (2, 0)])
 def test_a_step_full_of_worse_ones_stays_within_its_budget(num_behind, num_scheduled):
-    """If two lose their seats to one, of their two tokens one is left for those behind it."""
+    """If two lose their slots to one, of their two tokens one is left for those behind it."""
     bench = Bench(num_blocks=31, max_num_seqs=3, max_num_batched_tokens=3, watermark=0.0, enable_prefix_caching=False)
     bench.add([7], max_tokens=1)
     bench.run()  # answers are short, it seems
@@ -264,7 +264,7 @@ def test_a_step_full_of_worse_ones_stays_within_its_budget(num_behind, num_sched
         bench.step()
     (best,), (behind,) = bench.add([5] * 80, level=0, max_tokens=1), bench.add([6] * num_behind, level=1, max_tokens=1)
     bench.scheduler.schedule()
-    assert [1, 1] == [low.num_preempted for low in lows]
+    assert [1, 1] == [low.num_preemptions for low in lows]
     assert [1, 1, num_scheduled] == [seq.num_scheduled for seq in (best, middle, behind)]
 
 
@@ -276,7 +276,7 @@ def test_a_preempted_one_finds_its_blocks_again():
         bench.step()
     bench.add([9], level=0, max_tokens=1)
     bench.step()
-    assert (0, 1) == (victim.num_done, victim.num_preempted)
+    assert (0, 1) == (victim.num_computed_tokens, victim.num_preemptions)
     bench.step()
     assert ([2], [18]) == (bench.plan.q_start.tolist()[1:], bench.plan.ctx_len.tolist())
 
@@ -290,12 +290,12 @@ def test_without_free_blocks_the_worst_running_one_goes():
     sequences = [bench.add([number] * 3, max_tokens=20)[0] for number in range(3)]
     bench.run()
     assert bench.scheduler.num_preemptions > 0
-    assert sequences[0].num_preempted == 0
+    assert sequences[0].num_preemptions == 0
     assert [undisturbed(seq) for seq in sequences] == [seq.tokens.tolist() for seq in sequences]
 
 
-@pytest.mark.parametrize(("num_preempted", "victim"), [(2, 1), (3, 0)])
-def test_who_was_preempted_often_keeps_its_blocks(num_preempted, victim):
+@pytest.mark.parametrize(("num_preemptions", "victim"), [(2, 1), (3, 0)])
+def test_who_was_preempted_often_keeps_its_blocks(num_preemptions, victim):
     """Who has computed least goes first, but for one that went three times: its equals go before it."""
     bench = Bench(num_blocks=8, watermark=0.0, max_model_len=28)
     for _ in range(3):  # answers are short, it seems
@@ -303,7 +303,7 @@ def test_who_was_preempted_often_keeps_its_blocks(num_preempted, victim):
         bench.run()
     sequences = [bench.add([number] * length, max_tokens=16)[0] for number, length in ((1, 8), (2, 3))]
     bench.step()
-    sequences[1].num_preempted = num_preempted
+    sequences[1].num_preemptions = num_preemptions
     while not bench.scheduler.num_preemptions:
         bench.step()
     assert ["WAITING" if index == victim else "RUNNING" for index in range(2)] == _statuses(*sequences)
@@ -317,7 +317,7 @@ def test_who_was_preempted_does_not_come_back_at_once():
         bench.run()
     first, second = (bench.add([number] * 3, max_tokens=20)[0] for number in range(2))
     bench.run()
-    assert (0, 1) == (first.num_preempted, second.num_preempted)
+    assert (0, 1) == (first.num_preemptions, second.num_preemptions)
 
 
 # Ageing
@@ -344,13 +344,13 @@ def test_ageing_bounds_the_wait():
 
 def test_with_ageing_only_a_whole_level_preempts():
     """One that ranks better by less than ``aging_ns`` waits; by as much, it preempts."""
-    for arrival_ns, num_preempted in ((91, 0), (90, 1)):
+    for arrival_ns, num_preemptions in ((91, 0), (90, 1)):
         bench = Bench(max_num_seqs=1, aging_ns=10)
         (running,) = bench.add([1], level=1, arrival_ns=100, max_tokens=9)
         bench.step()
         bench.add([2], level=1, arrival_ns=arrival_ns, max_tokens=2)
         bench.step()
-        assert num_preempted == running.num_preempted
+        assert num_preemptions == running.num_preemptions
 
 
 # Prefixes
@@ -506,6 +506,6 @@ def test_check_notices_a_wrong_table():
     (seq,) = bench.add(4, max_tokens=2)
     bench.step()
     bench.scheduler.check()
-    seq.table.pop()
+    seq.block_table.pop()
     with pytest.raises(AssertionError, match="owners"):
         bench.scheduler.check()

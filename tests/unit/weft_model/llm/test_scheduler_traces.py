@@ -145,9 +145,9 @@ def test_a_better_one_does_not_wait_for_worse_ones():
         try:
             _live(rng, bench, check)
             for level in range(3):
-                # Forks are seated with their parents, whose turn it was.
+                # Forks are scheduled with their parents, whose turn it was.
                 parents = [seq for seq in bench.sequences if seq.level == level and not seq.choice]
-                starts = [seq.first_seat_ns for seq in parents]
+                starts = [seq.first_scheduled_ns for seq in parents]
                 assert sorted(starts) == starts
             _assert_clean(bench)
         except Exception as error:

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 import pytest
 
 from weft_common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from weft_router.bandits.algorithms import Arm
+from weft_router.bandit_algorithms import ALGORITHMS, Arm
 from weft_router.bandits.memory import MAX_ID_CHARS, MAX_PULLS, Pull, RecentPulls, settle
 from weft_router.bandits.store import BanditChoice, BanditStore, KnownArm
-from weft_router.graph.plan import BanditAlgorithm, BanditPlan, NodePlan, StepPlan
+from weft_router.graph.plan import BanditPlan, NodePlan, StepPlan
 from weft_router.kinds.cascade import CascadePlan
 from weft_router.kinds.sequence import SequencePlan
 from weft_router.kinds.splitter import SplitterPlan
 from weft_router.reporting.path import SKIPPED, NodeRecord, StepRecord
 
-PLAN = BanditPlan(BanditAlgorithm.EPSILON_GREEDY, 0.1, 0)
+PLAN = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.1, 0)
 
 
 @dataclass
@@ -31,7 +31,7 @@ def request(request_id: str = "") -> Request:
 
 def splitter(path: str = "root/ab", steps: tuple[str, ...] = ("A",)) -> NodePlan:
     plans = tuple(StepPlan(name, f"{path}[{name}]", None, (), ()) for name in steps)
-    return NodePlan(path, path, SplitterPlan, 0, (), (), plans, bandit=PLAN)
+    return SplitterPlan(path, path, 0, (), (), plans, bandit=PLAN)
 
 
 class Chooser:

@@ -15,17 +15,19 @@ from tests.unit.weft_router.virtual_clock import VirtualClock
 from weft_common.core import CallContext
 from weft_common.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft_common.tensors import WireTensor
+from weft_router.bandit_algorithms import ALGORITHMS
 from weft_router.bandits.memory import RecentPulls
 from weft_router.bandits.store import BanditStore
 from weft_router.bandits.taken_path import bandit_choices
-from weft_router.graph.plan import BanditAlgorithm, BanditPlan, CombineMethod, NodePlan, StepPlan
+from weft_router.combine import METHODS
+from weft_router.graph.plan import BanditPlan, NodePlan, StepPlan
 from weft_router.kinds.cascade import CascadePlan
 from weft_router.kinds.ensemble import EnsemblePlan
 from weft_router.kinds.sequence import SequencePlan
 from weft_router.kinds.splitter import SplitterPlan
 from weft_router.reporting.path import MAX_PATH_CHARS
 
-BANDIT = BanditPlan(BanditAlgorithm.EPSILON_GREEDY, 0.5, 0)
+BANDIT = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.5, 0)
 
 
 def graph() -> NodePlan:
@@ -100,7 +102,7 @@ def test_a_path_leads_to_the_choices(path: str, expected: list[tuple[str, str]])
 def test_the_model_that_combines_is_on_the_path() -> None:
     """Behind the members of its ensemble."""
     judge = make.step("judge", "judge", {"IN": "S"}, {"OUT": "Y"})
-    combine = ("Y", CombineMethod.CUSTOM, {"a": "A", "b": "B"}, {"custom": judge, "stack": "S", "mask": "M"})
+    combine = ("Y", METHODS["CUSTOM"], {"a": "A", "b": "B"}, {"custom": judge, "stack": "S", "mask": "M"})
     inner = graph().steps[0]
     members = [make.step("a", inner.action, {"X": "X"}, {"Y": "A"}), make.step("b", "b", {"IN": "X"}, {"OUT": "B"})]
     root = make.node("root", EnsemblePlan, members, inputs=["X"], outputs=["Y"], combines=[combine])

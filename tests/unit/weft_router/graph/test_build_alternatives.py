@@ -2,7 +2,8 @@
 
 import pytest
 
-from weft_router.graph.plan import BanditAlgorithm, BanditPlan, Binding
+from weft_router.bandit_algorithms import ALGORITHMS
+from weft_router.graph.plan import BanditPlan, Binding
 from weft_router.kinds.cascade import CascadePlan
 
 
@@ -17,7 +18,7 @@ LAST = 'step { name: "large" model_name: "xlmr" }'
 def test_every_step_of_a_cascade_offers_the_nodes_outputs(compiled):
     """Outputs share slots; `accept` reads the step's own outputs after 'output_map'."""
     root = compiled("moderate").root
-    assert CascadePlan is root.kind
+    assert isinstance(root, CascadePlan)
     assert root.per_row
     assert {(Binding("PROBS", 1),)} == {step.outputs for step in root.steps}
     assert [(Binding("PROBS", 1),), (Binding("PROBS", 1),), None] == [
@@ -107,10 +108,10 @@ def test_a_bandit_reaches_the_plan(compiled):
     text = """node { name: "root" splitter { bandit { ALGORITHM min_pulls: 5 }
       step { name: "a" weight: 2 model_name: "xlmr" } step { name: "b" weight: 1 model_name: "bert_de" } } }"""
     plain = compiled(text.replace("ALGORITHM", "")).root
-    assert BanditPlan(BanditAlgorithm.EPSILON_GREEDY, 0.1, 5) == plain.bandit
+    assert BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.1, 5) == plain.bandit
     assert [2.0, 1.0] == [step.weight for step in plain.steps]
     assert (
-        BanditPlan(BanditAlgorithm.EXP3, 0.25, 5)
+        BanditPlan(ALGORITHMS["EXP3"], 0.25, 5)
         == compiled(text.replace("ALGORITHM", "algorithm: EXP3 epsilon: 0.25")).root.bandit
     )
     assert None is compiled(text.replace("bandit { ALGORITHM min_pulls: 5 }", "")).root.bandit

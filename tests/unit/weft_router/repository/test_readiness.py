@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from tests.unit.weft_router import make
 
-from weft_router.graph.plan import CombineMethod, NodePlan, ShadowPlan
+from weft_router.combine import METHODS
+from weft_router.graph.plan import NodePlan, ShadowPlan
 from weft_router.kinds.cascade import CascadePlan
 from weft_router.kinds.ensemble import EnsemblePlan
 from weft_router.kinds.sequence import SequencePlan
@@ -56,12 +57,12 @@ def test_one_of_a_step_and_its_fallbacks_is_enough() -> None:
 def test_an_ensemble_needs_its_quorum() -> None:
     """Beside its hard steps, and at least one."""
     soft = [step(name, is_soft=True) for name in "ab"]
-    combine = [("Y", CombineMethod.VOTE, {}, {})]
+    combine = [("Y", METHODS["VOTE"], {}, {})]
     some = node(EnsemblePlan, *soft, combines=combine)
     assert ["", "a"] == [missing(some, "a"), missing(some, "a", "b")]
     two = node(EnsemblePlan, *soft, step("hard"), combines=combine, quorum=2)
     assert ["", "hard", "a"] == [missing(two, "a"), missing(two, "hard"), missing(two, "a", "b")]
-    race = node(EnsemblePlan, step("a"), step("b"), combines=[("Y", CombineMethod.FIRST, {}, {})])
+    race = node(EnsemblePlan, step("a"), step("b"), combines=[("Y", METHODS["FIRST"], {}, {})])
     assert ["", "a"] == [missing(race, "a"), missing(race, "a", "b")]
 
 
@@ -89,7 +90,7 @@ def test_every_step_is_known() -> None:
     root = node(
         EnsemblePlan,
         make.step("nested", inner, {"X": "X"}, {"Y": "Y"}, fallback=step("spare")),
-        combines=[("Y", CombineMethod.CUSTOM, {}, {"custom": custom, "stack": "S", "mask": "M"})],
+        combines=[("Y", METHODS["CUSTOM"], {}, {"custom": custom, "stack": "S", "mask": "M"})],
         shadows=node(SequencePlan, step("shadow", shadow=ShadowPlan(10.0, 0))).steps,
     )
     names = [step.name for _, step in steps_of(root)]

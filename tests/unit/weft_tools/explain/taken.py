@@ -28,7 +28,7 @@ class _Reader:
 
     def body(self, node: NodePlan, *, is_root: bool = False) -> None:
         """What follows the name of a node."""
-        before, after = node.path_form.around(is_root=is_root)
+        before, after = node.path_form.root_brackets if is_root else node.path_form.brackets
         steps = {step.name: step for step in node.steps}
         steps |= {custom.name: custom for custom in node.customs}
         if not self.take(before):

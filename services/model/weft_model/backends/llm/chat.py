@@ -1,4 +1,4 @@
-"""How a Hugging Face folder says that a chat becomes one prompt: parameters for those who make prompts."""
+"""Chat template and special tokens of a Hugging Face folder, published as model parameters for clients."""
 
 import json
 from pathlib import Path
@@ -8,24 +8,25 @@ from weft_common.errors import InvalidArgumentError
 
 CHAT_TEMPLATE = "chat_template"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-#: Parameters of the configuration that say it. The engine does not read them.
+#: Names of these parameters. The engine does not read them.
 PARAMETERS = (CHAT_TEMPLATE, *SPECIAL_TOKENS)
 
 _CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
-#: Of several templates.
+#: Name of the default among several templates.
 _DEFAULT = "default"
 
 
 def chat_parameters(directory: Path) -> dict[str, str]:
-    """The chat template, and the texts of special tokens that it may name, as parameters; only what the folder says.
+    """The chat template, and the special tokens that it may refer to, as far as the folder defines them.
 
-    A template in a file of its own is taken before that of the tokenizer's configuration, and of several the default.
+    A template in a separate file takes precedence over that of the tokenizer's configuration; of several, the default
+    one is returned.
 
     Args:
         directory: Version folder of a model.
 
     Raises:
-        InvalidArgumentError: A file cannot be read, or the configuration is no JSON object.
+        InvalidArgumentError: A file cannot be read, or the configuration is not a JSON object.
     """
     config: Any = {}
     text = _read(directory / _CONFIG)
@@ -42,7 +43,7 @@ def chat_parameters(directory: Path) -> dict[str, str]:
 
 
 def _read(path: Path) -> str | None:
-    """The text of a file; None: there is none."""
+    """The text of a file; None if it does not exist."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -52,13 +53,13 @@ def _read(path: Path) -> str | None:
 
 
 def _text_of(token: Any) -> str | None:
-    """A special token is its text, or an object with it."""
+    """The text of a special token, which is a string or an object with ``content``."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
 def _template_of(value: Any) -> str | None:
-    """One template, or the default of several, each of which is an object with a name."""
+    """The template, or the default of several named ones."""
     if isinstance(value, list):
         by_name = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
         value = by_name.get(_DEFAULT)

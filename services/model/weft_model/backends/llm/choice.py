@@ -1,4 +1,4 @@
-"""One continuation of a prompt on its way to the client: its new tokens, its text, where it stops."""
+"""Output state of one choice: its new tokens, its text, its stop strings."""
 
 import json
 from collections.abc import Sequence
@@ -8,24 +8,24 @@ from weft_model.llm.request import Delta, TokenLogprobs
 from weft_model.llm.sampling_params import SamplingParams
 from weft_serving.detokenizer import Demand, StopStrings, enough_of
 
-#: What vLLM's Triton backend says of a choice that goes on.
-_GOES_ON = "None"
+#: Finish reason of an unfinished choice in vLLM's Triton backend.
+_NOT_FINISHED = "None"
 
 
 class ChoiceOutput:
-    """Gathers what comes between two responses. Text is made of tokens no earlier than it is needed.
+    """Accumulates the tokens of one choice between two responses. Detokenizes lazily.
 
     Args:
-        params: Of the request.
+        params: Sampling parameters of the request.
         codec: The tokenizer, if there is one.
-        prompt_ids: The last tokens of the prompt, which the text continues.
+        prompt_ids: The last tokens of the prompt, the context of the first new token.
         wants_text: Whether ``take_text`` will be called.
 
     Attributes:
-        finish_reason: ``"stop"`` or ``"length"``; "" while it goes on.
-        cumulative_logprob: Of all its tokens, as far as the request asks for log probabilities.
+        finish_reason: ``"stop"`` or ``"length"``; "" while unfinished.
+        cumulative_logprob: Sum over all its tokens, if the request asks for log probabilities.
         ids: New tokens since the last response.
-        has_news: Whether a response would say something new.
+        has_update: Whether a response would contain anything new.
     """
 
     def __init__(
@@ -41,23 +41,23 @@ class ChoiceOutput:
         self.finish_reason = ""
         self.cumulative_logprob = 0.0
         self.ids: list[int] = []
-        self.has_news = False
+        self.has_update = False
         self._logprobs: list[TokenLogprobs] = []
-        self._told: list[int] = []
+        self._sent_ids: list[int] = []
         self._num_tokens = 0
         self._undecoded: list[int] = []
         self._ready = ""
 
     def add(self, delta: Delta) -> None:
-        """The choice has the new tokens, up to a stop string, which ends it."""
+        """Append new tokens, up to a stop string, which finishes the choice."""
         if self.finish_reason:
-            return  # the engine was ahead of a stop string
+            return  # tokens that the engine sampled behind a stop string
         logprobs = delta.logprobs or []
         if not self._params.stop:
-            self._take(delta.token_ids, logprobs)
+            self._append(delta.token_ids, logprobs)
         else:
-            for index, token_id in enumerate(delta.token_ids):  # one by one, so that none behind the end is taken
-                self._take([token_id], logprobs[index : index + 1])
+            for index, token_id in enumerate(delta.token_ids):  # one by one, to discard tokens behind a stop string
+                self._append([token_id], logprobs[index : index + 1])
                 is_end_token = delta.finish_reason == "stop" and index == len(delta.token_ids) - 1
                 if not is_end_token:
                     self._decode()
@@ -76,48 +76,48 @@ class ChoiceOutput:
         return text
 
     def take_logprobs(self) -> str:
-        """The log probabilities since the last response, as JSON: for each token a map by token id; null if not asked.
+        """The log probabilities since the last response, as JSON: per token a map by token id; null if not requested.
 
-        The sampled token comes first, then the likeliest. Each has ``logprob``, ``decoded_token``, ``bytes``, and
-        ``rank``: 1 for the likeliest, null for a sampled token that is not among those reported.
+        The sampled token comes first, then the most likely ones. Each has ``logprob``, ``decoded_token``, ``bytes``,
+        and ``rank``: 1 for the most likely, null for a sampled token that is not among those reported.
         """
         logprobs, self._logprobs = self._logprobs, []
         if self._params.logprobs is None:
             return "null"
-        return json.dumps([self._described(*pair) for pair in zip(self.ids, logprobs, strict=True)])
+        return json.dumps([self._token_logprobs(*pair) for pair in zip(self.ids, logprobs, strict=True)])
 
     def context_ids(self) -> Sequence[int]:
-        """The tokens before ``ids`` that their text depends on, at least 64, where there are more.
+        """The tokens before ``ids`` that are needed to detokenize them, at least 64 if there are that many.
 
-        They begin within the answer, or else have the end of the prompt before them. Without a tokenizer nobody knows
-        how many are enough, so then they are all.
+        They start within the output, or else include the end of the prompt. Without a tokenizer the required number is
+        unknown, so all are returned.
         """
         if self._codec is not None:
             demand = Demand(self._params.skip_special_tokens, self._stop.max_kept_chars, bool(self.finish_reason))
-            enough = enough_of(self._codec.detokenizer, self._told, self.ids, demand)
+            enough = enough_of(self._codec.detokenizer, self._sent_ids, self.ids, demand)
             if enough is not None:
                 return enough
-        return [*self._prompt_ids, *self._told]
+        return [*self._prompt_ids, *self._sent_ids]
 
-    def told(self) -> None:
-        """A response was made of what there was."""
-        self._told += self.ids
+    def mark_sent(self) -> None:
+        """Start a new response: the tokens so far were sent."""
+        self._sent_ids += self.ids
         self.ids = []
         self._logprobs.clear()
-        self.has_news = False
+        self.has_update = False
 
     @property
     def num_previous(self) -> int:
         """Number of its tokens in earlier responses."""
-        return len(self._told)
+        return len(self._sent_ids)
 
     @property
-    def shown_reason(self) -> str:
-        """``finish_reason`` as clients see it."""
-        return self.finish_reason or _GOES_ON
+    def reported_finish_reason(self) -> str:
+        """``finish_reason`` as reported to clients."""
+        return self.finish_reason or _NOT_FINISHED
 
-    def _take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
-        self.has_news = True
+    def _append(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        self.has_update = True
         self.ids += token_ids
         self._undecoded += token_ids
         self._num_tokens += len(token_ids)
@@ -127,13 +127,13 @@ class ChoiceOutput:
     def _decode(self) -> None:
         if self._text is not None and self._undecoded:
             text = self._text.push(self._undecoded)
-            # What looks like a stop string before ``min_tokens`` is none.
+            # Stop strings have no effect before ``min_tokens``.
             self._ready += text if self._num_tokens <= self._params.min_tokens else self._stop.push(text)
         self._undecoded = []
 
     def _end(self, *, ends_by_token: bool) -> None:
-        """All text is there; a token that ended the sequence gives none, unless the request wants it."""
-        self.has_news = True
+        """Decode the rest; the text excludes a stop token, unless the request includes it."""
+        self.has_update = True
         if ends_by_token and self._undecoded and not self._params.include_stop_str_in_output:
             self._undecoded.pop()
         self._decode()
@@ -141,7 +141,7 @@ class ChoiceOutput:
             self._ready += self._stop.push(self._text.finish()) + self._stop.finish()
 
     def _has_stopped(self) -> bool:
-        """Whether a stop string has ended the text, and so the choice."""
+        """Whether a stop string ended the text, and thus the choice."""
         if self._stop.stopped_by is None:
             return False
         self.finish_reason = "stop"
@@ -149,11 +149,11 @@ class ChoiceOutput:
             self._ready += self._stop.stopped_by
         return True
 
-    def _described(self, token_id: int, logprobs: TokenLogprobs) -> dict[int, dict[str, object]]:
+    def _token_logprobs(self, token_id: int, logprobs: TokenLogprobs) -> dict[int, dict[str, object]]:
         ranks = {top_id: rank for rank, top_id in enumerate(logprobs.top_ids, 1)}
         by_id = {token_id: logprobs.logprob, **dict(zip(logprobs.top_ids, logprobs.top_logprobs, strict=True))}
-        return {each: self._shown(each, logprob, ranks.get(each)) for each, logprob in by_id.items()}
+        return {each: self._logprob_entry(each, logprob, ranks.get(each)) for each, logprob in by_id.items()}
 
-    def _shown(self, token_id: int, logprob: float, rank: int | None) -> dict[str, object]:
+    def _logprob_entry(self, token_id: int, logprob: float, rank: int | None) -> dict[str, object]:
         text, data = (None, None) if self._codec is None else self._codec.shown_token(token_id)
         return {"logprob": logprob, "rank": rank, "decoded_token": text, "bytes": data}

@@ -1,4 +1,4 @@
-"""What one request asks for, read from its tensors and parameters; everything that can be wrong with it is refused."""
+"""Parsing and validation of a generation request from tensors and parameters."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -22,15 +22,15 @@ _SAMPLING_NAMES = frozenset(field.name for field in fields(SamplingParams))
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A request that makes sense.
+    """A validated generation request.
 
     Attributes:
-        prompt_ids: Tokens to be continued, int32, 1-D.
-        params: How.
-        is_streamed: Responses are wanted as tokens come; False: one with everything.
+        prompt_ids: Prompt tokens, int32, 1-D.
+        params: Sampling parameters.
+        is_streamed: A response per token; False: a single response.
         outputs: Names of the outputs of each response.
-        echo: Text of the prompt, to be put before each answer; "" for none.
-        salt: Requests with another salt share no cached prefix with it.
+        echo: Text of the prompt, to prepend to each choice; "" for none.
+        salt: Requests with different salts share no cached prefix.
     """
 
     prompt_ids: npt.NDArray[np.int32]
@@ -42,11 +42,11 @@ class GenerationRequest:
 
 
 class RequestReader:
-    """Reads the requests of one model.
+    """Parses the requests of one model.
 
     Args:
-        codec: Its tokenizer; None: there is none, and only token ids come and go.
-        max_choices: Most continuations of one prompt.
+        codec: Its tokenizer; None: token ids only.
+        max_choices: Limit of ``n``.
     """
 
     def __init__(self, codec: TextCodec | None, max_choices: int) -> None:
@@ -54,17 +54,17 @@ class RequestReader:
         self._max_choices = max_choices
 
     def read(self, request: InferenceRequest) -> GenerationRequest:
-        """What the request asks for.
+        """Parse and validate a request.
 
         Raises:
-            InvalidArgumentError: Something is wrong with it; says what, and what is allowed.
+            InvalidArgumentError: It is invalid; the message says what is wrong and what is allowed.
         """
         text, prompt_ids = self._prompt(request)
         outputs = self._outputs(request)
         params = self._params(request, outputs)
-        asks_to_stream = _flag(request, tensors.STREAM, False)
-        excludes_input = _flag(request, tensors.EXCLUDE_INPUT, asks_to_stream or text is None)
-        if asks_to_stream and not excludes_input:
+        is_stream = _flag(request, tensors.STREAM, False)
+        excludes_input = _flag(request, tensors.EXCLUDE_INPUT, is_stream or text is None)
+        if is_stream and not excludes_input:
             raise InvalidArgumentError(
                 f"'{tensors.EXCLUDE_INPUT}' must not be false for a stream; put the prompt before the first response, "
                 "or ask for one response"
@@ -75,15 +75,15 @@ class RequestReader:
         return GenerationRequest(
             prompt_ids,
             params,
-            asks_to_stream and not request.is_collected,
+            is_stream and not request.is_collected,
             outputs,
             echo,
             _salt(request.call.parameters),
         )
 
     def _prompt(self, request: InferenceRequest) -> tuple[str | None, npt.NDArray[np.int32]]:
-        """Text of the prompt, None where it comes as ids, and its ids."""
-        if tensors.INPUT_IDS in request.call.inputs:  # in a graph the text that they were made of may come along
+        """Text of the prompt, None if given as ids, and its ids."""
+        if tensors.INPUT_IDS in request.call.inputs:  # in a graph, the text that was tokenized may be present as well
             return None, request.array(tensors.INPUT_IDS)
         if tensors.TEXT_INPUT not in request.call.inputs:
             raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""From a Hugging Face folder to an engine that is ready to start; imports torch."""
+"""Loading of an engine from a Hugging Face folder; imports torch."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,17 +17,18 @@ from weft_model.llm.runner import ModelRunner
 def load_engine(
     directory: Path, settings: Settings, *, after_deltas: Callable[[], None], on_lost: Callable[[WeftError], None]
 ) -> Engine:
-    """An engine with the model of the folder; not started.
+    """Load the model of the folder into a new engine, which is not started.
 
     Args:
-        directory: Has ``config.json``, and safetensors files unless the settings do without.
-        settings: Of the model.
-        after_deltas: As of ``Engine``.
-        on_lost: As of ``Engine``.
+        directory: Has ``config.json``, and safetensors files unless ``settings.has_weights`` is false.
+        settings: Settings of the model.
+        after_deltas: See ``Engine``.
+        on_lost: See ``Engine``.
 
     Raises:
         NotFoundError: A file is missing.
-        InvalidArgumentError: A file is wrong, the model is of a kind that cannot be run, or the settings do not fit it.
+        InvalidArgumentError: A file is invalid, the architecture is not supported, or the settings do not fit the
+            model.
     """
     model_config = TransformerConfig.from_folder(directory)
     config = settings.engine.resolved(model_config)

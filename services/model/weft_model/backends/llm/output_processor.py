@@ -1,4 +1,4 @@
-"""The thread that turns tokens into responses, so that neither the engine nor the event loop has to."""
+"""The thread that converts tokens into responses, which keeps this work off the engine's thread and the event loop."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -11,79 +11,79 @@ from weft_model.backends.llm.generation import Generation
 from weft_model.llm.request import Delta
 
 _LOG = get_logger("weft.model.llm")
-#: What came meanwhile is taken together, but no more than this before responses leave.
-_MAX_AT_ONCE = 1024
+#: Most queued items that are processed before responses are sent.
+_MAX_BATCH = 1024
 
-#: What the engine gave, or a generation whose reader has taken a response.
+#: Deltas of a step, or a generation whose client has read a response.
 _Item = list[tuple[Generation, Delta]] | Generation
 
 
 class OutputProcessor:
-    """Runs every ``Generation`` of one instance, on a thread of its own.
+    """Runs every ``Generation`` of one instance on a dedicated thread.
 
     Args:
-        name: Of the thread.
+        name: Name of the thread.
     """
 
     def __init__(self, name: str) -> None:
         self._inbox: SimpleQueue[_Item | None] = SimpleQueue()
-        self._gathered: list[tuple[Generation, Delta]] = []  # the engine's
+        self._step_deltas: list[tuple[Generation, Delta]] = []  # used only by the engine's thread
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def came(self, generation: Generation, delta: Delta) -> None:
-        """The engine has a delta; on its thread. Those of a step wait for ``publish``, which wakes this thread once."""
+    def add(self, generation: Generation, delta: Delta) -> None:
+        """Collect a delta, on the engine's thread, until ``publish`` passes on all deltas of a step at once."""
         if delta.error is None:
-            self._gathered.append((generation, delta))
-        else:  # need not come with a step, nor from the engine's thread
+            self._step_deltas.append((generation, delta))
+        else:  # errors may come outside of a step and from other threads
             self._inbox.put([(generation, delta)])
 
     def publish(self) -> None:
-        """The deltas that came are turned into responses; on the engine's thread, never waits."""
-        if self._gathered:
-            self._inbox.put(self._gathered)
-            self._gathered = []
+        """Queue the collected deltas for conversion; called on the engine's thread, never blocks."""
+        if self._step_deltas:
+            self._inbox.put(self._step_deltas)
+            self._step_deltas = []
 
-    def taken(self, generation: Generation) -> None:
-        """The reader has taken a response; from any thread, never waits."""
+    def on_response_taken(self, generation: Generation) -> None:
+        """Record that a client has read a response; any thread, never blocks."""
         self._inbox.put(generation)
 
     def close(self) -> None:
-        """What came before is done, and the thread has ended."""
+        """Process everything queued so far, and end the thread."""
         self._inbox.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         is_open = True
         while is_open:
-            touched: dict[Generation, None] = {}  # in the order of their first news
+            updated: dict[Generation, None] = {}  # in the order of their first update
             is_open = False
             for item in self._items():
                 if item is None:
                     break
                 if isinstance(item, Generation):
-                    item.taken()
-                    touched[item] = None
+                    item.on_response_taken()
+                    updated[item] = None
                     continue
                 for generation, delta in item:
-                    self._guarded(generation, partial(generation.add, delta))
-                    touched[generation] = None
+                    self._run_isolated(generation, partial(generation.add, delta))
+                    updated[generation] = None
             else:
                 is_open = True
-            for generation in touched:
-                self._guarded(generation, generation.flush)
+            for generation in updated:
+                self._run_isolated(generation, generation.flush)
 
     def _items(self) -> Iterator["_Item | None"]:
-        """What is there, at least one; waits for that."""
+        """The queued items; blocks for the first."""
         yield self._inbox.get()
-        for _ in range(_MAX_AT_ONCE):
+        for _ in range(_MAX_BATCH):
             try:
                 yield self._inbox.get_nowait()
             except Empty:
                 return
 
-    def _guarded(self, generation: Generation, work: Callable[[], None]) -> None:
-        """The work is done; a defect in the text of one request does not silence the others."""
+    def _run_isolated(self, generation: Generation, work: Callable[[], None]) -> None:
+        """Run ``work``; a defect fails its own request only."""
         try:
             work()
         except Exception:

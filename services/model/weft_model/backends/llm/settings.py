@@ -1,4 +1,4 @@
-"""Settings of a language model, from ``config.pbtxt`` and its place."""
+"""Settings of a language model, from ``config.pbtxt`` and its instance."""
 
 from typing import NamedTuple
 
@@ -10,21 +10,21 @@ from weft_serving.backends.parameters import ParameterReader
 
 _MAX_TEXT_BYTES, _LOAD_FORMAT = "max_text_bytes", "load_format"
 _OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT)
-#: Of ``dynamic_batching``'s queue, whose order of service the engine keeps to.
+#: Ageing of the model's queue, which the engine applies as well.
 _AGING = "priority_aging_us"
-#: Fields of ``EngineConfig`` that other parts of the configuration decide, and which.
+#: Fields of ``EngineConfig`` that are set by other parts of the configuration.
 _DECIDED = {"device": "instance_group", "aging_ns": f"parameter '{_AGING}'"}
 
 _LOAD_FORMATS = ("safetensors", "dummy")
 
 
 class Settings(NamedTuple):
-    """What a model is loaded with.
+    """Load settings of a model.
 
     Attributes:
         engine: Not yet resolved for the model.
         max_text_bytes: Longest prompt as text, in bytes of UTF-8.
-        has_weights: Whether the folder has them; False: random ones are made, for measurements.
+        has_weights: Whether to load weights; False: random ones, for benchmarks.
     """
 
     engine: EngineConfig
@@ -33,7 +33,7 @@ class Settings(NamedTuple):
 
 
 def read_settings(model: ModelContext, instance: InstanceContext | None = None) -> Settings:
-    """The settings of the model on that instance; None: on any.
+    """Read the settings of the model for ``instance``; None: independent of an instance.
 
     Raises:
         InvalidArgumentError: A parameter is unknown, or its value is not allowed.

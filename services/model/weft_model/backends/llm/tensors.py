@@ -1,4 +1,4 @@
-"""The inputs and outputs that every language model has; names and types are those of Triton's vLLM backend."""
+"""Inputs and outputs of every language model; names and types are those of Triton's vLLM backend."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from weft_model.backends.llm.chat import chat_parameters
 
 
 class TensorDeclaration(NamedTuple):
-    """Type and dims of an input or output, as ``config.pbtxt`` spells them."""
+    """Type and dims of an input or output, as written in ``config.pbtxt``."""
 
     data_type: str
     dims: tuple[int, ...]
@@ -29,7 +29,7 @@ _TEXT, _FLAG, _IDS = (
     TensorDeclaration("TYPE_INT32", (-1,)),
 )
 
-#: A request that names no outputs asks for these by an input ``return_<name>``.
+#: Outputs that a request without requested outputs selects by an input ``return_<name>``.
 ON_REQUEST = (
     FINISH_REASON,
     CUMULATIVE_LOGPROB,
@@ -63,15 +63,15 @@ OUTPUTS: Mapping[str, TensorDeclaration] = {
 
 
 def complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """The configuration with every input and output, decoupled, without a batch dimension, and with the chat template.
+    """Add every input and output, the decoupled policy and the chat template to a configuration.
 
     Args:
-        config: As ``Backend.auto_complete`` gets it. Tensors that it declares must be some of these, as they are; its
-            parameters win over what the folder says.
+        config: See ``Backend.auto_complete``. Tensors that it declares must be a subset of these; its parameters take
+            precedence over the folder's.
         directory: Version folder.
 
     Raises:
-        InvalidArgumentError: It declares other tensors, batches, or sequences.
+        InvalidArgumentError: It declares other tensors, a batch dimension, or sequence batching.
     """
     name = config.get("name", "")
     if int(config.get("max_batch_size", 0)):

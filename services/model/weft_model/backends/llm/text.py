@@ -1,4 +1,4 @@
-"""Text to token ids and back, for one model."""
+"""Tokenizer of a model: text to token ids and back."""
 
 import os
 from functools import lru_cache
@@ -13,15 +13,15 @@ from weft_serving.backends.loading import require
 from weft_serving.detokenizer import Detokenizer
 
 _FILENAME = "tokenizer.json"
-#: Texts of tokens that are kept; those that ``logprobs`` names come again and again.
-_NUM_KEPT_TEXTS = 65536
+#: Cached token texts; ``logprobs`` shows the same tokens over and over.
+_NUM_CACHED_TEXTS = 65536
 
 
 class ShownToken(NamedTuple):
-    """A token as ``logprobs`` shows it.
+    """A token as shown in ``logprobs``.
 
     Attributes:
-        text: Of the token inside a text, so with its leading space; bytes that are no character are U+FFFD.
+        text: Its text in the middle of a text, so with its leading space; bytes that form no character are U+FFFD.
         data: Its bytes there.
     """
 
@@ -30,13 +30,13 @@ class ShownToken(NamedTuple):
 
 
 class TextCodec:
-    """The tokenizer of a model. May be used from several threads.
+    """The tokenizer of a model. Thread-safe.
 
-    ``shown_token`` gives the ``ShownToken`` of a token id.
+    ``shown_token`` returns the ``ShownToken`` of a token id.
 
     Args:
-        path: Of ``tokenizer.json``. What it says about truncation and padding is not done: a prompt is taken whole.
-        max_text_bytes: A longer text is refused, in bytes of UTF-8.
+        path: Path of ``tokenizer.json``. Its truncation and padding are ignored: a prompt is encoded whole.
+        max_text_bytes: Limit of a text, in bytes of UTF-8.
 
     Raises:
         InvalidArgumentError: The file is not a tokenizer, or its decoder cannot be streamed.
@@ -54,24 +54,27 @@ class TextCodec:
         self._tokenizer.no_padding()
         self._max_text_bytes = max_text_bytes
         self.detokenizer = Detokenizer(self._tokenizer)
-        self.shown_token = lru_cache(_NUM_KEPT_TEXTS)(self._shown_token)
+        self.shown_token = lru_cache(_NUM_CACHED_TEXTS)(self._shown_token)
 
     @classmethod
-    def of_folder(cls, directory: Path, max_text_bytes: int) -> "TextCodec | None":
-        """That of a Hugging Face folder; None if it has no ``tokenizer.json``. Raises as the class."""
+    def from_folder(cls, directory: Path, max_text_bytes: int) -> "TextCodec | None":
+        """The tokenizer of a Hugging Face folder; None if it has no ``tokenizer.json``. Raises like the constructor."""
         path = directory / _FILENAME
         return cls(path, max_text_bytes) if path.is_file() else None
 
     def ids(self, text: bytes, name: str, *, adds_special_tokens: bool) -> tuple[str, npt.NDArray[np.int32]]:
-        """The text of some bytes, and its token ids.
+        """Decode and tokenize UTF-8 text.
 
         Args:
             text: UTF-8.
-            name: Of the input, for errors.
-            adds_special_tokens: Whether tokens such as ``<s>`` are put before and behind it, as the tokenizer says.
+            name: Name of the input, for errors.
+            adds_special_tokens: Whether to add tokens such as ``<s>``, as the tokenizer defines.
+
+        Returns:
+            The decoded text and its token ids.
 
         Raises:
-            InvalidArgumentError: It is not UTF-8, too long, or the tokenizer refuses it.
+            InvalidArgumentError: It is not UTF-8, too long, or the tokenizer rejects it.
         """
         if len(text) > self._max_text_bytes:
             raise InvalidArgumentError(
@@ -92,7 +95,7 @@ class TextCodec:
         return decoded, np.array(encoding.ids, np.int32)
 
     def text(self, ids: npt.NDArray[np.int32]) -> str:
-        """The text of the ids, without special tokens."""
+        """Detokenize ids, without special tokens."""
         return str(self._tokenizer.decode(ids.tolist()))
 
     def _shown_token(self, token_id: int) -> ShownToken:

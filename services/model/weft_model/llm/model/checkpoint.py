@@ -1,4 +1,4 @@
-"""The tensors in the safetensors files of a Hugging Face folder."""
+"""Reader of the safetensors files of a Hugging Face folder."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -13,16 +13,16 @@ from weft_common.errors import InvalidArgumentError, NotFoundError
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SUFFIX = ".safetensors"
-#: Types that become weights; packed and 8-bit ones would need their scales.
+#: Supported types; packed and 8-bit ones would need their scales.
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _NUM_NAMED = 5
 
 
 class Checkpoint:
-    """Open safetensors files: names, shapes, and each tensor when it is asked for. Made by ``open``.
+    """Open safetensors files; reads each tensor on demand. Created by ``open``.
 
     Args:
-        files: Which open file has each tensor, and that file's name.
+        files: The open file that holds each tensor, and that file's name.
     """
 
     def __init__(self, files: dict[str, tuple[Any, str]]) -> None:
@@ -31,16 +31,16 @@ class Checkpoint:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[Self]:
-        """The tensors of a folder; its files are closed at the end of the ``with`` statement.
+        """Open the checkpoint of a folder; leaving the ``with`` block closes its files.
 
         Args:
             path: Folder with ``model.safetensors``, or with ``model.safetensors.index.json`` and the files that it
-                names. The first is taken if both are there.
+                names. The single file takes precedence.
 
         Raises:
-            NotFoundError: There is neither, or a file that the index names is not there.
-            InvalidArgumentError: The index is not one, names a file outside of the folder or a tensor that is not where
-                it says; or a file is torn.
+            NotFoundError: Both are missing, or a file that the index names is.
+            InvalidArgumentError: The index is malformed, names a file outside of the folder or a tensor that is not in
+                the file it names; or a file is truncated.
         """
         with ExitStack() as stack:
             index = {} if (path / _SINGLE).is_file() else _read_index(path)
@@ -59,14 +59,14 @@ class Checkpoint:
             yield cls(files)
 
     def check(self, wanted: dict[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
-        """Hold names, shapes and types against what the model wants, before any data is read.
+        """Validate names, shapes and types against those of the model, before any data is read.
 
         Args:
-            wanted: Shape of every tensor that must be there.
-            ignored: Names that may be there as well.
+            wanted: Shape of every required tensor.
+            ignored: Names that may be present as well.
 
         Raises:
-            InvalidArgumentError: Tensors are missing, surplus, or not of the shape or type wanted.
+            InvalidArgumentError: Tensors are missing, unexpected, or of another shape or type.
         """
         cure = "config.json and the weights are of different models"
         if missing := sorted(wanted.keys() - self._files):
@@ -87,7 +87,7 @@ class Checkpoint:
                 )
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor ``name``, on the CPU, as stored; a copy of its own.
+        """Copy the tensor ``name`` to the CPU, with its stored type.
 
         Raises:
             InvalidArgumentError: Its file cannot be read.
@@ -113,7 +113,7 @@ def _read_index(path: Path) -> dict[str, str]:
     if not isinstance(index, dict) or not index or not all(isinstance(name, str) for name in index.values()):
         raise InvalidArgumentError(f"{path / _INDEX} must have 'weight_map' with a file name for each tensor")
     for tensor, name in index.items():
-        # A name with a folder in it, in any system's spelling, could read files outside of the model's folder.
+        # Path traversal: a name with a directory, in any system's syntax, could read files outside of the folder.
         if PurePosixPath(name).name != name or "\\" in name or ":" in name or not name.endswith(_SUFFIX):
             raise InvalidArgumentError(
                 f"{path / _INDEX}: '{tensor}' must be in a {_SUFFIX} file of the same folder, got {name!r}"

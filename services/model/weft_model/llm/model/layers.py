@@ -12,23 +12,23 @@ from weft_model.llm.model.weights import Weights, layer_prefix
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """What every layer needs to know about the tokens of a step; T tokens of B sequences.
+    """Inputs of a step that all layers share; T tokens of B sequences.
 
     Attributes:
-        positions: Of each token in its sequence, int32 ``[T]``.
-        slot_map: Where the keys and values of each token go, block times block size plus offset, int64 ``[T]``.
+        positions: Position of each token in its sequence, int32 ``[T]``.
+        slot_mapping: Slot in the KV cache for each token, block times block size plus offset, int64 ``[T]``.
         block_tables: Blocks of each sequence in order, int32 ``[B, M]``.
         q_start: First token of each sequence, and T, int32 ``[B + 1]``.
         ctx_len: Tokens of each sequence after the step, int32 ``[B]``.
         max_q_len: Most tokens of one sequence in the step.
         max_ctx_len: Largest ``ctx_len``.
-        cos: Of the rotary embedding by position, float32 ``[max_positions, head_dim / 2]``.
-        sin: The same.
-        cache: What the operations of the first layer leave for those of the others.
+        cos: Cosines of the rotary embedding by position, float32 ``[max_positions, head_dim / 2]``.
+        sin: Sines, of the same shape.
+        cache: Results that operations of the first layer share with those of later layers.
     """
 
     positions: torch.Tensor
-    slot_map: torch.Tensor
+    slot_mapping: torch.Tensor
     block_tables: torch.Tensor
     q_start: torch.Tensor
     ctx_len: torch.Tensor
@@ -40,13 +40,13 @@ class StepInput:
 
 
 class DecoderLayer:
-    """Attention and feed-forward layer, each behind a norm and added to the residual stream.
+    """Pre-norm decoder layer: attention and MLP, each added to the residual stream.
 
     Args:
         config: The model.
-        index: Which of its layers.
-        weights: Of the whole model, by the names of ``weights.weight_parts``. Not copied.
-        deterministic: Use operations whose rows do not depend on the other rows.
+        index: Index of the layer.
+        weights: Weights of the whole model, by the names of ``weights.weight_parts``. Not copied.
+        deterministic: Use operations whose rows do not depend on other rows.
     """
 
     def __init__(self, config: TransformerConfig, index: int, weights: Weights, *, deterministic: bool) -> None:
@@ -77,13 +77,13 @@ class DecoderLayer:
         """Run the layer on the tokens of a step, and store their keys and values.
 
         Args:
-            hidden: What the layer before added, ``[T, hidden_size]``.
+            hidden: Output of the previous layer, not yet added to the residual stream, ``[T, hidden_size]``.
             residual: The residual stream without it; None before the first layer.
             step: The tokens.
             kv_layer: This layer's part of the KV cache, ``[num_blocks, 2, block_size, num_kv_heads, head_dim]``.
 
         Returns:
-            What this layer's second half adds, and the residual stream without it.
+            The output of this layer's MLP, and the residual stream without it.
         """
         deterministic = self._deterministic
         x, residual = ops.rms_norm(hidden, self._input_norm, self._eps, residual)
@@ -100,7 +100,9 @@ class DecoderLayer:
         q, k, v = heads.split(self._head_counts, dim=1)
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._normed(q, self._q_norm), self._normed(k, self._k_norm)
-        ops.rope_and_store(q, k, v, step.cos, step.sin, step.positions, step.slot_map, kv_layer, step_cache=step.cache)
+        ops.rope_and_store(
+            q, k, v, step.cos, step.sin, step.positions, step.slot_mapping, kv_layer, step_cache=step.cache
+        )
         out = ops.paged_attention(
             q,
             kv_layer,

@@ -9,26 +9,26 @@ from weft_model.llm import ops
 from weft_model.llm.model.layers import DecoderLayer, StepInput
 from weft_model.llm.model.model_config import TransformerConfig
 from weft_model.llm.model.rope import rope_tables
-from weft_model.llm.model.weights import EMBEDDING, FINAL_NORM, LM_HEAD, is_product, weight_parts
+from weft_model.llm.model.weights import EMBEDDING, FINAL_NORM, LM_HEAD, is_matmul_weight, weight_parts
 
 
 class LlamaModel:
-    """A decoder that computes some tokens of some sequences at a time, over a KV cache in blocks.
+    """A decoder that computes any tokens of any sequences in one step, over a paged KV cache.
 
-    The letters of shapes: T tokens of a step, B sequences of a step, M blocks in the longest table, S rows of logits.
-    Nothing here tells a prompt from an answer: a step may have 1 token of one sequence and 500 of another.
+    Shape letters: T tokens of a step, B sequences of a step, M blocks in the longest table, S rows of logits. There is
+    no prefill or decode mode: a step may have 1 token of one sequence and 500 of another.
 
     Args:
         config: The model.
-        weights: By the names of ``weights.weight_parts``. Not copied where type, device and order in memory are
-            right already, as those of ``weights.load_folder`` are.
-        dtype: Type in which it computes, and of the KV cache.
-        device: Where it computes.
-        deterministic: The hidden state of a token does not depend on which other tokens the step has, bit by bit.
-        max_model_len: Positions that can be asked for; 0: as many as the model can do.
+        weights: Weights by the names of ``weights.weight_parts``. Not copied if type, device and memory order are right
+            already, as those of ``weights.load_folder`` are.
+        dtype: Type of computation and KV cache.
+        device: Device of computation.
+        deterministic: The hidden state of a token is bitwise independent of the other tokens of the step.
+        max_model_len: Number of supported positions; 0: the context length of the model.
 
     Raises:
-        InvalidArgumentError: A weight is missing, or ``max_model_len`` is more than the model can do.
+        InvalidArgumentError: A weight is missing, or ``max_model_len`` exceeds the context length of the model.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class LlamaModel:
                 f"take them from load_folder or random_weights with the same configuration"
             )
         own = {name: weight.to(device=device, dtype=dtype) for name, weight in weights.items()}
-        own |= {name: ops.linear_weight(weight) for name, weight in own.items() if is_product(name, weight)}
+        own |= {name: ops.linear_weight(weight) for name, weight in own.items() if is_matmul_weight(name, weight)}
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
@@ -77,28 +77,28 @@ class LlamaModel:
         block_tables: torch.Tensor,
         q_start: torch.Tensor,
         ctx_len: torch.Tensor,
-        slot_map: torch.Tensor,
+        slot_mapping: torch.Tensor,
         max_q_len: int,
         max_ctx_len: int,
     ) -> torch.Tensor:
-        """Hidden states of the tokens of a step; their keys and values are in ``kv`` afterwards.
+        """Compute the hidden states of the tokens of a step, and store their keys and values in ``kv``.
 
         Args:
-            token_ids: int32 or int64 ``[T]``, those of one sequence next to one another.
-            positions: int32 ``[T]``, of each token in its sequence.
+            token_ids: int32 or int64 ``[T]``, contiguous per sequence.
+            positions: int32 ``[T]``, position of each token in its sequence.
             kv: KV cache of ``kv_shape`` and ``dtype``. Changed in place.
             block_tables: int32 ``[B, M]``: blocks of each sequence in order, 0 behind the last.
             q_start: int32 ``[B + 1]``: first token of each sequence, and T.
-            ctx_len: int32 ``[B]``: tokens of each sequence, those of this step among them.
-            slot_map: int64 ``[T]``: block times block size plus offset, where keys and values of each token go.
+            ctx_len: int32 ``[B]``: tokens of each sequence, including those of this step.
+            slot_mapping: int64 ``[T]``: block times block size plus offset, the slot of each token's keys and values.
             max_q_len: Most tokens of one sequence in the step.
             max_ctx_len: Largest ``ctx_len``.
 
         Returns:
-            ``[T, hidden_size]``, normed, of type ``dtype``.
+            ``[T, hidden_size]``, after the final norm, of type ``dtype``.
         """
         step = StepInput(
-            positions, slot_map, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._cos, self._sin
+            positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._cos, self._sin
         )
         with torch.inference_mode():
             hidden = torch.nn.functional.embedding(token_ids, self._embedding)
@@ -109,6 +109,6 @@ class LlamaModel:
         return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores of every token to come next, float32 ``[S, vocab_size]``, for rows of what ``forward`` returned."""
+        """Next-token logits, float32 ``[S, vocab_size]``, for rows of the result of ``forward``."""
         with torch.inference_mode():
             return ops.linear(hidden, self._lm_head, deterministic=self._deterministic).float()

@@ -1,4 +1,4 @@
-"""The shape of a Llama-like model, from the ``config.json`` of its Hugging Face folder."""
+"""Architecture of a Llama-like model, from the ``config.json`` of its Hugging Face folder."""
 
 import json
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from typing import Any, Self
 from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_model.llm.model.rope_config import checked_rope, rope_of_config
 
-#: Bytes of one number of each type that weights and the KV cache may have.
+#: Bytes per element of each type of weights and KV cache.
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 _LLAMA, _QWEN2, _QWEN3, _MISTRAL = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"
-#: What a ``config.json`` of each architecture means where it is silent.
+#: Defaults of transformers for absent fields, by architecture.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     _LLAMA: {"max_position_embeddings": 2048},
     _QWEN2: {"max_position_embeddings": 32768, "num_key_value_heads": 32},
@@ -34,27 +34,27 @@ class TransformerConfig:
 
     Attributes:
         architecture: Class name in transformers, one of ``LlamaForCausalLM``, ``Qwen2ForCausalLM``,
-            ``Qwen3ForCausalLM``, ``MistralForCausalLM``. Nothing is computed differently because of it.
+            ``Qwen3ForCausalLM``, ``MistralForCausalLM``. Informational: the other fields describe the differences.
         vocab_size: Rows of the embedding and of the logits.
         hidden_size: Width of the residual stream.
-        intermediate_size: Width inside the feed-forward layer.
+        intermediate_size: Inner width of the MLP.
         num_layers: Decoder layers.
         num_heads: Query heads.
         num_kv_heads: Key and value heads; divides ``num_heads``.
         head_dim: Width of a head, even. Need not be ``hidden_size / num_heads``.
         rope: Rotary embedding as in ``rope_parameters`` of transformers: ``rope_type`` (``default``, ``linear``,
-            ``dynamic``, ``yarn``, ``llama3``), ``rope_theta`` and what the type needs.
+            ``dynamic``, ``yarn``, ``llama3``), ``rope_theta`` and the parameters of the type.
         rms_norm_eps: Added to the mean square in every norm.
-        max_position_embeddings: Longest text as trained, in tokens.
-        tie_word_embeddings: The logits use the embedding's weight.
-        has_qk_norm: Each head of queries and keys is normed before it is rotated.
-        has_qkv_bias: The projections to queries, keys and values add a bias.
-        has_output_bias: The projection out of attention adds a bias.
-        sliding_window: How many of the last tokens a token sees, itself one of them, in ``sliding_layers``. 0: all.
-        sliding_layers: Whether each layer slides. Empty: all do, if there is a window.
-        eos_token_ids: Any of these ends a text.
-        bos_token_id: Begins a text; None: none does.
-        dtype: Type of the weights as published: ``float32``, ``float16`` or ``bfloat16``.
+        max_position_embeddings: Context length in training, in tokens.
+        tie_word_embeddings: The LM head shares the embedding's weight.
+        has_qk_norm: Queries and keys are normed per head before the rotary embedding.
+        has_qkv_bias: The query, key and value projections have a bias.
+        has_output_bias: The output projection of attention has a bias.
+        sliding_window: Tokens that a token attends to, including itself, in ``sliding_layers``. 0: all.
+        sliding_layers: Whether each layer uses the window. Empty: all layers do, if there is one.
+        eos_token_ids: End-of-text tokens.
+        bos_token_id: Beginning-of-text token; None: there is none.
+        dtype: Type of the published weights: ``float32``, ``float16`` or ``bfloat16``.
 
     Raises:
         InvalidArgumentError: A value is missing, not of its type, out of range or not supported.
@@ -102,16 +102,16 @@ class TransformerConfig:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Window of each layer, in tokens; 0 where it sees the whole text."""
+        """Attention window of each layer, in tokens; 0: full attention."""
         is_sliding = self.sliding_layers or (True,) * self.num_layers
         return tuple(self.sliding_window if slides else 0 for slides in is_sliding)
 
     @property
     def max_context_len(self) -> int:
-        """Longest text that the model can do, in tokens: as trained, or as its rotary embedding stretches it.
+        """Context length in tokens: as trained, or as extended by the type of rotary embedding.
 
-        Type ``dynamic`` stretches as texts grow, which would change keys that are stored already; it is used as far as
-        it has no effect.
+        Type ``dynamic`` rescales as the context grows, which would invalidate stored keys; it is limited to the trained
+        length, where it has no effect.
         """
         trained, rope = self.max_position_embeddings, self.rope
         if rope["rope_type"] == "linear":
@@ -126,11 +126,11 @@ class TransformerConfig:
 
     @classmethod
     def from_folder(cls, path: Path) -> Self:
-        """The model of a Hugging Face folder.
+        """Read the configuration of a Hugging Face folder.
 
         Args:
-            path: Folder with ``config.json``. End-of-text tokens of ``generation_config.json``, if that is there, go
-                before those of ``config.json``.
+            path: Folder with ``config.json``. End-of-text tokens of ``generation_config.json``, if present, take
+                precedence over those of ``config.json``.
 
         Raises:
             NotFoundError: There is no ``config.json``.
@@ -142,7 +142,7 @@ class TransformerConfig:
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> Self:
-        """The model of a parsed ``config.json``, and of a ``generation_config.json`` if there is one.
+        """Convert a parsed ``config.json`` and, optionally, a parsed ``generation_config.json``.
 
         Raises:
             InvalidArgumentError: The model is not supported; the message names the field.
@@ -212,7 +212,7 @@ def _refuse_unsupported(values: Mapping[str, Any]) -> None:
 def _sliding(
     architecture: str, config: Mapping[str, Any], values: Mapping[str, Any], num_layers: int
 ) -> tuple[int, tuple[bool, ...]]:
-    """The window and which layers have it, by the rules of each architecture."""
+    """The window and the layers that use it, by the rules of each architecture."""
     if architecture == _LLAMA:
         return 0, ()
     types = values.get("layer_types")

@@ -1,4 +1,4 @@
-"""Tables of the rotary position embedding: cosines and sines by position."""
+"""Rotary position embedding: tables of cosines and sines by position."""
 
 import math
 from typing import Any
@@ -11,16 +11,16 @@ from weft_model.llm.model.model_config import TransformerConfig
 def rope_tables(config: TransformerConfig, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines for positions 0 to ``num_positions - 1``.
 
-    Computed in float32 in the order in which transformers does it, so that positions far out have its angles.
+    Computed in float32 in the same order as in transformers, so that angles agree at large positions.
 
     Args:
         config: Its ``rope`` and ``head_dim`` are used.
-        num_positions: Rows wanted. For type ``dynamic`` at most ``max_position_embeddings``, where it changes nothing:
-            beyond, the angles of stored keys would depend on how long the text is.
+        num_positions: Rows. For type ``dynamic`` at most ``max_position_embeddings``, where the type has no effect:
+            beyond it, the angles of stored keys would depend on the length of the context.
 
     Returns:
-        Two tensors, float32, shape ``[num_positions, head_dim / 2]``, on the CPU, with the factor of type ``yarn`` on
-        attention already in them.
+        Two tensors, float32, shape ``[num_positions, head_dim / 2]``, on the CPU, with the attention factor of type
+        ``yarn`` multiplied in.
     """
     rope = config.rope
     frequencies = 1.0 / _powers(rope["rope_theta"], config.head_dim)
@@ -43,7 +43,7 @@ def _powers(theta: float, head_dim: int) -> torch.Tensor:
 
 
 def _llama3(frequencies: torch.Tensor, rope: dict[str, Any]) -> torch.Tensor:
-    """Long waves are stretched by ``factor``, short ones stay, those between are mixed."""
+    """Scale long wavelengths by ``factor``, keep short ones, interpolate in between."""
     original = rope["original_max_position_embeddings"]
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     wave_lengths = 2 * math.pi / frequencies
@@ -58,7 +58,7 @@ def _llama3(frequencies: torch.Tensor, rope: dict[str, Any]) -> torch.Tensor:
 
 
 def _yarn(rope: dict[str, Any], head_dim: int) -> torch.Tensor:
-    """Dimensions that turn often stay, those that turn seldom are stretched, a ramp lies between."""
+    """Keep dimensions of high frequency, scale those of low frequency, with a linear ramp in between."""
     theta, original = rope["rope_theta"], rope["original_max_position_embeddings"]
 
     def dimension(num_turns: float) -> float:

@@ -1,4 +1,4 @@
-"""What ``config.json`` says about rotary position embeddings, in one checked form."""
+"""Rotary position embedding settings of ``config.json``, validated and normalised."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 from weft_common.errors import InvalidArgumentError
 
-#: Numbers that each type cannot do without, and those that it may have, besides ``rope_theta``.
+#: Required and optional numbers of each type, besides ``rope_theta``.
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -22,15 +22,15 @@ _DEFAULT_THETA = 10000.0
 
 
 def rope_of_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary embedding of a ``config.json``, as of transformers 5 or of before.
+    """Rotary embedding settings of a ``config.json``, written by transformers 5 or earlier.
 
-    Before, ``rope_theta`` stood beside ``rope_scaling``; now both are in ``rope_parameters``.
+    Earlier versions put ``rope_theta`` beside ``rope_scaling``; version 5 has both in ``rope_parameters``.
 
     Args:
         config: The parsed file.
 
     Returns:
-        ``rope_type``, ``rope_theta`` and what the type needs, as ``checked_rope`` returns it.
+        ``rope_type``, ``rope_theta`` and the parameters of the type, as returned by ``checked_rope``.
 
     Raises:
         InvalidArgumentError: The type is not supported, or a value is missing or wrong.
@@ -49,11 +49,11 @@ def rope_of_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_rope(rope: Mapping[str, Any], *, where: str = "rope") -> dict[str, Any]:
-    """``rope`` with its defaults, every number checked, and nothing in it that has no effect.
+    """``rope`` with defaults filled in, every number validated, and ineffective entries removed.
 
     Args:
         rope: Keys as in ``rope_parameters`` of transformers.
-        where: What errors begin with.
+        where: Prefix of error messages.
 
     Raises:
         InvalidArgumentError: The type is not supported, or a value is missing or wrong.

@@ -1,7 +1,7 @@
-"""Weights of a ``LlamaModel``: read from a Hugging Face folder, drawn at random, or made so that the text is known.
+"""Weights of a ``LlamaModel``: loaded from a Hugging Face folder, random, or with a known greedy output.
 
-Projections that read the same input are one tensor here: queries, keys and values (``qkv_proj``), gate and up
-(``gate_up_proj``). One large product is quicker than several small ones.
+Projections with the same input are fused into one tensor, because one large matrix product is faster than several small
+ones: queries, keys and values (``qkv_proj``), gate and up (``gate_up_proj``).
 """
 
 from pathlib import Path
@@ -22,19 +22,19 @@ EMBEDDING, FINAL_NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm.weight
 
 
 class Part(NamedTuple):
-    """A tensor of a Hugging Face folder; parts of one weight follow one another along the first dimension."""
+    """A tensor of a Hugging Face folder; the parts of a fused weight are concatenated along the first dimension."""
 
     name: str
     shape: tuple[int, ...]
 
 
 def layer_prefix(index: int) -> str:
-    """What the names of the weights of layer ``index`` begin with."""
+    """Prefix of the weight names of layer ``index``."""
     return f"model.layers.{index}."
 
 
 def weight_parts(config: TransformerConfig) -> dict[str, list[Part]]:
-    """Every weight of the model by name, and of which tensors of a folder it is made."""
+    """Every weight of the model by name, with the checkpoint tensors that it is fused from."""
     width, vocabulary = config.hidden_size, config.vocab_size
     parts = {EMBEDDING: [Part(EMBEDDING, (vocabulary, width))]}
     for index in range(config.num_layers):
@@ -48,20 +48,20 @@ def weight_parts(config: TransformerConfig) -> dict[str, list[Part]]:
 def load_folder(
     path: Path, config: TransformerConfig, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Weights:
-    """The weights in the safetensors files of a Hugging Face folder.
+    """Load the weights from the safetensors files of a Hugging Face folder.
 
-    Names, shapes and types of all tensors are checked before any is read.
+    Names, shapes and types of all tensors are validated before any is read.
 
     Args:
         path: The folder.
         config: Its model.
         dtype: Type of the result; None: ``config.dtype``.
-        device: Where the result goes, tensor by tensor, so that the CPU holds one at a time.
+        device: Device of the result; tensors are copied one by one, so the CPU holds one at a time.
 
     Raises:
         NotFoundError: A file is missing.
-        InvalidArgumentError: A file is torn, or a tensor is missing, surplus or not of its shape; the message names it,
-            what was wanted and what is there.
+        InvalidArgumentError: A file is truncated, or a tensor is missing, unexpected or of another shape; the message
+            has its name, the expected and the actual shape.
     """
     dtype = dtype or getattr(torch, config.dtype)
     layout = weight_parts(config)
@@ -74,25 +74,25 @@ def load_folder(
             for part in parts:
                 weight[row : row + part.shape[0]].copy_(checkpoint.read(part.name))
                 row += part.shape[0]
-            weights[name] = ops.linear_weight(weight) if is_product(name, weight) else weight
+            weights[name] = ops.linear_weight(weight) if is_matmul_weight(name, weight) else weight
     return weights
 
 
-def is_product(name: str, weight: torch.Tensor) -> bool:
-    """Whether ``weight`` is multiplied with, and not looked up by row or added."""
+def is_matmul_weight(name: str, weight: torch.Tensor) -> bool:
+    """Whether ``weight`` is a matrix of a product, and not the embedding, a norm or a bias."""
     return weight.dim() == 2 and name != EMBEDDING
 
 
 def random_weights(
     config: TransformerConfig, seed: int, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Weights:
-    """Normal numbers that keep activations near 1: projections by their input's width, norms 1, biases 0.1.
+    """Normal random weights that keep activations near 1: matrices scaled by their input width, norms 1, biases 0.1.
 
     Args:
         config: The model.
-        seed: The same seed gives the same weights on the same kind of device.
+        seed: The same seed gives the same weights on the same type of device.
         dtype: Type of the result; None: ``config.dtype``.
-        device: Where they are drawn and stay.
+        device: Device of the generator and the result.
     """
     dtype = dtype or getattr(torch, config.dtype)
     generator = torch.Generator(device).manual_seed(seed)
@@ -117,24 +117,23 @@ def permutation_weights(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
 ) -> Weights:
-    """Weights of a model that takes the whole path of computing and whose greedy text is known.
+    """Weights whose greedy output is known, while the forward pass runs all operations.
 
-    After token ``t`` comes ``permutation(...)[t]``: rows of the embedding are random unit vectors, the row of the
-    logits for the next token is the embedding of the one before it, and what attention and feed-forward layers add to
-    it is made small.
+    Token ``t`` is followed by ``permutation(...)[t]``: rows of the embedding are random unit vectors, the LM head's row
+    of each token is the embedding of its predecessor, and the outputs of attention and MLP are scaled down.
 
     Args:
         config: The model, with ``tie_word_embeddings`` false.
-        seed: Of the weights and of the permutation.
-        epsilon: Factor on what each layer adds; the text is as said as long as it is small.
-        cycle_len: As of ``permutation``.
-        corrupted: As of ``permutation``.
+        seed: Seed of the weights and of the permutation.
+        epsilon: Factor on the output of each layer; the greedy output is as stated while it is small.
+        cycle_len: See ``permutation``.
+        corrupted: See ``permutation``.
         dtype: Type of the result; None: ``config.dtype``.
-        device: Where the result goes.
+        device: Device of the result.
 
     Raises:
-        InvalidArgumentError: The model ties its embeddings, so that every token would be followed by itself; or the
-            permutation cannot be made.
+        InvalidArgumentError: The model ties its embeddings, so that every token would be followed by itself; or an
+            argument of ``permutation`` is invalid.
     """
     if config.tie_word_embeddings:
         raise InvalidArgumentError("tie_word_embeddings must be false for a permutation model, got True")
@@ -150,14 +149,14 @@ def permutation_weights(
 
 
 def permutation(vocab_size: int, seed: int, *, cycle_len: int = 0, corrupted: float = 0.0) -> npt.NDArray[np.int64]:
-    """Which token follows each token in the text of a permutation model.
+    """The successor of each token in the output of a permutation model.
 
     Args:
-        vocab_size: Tokens.
-        seed: Of the draw.
-        cycle_len: After so many tokens the text repeats; divides ``vocab_size``. 0: ``vocab_size``.
-        corrupted: Part of the tokens, 0 to 1, that are followed by another token than with 0, as in a draft model that
-            guesses wrong so often. A single token cannot be.
+        vocab_size: Number of tokens.
+        seed: Seed of the draw.
+        cycle_len: Period of the output; divides ``vocab_size``. 0: ``vocab_size``.
+        corrupted: Share of the tokens, 0 to 1, whose successor differs from that with 0, as in a draft model with this
+            error rate. A single token cannot be corrupted.
 
     Returns:
         A permutation, shape ``[vocab_size]``.
@@ -212,6 +211,6 @@ def _shape(parts: list[Part]) -> tuple[int, ...]:
 
 
 def _ignored(config: TransformerConfig) -> list[str]:
-    """Tensors that folders may have and that follow from others."""
+    """Tensors that a checkpoint may contain and that are derived from others."""
     frequencies = [f"{layer_prefix(index)}self_attn.rotary_emb.inv_freq" for index in range(config.num_layers)]
     return [*frequencies, LM_HEAD] if config.tie_word_embeddings else frequencies

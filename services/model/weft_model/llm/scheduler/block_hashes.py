@@ -1,4 +1,4 @@
-"""Names of cached blocks: a keyed hash of a block's tokens and of everything before them."""
+"""Identity of cached blocks: a keyed hash of a block's tokens and of everything before them."""
 
 from array import array
 from collections.abc import Mapping
@@ -10,14 +10,15 @@ _DIGEST_BYTES = 16
 class BlockHasher:
     """Chain hashes: BLAKE2b, 128 bits, keyed, over the parent's hash and the block's tokens.
 
-    Equal hashes mean equal KV, so all that KV depends on goes in: every token before, the tenant's salt, and the fields
-    that name the model. The key makes collisions unfindable for clients, who choose the tokens.
+    Equal hashes mean equal KV, so the hash covers everything that KV depends on: all preceding tokens, the tenant's
+    salt, and the fields that identify the model. The secret key prevents clients, who choose the tokens, from
+    constructing collisions.
 
     Args:
-        key: Secret, up to 64 bytes; one for each process is enough.
+        key: Secret, up to 64 bytes; one per process is enough.
         block_size: Tokens of a block.
-        fields: What else KV depends on, such as the model, an adapter, the dtype of the cache. Each name and value goes
-            in with its length, so that no value can pose as another field.
+        fields: What else KV depends on, such as the model, an adapter, the dtype of the cache. Each name and value is
+            hashed with its length, so that no value can imitate another field.
     """
 
     def __init__(self, key: bytes, block_size: int, fields: Mapping[str, str]) -> None:
@@ -31,11 +32,11 @@ class BlockHasher:
     def root(self, salt: bytes) -> bytes:
         """Parent of the first block of every sequence with this salt."""
         root = self._root.copy()
-        root.update(salt)  # last, and alone without its length: nothing follows that it could run into
+        root.update(salt)  # needs no length, because nothing follows it
         return root.digest()
 
     def extend(self, hashes: list[bytes], root: bytes, tokens: "array[int]", num_blocks: int) -> None:
-        """``hashes`` has those of the first ``num_blocks`` blocks of ``tokens``; what it has already is kept."""
+        """Append to ``hashes`` until it has those of the first ``num_blocks`` blocks of ``tokens``."""
         block_size, keyed = self._block_size, self._block
         parent = hashes[-1] if hashes else root
         for index in range(len(hashes), num_blocks):

@@ -1,34 +1,33 @@
-"""Blocks of the KV cache: who owns them, which are free, what the free ones still hold. ``BlockPool``."""
+"""Paged KV cache: ownership of blocks, the free list and the prefix cache. ``BlockPool``."""
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 
 from weft_model.llm.scheduler.block_hashes import BlockHasher
 
-#: Never allocated: padding writes there. Its list entries are the ends of the free list.
+#: Never allocated: padding writes there. Its links are the two ends of the free list.
 NULL_BLOCK = 0
 
 
 class BlockPool:
-    """Reference counts, the free list and the index of cached blocks. One thread owns it.
+    """Reference counts, the free list and the prefix cache index. Not thread-safe.
 
-    A block without an owner is free, and stays in the index as long as it is not allocated again; free blocks are
-    allocated in the order in which they became free, those that are not in the index before all others. Taking any
-    block out of the free list costs O(1).
+    A block without an owner is free, and stays in the index until it is allocated again. Free blocks outside the index
+    are allocated first, then the least recently freed. The free list is doubly linked: removing any block costs O(1).
 
     Args:
-        num_blocks: All blocks, with the null block.
+        num_blocks: All blocks, including the null block.
         block_size: Tokens of a block.
-        enable_prefix_caching: False: nothing is ever found.
-        key: Of the hashes, secret, up to 64 bytes.
+        enable_prefix_caching: False: ``match`` never finds a block.
+        key: Secret key of the hashes, up to 64 bytes.
         fields: See ``BlockHasher``.
 
     Attributes:
-        hasher: Makes the hashes that ``match`` and ``commit`` take.
+        hasher: Computes the hashes that ``match`` and ``commit`` take.
         num_free: Blocks that can be allocated.
 
     Raises:
-        ValueError: There is no block but the null block.
+        ValueError: ``num_blocks`` is less than 2.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class BlockPool:
         return self.capacity - self.num_free
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:
-        """The cached blocks of the longest prefix of ``hashes`` that is cached whole. Changes nothing."""
+        """The cached blocks of the longest cached prefix of ``hashes``. Changes nothing."""
         blocks = []
         for block_hash in hashes:
             block = self._index.get(block_hash)
@@ -74,14 +73,14 @@ class BlockPool:
         return blocks
 
     def acquire(self, blocks: Iterable[int]) -> None:
-        """Each of ``blocks``, cached or owned, has one owner more."""
+        """Add an owner to each of ``blocks``, which are cached or owned."""
         for block in blocks:
             if not self._ref[block]:
                 self._unlink(block)
             self._ref[block] += 1
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Blocks with one owner, in no cache; what they held is forgotten.
+        """Take ``num_blocks`` free blocks, remove them from the index, and give each one owner.
 
         Raises:
             ValueError: Fewer are free; nothing was changed.
@@ -98,20 +97,20 @@ class BlockPool:
         return blocks
 
     def free(self, table: Sequence[int]) -> None:
-        """Each block of ``table`` has one owner less; the last of them is the first to be allocated again."""
+        """Remove an owner from each block of ``table``; its last block is reallocated first."""
         for block in reversed(table):
             self._ref[block] -= 1
             if not self._ref[block]:
-                # One that nobody can find again goes before all that somebody may.
+                # A block outside the index cannot be reused by a later prompt, so it is allocated first.
                 self._link(block, NULL_BLOCK if self._hash[block] is None else self._prev[NULL_BLOCK])
 
     def fork(self, table: Sequence[int]) -> list[int]:
-        """A copy of ``table``, whose owner owns the same blocks."""
+        """A copy of ``table`` whose blocks have one more owner each."""
         self.acquire(table)
         return list(table)
 
     def is_shared(self, block: int) -> bool:
-        """Whether somebody else reads it or may find it, so that its owner must not write."""
+        """Whether the block has another owner or is in the index, so that its owner must not write to it."""
         return self._ref[block] + (self._hash[block] is not None) > 1
 
     def num_owners(self, block: int) -> int:
@@ -119,7 +118,7 @@ class BlockPool:
         return self._ref[block]
 
     def commit(self, block: int, block_hash: bytes) -> None:
-        """``block``, owned and computed, can be found by ``block_hash``, unless another can be already."""
+        """Add ``block``, owned and computed, to the index, unless another block has the same hash."""
         if self.enable_prefix_caching and self._hash[block] is None and block_hash not in self._index:
             self._hash[block] = block_hash
             self._index[block_hash] = block

@@ -1,4 +1,4 @@
-"""What the penalties of one sequence need to know of its tokens: ``PenaltyRow``, kept up token by token."""
+"""Token counts and biases of one sequence for penalties, updated per token: ``PenaltyRow``."""
 
 from array import array
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ class PenaltyRow:
     Args:
         params: Penalties, biases and ``min_tokens`` of the sequence.
         tokens: All its tokens so far.
-        num_prompt: How many of them are the prompt.
-        stop_ids: Tokens that end it, forbidden until it has ``min_tokens`` new ones.
+        num_prompt: Length of the prompt.
+        stop_ids: Stop tokens, suppressed until the sequence has ``min_tokens`` new tokens.
 
     Attributes:
-        tokens: Token ids, int32, each once.
-        counts: Times that each is in the output; 0: in the prompt only; -1: in neither.
-        biases: To be added to each one's logit, float32; minus infinity while forbidden.
+        tokens: Unique token ids, int32.
+        counts: Occurrences of each in the output; 0: in the prompt only; -1: in neither.
+        biases: Added to the logit of each, float32; minus infinity while suppressed.
     """
 
     __slots__ = ("_forbidden", "_keeps_counts", "_num_to_allow", "_places", "biases", "counts", "tokens")
@@ -48,7 +48,7 @@ class PenaltyRow:
             self.append(token)
 
     def append(self, token: int) -> None:
-        """The output has one ``token`` more."""
+        """Count ``token`` as the next output token."""
         if self._keeps_counts:
             place = self._places.get(token)
             if place is None:

@@ -1,4 +1,4 @@
-"""Turns the sequences that a step computes into its arrays: ``build_plan``."""
+"""Converts the sequences of a step into arrays: ``build_plan``."""
 
 from array import array
 from collections.abc import Sequence as Seq
@@ -21,42 +21,44 @@ def build_plan(
     last_blocks: Int32,
     *,
     changed: Seq[Sequence],
-    is_any_asking: bool,
+    has_sampling_extras: bool,
     block_size: int,
 ) -> ForwardPlan:
-    """The plan of a step; its sequences count as known to the runner from then on.
+    """Build the plan of a step, and mark the block tables and slots of its sequences as uploaded.
 
     Args:
-        step: Sequences with ``num_scheduled`` tokens to compute and a table with blocks for them.
+        step: Sequences with ``num_scheduled`` tokens to compute and blocks for them.
         sampled: Those of ``step``, in its order, that compute their last known token.
-        done: ``num_done`` of the first of ``step``, as many as compute their last known token and no other.
-        last_blocks: Of these the last block.
-        changed: Those of ``step`` whose table or slot the runner does not know.
-        is_any_asking: Some sequences ask for log probabilities or penalties.
+        done: ``num_computed_tokens`` of the decodes, which come first in ``step`` and compute one token each.
+        last_blocks: The last block of each decode.
+        changed: Those of ``step`` whose block table or slot is not uploaded.
+        has_sampling_extras: Some sequences need log probabilities or penalties.
         block_size: Tokens of a block.
     """
-    num_ones = len(done)
-    others = step[num_ones:]
-    counts = [1] * num_ones + [seq.num_scheduled for seq in others]
+    num_decodes = len(done)
+    prefills = step[num_decodes:]
+    counts = [1] * num_decodes + [seq.num_scheduled for seq in prefills]
     q_start = np.array([0, *accumulate(counts)], np.int32)
-    ctx_len = np.concatenate([done + 1, np.array([seq.num_done + seq.num_scheduled for seq in others], np.int32)])
+    ctx_len = np.concatenate(
+        [done + 1, np.array([seq.num_computed_tokens + seq.num_scheduled for seq in prefills], np.int32)]
+    )
     slots = np.array([seq.slot for seq in step], np.int32)
-    positions, token_ids, slot_map = (np.empty(q_start[-1], dtype) for dtype in (np.int32, np.int32, np.int64))
-    positions[:num_ones] = done
-    token_ids[:num_ones] = [seq.tokens[-1] for seq in step[:num_ones]]
-    slot_map[:num_ones] = last_blocks.astype(np.int64) * block_size + done % block_size
-    for seq, start in zip(others, q_start[num_ones:-1].tolist(), strict=True):
+    positions, token_ids, slot_mapping = (np.empty(q_start[-1], dtype) for dtype in (np.int32, np.int32, np.int64))
+    positions[:num_decodes] = done
+    token_ids[:num_decodes] = [seq.tokens[-1] for seq in step[:num_decodes]]
+    slot_mapping[:num_decodes] = last_blocks.astype(np.int64) * block_size + done % block_size
+    for seq, start in zip(prefills, q_start[num_decodes:-1].tolist(), strict=True):
         rows = slice(start, start + seq.num_scheduled)
-        positions[rows], token_ids[rows], slot_map[rows] = _chunk(seq, block_size)
+        positions[rows], token_ids[rows], slot_mapping[rows] = _chunk(seq, block_size)
     if len(sampled) == len(step):
         sample_rows, sample_slots, sample_positions = q_start[1:] - 1, slots, ctx_len
     else:
-        chosen = np.array([seq.num_done + seq.num_scheduled == len(seq.tokens) for seq in step], np.bool_)
+        chosen = np.array([seq.num_computed_tokens + seq.num_scheduled == len(seq.tokens) for seq in step], np.bool_)
         sample_rows, sample_slots, sample_positions = q_start[1:][chosen] - 1, slots[chosen], ctx_len[chosen]
     table_delta, copies = _table_changes(changed, block_size)
-    new_slots, new_params, new_top_k, new_seeds = _new_rows([seq for seq in changed if seq.num_synced < 0])
+    new_slots, new_params, new_top_k, new_seeds = _new_rows([seq for seq in changed if seq.num_uploaded_blocks < 0])
     for seq in changed:
-        seq.num_synced = len(seq.table)
+        seq.num_uploaded_blocks = len(seq.block_table)
         seq.copy_source = -1
     return ForwardPlan(
         slots,
@@ -64,18 +66,18 @@ def build_plan(
         ctx_len,
         positions,
         token_ids,
-        slot_map,
+        slot_mapping,
         sample_rows,
         sample_slots,
         sample_positions,
-        _num_logprobs(sampled if is_any_asking else (), len(sampled)),
+        _num_logprobs(sampled if has_sampling_extras else (), len(sampled)),
         table_delta,
         copies,
         new_slots,
         new_params,
         new_top_k,
         new_seeds,
-        *_penalties(sampled if is_any_asking else (), len(sampled)),
+        *_penalties(sampled if has_sampling_extras else (), len(sampled)),
         max(counts),
         int(ctx_len.max()),
     )
@@ -83,22 +85,22 @@ def build_plan(
 
 def _chunk(seq: Sequence, block_size: int) -> tuple[Int64, "array[int]", Int64]:
     """Positions, token ids and cache slots of the tokens that ``seq`` computes."""
-    first, end = seq.num_done, seq.num_done + seq.num_scheduled
+    first, end = seq.num_computed_tokens, seq.num_computed_tokens + seq.num_scheduled
     positions = np.arange(first, end, dtype=np.int64)
     first_index = first // block_size
-    blocks = np.array(seq.table[first_index : (end - 1) // block_size + 1], np.int64)
-    slot_map = blocks[positions // block_size - first_index] * block_size + positions % block_size
-    return positions, seq.tokens[first:end], slot_map
+    blocks = np.array(seq.block_table[first_index : (end - 1) // block_size + 1], np.int64)
+    slot_mapping = blocks[positions // block_size - first_index] * block_size + positions % block_size
+    return positions, seq.tokens[first:end], slot_mapping
 
 
 def _table_changes(changed: Seq[Sequence], block_size: int) -> tuple[Int32, Int32]:
     entries: list[tuple[int, int, int]] = []
     copies: list[tuple[int, int]] = []
     for seq in changed:
-        first = max(seq.num_synced, 0)
-        entries += [(seq.slot, index, seq.table[index]) for index in range(first, len(seq.table))]
+        first = max(seq.num_uploaded_blocks, 0)
+        entries += [(seq.slot, index, seq.block_table[index]) for index in range(first, len(seq.block_table))]
         if seq.copy_source >= 0:
-            copies.append((seq.copy_source, seq.table[seq.num_done // block_size]))
+            copies.append((seq.copy_source, seq.block_table[seq.num_computed_tokens // block_size]))
     return np.array(entries, np.int32).reshape(-1, 3), np.array(copies, np.int32).reshape(-1, 2)
 
 
@@ -126,7 +128,7 @@ def _penalties(asking: Seq[Sequence], num_sampled: int) -> tuple[Int32, Int32, I
     asked = [row for row in rows if row is not None]
     if not asked:
         return np.zeros(num_sampled + 1, np.int32), _NO_INT32, _NO_INT32, _NO_FLOAT32
-    # Arrays append one another without looking at their elements; 256 NumPy views would cost a millisecond.
+    # array.array concatenates by memcpy; 256 NumPy views would cost a millisecond.
     tokens, counts, biases = array("i"), array("i"), array("f")
     for row in asked:
         tokens += row.tokens

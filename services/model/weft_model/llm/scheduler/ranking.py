@@ -1,4 +1,4 @@
-"""Order of service: sequences kept by rank, who is strictly better than whom, who goes first for lack of room."""
+"""Order of service and of preemption."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ from weft_model.llm.scheduler.sequence import Sequence
 
 _rank = attrgetter("rank")
 
-#: Preemptions after which a sequence goes only after all others of its level, and then by age, so that it ends.
+#: After this many preemptions a sequence is preempted only after all others of its level, so that it finishes.
 _MAX_PREEMPTIONS = 3
 
 
-class RankedLine:
+class RankedQueue:
     """Sequences in the order of service. Adding and removing cost O(log n) comparisons."""
 
     __slots__ = ("_line",)
@@ -27,54 +27,55 @@ class RankedLine:
         return iter(self._line)
 
     def first(self, count: int) -> list[Sequence]:
-        """The ``count`` that are served soonest, or fewer."""
+        """The first ``count`` sequences, or fewer."""
         return self._line[:count]
 
     def add(self, seq: Sequence) -> None:
-        """``seq``, which is not in the line, stands in it."""
+        """Insert ``seq``, which is not in the queue."""
         insort(self._line, seq, key=_rank)
 
     def remove(self, seq: Sequence) -> None:
-        """``seq``, which is in the line, does not stand in it any longer."""
+        """Remove ``seq``, which is in the queue."""
         del self._line[bisect_left(self._line, seq.rank, key=_rank)]
 
     def from_rank(self, rank: tuple[int, ...]) -> list[Sequence]:
-        """Those that are served at ``rank`` or later."""
+        """The sequences at ``rank`` or behind it."""
         return self._line[bisect_left(self._line, rank, key=_rank) :]
 
 
 class Ranking:
-    """Static order of sequences by priority level and arrival. Since no rank changes, none preempts its preemptor.
+    """Static order of sequences by level and arrival; ranks never change, so no two sequences preempt each other.
 
-    Without ageing a smaller level is served first, then who came earlier, and a smaller level is *strictly better*.
-    With ageing a sequence of level n counts as one of level 1 that came ``(n - 1) * aging_ns`` later, and is strictly
-    better than those that count as coming at least ``aging_ns`` after it.
+    Without ageing, a smaller level is served first, then the earlier arrival, and a smaller level may preempt. With
+    ageing, a sequence of level n ranks as one of level 1 that arrived ``(n - 1) * aging_ns`` later, and may preempt
+    those that rank as arriving at least ``aging_ns`` after it.
 
     Args:
-        aging_ns: Waiting so long counts as one level, in nanoseconds; 0: no ageing.
+        aging_ns: Waiting time that counts as one level, in nanoseconds; 0: no ageing.
     """
 
     def __init__(self, aging_ns: int) -> None:
         self._aging_ns = aging_ns
 
     def rank(self, seq: Sequence) -> tuple[int, ...]:
-        """Place in the order of service; unique, smaller is sooner."""
+        """Position in the order of service; unique, smaller is sooner."""
         arrival_ns = seq.request.arrival_ns
         if self._aging_ns:
             return (arrival_ns + (seq.level - 1) * self._aging_ns, seq.id)
         return (seq.level, arrival_ns, seq.id)
 
-    def worse_than(self, seq: Sequence, line: RankedLine) -> list[Sequence]:
-        """Those of ``line`` than which ``seq`` is strictly better, in the order of service."""
+    def preemptible_by(self, seq: Sequence, line: RankedQueue) -> list[Sequence]:
+        """Sequences of ``queue`` that ``seq`` may preempt, in the order of service."""
         return line.from_rank((seq.rank[0] + (self._aging_ns or 1),))
 
-    def badness(self, seq: Sequence) -> tuple[int, ...]:
-        """Larger goes first for lack of room: worst level, least computed, youngest.
+    def preemption_key(self, seq: Sequence) -> tuple[int, ...]:
+        """Sort key: the largest is preempted first. Worst level, then least computed, then youngest.
 
-        Within a level, those that were preempted often go after the others and by age alone: the oldest of them keeps
-        its blocks until it ends, so every sequence ends.
+        Within a level, sequences that were preempted often come after the others and by age alone: the oldest of them
+            keeps its
+        blocks until it ends, so every sequence ends.
         """
         grade = seq.rank[0] // (self._aging_ns or 1)
-        if seq.num_preempted >= _MAX_PREEMPTIONS:
+        if seq.num_preemptions >= _MAX_PREEMPTIONS:
             return (grade, 0, 0, *seq.rank)
-        return (grade, 1, -seq.num_done, *seq.rank)
+        return (grade, 1, -seq.num_computed_tokens, *seq.rank)

@@ -1,4 +1,4 @@
-"""Decides what each step computes, under one budget of tokens: ``Scheduler``. No tensor library here."""
+"""Decides what each step computes, under one token budget: ``Scheduler``. Does not depend on torch."""
 
 import heapq
 import time
@@ -12,23 +12,23 @@ from weft_model.llm.scheduler.admission import BlockAdmission
 from weft_model.llm.scheduler.blocks import NULL_BLOCK, BlockPool
 from weft_model.llm.scheduler.plan import ForwardPlan, Int32
 from weft_model.llm.scheduler.plan_builder import build_plan
-from weft_model.llm.scheduler.prompt_reader import PromptReader
+from weft_model.llm.scheduler.prefill import PrefillScheduler
 from weft_model.llm.scheduler.ranking import Ranking
-from weft_model.llm.scheduler.seating import Seating
 from weft_model.llm.scheduler.sequence import Sequence, SequenceStatus
+from weft_model.llm.scheduler.slot_allocator import SlotAllocator
 
-#: Deadlines that are kept, at least, before those of sequences that have ended are dropped.
+#: Minimum size of the deadline heap before entries of ended sequences are purged.
 _MIN_DEADLINES = 64
 
 
 class StepResult(NamedTuple):
-    """What a step did for one sequence.
+    """Result of a step for one sequence.
 
     Attributes:
         seq: The sequence.
         token: Its new token.
-        is_finished: It ended with it, and owns nothing any more.
-        finish_reason: ``""``; ``"stop"``: a token that ends it; ``"length"``: ``max_tokens`` or the context is reached.
+        is_finished: The token finished it, and it owns nothing any more.
+        finish_reason: ``""``; ``"stop"``: a stop token; ``"length"``: ``max_tokens`` or the context is reached.
     """
 
     seq: Sequence
@@ -37,34 +37,34 @@ class StepResult(NamedTuple):
     finish_reason: str
 
 
-class _Ones(NamedTuple):
-    """Running sequences with one token to compute, with their ``num_done`` and their last block."""
+class _Decodes(NamedTuple):
+    """Running sequences with one token to compute, with their ``num_computed_tokens`` and their last block."""
 
     seqs: list[Sequence]
     done: Int32
     last_blocks: Int32
 
 
-def _arrays(seqs: list[Sequence]) -> _Ones:
-    done = np.array([seq.num_done for seq in seqs], np.int32)
-    return _Ones(seqs, done, np.array([seq.table[-1] for seq in seqs], np.int32))
+def _arrays(seqs: list[Sequence]) -> _Decodes:
+    done = np.array([seq.num_computed_tokens for seq in seqs], np.int32)
+    return _Decodes(seqs, done, np.array([seq.block_table[-1] for seq in seqs], np.int32))
 
 
 class Scheduler:
-    """Sequences in, plans out: ``schedule``, run the plan, then ``complete`` or ``fail``. One thread owns it.
+    """Takes sequences and makes plans: ``schedule``, run the plan, then ``complete`` or ``fail``. Not thread-safe.
 
     Each step first gives one token to every running sequence that has one to compute, then the rest of the budget to
-    those that have more, running or waiting, in the order of service. A sequence is admitted when a seat and blocks for
-    all its known tokens are there; one that is strictly better than a running one may take its place. Nothing but
-    deadlines depends on the time.
+    prompts, running or waiting, in the order of service. A sequence is admitted when a slot and blocks for all its
+    known tokens are free; it may preempt running sequences of lower priority. Nothing but deadlines depends on the
+    time.
 
     Args:
         config: Resolved: ``max_model_len`` is set.
-        pool: Belongs to the scheduler from then on.
-        clock_ns: Time in nanoseconds, the one of deadlines.
+        pool: Owned by the scheduler.
+        clock_ns: Time in nanoseconds, the clock of deadlines.
 
     Attributes:
-        max_len: Longest sequence, prompt and answer, in tokens: what the context and the whole pool can hold.
+        max_len: Longest sequence, prompt and output, in tokens: what both the context and the whole pool can hold.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Scheduler:
         self._pool = pool
         self._ranking = Ranking(config.aging_ns)
         self._admission = BlockAdmission(pool, self._ranking, config.watermark)
-        self._seating = Seating(pool, self._ranking, self._admission, config.max_num_seqs, clock_ns)
-        self._reader = PromptReader(config, self._seating)
+        self._allocator = SlotAllocator(pool, self._ranking, self._admission, config.max_num_seqs, clock_ns)
+        self._prefill = PrefillScheduler(config, self._allocator)
         self._deadlines: list[tuple[int, int, Sequence]] = []
         self._max_deadlines = _MIN_DEADLINES
         self._step: list[Sequence] | None = None
@@ -84,26 +84,26 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Sequences with a seat."""
-        return len(self._seating.running)
+        """Sequences with a slot."""
+        return len(self._allocator.running)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for a seat; copies that wait for their parent's prompt are not counted."""
-        return len(self._seating.waiting)
+        """Sequences that wait for a slot; forks that wait for their parent's prompt are not counted."""
+        return len(self._allocator.waiting)
 
     @property
     def num_preemptions(self) -> int:
-        """Times that a sequence lost its seat or its blocks to another."""
-        return self._seating.num_preemptions
+        """Times that a sequence lost its slot and blocks to another."""
+        return self._allocator.num_preemptions
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to schedule."""
-        return not self._seating.running and not self._seating.waiting
+        return not self._allocator.running and not self._allocator.waiting
 
     def add(self, seq: Sequence) -> None:
-        """``seq`` waits for its turn; one with a living parent, whose prompt is not computed yet, for that.
+        """Enqueue ``seq``; if it has a live parent whose prompt is not computed yet, it waits to be forked from it.
 
         Raises:
             ValueError: Its prompt leaves no room for a new token within ``max_len``. Nothing was changed.
@@ -112,18 +112,18 @@ class Scheduler:
             raise ValueError(f"a prompt must have 1 to {self.max_len - 1} tokens, got {seq.num_prompt}")
         seq.rank = self._ranking.rank(seq)
         seq.max_len = min(seq.max_len, self.max_len)
-        self._watch(seq)
+        self._track_deadline(seq)
         parent = seq.parent
         if parent is not None and parent.status is not SequenceStatus.ENDED and not parent.num_output:
             seq.status = SequenceStatus.FORKING
             parent.forks.append(seq)
         else:
-            self._seating.wait(seq)
+            self._allocator.wait(seq)
 
     def cancel(self, seq: Sequence) -> None:
-        """``seq`` ends without another result and frees what it owns: now, or with the step that computes it.
+        """End ``seq`` without another result and free what it owns: now, or after the step that computes it.
 
-        Copies that wait for its prompt go on as sequences of their own. Ended already: nothing happens.
+        Forks that wait for its prompt continue as independent sequences. No effect if it has ended.
         """
         if seq.status is SequenceStatus.ENDED:
             return
@@ -132,7 +132,7 @@ class Scheduler:
             self._end(seq)
 
     def sweep(self, now_ns: int) -> list[Sequence]:
-        """Sequences whose deadline has passed are cancelled, and returned in the order of their deadlines."""
+        """Cancel sequences past their deadline; returns them in the order of their deadlines."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             seq = heapq.heappop(self._deadlines)[2]
@@ -142,52 +142,54 @@ class Scheduler:
         return expired
 
     def schedule(self) -> ForwardPlan | None:
-        """What to compute next; None if nothing waits or runs.
+        """Plan the next step; None if no sequence waits or runs.
 
         Raises:
-            RuntimeError: The plan before has neither been completed nor failed.
+            RuntimeError: The previous plan was neither completed nor failed.
         """
         if self._step is not None:
             raise RuntimeError("complete or fail the last plan before the next one is made")
-        running = list(self._seating.running)
-        ones = [seq for seq in running if len(seq.tokens) - seq.num_done == 1]
+        running = list(self._allocator.running)
+        decodes = [seq for seq in running if len(seq.tokens) - seq.num_computed_tokens == 1]
         num_preemptions = self.num_preemptions
-        step, done, last_blocks = self._continue(ones)
-        partial = [] if len(ones) == len(running) else [seq for seq in running if seq.remaining > 1 and seq.slot >= 0]
-        chosen = self._reader.read(partial, self._config.max_num_batched_tokens - len(step))
-        if self.num_preemptions != num_preemptions:  # maybe of some that were in the step already
+        step, done, last_blocks = self._schedule_decodes(decodes)
+        partial = (
+            [] if len(decodes) == len(running) else [seq for seq in running if seq.remaining > 1 and seq.slot >= 0]
+        )
+        chosen = self._prefill.schedule(partial, self._config.max_num_batched_tokens - len(step))
+        if self.num_preemptions != num_preemptions:  # possibly of sequences that this step had scheduled
             chosen = [seq for seq in chosen if seq.num_scheduled]
             step, done, last_blocks = _arrays([seq for seq in step if seq.num_scheduled])
         if not step and not chosen:
             return None
         self._sampled = [*step, *(seq for seq in chosen if seq.num_scheduled == seq.remaining)]
         self._step = [*step, *chosen]
-        seating = self._seating
-        changed = [seq for seq in seating.changed if seq.num_scheduled]
+        allocator = self._allocator
+        changed = [seq for seq in allocator.changed if seq.num_scheduled]
         for seq in changed:
-            del seating.changed[seq]
+            del allocator.changed[seq]
         return build_plan(
             self._step,
             self._sampled,
             done,
             last_blocks,
             changed=changed,
-            is_any_asking=seating.num_asking > 0,
+            has_sampling_extras=allocator.num_with_sampling_extras > 0,
             block_size=self._pool.block_size,
         )
 
     def complete(self, token_ids: Int32) -> list[StepResult]:
-        """The plan was run: what it computed counts, and sequences that have ended own nothing.
+        """Apply the result of the plan; sequences that finish own nothing afterwards.
 
         Args:
             token_ids: The new token of each of the plan's sample rows, ``[S]``.
 
         Returns:
-            One for each sample row, in their order, but for sequences that were cancelled meanwhile.
+            One result per sample row, in their order, without sequences that were cancelled during the step.
 
         Raises:
             RuntimeError: There is no plan to complete.
-            ValueError: There are not as many tokens as sample rows. Nothing was changed.
+            ValueError: The number of tokens differs from that of sample rows. Nothing was changed.
         """
         if len(token_ids) != len(self._sampled):
             raise ValueError(f"{len(self._sampled)} new tokens are due, got {len(token_ids)}")
@@ -197,13 +199,13 @@ class Scheduler:
         cancelled: list[Sequence] = []
         new_result = tuple.__new__
         for seq in self._take_step():
-            num_computed, num_before = seq.num_scheduled, seq.num_done
+            num_computed, num_before = seq.num_scheduled, seq.num_computed_tokens
             seq.num_scheduled = 0
-            seq.num_done = num_done = num_before + num_computed
-            if num_done % block_size < num_computed:
-                self._seating.commit(seq, num_before // block_size)
+            seq.num_computed_tokens = num_computed_tokens = num_before + num_computed
+            if num_computed_tokens % block_size < num_computed:
+                self._allocator.commit(seq, num_before // block_size)
             known = seq.tokens
-            token = next(new_tokens) if num_done == len(known) else None
+            token = next(new_tokens) if num_computed_tokens == len(known) else None
             if seq.is_cancelled:
                 cancelled.append(seq)
             elif token is not None:
@@ -212,19 +214,19 @@ class Scheduler:
                 else:
                     seq.append(token)
                 if seq.forks or token in seq.stop_ids or len(known) >= seq.max_len:
-                    results.append(self._turn(seq, token))
+                    results.append(self._fork_or_finish(seq, token))
                 else:
-                    # What StepResult() does, without its call in Python: 25 us of 165 for 256 sequences.
+                    # StepResult() without its Python-level __new__ saves 25 of 165 us for 256 sequences.
                     results.append(new_result(StepResult, (seq, token, False, "")))
         for seq in cancelled:
             self._end(seq)
         return results
 
     def fail(self) -> list[Sequence]:
-        """The plan could not be run: its sequences have ended and own nothing; all others go on.
+        """End the sequences of the plan, which could not be run; all others continue.
 
         Returns:
-            Its sequences, but for those that were cancelled meanwhile.
+            Its sequences, without those that were cancelled during the step.
 
         Raises:
             RuntimeError: There is no plan to fail.
@@ -236,24 +238,24 @@ class Scheduler:
         return [seq for seq in step if not seq.is_cancelled]
 
     def check(self) -> None:
-        """Raise AssertionError unless seats, tables, blocks and cache agree; for tests and idle times."""
-        self._seating.check()
+        """Raise AssertionError unless slots, tables, blocks and cache agree; for tests and idle times."""
+        self._allocator.check()
 
-    def _continue(self, ones: list[Sequence]) -> _Ones:
-        """Those of ``ones``, running sequences with one token to compute, that have a block to write it to."""
-        arrays = _arrays(ones)
+    def _schedule_decodes(self, decodes: list[Sequence]) -> _Decodes:
+        """Schedule one token for each of ``decodes`` that has or gets a block to write it to."""
+        arrays = _arrays(decodes)
         num_preemptions = self.num_preemptions
-        # A block is needed where the last one is full, or must be copied: by forks and their parent, before they write.
+        # A sequence needs a block if its last one is full, or shared with a fork, which means copy on write.
         is_candidate = arrays.done % self._pool.block_size == 0
-        if self._seating.take_forked():
-            is_candidate |= np.array([self._pool.is_shared(seq.table[-1]) for seq in ones], np.bool_)
+        if self._allocator.take_has_forked():
+            is_candidate |= np.array([self._pool.is_shared(seq.block_table[-1]) for seq in decodes], np.bool_)
         for index in np.flatnonzero(is_candidate).tolist():
-            seq = ones[index]
-            if seq.slot >= 0:  # not preempted by one before it
-                self._seating.make_room(seq)
-                arrays.last_blocks[index] = seq.table[-1] if seq.table else NULL_BLOCK
+            seq = decodes[index]
+            if seq.slot >= 0:  # not preempted by a sequence before it
+                self._allocator.reserve_next_block(seq)
+                arrays.last_blocks[index] = seq.block_table[-1] if seq.block_table else NULL_BLOCK
         if self.num_preemptions != num_preemptions:
-            arrays = _arrays([seq for seq in ones if seq.slot >= 0])
+            arrays = _arrays([seq for seq in decodes if seq.slot >= 0])
         for seq in arrays.seqs:
             seq.num_scheduled = 1
         return arrays
@@ -262,20 +264,20 @@ class Scheduler:
         if self._step is None:
             raise RuntimeError("there is no plan that was neither completed nor failed")
         step, self._step, self._sampled = self._step, None, []
-        self._seating.end_step()
+        self._allocator.end_step()
         return step
 
-    def _turn(self, seq: Sequence, token: int) -> StepResult:
-        """``seq``, which just got ``token``, has forked if others wait for that, and ended if it has to."""
+    def _fork_or_finish(self, seq: Sequence, token: int) -> StepResult:
+        """After ``seq`` got ``token``: fork waiting children, and finish it if the token ends it."""
         if seq.forks:
-            self._seating.fork(seq)
+            self._allocator.fork(seq)
         if token in seq.stop_ids and seq.num_output > seq.params.min_tokens:
             reason = "stop"
         elif len(seq.tokens) >= seq.max_len:
             reason = "length"
         else:
             return StepResult(seq, token, False, "")
-        self._admission.learn(seq.num_output)
+        self._admission.observe_output_len(seq.num_output)
         self._end(seq)
         return StepResult(seq, token, True, reason)
 
@@ -284,16 +286,16 @@ class Scheduler:
             seq.parent.forks.remove(seq)
             seq.status = SequenceStatus.ENDED
         else:
-            self._seating.leave(seq)
+            self._allocator.remove(seq)
         for child in seq.forks:
-            self._seating.wait(child)
+            self._allocator.wait(child)
         seq.forks = []
 
-    def _watch(self, seq: Sequence) -> None:
+    def _track_deadline(self, seq: Sequence) -> None:
         if seq.request.deadline_ns is None:
             return
         heapq.heappush(self._deadlines, (seq.request.deadline_ns, seq.id, seq))
-        if len(self._deadlines) > self._max_deadlines:  # most of them may have ended long before their deadline
+        if len(self._deadlines) > self._max_deadlines:  # most of their sequences may have ended already
             self._deadlines = [entry for entry in self._deadlines if entry[2].status is not SequenceStatus.ENDED]
             heapq.heapify(self._deadlines)
             self._max_deadlines = 2 * len(self._deadlines) + _MIN_DEADLINES

@@ -1,4 +1,4 @@
-"""One sequence of tokens that grows: ``Sequence``, and the static order in which sequences are served."""
+"""One growing sequence of tokens: ``Sequence``."""
 
 from array import array
 from enum import Enum, auto
@@ -12,65 +12,65 @@ if TYPE_CHECKING:
 
 
 class SequenceStatus(Enum):
-    """Where a sequence stands."""
+    """Lifecycle state of a sequence."""
 
-    #: Waits for a seat; owns no block.
+    #: Waits for a slot; owns no block.
     WAITING = auto()
-    #: Waits until its parent's prompt is computed, to begin as a copy of it; owns no block.
+    #: Waits until its parent's prompt is computed, to fork from it; owns no block.
     FORKING = auto()
-    #: Has a seat, and blocks for every token that it will compute next.
+    #: Has a slot, and blocks for all its known tokens.
     RUNNING = auto()
-    #: Ended: finished, cancelled, failed or past its deadline; owns nothing.
+    #: Finished, cancelled, failed or past its deadline; owns nothing.
     ENDED = auto()
 
 
 class Sequence:
-    """Tokens of one choice of one request, and what the scheduler keeps for it. The scheduler changes it.
+    """Tokens of one choice of one request, with the scheduler's state for it. Changed only by the scheduler.
 
-    Nothing says whether it reads a prompt or writes an answer: ``remaining`` tokens have no keys and values yet, and
-    when none of the known ones is left, a new token is sampled.
+    There is no prefill or decode phase: ``remaining`` tokens have no keys and values yet, and after the last of them is
+    computed, a new token is sampled.
 
     Args:
-        request: What it belongs to; ``prompt_ids``, ``params``, ``level``, ``arrival_ns``, ``deadline_ns`` and
-            ``salt`` are read. Sequences whose requests have different salts share no block.
-        sequence_id: Unique in the engine and larger than those of sequences made before.
+        request: Its request; ``prompt_ids``, ``params``, ``level``, ``arrival_ns``, ``deadline_ns`` and ``salt`` are
+            read. Sequences whose requests have different salts share no block.
+        sequence_id: Unique in the engine, and increasing.
         choice: Index among the request's choices.
-        seed: Of its random numbers, a signed 64-bit number.
-        eos_token_ids: Tokens that end it unless its parameters say otherwise.
-        parent: The request's first choice, whose prompt is computed for this one too; None for the first.
+        seed: Seed of its sampling noise, a signed 64-bit number.
+        eos_token_ids: Stop tokens unless its parameters say otherwise.
+        parent: The request's first choice, from which this one forks once the prompt is computed; None for the first.
 
     Attributes:
         id: ``sequence_id``.
-        tokens: Prompt and output, int32. A NumPy view must not outlive the next ``append``. Those of its parent until
-            ``start``, since a hundred copies of a long prompt that only waits would fill the memory.
+        tokens: Prompt and output, int32. A NumPy view must not outlive the next ``append``. Shared with the parent
+            until ``start``, because a hundred waiting copies of a long prompt would fill the memory.
         num_prompt: Tokens of the prompt.
-        num_done: Tokens whose keys and values are valid, from the first on.
-        num_cached: Tokens that the cache had when the sequence was first seated; -1 before.
-        table: Blocks, in order; empty without a seat.
+        num_computed_tokens: Leading tokens with valid keys and values.
+        num_cached: Tokens found in the prefix cache when it first got a slot; -1 before.
+        block_table: Blocks, in order; empty without a slot.
         hashes: Chain hashes of the full blocks, as far as they were needed.
-        slot: Row in the runner's tables; -1 without a seat.
-        level: Priority level, smaller is served sooner.
-        rank: Order of service; smaller is served sooner; never changes after ``Scheduler.add``.
-        stop_ids: Tokens that end it.
+        slot: Row in the runner's tables; -1 without a slot.
+        level: Priority level; a smaller one is served sooner.
+        rank: Order of service; smaller is sooner; constant after ``Scheduler.add``.
+        stop_ids: Stop tokens.
         max_len: Length at which it ends; set by ``Scheduler.add``.
-        penalties: Its row of penalties; None where it asks for none or has not been seated.
-        forks: Sequences that begin as copies once its prompt is computed.
-        is_cancelled: Nobody wants it any more; set by ``Scheduler.cancel``.
-        num_preempted: Times that it lost its seat.
-        first_seat_ns: When it first got one; 0 before.
-        num_logprobs: Likeliest tokens to report with each new one; -1: no log probabilities.
-        num_scheduled: Tokens that the step under way computes for it; the scheduler's.
-        num_found: Blocks that were cached when they were last looked for; -1: never were; the scheduler's.
-        num_synced: Entries of ``table`` that the runner knows; -1: not even the slot is; the scheduler's.
-        copy_source: Block to be copied, before the step, into the one that its next token goes to; -1: none; the
-            scheduler's.
-        root: Start of its chain of hashes; empty before the first hash; the scheduler's.
+        penalties: Its penalty row; None if it has no penalties or never had a slot.
+        forks: Sequences that fork from it once its prompt is computed.
+        is_cancelled: Set by ``Scheduler.cancel``.
+        num_preemptions: Times that it was preempted.
+        first_scheduled_ns: When it first got a slot; 0 before.
+        num_logprobs: Most likely tokens to report with each new one; -1: no log probabilities.
+        num_scheduled: Tokens that the current step computes for it.
+        num_matched_blocks: Cached blocks at the last lookup; -1: never looked up.
+        num_uploaded_blocks: Entries of ``block_table`` that the runner knows; -1: it does not know the slot either.
+        copy_source: Block to copy, before the step, into the block of its next token; -1: none.
+        root: Start of its hash chain; empty before the first hash.
     """
 
     __slots__ = (
+        "block_table",
         "choice",
         "copy_source",
-        "first_seat_ns",
+        "first_scheduled_ns",
         "forks",
         "hashes",
         "id",
@@ -78,13 +78,13 @@ class Sequence:
         "level",
         "max_len",
         "num_cached",
-        "num_done",
-        "num_found",
+        "num_computed_tokens",
         "num_logprobs",
-        "num_preempted",
+        "num_matched_blocks",
+        "num_preemptions",
         "num_prompt",
         "num_scheduled",
-        "num_synced",
+        "num_uploaded_blocks",
         "params",
         "parent",
         "penalties",
@@ -95,7 +95,6 @@ class Sequence:
         "slot",
         "status",
         "stop_ids",
-        "table",
         "tokens",
     )
 
@@ -119,9 +118,9 @@ class Sequence:
         self.parent = parent
         self.tokens: array[int] = parent.tokens if parent is not None else array("i", request.prompt_ids.tobytes())
         self.num_prompt = len(request.prompt_ids)
-        self.num_done = 0
+        self.num_computed_tokens = 0
         self.num_cached = -1
-        self.table: list[int] = []
+        self.block_table: list[int] = []
         self.hashes: list[bytes] = []
         self.root = b""
         self.slot = -1
@@ -134,21 +133,21 @@ class Sequence:
         self.forks: list[Sequence] = []
         self.status = SequenceStatus.WAITING
         self.is_cancelled = False
-        self.num_preempted = 0
-        self.first_seat_ns = 0
+        self.num_preemptions = 0
+        self.first_scheduled_ns = 0
         self.num_scheduled = 0
-        self.num_synced = -1
+        self.num_uploaded_blocks = -1
         self.copy_source = -1
-        self.num_found = -1
+        self.num_matched_blocks = -1
 
     def __repr__(self) -> str:
-        done, known = self.num_done, len(self.tokens)
+        done, known = self.num_computed_tokens, len(self.tokens)
         return f"Sequence({self.id}, level {self.level}, {self.status.name}, {done} of {known} tokens done)"
 
     @property
     def remaining(self) -> int:
         """Known tokens without keys and values."""
-        return len(self.tokens) - self.num_done
+        return len(self.tokens) - self.num_computed_tokens
 
     @property
     def num_output(self) -> int:
@@ -156,13 +155,13 @@ class Sequence:
         return len(self.tokens) - self.num_prompt if self.parent is None else 0
 
     def start(self) -> None:
-        """It has tokens of its own, and its parent is nothing to it any more."""
+        """Detach from the parent: take a copy of the prompt."""
         if self.parent is not None:
             self.tokens = self.tokens[: self.num_prompt]
             self.parent = None
 
     def append(self, token: int) -> None:
-        """``token`` is its last one."""
+        """Append a sampled token and count it in the penalties."""
         self.tokens.append(token)
         if self.penalties is not None:
             self.penalties.append(token)

@@ -137,7 +137,7 @@ class CascadeKind(AlternativesKind):
                     "always true, as without it" if constant else "always false, so that no answer of the step counts"
                 )
                 cure = "write a test of 'outputs', for example max(outputs.PROBS) >= 0.9"
-                report.error("G013", file, f"{step.path}.accept", f"'accept' is always {what}; {cure}")
+                report.error("G013", file, f"{step.path}.accept", f"'accept' is {what}; {cure}")
             elif accept and is_last:
                 text = (
                     "'accept' of the last step has no effect: there is no step to go on to, so its answer counts anyway"

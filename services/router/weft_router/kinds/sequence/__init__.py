@@ -35,7 +35,7 @@ class SequencePlan(NodePlan):
     """A sequence; ``loop`` is None where it runs once."""
 
     kind: ClassVar[str] = "sequence"
-    path_form: ClassVar[PathForm] = PathForm("(", ")", ".", "")
+    path_form: ClassVar[PathForm] = PathForm(("(", ")"), (".", ""))
     is_pipeline: ClassVar[bool] = True
 
     loop: LoopPlan | None = None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from weft_protos import graph_pb2 as pb
+from weft_router.bandit_algorithms import ALGORITHMS
 from weft_router.graph.checks.fields import check_choices
 from weft_router.graph.compiler.nodes import NodeBuilder
 from weft_router.graph.compiler.scope import Scope
@@ -19,7 +20,7 @@ from weft_router.graph.description import (
     shadow_flows,
     share,
 )
-from weft_router.graph.plan import BanditAlgorithm, BanditPlan, Condition, NodePlan, PathForm
+from weft_router.graph.plan import BanditPlan, Condition, NodePlan, PathForm
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.conditions import Purpose
@@ -28,7 +29,6 @@ from weft_router.kinds.splitter.run import Draw
 from weft_router.steps import Node, NodeParts
 
 _DEFAULT_EPSILON = 0.1
-_EXPLORING = {"EPSILON_GREEDY", "EXP3"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,10 @@ class SplitterKind(AlternativesKind):
         if splitter.HasField("bandit"):
             why = "with 'bandit', which draws anew for each request; keep one"
             report.refuse(file, path, [("sticky_by", bool(splitter.sticky_by))], why)
-            algorithm = pb.Bandit.Algorithm.Name(splitter.bandit.algorithm)
-            is_idle = bool(splitter.bandit.epsilon) and algorithm not in _EXPLORING
-            why = f"with {algorithm}; it belongs to {' and '.join(sorted(_EXPLORING))}"
+            algorithm = ALGORITHMS[pb.Bandit.Algorithm.Name(splitter.bandit.algorithm)]
+            is_idle = bool(splitter.bandit.epsilon) and not algorithm.takes_epsilon
+            exploring = sorted(one.name for one in ALGORITHMS.values() if one.takes_epsilon)
+            why = f"with {algorithm.name}; it belongs to {' and '.join(exploring)}"
             report.refuse(file, f"{path}.bandit", [("epsilon", is_idle)], why)
         epsilon, where = splitter.bandit.epsilon, f"{path}.bandit.epsilon"
         if not 0 <= epsilon <= 1 or (epsilon == 0 and where in file.positions):
@@ -112,13 +113,12 @@ class SplitterKind(AlternativesKind):
 
 
 def _bandit(message: pb.Bandit) -> BanditPlan:
-    algorithm = BanditAlgorithm(pb.Bandit.Algorithm.Name(message.algorithm))
+    algorithm = ALGORITHMS[pb.Bandit.Algorithm.Name(message.algorithm)]
     return BanditPlan(algorithm, message.epsilon or _DEFAULT_EPSILON, message.min_pulls)
 
 
 def _bandit_notes(bandit: BanditPlan) -> list[str]:
-    explores = bandit.algorithm in (BanditAlgorithm.EPSILON_GREEDY, BanditAlgorithm.EXP3)
-    notes = [f"{bandit.algorithm.value}{f', epsilon {bandit.epsilon:g}' * explores}"]
+    notes = [f"{bandit.algorithm.name}{f', epsilon {bandit.epsilon:g}' * bandit.algorithm.takes_epsilon}"]
     if bandit.min_pulls:
         notes.append(f"first {counted(bandit.min_pulls, 'request')} for each by weight")
     return notes

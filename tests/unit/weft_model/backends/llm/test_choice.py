@@ -28,7 +28,7 @@ def _pieces(choice, *deltas):
         ids, reason = delta if isinstance(delta, tuple) else (delta, "")
         choice.add(Delta(None, 0, ids, finish_reason=reason))
         pieces.append(choice.take_text())
-        choice.told()
+        choice.mark_sent()
     return pieces
 
 
@@ -68,14 +68,14 @@ def test_the_token_that_ends_gives_no_text(make_choice, ids_of, include, text):
     for stop in ((), ("nothing",)):
         choice = make_choice(include_stop_str_in_output=include, stop=stop)
         choice.add(Delta(None, 0, ids_of("abz"), finish_reason="stop"))
-        assert (text, ids_of("abz"), "stop") == (choice.take_text(), choice.ids, choice.shown_reason)
+        assert (text, ids_of("abz"), "stop") == (choice.take_text(), choice.ids, choice.reported_finish_reason)
 
 
 def test_what_might_have_been_a_stop_string_is_said_at_the_end(make_choice, ids_of):
     """The reason is the engine's."""
     choice = make_choice(stop=("xyz",))
     assert ["a", "xy"] == _pieces(choice, ids_of("ax"), (ids_of("y"), "length"))
-    assert "length" == choice.shown_reason
+    assert "length" == choice.reported_finish_reason
 
 
 def _num_sent(choice, ids):
@@ -87,7 +87,7 @@ def _num_sent(choice, ids):
         assert ids[place - len(context) : place] == context or place == len(context)
         assert place == choice.num_previous
         total += len(context)
-        choice.told()
+        choice.mark_sent()
     return total
 
 
@@ -106,7 +106,7 @@ def test_ids_before_the_first_are_those_of_the_prompt(codec, ids_of):
         choice = ChoiceOutput(params, known, ids_of("pq"), wants_text=False)
         choice.add(Delta(None, 0, [a]))
         assert ids_of("pq") == choice.context_ids()
-        choice.told()
+        choice.mark_sent()
         choice.add(Delta(None, 0, [b]))
         assert [*ids_of("pq"), a] == choice.context_ids()
     assert ids_of("pq") + [a] * 100 == _told(ChoiceOutput(params, None, ids_of("pq"), wants_text=False), [a] * 100)
@@ -115,7 +115,7 @@ def test_ids_before_the_first_are_those_of_the_prompt(codec, ids_of):
 def _told(choice, ids):
     """The context after those ids."""
     choice.add(Delta(None, 0, ids))
-    choice.told()
+    choice.mark_sent()
     return choice.context_ids()
 
 

@@ -5,10 +5,11 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.unit.weft_model.backends.llm.builders import make_request
 
 from weft_common.errors import InternalError
 from weft_common.observing import telemetry
-from weft_model.backends.llm.generation import MAX_UNTAKEN, Generation
+from weft_model.backends.llm.generation import MAX_RESPONSES_IN_FLIGHT, Generation
 from weft_model.backends.llm.generation_request import GenerationRequest
 from weft_model.llm.request import Delta, TokenLogprobs
 from weft_model.llm.sampling_params import SamplingParams
@@ -21,7 +22,7 @@ def calls():
 
 
 @pytest.fixture
-def make_generation(codec, sink, make_request, calls):
+def make_generation(codec, sink, calls):
     """``make_generation(outputs, streamed=True, echo="", **sampling parameters)``."""
 
     def make(*outputs, streamed=True, echo="", **params):
@@ -39,8 +40,8 @@ def make_generation(codec, sink, make_request, calls):
             codec,
             sink,
             finish=lambda choice: calls.append(f"finish {choice}"),
-            withdraw=lambda: calls.append("withdraw"),
-            on_over=lambda: calls.append("over"),
+            cancel=lambda: calls.append("withdraw"),
+            on_done=lambda: calls.append("over"),
         )
 
     return make
@@ -99,8 +100,8 @@ def test_a_slow_reader_gets_longer_responses(make_generation, sink, ids_of):
     for text in "abcdefgh":
         _say(generation, ids_of(text))
     assert [["a"], ["b"], ["c"], ["d"]] == sink.shown()
-    assert MAX_UNTAKEN == len(sink.answers)
-    generation.taken()
+    assert MAX_RESPONSES_IN_FLIGHT == len(sink.answers)
+    generation.on_response_taken()
     generation.flush()
     assert ["efgh"] == sink.shown()[-1]
     assert [4] == sink.shown("num_output_tokens")[-1]

@@ -1,18 +1,18 @@
-"""A distribution of durations, kept as counts."""
+"""A histogram of durations."""
 
 from bisect import bisect_left
 
-#: Upper bounds of the buckets: four for each doubling, from 100 us to 23 minutes.
+#: Upper bounds of the buckets: four per doubling, from 100 us to 23 minutes.
 BOUNDS_S: tuple[float, ...] = tuple(1e-4 * 2 ** (i / 4) for i in range(96))
 
 
-class Distribution:
-    """Durations counted in buckets, with their exact sum.
+class Histogram:
+    """Counts durations in buckets, with their exact sum.
 
     Attributes:
-        counts: How many were in the bucket below each of ``BOUNDS_S``, bound included; the last is above all of them.
-        count: How many there were.
-        sum_s: Their sum.
+        counts: Durations in the bucket up to each of ``BOUNDS_S``, inclusive; the last counts those above all bounds.
+        count: Number of durations.
+        sum_s: Sum of the durations.
     """
 
     __slots__ = ("count", "counts", "sum_s")
@@ -23,13 +23,13 @@ class Distribution:
         self.sum_s = 0.0
 
     def add(self, seconds: float, count: int = 1) -> None:
-        """``count`` durations of ``seconds`` are among them."""
+        """Count ``count`` durations of ``seconds`` each."""
         self.counts[bisect_left(BOUNDS_S, seconds)] += count
         self.count += count
         self.sum_s += seconds * count
 
     def quantile(self, share: float) -> float:
-        """What ``share`` of the durations did not exceed, in seconds, to a fifth; 0 where there are none."""
+        """The duration that ``share`` of the durations do not exceed, in seconds, to 20 %; 0 if there are none."""
         rank = share * self.count
         for index, count in enumerate(self.counts):
             rank -= count

@@ -1,4 +1,4 @@
-"""What the device keeps of each sequence between steps: a row of sampling parameters and a row of the block table."""
+"""Per-slot tables on the device: sampling parameters and block tables, kept between steps."""
 
 from typing import Any, NamedTuple
 
@@ -23,14 +23,14 @@ class SamplingRows(NamedTuple):
 
 
 class DeviceState:
-    """Tables on the device with one row for each seat, changed by a step's plan and read by its forward pass.
+    """Device tables with one row per slot, updated by a step's plan and read by its forward pass.
 
-    A sequence keeps its row while it keeps its seat, so that a step uploads only what is new.
+    A sequence keeps its row as long as it has its slot, so a step uploads only changes.
 
     Args:
-        num_slots: Seats.
-        num_columns: Columns of the block table: the most blocks that one sequence can have.
-        device: Where the tables are.
+        num_slots: Rows.
+        num_columns: Columns of the block table: the most blocks of one sequence.
+        device: Device of the tables.
     """
 
     def __init__(self, num_slots: int, num_columns: int, device: torch.device) -> None:
@@ -41,11 +41,11 @@ class DeviceState:
         self._seeds = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
     def upload(self, array: npt.NDArray[Any]) -> Tensor:
-        """The array as a tensor on the device, same dtype; on a CPU they share memory."""
+        """The array as a tensor on the device, same dtype; on a CPU it shares memory."""
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
     def update(self, plan: ForwardPlan) -> None:
-        """The rows of the plan's new sequences hold their parameters, and its new blocks stand in the block table."""
+        """Write the parameters of newly scheduled sequences and the changed entries of block tables."""
         if len(plan.new_slots):
             slots = (self.upload(plan.new_slots),)
             self._params.index_put_(slots, self.upload(plan.new_params))
@@ -56,11 +56,11 @@ class DeviceState:
             self._block_tables.index_put_((rows, columns), blocks)
 
     def block_tables(self, slots: Tensor, num_columns: int) -> Tensor:
-        """First columns of the rows ``slots``, int32 ``[B, num_columns]``; behind a row's last block they are stale."""
+        """First columns of the rows ``slots``, int32 ``[B, num_columns]``; stale behind a row's last block."""
         return self._block_tables[:, :num_columns].index_select(0, slots)
 
     def sampling(self, slots: Tensor) -> SamplingRows:
-        """Parameters of the rows ``slots``; each column contiguous."""
+        """Sampling parameters of the rows ``slots``; each column is contiguous."""
         columns = self._params.index_select(0, slots).t().contiguous()
         temperature, top_p, min_p, repetition, presence, frequency = columns.unbind(0)
         top_k, seeds = self._top_k.index_select(0, slots), self._seeds.index_select(0, slots)

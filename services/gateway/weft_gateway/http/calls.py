@@ -11,11 +11,11 @@ from prometheus_client.registry import Collector
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from weft_common.client.v2_client import Metadata
 from weft_common.errors import InternalError, RequestCancelledError, WeftError
 from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
 from weft_gateway.errors import RequestError
-from weft_gateway.router.router_client import Metadata
 
 _KEY = "weft_call"
 #: What the router takes a key from.

@@ -1,0 +1,209 @@
+"""A client of any V2 server: calls, streams, health and the model repository, with errors as Weft raises them."""
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from weft_common.client.channels import open_channel
+from weft_common.core import CallContext, InferResult, ParameterValue
+from weft_common.errors import RemoteError, UnavailableError, WeftError
+from weft_common.observing import telemetry
+from weft_common.protocol.rpc import ASKS_FOR_STATUS, EOF, begun, cancel, ended, response_of, streamed
+from weft_common.protocol.status import from_rpc_error
+from weft_common.protocol.wire import fill_parameters, result_from_response
+from weft_common.security.channel import ChannelSecurity
+from weft_protos import grpc_service_pb2 as pb
+from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from weft_protos.model_config_pb2 import ModelConfig
+
+if TYPE_CHECKING:
+    from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceAsyncStub
+
+#: Of a call.
+Metadata: TypeAlias = Sequence[tuple[str, str]]
+#: What ``grpc.aio`` raises: a call that failed, a call on a closed channel.
+RpcFailure: TypeAlias = grpc.aio.AioRpcError | grpc.aio.UsageError
+
+
+class V2Client:
+    """One channel to a server; make it on the event loop that uses it. It connects at the first call.
+
+    Each method raises RemoteError when the server answers with an error or cannot be reached (UNAVAILABLE), and
+    UnavailableError after ``close``. Cancelling the awaiting task cancels the call at the server.
+
+    Args:
+        address: ``host:port`` or any name that gRPC resolves.
+        where: Who is called, for messages; "": the address.
+        options: Of the channel, beside those that all have.
+        security: TLS and key; None: plaintext without a key.
+
+    Attributes:
+        channel: To the server.
+        stub: On the channel.
+
+    Raises:
+        InvalidArgumentError: A file of ``security`` is missing or wrong.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        where: str = "",
+        options: Sequence[tuple[str, Any]] = (),
+        security: ChannelSecurity | None = None,
+    ) -> None:
+        self.channel = open_channel(address, options=options, security=security)
+        self.stub: GRPCInferenceServiceAsyncStub = GRPCInferenceServiceStub(self.channel)
+        self._health = health_pb2_grpc.HealthStub(self.channel)
+        self._where = where or f"'{address}'"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel, which cancels calls in flight."""
+        await self.channel.close(None)
+
+    async def infer(
+        self,
+        request: pb.ModelInferRequest,
+        *,
+        timeout_s: float | None,
+        metadata: Metadata = (),
+        trailer: dict[str, str] | None = None,
+    ) -> InferResult:
+        """The answer of a model.
+
+        Args:
+            request: To the model.
+            timeout_s: Deadline from now, in seconds; None: none.
+            metadata: Sent with the call.
+            trailer: Receives the trailing metadata, of an error too.
+        """
+        with self._failures(trailer):
+            rpc: Any = self.stub.ModelInfer(request, timeout=timeout_s, metadata=tuple(metadata))
+            response = await response_of(rpc)
+            if trailer is not None:
+                trailer.update(_pairs(await rpc.trailing_metadata()))
+        return result_from_response(response)
+
+    async def stream(
+        self,
+        request: pb.ModelInferRequest,
+        *,
+        timeout_s: float | None,
+        metadata: Metadata = (),
+        trailer: dict[str, str] | None = None,
+        failed: Callable[[RpcFailure], WeftError] | None = None,
+    ) -> AsyncGenerator[InferResult, None]:
+        """Every response to one request; the last, and no other, ``is_final``. Closing the generator cancels the call.
+
+        Where no response is marked as the last, a null one follows the end of the stream. The next response is read
+        when the caller wants it, so that a slow caller slows the model down. A server that sends the text of an error
+        without its status has failed with UNKNOWN.
+
+        Args:
+            request: To a decoupled model or any other.
+            timeout_s: Deadline of the whole stream from now, in seconds; None: none.
+            metadata: Sent with the call.
+            trailer: Receives the trailing metadata of an error.
+            failed: Makes the error to raise; None: ``failure``.
+        """
+        rpc: Any = None
+        is_final = False
+        version = request.model_version
+        try:
+            rpc = self.stub.ModelStreamInfer(iter((request,)), timeout=timeout_s, metadata=(*metadata, ASKS_FOR_STATUS))
+            await begun(rpc)
+            while not is_final and (message := await rpc.read()) is not EOF:
+                if message.error_message:
+                    raise RemoteError("UNKNOWN", message.error_message)
+                result = streamed(message.infer_response)
+                is_final, version = result.is_final, result.model_version
+                yield result
+            if is_final:
+                await ended(rpc)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            if trailer is not None and isinstance(error, grpc.aio.AioRpcError):
+                trailer.update(_pairs(error.trailing_metadata()))
+            raise (failed or self.failure)(error) from error
+        finally:
+            if rpc is not None:
+                cancel(rpc)
+        if not is_final:
+            yield InferResult(request.model_name, version, request.id, is_null=True)
+
+    async def is_serving(self, *, timeout_s: float) -> bool:
+        """Whether the server answers SERVING to ``grpc.health.v1``."""
+        with self._failures():
+            answer = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def is_ready(self, *, timeout_s: float) -> bool:
+        """Whether all that the server is to serve is ready."""
+        with self._failures():
+            return bool((await self.stub.ServerReady(pb.ServerReadyRequest(), timeout=timeout_s)).ready)
+
+    async def index(
+        self, *, ready_only: bool = False, timeout_s: float, metadata: Metadata = ()
+    ) -> Sequence[pb.RepositoryIndexResponse.ModelIndex]:
+        """State of each model version."""
+        request = pb.RepositoryIndexRequest(ready=ready_only)
+        with self._failures():
+            response = await self.stub.RepositoryIndex(request, timeout=timeout_s, metadata=tuple(metadata))
+        return response.models
+
+    async def config(self, name: str, version: str = "", *, timeout_s: float, metadata: Metadata = ()) -> ModelConfig:
+        """Configuration of a model; version "" is the one that requests without a version reach.
+
+        It is an extension of the protocol: UNIMPLEMENTED says that the server has none.
+        """
+        request = pb.ModelConfigRequest(name=name, version=version)
+        with self._failures():
+            response = await self.stub.ModelConfig(request, timeout=timeout_s, metadata=tuple(metadata))
+        return response.config
+
+    async def model_metadata(self, name: str, version: str = "", *, timeout_s: float) -> pb.ModelMetadataResponse:
+        """Inputs and outputs of a model, with their full shapes."""
+        with self._failures():
+            return await self.stub.ModelMetadata(pb.ModelMetadataRequest(name=name, version=version), timeout=timeout_s)
+
+    async def load(self, name: str, parameters: Mapping[str, ParameterValue], *, timeout_s: float) -> None:
+        """Load or reload a model."""
+        request = pb.RepositoryModelLoadRequest(model_name=name)
+        fill_parameters(request.parameters, parameters)
+        with self._failures():
+            await self.stub.RepositoryModelLoad(request, timeout=timeout_s)
+
+    def failure(self, error: RpcFailure) -> WeftError:
+        """The error that a call ended with."""
+        if isinstance(error, grpc.aio.AioRpcError):
+            return from_rpc_error(error, self._where)
+        return UnavailableError(f"{self._where} is no longer called: its channel is closed")
+
+    @contextlib.contextmanager
+    def _failures(self, trailer: dict[str, str] | None = None) -> Iterator[None]:
+        try:
+            yield
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            if trailer is not None and isinstance(error, grpc.aio.AioRpcError):
+                trailer.update(_pairs(error.trailing_metadata()))
+            raise self.failure(error) from error
+
+
+def metadata_of(context: CallContext) -> tuple[tuple[str, str], ...]:
+    """Headers and trace of a call, as metadata."""
+    if context.trace_context is None:
+        return tuple(context.headers.items())
+    return (*context.headers.items(), *telemetry.inject(context.trace_context).items())
+
+
+def _pairs(metadata: Any) -> Iterator[tuple[str, str]]:
+    return ((str(key), str(value)) for key, value in metadata or ())

@@ -1,1 +1,0 @@
-"""The gateway as a client of the router."""
