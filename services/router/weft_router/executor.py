@@ -160,7 +160,7 @@ class GraphExecutor:
         inputs = call.inputs
         for name, slot in root.inputs:
             frame[slot] = inputs.get(name)
-        run = Run(frame, request, deadline_ns, context.trace_context, NodeRecord(root.name, root.kind))
+        run = Run(frame, request, deadline_ns, context.trace_context, NodeRecord(root.name, root.path_form))
         return _Execution(start_ns, selection, run)
 
     @contextlib.contextmanager

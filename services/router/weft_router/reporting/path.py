@@ -1,6 +1,6 @@
 """What a request did in a graph: the path that it took, and how long each step took.
 
-Grammar of the path, the value of the trailing metadata ``x-graph-path``::
+Grammar of the path, the value of the trailing metadata ``x-graph-path``; each kind of node has its own brackets::
 
     path  = node body
     body  = "." steps           sequence that is the graph         root.lid;clf;post
@@ -21,7 +21,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from weft_router.graph.plan import NodeKind
+from weft_router.graph.plan import IN_A_ROW, PathForm
 
 #: Trailing metadata that carries the path.
 PATH_HEADER = "x-graph-path"
@@ -32,24 +32,17 @@ MAX_PATH_CHARS = 2000
 
 SKIPPED = "SKIPPED"
 
-BRACKETS = {
-    NodeKind.SEQUENCE: ("(", ")"),
-    NodeKind.SWITCH: ("[", "]"),
-    NodeKind.SPLITTER: ("[", "]"),
-    NodeKind.ENSEMBLE: ("{", "}"),
-    NodeKind.CASCADE: ("<", ">"),
-}
 _MARKS = {"OK": "", "CANCELLED": "~"}
 
 
 class NodeRecord:
-    """One run of a node: the steps that it started, in that order."""
+    """One run of a node, or of steps in a row: the steps that it started, in that order."""
 
-    __slots__ = ("kind", "name", "steps")
+    __slots__ = ("form", "name", "steps")
 
-    def __init__(self, name: str, kind: NodeKind) -> None:
+    def __init__(self, name: str, form: PathForm = IN_A_ROW) -> None:
         self.name = name
-        self.kind = kind
+        self.form = form
         self.steps: list[StepRecord] = []
 
 
@@ -169,7 +162,7 @@ def _walk(
 
 
 def _write_body(run: NodeRecord, parts: list[str], *, is_root: bool) -> None:
-    before, after = (".", "") if is_root and run.kind is NodeKind.SEQUENCE else BRACKETS[run.kind]
+    before, after = run.form.root_brackets if is_root else run.form.brackets
     is_empty = True
     for step in run.steps:
         if step.status == SKIPPED:

@@ -15,7 +15,6 @@ from weft_common.errors import InternalError, WeftError
 from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
 from weft_common.tensors import WireTensor
-from weft_router.graph.plan import NodeKind
 from weft_router.reporting.headers import forwarded_headers
 from weft_router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRecord, StepRecord, path_text, trace_text
 from weft_router.reporting.spans import call_attributes, step_attributes, step_span
@@ -106,7 +105,7 @@ def _tensors(result: InferResult, call: InferCall) -> Mapping[str, WireTensor]:
 def _passage(target: Target, model: TargetModel, call: InferCall, context: CallContext) -> Iterator[_ForwardedCall]:
     """A call is in work, within its span."""
     name, version = call.model_name, model.signature.version
-    run = NodeRecord(name, NodeKind.SEQUENCE)
+    run = NodeRecord(name)
     context.trailing_metadata.append((PATH_HEADER, path_text(run)))
     record = StepRecord(name, name, time.monotonic_ns(), target=target.name, model=name, version=version)
     run.steps.append(record)

@@ -1,6 +1,7 @@
 """What nodes and steps are to one another: a node runs steps, a step runs an action, an action may be a node again."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from weft_common.errors import InternalError, InvalidArgumentError, RemoteError, WeftError
@@ -83,6 +84,14 @@ class Node(ABC):
 
         No task is left when it returns, raises or is cancelled.
         """
+
+
+class PrunableNode(Node):
+    """A node that can leave steps out whose outputs nothing reads."""
+
+    @abstractmethod
+    def only(self, live: Collection[int]) -> "PrunableNode":
+        """The same node with the steps ``live``, ascending indexes, alone; itself where these are all."""
 
 
 class Action(ABC):
