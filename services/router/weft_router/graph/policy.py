@@ -1,4 +1,4 @@
-"""What a policy of steps is: the field of ``Policy`` that it reads, its checks, what it says of one step, and how it acts.
+"""What a policy of steps is: the field that it reads, its checks, what it says of one step, and how it acts.
 
 A retry, a hedge and a cache are policies; each is one module of ``weft_router.policies``. ``PolicyKind`` is the half
 that the compiler asks, ``PolicyPlan`` the half that a compiled step carries.
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from weft_router.graph.plan import Condition
     from weft_router.graph.syntax.parse import GraphFile
     from weft_router.graph.syntax.report import GraphReport
-    from weft_router.steps.base import Action, PolicyParts
+    from weft_router.steps.base import Action
+    from weft_router.steps.parts import PolicyParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,12 @@ class PolicyPlan(ABC):
     Attributes:
         field: Its field in ``Policy`` of ``graph.proto``.
         repeats_failures: The action may run again after it has failed.
+        condition_words: What ``condition`` is: ``cache key``.
         allows_streams: It acts on the first response of a decoupled model as on an answer; others are left out there.
     """
 
     field: ClassVar[str]
+    condition_words: ClassVar[str] = ""
     repeats_failures: ClassVar[bool] = False
     allows_streams: ClassVar[bool] = False
 
@@ -37,9 +40,8 @@ class PolicyPlan(ABC):
         """How many calls it makes of one, when models fail or are late."""
         return 1
 
-    @property
-    def calls_text(self) -> str:
-        """How ``num_calls`` come about, where they are more than one: ``3 attempts``."""
+    def calls_text(self, path: str) -> str:
+        """How ``num_calls`` come about, where they are more than one: ``3 attempts of root/clf``."""
         return ""
 
     @property
@@ -61,18 +63,30 @@ class GivenPolicies(NamedTuple):
 
     Attributes:
         own: Of the step.
-        around: Of node and graph, the inner first; none where the step calls no model.
+        around: Of node and graph, the inner first.
+        is_call: Whether the step calls a model; any other inherits nothing.
         is_shadow: Whether the step is a shadow.
     """
 
     own: pb.Policy
     around: Sequence[pb.Policy]
+    is_call: bool
     is_shadow: bool = False
+
+    @property
+    def inherited(self) -> Sequence[pb.Policy]:
+        """Those that hold for the step, the inner first."""
+        return (self.own, *self.around) if self.is_call else (self.own,)
 
     def inner(self, field: str) -> pb.Policy | None:
         """The innermost that has the field. A shadow has its own alone."""
-        given = (self.own,) if self.is_shadow else (self.own, *self.around)
-        return next((policy for policy in given if policy.HasField(field)), None)  # type: ignore[arg-type]  # a name
+        given = (self.own,) if self.is_shadow else self.inherited
+        return next((policy for policy in given if has_field(policy, field)), None)
+
+
+def has_field(policy: pb.Policy, field: str) -> bool:
+    """Whether the message has the field."""
+    return any(descriptor.name == field for descriptor, _ in policy.ListFields())
 
 
 class PolicyKind(ABC):
@@ -93,9 +107,9 @@ class PolicyKind(ABC):
     condition_field: ClassVar[str] = ""
     counters: ClassVar[Sequence[tuple[str, str]]] = ()
 
-    def check(
+    def check(  # noqa: B027  # there may be nothing to check
         self, file: "GraphFile", policy: pb.Policy, path: str, around: Sequence[pb.Policy], report: "GraphReport"
-    ) -> None:  # noqa: B027  # there may be nothing to check
+    ) -> None:
         """Report values that can only be a mistake (G025, G018).
 
         Args:
@@ -105,6 +119,10 @@ class PolicyKind(ABC):
             around: Those of node and graph, which ``policy`` overrides.
             report: Receives what is wrong.
         """
+
+    def condition_path(self, path: str) -> str:
+        """Path of the condition within the ``Policy`` at ``path``; "" where there is none."""
+        return f"{path}.{self.field}.{self.condition_field}" if self.condition_field else ""
 
     def where_instead(self, *, is_root: bool) -> str:
         """Where it belongs, if it is not inherited and stands on a node: ``the steps``."""

@@ -55,6 +55,6 @@ class StepCollector(Collector):
         for name, text in _COUNTERS:
             family = CounterMetricFamily(f"weft_graph_step_{name}", text, labels=_LABELS)
             for one, labels in steps:
-                if count := one.events.get(name):
-                    family.add_metric(labels, count)
+                if num_events := one.events[name]:
+                    family.add_metric(labels, num_events)
             yield family

@@ -18,9 +18,9 @@ from weft_router.graph.syntax.report import GraphReport
 from weft_router.reporting.path import StepRecord
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
-from weft_router.steps.base import Action, ErrorContext, PolicyAction, PolicyParts
+from weft_router.steps.base import Action, ErrorContext, PolicyAction
+from weft_router.steps.parts import PolicyParts
 from weft_router.steps.run import Run
-
 
 _DEFAULT_MIB = 64
 
@@ -37,6 +37,7 @@ class CachePlan(PolicyPlan):
     """
 
     field: ClassVar[str] = "cache"
+    condition_words: ClassVar[str] = "cache key"
 
     ttl_ms: int
     max_bytes: int
@@ -158,11 +159,11 @@ class Cached(PolicyAction):
                 raise
             answer, record.cached, record.is_stale = stale, True, True
             record.error = error.message
-            self._counters.count("stale_answers")
+            self._counters.events["stale_answers"] += 1
         if record.cached:
-            self._counters.count("cache_hits")
+            self._counters.events["cache_hits"] += 1
         else:
-            self._counters.count("cache_misses")
+            self._counters.events["cache_misses"] += 1
         num_outputs = len(self._output_slots)
         for slot, tensor in zip(self._output_slots, answer.outputs[:num_outputs], strict=True):
             frame[slot] = tensor

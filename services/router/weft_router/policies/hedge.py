@@ -15,7 +15,8 @@ from weft_router.graph.syntax.report import GraphReport
 from weft_router.reporting.path import StepRecord
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
-from weft_router.steps.base import Action, ConditionFailedError, PolicyAction, PolicyParts
+from weft_router.steps.base import Action, ConditionFailedError, PolicyAction
+from weft_router.steps.parts import PolicyParts
 from weft_router.steps.run import Run
 from weft_router.tasks.fork import Race
 
@@ -41,8 +42,7 @@ class HedgePlan(PolicyPlan):
         """As ``PolicyPlan.num_calls``."""
         return 1 + self.max_extra
 
-    @property
-    def calls_text(self) -> str:
+    def calls_text(self, path: str) -> str:
         """As ``PolicyPlan.calls_text``."""
         return f"1 + {self.max_extra} hedged {'call' if self.max_extra == 1 else 'calls'}"
 
@@ -78,12 +78,14 @@ class HedgePolicy(PolicyKind):
         """As ``PolicyKind.check``."""
         hedge = policy.hedge
         if not hedge.after_ms:
-            text = "'hedge' has no 'after_ms'; give the time after which a call is late, for example its 95th percentile"
+            text = (
+                "'hedge' has no 'after_ms'; give the time after which a call is late, for example its 95th percentile"
+            )
             report.error("G025", file, path, text, is_name=True)
         elif 0 < policy.timeout_ms <= hedge.after_ms:
             text = (
-                f"'hedge' has no effect: 'after_ms: {hedge.after_ms}' is not before the 'timeout_ms: {policy.timeout_ms}' "
-                "ends; make it less"
+                f"'hedge' has no effect: 'after_ms: {hedge.after_ms}' is not before the 'timeout_ms: "
+                f"{policy.timeout_ms}' ends; make it less"
             )
             report.error("G018", file, f"{path}.after_ms", text)
 
@@ -162,10 +164,10 @@ class Hedged(PolicyAction):
         if budget.take(self._plan.budget_percent):
             throttle = self._runtime.throttles.get(self.target)
             if throttle is None or throttle.take():
-                self._counters.count("hedges")
+                self._counters.events["hedges"] += 1
                 return True
             budget.give_back()
-        self._counters.count("retries_refused")
+        self._counters.events["retries_refused"] += 1
         return False
 
     def _adopt(self, trial: _Trial, run: Run, record: StepRecord) -> None:

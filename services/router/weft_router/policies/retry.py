@@ -16,7 +16,8 @@ from weft_router.graph.syntax.report import GraphReport
 from weft_router.reporting.path import StepRecord
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
-from weft_router.steps.base import Action, PolicyAction, PolicyParts
+from weft_router.steps.base import Action, PolicyAction
+from weft_router.steps.parts import PolicyParts
 from weft_router.steps.run import Run
 
 #: gRPC status codes that may be worth another attempt. The others say that the same call fails again, or, CANCELLED,
@@ -64,10 +65,9 @@ class RetryPlan(PolicyPlan):
         """As ``PolicyPlan.num_calls``."""
         return self.attempts
 
-    @property
-    def calls_text(self) -> str:
+    def calls_text(self, path: str) -> str:
         """As ``PolicyPlan.calls_text``."""
-        return f"{self.attempts} attempts"
+        return f"{self.attempts} attempts of {path}"
 
     def text(self) -> str:
         """``2 attempts on UNAVAILABLE, backoff 10 ms``."""
@@ -119,8 +119,8 @@ class RetryPolicy(PolicyKind):
                 report.error("G025", file, f"{path}.on[{i}]", f"'{code}' is given twice; leave one out")
             elif code == "DEADLINE_EXCEEDED" and policy.timeout_ms:
                 text = (
-                    "'DEADLINE_EXCEEDED' seldom helps here: all attempts share this 'timeout_ms', so no time is left when "
-                    "it has passed; to call again before that, use 'hedge'"
+                    "'DEADLINE_EXCEEDED' seldom helps here: all attempts share this 'timeout_ms', so no time is left "
+                    "when it has passed; to call again before that, use 'hedge'"
                 )
                 report.warning("G018", file, f"{path}.on[{i}]", text)
         if not 0 <= retry.budget_percent <= 100:
@@ -191,10 +191,10 @@ class Retried(PolicyAction):
                     if not is_free:
                         is_counted = budget.take(plan.budget_percent)
                     if not (is_free or is_counted) or (throttle is not None and not throttle.take()):
-                        self._counters.count("retries_refused")
+                        self._counters.events["retries_refused"] += 1
                         raise self._numbered(error, number, ", retry budget exhausted") from error
                 number += 1
-                self._counters.count("retries")
+                self._counters.events["retries"] += 1
                 if pause_ns:
                     await asyncio.sleep(pause_ns / 1e9)
         finally:

@@ -1,5 +1,6 @@
 """What the router counts of every step; written by the event loop, read when Prometheus asks."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
@@ -24,11 +25,7 @@ class StepCounters:
     path: str
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     failures: dict[str, int] = field(default_factory=dict)
-    events: dict[str, int] = field(default_factory=dict)
-
-    def count(self, event: str) -> None:
-        """Count an event."""
-        self.events[event] = self.events.get(event, 0) + 1
+    events: Counter[str] = field(default_factory=Counter)
 
     def count_failure(self, status: str) -> None:
         """Count a run that did not end with OK."""

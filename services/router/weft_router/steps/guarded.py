@@ -130,7 +130,7 @@ class GuardedStep(Step):
                     record.fallbacks = NodeRecord(self._name)
                     record.error = failure.message
                     text += f" ({failure.code})"
-                    self._counters.count("fallbacks")
+                    self._counters.events["fallbacks"] += 1
                 try:
                     if await fallback.run(run.with_record(record.fallbacks)):
                         return True
