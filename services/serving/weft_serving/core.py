@@ -191,8 +191,9 @@ class ServingCore(InferenceCore):
         served = self._find(call.model_name).serving(call)
         if served.signature.is_decoupled and not served.signature.can_collect:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
-        check_classification(call.outputs)
-        return await classified(await served.infer(call, context), call.outputs, served.signature)
+        asks_for_classes = check_classification(call.outputs) if call.outputs else False
+        result = await served.infer(call, context)
+        return await classified(result, call.outputs, served.signature) if asks_for_classes else result
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """Every response of a decoupled model as it sends them; of any other the one answer."""

@@ -24,8 +24,8 @@ def lock_text(models: Iterable[pb.ModelSignature], file: str, source: str) -> st
     """Content of a lock file.
 
     Args:
-        models: In the order in which they are to stand.
-        file: Its name, for the header.
+        models: In the order of the file.
+        file: Name of the file, for the header.
         source: Arguments of ``weft lock`` that lead to the services, for the header.
     """
     parts = [HEADER.format(file=file, source=source)]
@@ -43,7 +43,7 @@ def read_lock(path: Path) -> list[pb.ModelSignature]:
 
     Raises:
         OSError: It cannot be read.
-        PbtxtError: It is no lock file, or has a model version twice or without a name.
+        PbtxtError: It is no lock file, or has a model version twice or incomplete.
     """
     lock, positions = parse(path.read_bytes(), pb.SignatureLock(), file=str(path))
     seen: set[tuple[str, str]] = set()

@@ -16,11 +16,12 @@ NOW_NS = 1000 * MS
 def _measured(*, num_instances=1, full_ms=0, single_ms=10, **settings):
     """Queue and admission of a model whose executions took so long lately."""
     settings = SchedulerSettings(**{"max_batch_size": 8, "is_batching": True, **settings})
-    admission = DeadlineAdmission(settings, num_instances)
+    times = ExecutionTimes()
+    admission = DeadlineAdmission(settings, num_instances, times)
     for _ in range(MIN_MEASUREMENTS):
-        admission.measured(1, single_ms * MS, NOW_NS)
+        times.add(1, single_ms * MS, NOW_NS)
         if full_ms:
-            admission.measured(8, full_ms * MS, NOW_NS)
+            times.add(8, full_ms * MS, NOW_NS)
     return PriorityQueue(settings), admission
 
 

@@ -205,7 +205,7 @@ async def test_a_bad_request_does_not_fail_its_batch_mates(start, is_repeatable,
 
     A model that may have effects is not run twice.
     """
-    backend = type("Backend", (Poisoned,), {"is_repeatable": is_repeatable})
+    backend = type("Backend", (Poisoned,), {"is_repeatable": is_repeatable, "num_executed": 0})
     runner = await start(backend)
     execution = await runner.run(make_call(1), make_call(13), make_call(2))
     results = [answer for answer in execution.answers if isinstance(answer, InferResult)]

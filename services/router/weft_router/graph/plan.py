@@ -275,6 +275,11 @@ class NodePlan(ABC):
         return None
 
     @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """Conditions of the node itself, beside those of its steps."""
+        return ()
+
+    @property
     def slots_read(self) -> tuple[int, ...]:
         """Slots that the node itself reads when its steps have run, beside those of its outputs."""
         return ()

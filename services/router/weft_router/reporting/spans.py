@@ -42,7 +42,7 @@ def start_step_span(path: str, kind: SpanKind, attributes: Mapping[str, str | in
 def end_step_span(span: Span, record: StepRecord, error: BaseException | None) -> None:
     """The span of a step that is over says which way it went, and how it failed."""
     _tell_outcome(span, record)
-    _end(span, error)
+    end_span(span, error)
 
 
 @contextmanager
@@ -54,12 +54,13 @@ def step_span(
     try:
         yield span, telemetry.context_of(span, parent)
     except BaseException as error:
-        _end(span, error)
+        end_span(span, error)
         raise
-    _end(span, None)
+    end_span(span, None)
 
 
-def _end(span: Span, error: BaseException | None) -> None:
+def end_span(span: Span, error: BaseException | None) -> None:
+    """The span ends, with the error if there is one; an error that withdraws the step says so."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         error = RequestCancelledError("the step was cancelled")
     telemetry.end_span(span, error)

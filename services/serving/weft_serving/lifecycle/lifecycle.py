@@ -121,9 +121,12 @@ class ManagedModel:
         """
         unknown = f"Request for unknown model: '{self.name}'"
         if not version:
-            ready = [number for number, known in self._versions.items() if known.state is VersionState.READY]
-            if ready:
-                return self._versions[max(ready)]
+            newest: ModelVersion | None = None
+            for known in self._versions.values():
+                if known.state is VersionState.READY and (newest is None or known.number > newest.number):
+                    newest = known
+            if newest is not None:
+                return newest
             if self._is_changing():
                 raise UnavailableError(f"{unknown} is not at ready state; it is loading or unloading").refused()
             raise NotFoundError(f"{unknown} has no available versions").refused()

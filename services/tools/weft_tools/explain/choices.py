@@ -90,13 +90,9 @@ class _Switch:
 
     def decide(self) -> NodeDecision:
         node, decision = self._node, self._decision
-        on = (
-            self._knowledge.judge(getattr(node, "on", None), self._frame)
-            if getattr(node, "on", None) is not None
-            else None
-        )
-        if getattr(node, "on", None) is not None and on is not None:
-            decision.says.append(f"on {condition_text(getattr(node, 'on', None))}{verdict_text(on, as_text=True)}")
+        on = self._knowledge.judge(node.on, self._frame) if node.conditions else None
+        if on is not None:
+            decision.says.append(f"on {condition_text(node.on)}{verdict_text(on, as_text=True)}")
             if not self._is_evaluated(on):
                 return decision
         otherwise: StepChoice | None = None
@@ -181,9 +177,9 @@ def _split(
         algorithm = node.bandit.algorithm.name
         by_chance.says.append(f"{algorithm} on feedback; before it: {drawn}")
         return by_chance
-    if getattr(node, "sticky_by", None) is not None:
-        verdict = knowledge.judge(getattr(node, "sticky_by", None), frame)
-        text = f"sticky by {condition_text(getattr(node, 'sticky_by', None))}{verdict_text(verdict, as_text=True)}"
+    if node.conditions:
+        verdict = knowledge.judge(node.sticky_by, frame)
+        text = f"sticky by {condition_text(node.sticky_by)}{verdict_text(verdict, as_text=True)}"
         if verdict.fails:
             failure = Failure(f"INVALID_ARGUMENT: {prefix}{verdict.error}", is_final=True)
             return NodeDecision([StepChoice(Fate.SKIPPED) for _ in names], [text], failure)

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from weft_tools.explain.entry import ExplainedStep, Fate
@@ -35,7 +34,7 @@ def count_calls(entry: ExplainedStep) -> Calls:
     below = [count_calls(child) for child in entry.children if _is_fallback(entry, child)]
     factor = 1
     if step is not None:
-        factor = prod(policy.num_calls for policy in step.policies)
+        factor = math.prod(policy.num_calls for policy in step.policies)
     return Calls(
         inner.usual,
         inner.worst * factor + sum(calls.worst for calls in below),
@@ -107,7 +106,7 @@ def _inner_span(entry: ExplainedStep) -> Span:
             total = total.then(span)
         return total
     if node.kind != "sequence":
-        customs = [combine.custom for combine in node.combines if combine.custom is not None]
+        customs = node.customs
         after = [span for child, span in zip(inside, spans, strict=True) if child.step in customs]
         members = [span for child, span in zip(inside, spans, strict=True) if child.step not in customs]
         return _longer(members).then(_longer(after))

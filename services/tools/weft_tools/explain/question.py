@@ -4,7 +4,6 @@ import argparse
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.signature import ModelSignature, TensorSpec
@@ -153,15 +152,8 @@ def _hints(plan: GraphPlan, parameters: Iterable[str], headers: Iterable[str]) -
                 yield f"no condition of graph '{plan.signature.name}' reads {place[:-1]} '{name}'{hint}"
 
 
-def _conditions(node: Any) -> Iterator[Condition]:
-    yield from filter(
-        None,
-        (
-            getattr(node, "on", None),
-            getattr(node, "sticky_by", None),
-            getattr(node, "loop", None) and getattr(node, "loop", None).again,
-        ),
-    )
+def _conditions(node: NodePlan) -> Iterator[Condition]:
+    yield from node.conditions
     for step in (*node.steps, *node.shadows):
         yield from _step_conditions(step)
 

@@ -21,7 +21,7 @@ from weft_router.graph.description import (
     when_notes,
 )
 from weft_router.graph.kind import NodeKind
-from weft_router.graph.plan import NodePlan, PathForm, StepPlan
+from weft_router.graph.plan import Condition, NodePlan, PathForm, StepPlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.signatures import TensorType
@@ -39,6 +39,11 @@ class SequencePlan(NodePlan):
     is_pipeline: ClassVar[bool] = True
 
     loop: LoopPlan | None = None
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The test of the loop."""
+        return () if self.loop is None else (self.loop.again,)
 
     @property
     def slots_read(self) -> tuple[int, ...]:

@@ -43,12 +43,12 @@ class Pipeline(PrunableNode):
         self._schedule = Schedule(plan)
         self._shadows = frozenset(index for index, step in enumerate(plan.steps) if step.shadow is not None)
         chain = None if self._shadows else self._schedule.chain
-        self._chain = None if chain is None else tuple(self._steps[index] for index in chain)
+        self.chain = None if chain is None else tuple(self._steps[index] for index in chain)
 
     async def run(self, run: Run) -> None:
         """As ``Node.run``."""
-        if self._chain is not None:
-            for step in self._chain:
+        if self.chain is not None:
+            for step in self.chain:
                 await step.run(run)
             return
         steps, schedule, shadows = self._steps, self._schedule, self._shadows

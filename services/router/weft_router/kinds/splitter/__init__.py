@@ -49,6 +49,11 @@ class SplitterPlan(NodePlan):
     salt: str = ""
     bandit: BanditPlan | None = None
 
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The value that draws the same step."""
+        return () if self.sticky_by is None else (self.sticky_by,)
+
     def node(self, parts: NodeParts) -> Node:
         """As ``NodePlan.node``."""
         return Draw(self, parts, self.sticky_by, self.salt)

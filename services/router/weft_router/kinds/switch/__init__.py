@@ -47,6 +47,11 @@ class SwitchPlan(NodePlan):
     on: Condition | None = None
     per_row: bool = False
 
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The value that cases are compared with."""
+        return () if self.on is None else (self.on,)
+
     def node(self, parts: NodeParts) -> Node:
         """As ``NodePlan.node``."""
         return (FirstMatchByRow if self.per_row else FirstMatch)(self, parts, self.on)

@@ -90,11 +90,11 @@ def test_wrong_parameters_are_refused(make_backend, parameters, message):
         make_backend(**parameters)
 
 
-def test_there_are_seats_for_what_runs_and_a_few_more():
-    """So that a seat is taken in the step after it is free."""
+def test_there_are_slots_for_what_runs_and_a_few_more():
+    """So that a slot is taken in the step after it is free."""
     signature = ModelSignature("m", "1", "llm", 0, (), ())
     counts = [
-        LlmBackend.num_seats(ModelContext(signature, None, {}, {"max_num_seqs": str(number)})) for number in (1, 64)
+        LlmBackend.num_slots(ModelContext(signature, None, {}, {"max_num_seqs": str(number)})) for number in (1, 64)
     ]
     assert [2, 72] == counts
 

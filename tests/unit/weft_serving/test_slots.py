@@ -3,19 +3,19 @@
 from tests.unit.weft_serving.builders import make_request
 
 from weft_serving.scheduler.queue import PriorityQueue
-from weft_serving.scheduler.seats import SeatBatcher
 from weft_serving.scheduler.settings import SchedulerSettings
+from weft_serving.scheduler.slots import SlotBatcher
 
 MS = 1_000_000
 LEVELS = SchedulerSettings(max_batch_size=0, is_batching=True, priority_levels=3, default_priority_level=2)
 
 
 class House:
-    """A queue before some instances with seats."""
+    """A queue before some instances with slots."""
 
-    def __init__(self, num_seats=2, instances=("a",), settings=LEVELS, **options):
+    def __init__(self, num_slots=2, instances=("a",), settings=LEVELS):
         self.queue = PriorityQueue(settings)
-        self.seats = SeatBatcher(settings, num_seats, instances, **options)
+        self.slots = SlotBatcher(settings, num_slots, instances)
         self.name_of = {}
 
     def come(self, name, priority=2, now_ns=0):
@@ -26,26 +26,26 @@ class House:
 
     def enter(self, *, may_wait=True):
         """Names of those that enter now, and the instance."""
-        requests, _, instance = self.seats.next_batch(self.queue, 0, may_wait=may_wait)
+        requests, _, instance = self.slots.next_batch(self.queue, 0, may_wait=may_wait)
         self.queue.take(requests, 0)
-        self.seats.seat(requests, instance)
+        self.slots.enter(requests, instance)
         return [self.name_of[request] for request in requests], instance
 
 
-def test_as_many_enter_as_there_are_seats():
+def test_as_many_enter_as_there_are_slots():
     """The others wait, in order, until somebody leaves; one that leaves twice, or never entered, frees nothing."""
     there = House(2)
     first, *_ = [there.come(name) for name in "abcd"]
     assert ["a", "b"] == there.enter()[0]
     assert [] == there.enter()[0]
-    assert not there.seats.leave(there.come("e"))
-    assert (True, False) == (there.seats.leave(first), there.seats.leave(first))
+    assert not there.slots.leave(there.come("e"))
+    assert (True, False) == (there.slots.leave(first), there.slots.leave(first))
     assert ["c"] == there.enter()[0]
-    assert 2 == len(there.seats)
+    assert 2 == len(there.slots)
 
 
 def test_a_better_level_enters_a_full_instance():
-    """As many of each level as there are seats, and no more; a worse level waits for all of them."""
+    """As many of each level as there are slots, and no more; a worse level waits for all of them."""
     there = House(2)
     for name in ("low1", "low2", "low3"):
         there.come(name, 3)
@@ -55,22 +55,22 @@ def test_a_better_level_enters_a_full_instance():
     assert ["high1", "high2"] == there.enter()[0]
     there.come("middle", 2)
     assert [] == there.enter()[0]
-    assert 4 == len(there.seats)
+    assert 4 == len(there.slots)
 
 
-def test_a_seat_that_a_worse_one_leaves_is_no_seat_while_better_ones_fill_all():
-    """The seats count from the best downwards: what was put aside in the engine goes on before a newcomer."""
+def test_a_slot_that_a_worse_one_leaves_is_no_slot_while_better_ones_fill_all():
+    """The slots count from the best downwards: what was put aside in the engine goes on before a newcomer."""
     there = House(2)
     low = [there.come(f"low{i}", 3) for i in (1, 2)]
     there.enter()
     high = [there.come(f"high{i}", 1) for i in (1, 2)]
     there.enter()
     there.come("low3", 3)
-    there.seats.leave(low[0])
+    there.slots.leave(low[0])
     assert [] == there.enter()[0]
-    there.seats.leave(high[0])
+    there.slots.leave(high[0])
     assert [] == there.enter()[0]
-    there.seats.leave(high[1])
+    there.slots.leave(high[1])
     assert ["low3"] == there.enter()[0]
 
 
@@ -108,13 +108,3 @@ def test_so_many_enter_at_once():
     for number in range(40):
         there.come(number)
     assert [16, 16, 8] == [len(there.enter()[0]) for _ in range(3)]
-
-
-def test_held_until_so_many_are_queued():
-    """The switch for tests holds the first ones back, and not when the model stops."""
-    there = House(2, num_to_hold=3)
-    there.come("a")
-    assert [] == there.enter()[0]
-    assert ["a"] == there.enter(may_wait=False)[0]
-    there.come("b")
-    assert ["b"] == there.enter()[0]
