@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from tests.unit.builders import execute_batch, load_backend, make_served_request
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_postprocess.transforms import BACKENDS
@@ -53,6 +52,8 @@ def _padded(tokenizer, texts, padding):
 def test_texts_are_those_of_transformers(detokenize, tokenizer, skips, padding):
     """Rows padded with the end token or with -1 give the texts that transformers gives."""
     ids = _padded(tokenizer, TEXTS, padding)
+    from transformers import PreTrainedTokenizerFast  # takes a second
+
     oracle = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     expected = [oracle.decode(row[row >= 0].tolist(), skip_special_tokens=skips) for row in ids]
     (outcome,) = execute_batch(detokenize(skip_special_tokens=str(skips)), make_served_request(output_ids=ids))

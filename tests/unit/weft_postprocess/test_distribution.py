@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import scipy.stats
+import scipy  # its modules are imported when they are used
 from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InvalidArgumentError

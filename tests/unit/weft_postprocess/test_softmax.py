@@ -3,8 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-import scipy.special
-import scipy.stats
+import scipy  # its modules are imported when they are used
 from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InvalidArgumentError, NotFoundError

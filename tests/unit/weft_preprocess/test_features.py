@@ -4,15 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from sklearn.impute import SimpleImputer
-from sklearn.preprocessing import (
-    FunctionTransformer,
-    MinMaxScaler,
-    OneHotEncoder,
-    OrdinalEncoder,
-    RobustScaler,
-    StandardScaler,
-)
 from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
@@ -44,6 +35,9 @@ def features(version_folder, make_model_context):
 
 def _fitted():
     """By step, the transformer of scikit-learn and what the file has of it. Only the imputer saw gaps."""
+    from sklearn.impute import SimpleImputer  # takes half a second
+    from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, RobustScaler, StandardScaler
+
     impute = SimpleImputer().fit(np.where(RANDOM.random(TRAINING.shape) < 0.2, np.nan, TRAINING))
     standard, robust = StandardScaler().fit(TRAINING), RobustScaler().fit(TRAINING)
     min_max = MinMaxScaler((-1, 2)).fit(TRAINING)
@@ -103,6 +97,8 @@ def _text_content(**more):
 @pytest.mark.parametrize(("encoding", "width"), [("one_hot", 7), ("ordinal", 2), ("ordinal, one_hot", 5)])
 def test_categories_are_those_of_scikit_learn(features, unknown, suffix, encoding, width):
     """One-hot and ordinal columns, known and unknown categories, give what scikit-learn's encoders give."""
+    from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder  # takes half a second
+
     rows = [("red", "xl"), ("größer 🙂", "s"), ("green", "m"), ("red", "s")]
     rows += [("blue", "l"), ("red", "")] if unknown == "ignore" else []
     known = np.array([(color, size) for color in COLORS for size in SIZES], object)

@@ -7,7 +7,6 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
-from sklearn.datasets import load_digits
 from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InvalidArgumentError
@@ -59,6 +58,8 @@ def small(make_backend):
 @pytest.mark.parametrize("enlarged", [1, 3, 5])
 def test_digits_survive_the_way_through_a_png(make_backend, enlarged):
     """A digit of sklearn, drawn at any whole multiple of its size, comes back as 64 numbers in 0 to 16."""
+    from sklearn.datasets import load_digits  # takes half a second
+
     digits = load_digits().images[:3]
     pictures = [Image.fromarray(np.round(digit * 255 / 16).astype(np.uint8), "L") for digit in digits]
     data = [_encoded(p.resize((8 * enlarged, 8 * enlarged), Image.Resampling.NEAREST)) for p in pictures]

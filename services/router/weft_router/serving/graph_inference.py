@@ -43,7 +43,7 @@ class GraphInference:
         self._graph, self._call, self._context = graph, call, context
         self._result: InferResult | None = None
         try:
-            self._serving = serving = serving_of(graph)
+            self._serving = serving = graph.serving or serving_of(graph)
             _validate(serving, call)
             is_collected = serving.plan.signature.is_decoupled
             self._execution = serving.executor.begin(call, context, is_collected=is_collected)

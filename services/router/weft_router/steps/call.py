@@ -15,7 +15,7 @@ from weft_router.steps.base import Action, ErrorContext
 from weft_router.steps.run import Run
 from weft_router.target import Target
 from weft_router.tensors.adaption import fitted_input, full_rank, restored_outputs
-from weft_router.tensors.answers import broken_promise, misfit, rows_of
+from weft_router.tensors.answers import broken_promise, misfit
 
 
 class CallAction(Action):
@@ -84,6 +84,7 @@ class CallAction(Action):
         """
         inputs: dict[str, WireTensor] = {}
         is_fitted = False
+        num_rows = -1
         for name, slot, rank in self._inputs:
             tensor = frame[slot]
             if tensor is None:
@@ -92,7 +93,8 @@ class CallAction(Action):
                 tensor = fitted_input(tensor, rank, self._signature, name)
                 is_fitted = True
             inputs[name] = tensor
-        num_rows = rows_of(inputs, is_batching=self._is_batching)
+            if self._is_batching and num_rows < 0 and tensor.shape:
+                num_rows = tensor.shape[0]
         requested = self._requested_with(captured) if captured else self._requested
         call = InferCall(
             self.model, self._sent_version, scope.request_id, scope.parameters, inputs, requested, max(num_rows, 1)

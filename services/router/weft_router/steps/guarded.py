@@ -88,7 +88,8 @@ class GuardedStep(Step):
             self._failed(record, error)
             raise
         else:
-            self._answered(record)
+            record.end_ns, record.status = self._clock_ns(), "OK"
+            self._counters.latency.observe((record.end_ns - record.start_ns) / 1e9)
             has_answered = True
         if not has_answered:
             self.defaults.fill(run.frame)

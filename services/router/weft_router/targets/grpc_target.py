@@ -74,7 +74,7 @@ class GrpcTarget:
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``; the time that is left becomes the gRPC deadline."""
         timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
-        metadata = metadata_of(context)
+        metadata = metadata_of(context) if context.trace_context is not None else tuple(context.headers.items())
         try:
             begun_call = None if self._exchange is None else self._exchange.begin(call, metadata, timeout_s)
             if begun_call is not None:
