@@ -58,7 +58,7 @@ class RouterCore:
             unload.
         load_graphs: Explicit mode: graphs to load at the start; ``"*"`` is all.
         admission: Limits on requests in flight.
-        poll_s: How often each target is asked what it serves, in seconds.
+        poll_s: Pause between two discoveries of a target, in seconds.
         repository_poll_s: Poll mode: how often the repository is looked at, in seconds.
         state_dir: Folder where bandits keep what they have learned; None: nowhere.
         allow_route_header: Whether clients may choose the steps of splitters with the header ``x-graph-route``.
@@ -134,7 +134,7 @@ class RouterCore:
             await self._bandit_file.close()
 
     def extension(self) -> Extension:
-        """What a router offers beside the V2 protocol: ``weft.graph.GraphService`` and its own metrics."""
+        """The service ``weft.graph.GraphService``, and the router's own metrics."""
         servicer = GraphServicer(self._graphs, self._runtime.bandits, self._catalog)
         collectors = (
             RouterCollector(self._graphs),

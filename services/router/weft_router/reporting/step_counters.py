@@ -1,4 +1,4 @@
-"""What the router counts of every step; written by the event loop, read when Prometheus asks."""
+"""Counters of every step; the event loop writes them, the metrics thread reads them."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class StepCounterTable:
         self._counters: WeakValueDictionary[tuple[str, str, str], StepCounters] = WeakValueDictionary()
 
     def of(self, graph: str, version: str, path: str) -> StepCounters:
-        """The counters of one step, made when they are first asked for."""
+        """The counters of one step, made on first use."""
         key = (graph, version, path)
         found = self._counters.get(key)
         if found is None:

@@ -119,7 +119,7 @@ class GuardedStep(Step):
         """Whether a fallback answered; False where none did and the step is soft.
 
         Raises:
-            WeftError: Of the last that failed; the message tells of each.
+            WeftError: Of the last that failed; the message lists each failure.
         """
         last = failure
         text = failure.message
