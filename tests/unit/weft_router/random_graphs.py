@@ -25,7 +25,6 @@ from weft_router.graph.plan import (
     CallPlan,
     GraphPlan,
     HedgePlan,
-    LoopPlan,
     NodeKind,
     NodePlan,
     RetryPlan,
@@ -250,7 +249,7 @@ def scripts_of(node: Node) -> dict[str, Any]:
             if one is not None and isinstance(one.target, Node):
                 scripts |= scripts_of(one.target)
             elif one is not None:
-                scripts[one.target.name] = _script(one.target)
+                scripts[one.target.name] = _script(one.target)  # type: ignore[arg-type]
     if node.custom is not None:
         scripts[node.custom.name] = _script(node.custom)
     return scripts
@@ -281,7 +280,7 @@ def _condition(test: Test | None) -> Any:
     if test is None:
         return None
 
-    def holds(request: object, values: Mapping[str, np.ndarray | None]) -> bool:
+    def holds(request: Any, values: Mapping[str, np.ndarray | None]) -> bool:
         array = values[test.name]
         if array is None or test.name.startswith("steps."):
             return array is not None
@@ -320,7 +319,9 @@ def _node_plan(node: Node) -> NodePlan:
             lambda request, values: str(int(values["X"][:, 0].astype(int).sum()) % 3), names=("X",)
         )
     if node.again is not None:
-        options["loop"] = LoopPlan(_condition(node.again), node.max_iterations, (("t0", "X"),) if node.carries else ())
+        options["loop"] = make.loop(
+            _condition(node.again), node.max_iterations, *([("t0", "X")] if node.carries else [])
+        )
     if node.kind is NodeKind.ENSEMBLE:
         more: dict[str, Any] = {}
         if node.custom is not None:

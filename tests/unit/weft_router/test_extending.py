@@ -63,6 +63,6 @@ async def test_a_bandit_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     target = FakeTarget(a=answering(1), b=answering(2))
     executor = GraphExecutor(plan, Runtime({"model": target}, bandits=store))
     for number in range(100):
-        result = await executor.execute(InferCall("g", request_id=str(number), inputs=x()), CallContext())
+        result = await executor.execute(InferCall("g", request_id=str(number), inputs=x()), CallContext())  # type: ignore[arg-type]
         store.reward_request("g", str(number), float(y(result) == 2))
     assert [call.model_name for call in target.calls].count("b") > 80

@@ -20,7 +20,7 @@ def _policies(step="", node="", graph="", *, is_call=True):
     report = GraphReport("g.pbtxt")
     policies = [text_format.Parse(text, pb.Policy()) for text in (graph, node)]
     message = text_format.Parse(step, pb.Step())
-    made = step_policies(FILE, *policies, message, "step", is_call=is_call, report=report)
+    made = step_policies(FILE, *policies, message, "step", is_call=is_call, report=report)  # type: ignore[arg-type]
     return made, [found.code for found in report.diagnostics()]
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from tests.unit.weft_router import make
@@ -18,7 +17,7 @@ from weft_router.requests.intermediates import Intermediates
 from weft_router.runtime import Runtime
 
 
-def executor_of(plan: GraphPlan, target: Any) -> GraphExecutor:
+def executor_of(plan: GraphPlan, target: FakeTarget) -> GraphExecutor:
     return GraphExecutor(plan, Runtime({"model": target}))
 
 

@@ -12,6 +12,7 @@ from weft_common.tensors import WireTensor, bytes_tensor, decode, encode
 from weft_router.executor import GraphExecutor
 from weft_router.graph import GraphSource, ModelCatalog, compile_graph
 from weft_router.runtime import Runtime
+from weft_router.target import Target
 from weft_tools.convert.graphs import convert
 from weft_tools.convert.yaml_tree import Source
 
@@ -19,7 +20,7 @@ GOLDEN = Path(__file__).with_name("golden")
 Answer = Callable[[Mapping[str, WireTensor]], dict[str, WireTensor]]
 
 
-class _Target:
+class _Target(Target):
     """Answers as a test says."""
 
     name, address = "model", "in process"
