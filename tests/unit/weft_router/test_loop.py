@@ -14,7 +14,8 @@ from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, i
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InvalidArgumentError, RemoteError
 from weft_common.tensors import WireTensor, decode, encode
-from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.graph.plan import GraphPlan
+from weft_router.kinds.sequence import SequencePlan
 
 
 def loop(again: Any, max_iterations: int = 10, **options: Any) -> GraphPlan:
@@ -24,7 +25,7 @@ def loop(again: Any, max_iterations: int = 10, **options: Any) -> GraphPlan:
         make.step("add", "add", {"A": "M", "B": "B"}, {"OUT": "Y"}, **options),
     ]
     plan = make.loop(again, max_iterations, ("Y", "X"))
-    root = make.node("root", NodeKind.SEQUENCE, steps, inputs=["X", "B"], outputs=["Y", "M"], loop=plan)
+    root = make.node("root", SequencePlan, steps, inputs=["X", "B"], outputs=["Y", "M"], loop=plan)
     return make.graph(root)
 
 
@@ -84,7 +85,7 @@ async def test_a_swap_carries_both_ways() -> None:
     steps = [make.step(n, n, {"IN": x}, {"OUT": y}) for n, x, y in (("p", "A", "B1"), ("q", "B", "A1"))]
     again = FakeCondition(lambda r, f: True)
     plan = make.loop(again, 2, ("A1", "A"), ("B1", "B"))
-    root = make.node("root", NodeKind.SEQUENCE, steps, inputs=["A", "B"], outputs=["A1", "B1"], loop=plan)
+    root = make.node("root", SequencePlan, steps, inputs=["A", "B"], outputs=["A1", "B1"], loop=plan)
     inputs = {"A": make.tensor(1.0), "B": make.tensor(2.0)}
     result = await make.run(make.graph(root), FakeTarget(), inputs)
     assert {"A1": make.tensor(1.0), "B1": make.tensor(2.0)} == result.outputs
@@ -132,7 +133,7 @@ async def test_a_loop_that_is_pruned_still_loops() -> None:
     """Steps that neither the outputs asked for nor the loop need are left out of every round."""
     steps = [make.step(n, n, {"IN": "X"}, {"OUT": n.upper()}) for n in "abc"]
     plan = make.loop(FakeCondition(lambda r, f: True), 2, ("A", "X"))
-    root = make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=[*"ABC"], loop=plan)
+    root = make.node("root", SequencePlan, steps, inputs=["X"], outputs=[*"ABC"], loop=plan)
     target = FakeTarget()
     await make.run(make.graph(root), target, outputs=["B"])
     assert ["a", "b", "a", "b"] == target.called()

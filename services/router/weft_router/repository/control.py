@@ -1,4 +1,4 @@
-"""Load, unload and rollback as clients ask for them."""
+"""Loads, unloads and rollbacks that clients ask for."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from weft_router.repository.lifecycle import GraphLifecycle
 
 
 class GraphControl:
-    """Lets clients change what serves, as far as the mode of the router allows it.
+    """Changes which graphs serve, as far as the mode of the router allows it.
 
     Args:
         lifecycle: Changes the graphs.
@@ -23,7 +23,7 @@ class GraphControl:
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """Load or reload a graph; a version that does not compile does not replace one that serves.
 
-        With the parameter ``rollback: true`` what served before the last change serves again; also in poll mode.
+        With the parameter ``rollback: true`` it puts back what served before the last change, also in poll mode.
 
         Raises:
             UnavailableError: The mode does not allow it.
@@ -59,5 +59,5 @@ class GraphControl:
         await self._control.finish(self._lifecycle.unload(name))
 
     async def close(self) -> None:
-        """Cancel what goes on."""
+        """Cancel changes in progress."""
         await self._control.close()

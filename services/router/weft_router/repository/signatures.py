@@ -1,4 +1,4 @@
-"""Signatures of models as messages: what ``weft lock`` keeps."""
+"""Signatures of models as messages, as ``weft lock`` keeps them."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def signatures_of(catalog: "TargetCatalog") -> pb.TargetSignaturesResponse:
-    """What the targets of a catalog said last."""
+    """The models of a catalog, by name and version."""
     entries = sorted(catalog.entries(), key=_order)
     return pb.TargetSignaturesResponse(
         model=[message_of(entry.target, entry.model.signature) for entry in entries if entry.model.is_ready],
@@ -42,7 +42,7 @@ def message_of(target: str, signature: ModelSignature) -> pb.ModelSignature:
 
 
 def signature_of(message: pb.ModelSignature) -> ModelSignature:
-    """The signature that a message tells; its platform is not known."""
+    """The signature in a message, which has no platform."""
     return ModelSignature(
         name=message.name,
         version=message.version,

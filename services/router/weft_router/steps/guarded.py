@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from weft_common.errors import DeadlineExceededError, WeftError
 from weft_router.admission import InflightLimit
-from weft_router.graph.plan import OK, Condition, NodeKind, StepPlan
+from weft_router.graph.plan import OK, Condition, StepPlan
 from weft_router.reporting.path import SKIPPED, NodeRecord, StepRecord
 from weft_router.reporting.spans import end_step_span
 from weft_router.reporting.step_counters import StepCounters
@@ -86,7 +86,8 @@ class GuardedStep(Step):
             self._failed(record, error)
             raise
         else:
-            self._answered(record)
+            record.end_ns, record.status = self._clock_ns(), "OK"
+            self._counters.latency.observe((record.end_ns - record.start_ns) / 1e9)
             has_answered = True
         if not has_answered:
             self.defaults.fill(run.frame)
@@ -116,7 +117,7 @@ class GuardedStep(Step):
         """Whether a fallback answered; False where none did and the step is soft.
 
         Raises:
-            WeftError: Of the last that failed; the message tells of each.
+            WeftError: Of the last that failed; the message lists each failure.
         """
         last = failure
         text = failure.message
@@ -125,7 +126,7 @@ class GuardedStep(Step):
                 if self._is_past(run.deadline_ns):
                     break
                 if record.fallbacks is None:
-                    record.fallbacks = NodeRecord(self._name, NodeKind.CASCADE)
+                    record.fallbacks = NodeRecord(self._name)
                     record.error = failure.message
                     text += f" ({failure.code})"
                     self._counters.num_fallbacks += 1

@@ -1,4 +1,4 @@
-"""Copies of requests for models that are tried out: nobody waits for them, and nothing depends on them."""
+"""Shadow traffic: copies of requests that run in the background and whose answers are dropped."""
 
 import asyncio
 import dataclasses
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from weft_common.errors import WeftError
 from weft_common.observing.logs import get_logger
-from weft_router.graph.plan import Frame, NodeKind, ShadowPlan
+from weft_router.graph.plan import Frame, ShadowPlan
 from weft_router.graph.pruning import slots_read
 from weft_router.reporting.headers import SHADOW_HEADER
 from weft_router.reporting.path import NodeRecord
@@ -16,7 +16,7 @@ from weft_router.steps.base import Node
 from weft_router.steps.run import Run
 from weft_router.steps.step import Step
 
-#: How long a copy may take whose step has no timeout.
+#: Timeout of a copy whose step has none.
 DEFAULT_TIMEOUT_MS = 30_000
 
 _log = get_logger("weft.router.shadows")
@@ -28,7 +28,7 @@ class ShadowStep(Step):
     Args:
         step: Runs with the copies.
         shadow: How many are sent.
-        runtime: Clock, chance, and the owner of what runs on its own.
+        runtime: Clock, random numbers, and the owner of background tasks.
         counters: Of the shadow.
     """
 
@@ -61,7 +61,7 @@ class ShadowStep(Step):
         copy = dataclasses.replace(request.fork(), scope=scope, headers=headers, pulls=None)
         self._num_inflight += 1
         self._counters.num_shadows_sent += 1
-        own = Run(copied, copy, limit_ns, run.context, NodeRecord(self._name, NodeKind.SEQUENCE))
+        own = Run(copied, copy, limit_ns, run.context, NodeRecord(self._name))
         runtime.shadows.start(self._send(own), self._ended)
         return False
 
@@ -80,11 +80,11 @@ class ShadowStep(Step):
 
 
 class ShadowedNode(Node):
-    """A node with shadows beside its alternatives: they see its inputs, and start when it does.
+    """A node with shadow steps: they read its inputs and start when it does.
 
     Args:
         node: Answers.
-        shadows: Get copies of what it is asked.
+        shadows: Receive copies of its inputs.
     """
 
     def __init__(self, node: Node, shadows: Sequence[Step]) -> None:

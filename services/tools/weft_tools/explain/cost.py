@@ -2,8 +2,8 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from weft_router.graph.plan import NodeKind
 from weft_tools.explain.entry import ExplainedStep, Fate
 
 
@@ -46,9 +46,9 @@ def count_calls(entry: ExplainedStep) -> Calls:
 def _inner_calls(entry: ExplainedStep) -> Calls:
     if entry.node is None:
         return Calls(1, 1)
-    node = entry.node
+    node: Any = entry.node
     calls = [count_calls(child) for child in _inside(entry)]
-    is_one = node.kind in (NodeKind.SWITCH, NodeKind.SPLITTER) and not node.per_row
+    is_one = node.kind in ("switch", "splitter") and not getattr(node, "per_row", None)
     total = max if is_one else sum
     return Calls(
         total([one.usual for one in calls] or [0]) * entry.num_rounds,
@@ -96,17 +96,18 @@ def longest(entry: ExplainedStep) -> Span:
 
 
 def _inner_span(entry: ExplainedStep) -> Span:
-    node, inside = entry.node, _inside(entry)
+    node: Any = entry.node
+    inside = _inside(entry)
     spans = [longest(child) for child in inside]
     if node is None or not spans:
         return Span()
-    if node.kind is NodeKind.CASCADE:
+    if node.kind == "cascade":
         total = Span()
         for span in spans:
             total = total.then(span)
         return total
-    if node.kind is not NodeKind.SEQUENCE:
-        customs = [combine.custom for combine in node.combines if combine.custom is not None]
+    if node.kind != "sequence":
+        customs = node.customs
         after = [span for child, span in zip(inside, spans, strict=True) if child.step in customs]
         members = [span for child, span in zip(inside, spans, strict=True) if child.step not in customs]
         return _longer(members).then(_longer(after))
@@ -118,7 +119,7 @@ def _inner_span(entry: ExplainedStep) -> Span:
 
 def _chain(entry: ExplainedStep, spans: list[Span]) -> Span:
     """The longest chain of steps that wait for one another."""
-    node = entry.node
+    node: Any = entry.node
     if node is None:
         return Span()
     by_step = {id(child.step): span for child, span in zip(_inside(entry), spans, strict=True)}

@@ -153,7 +153,7 @@ def _hints(plan: GraphPlan, parameters: Iterable[str], headers: Iterable[str]) -
 
 
 def _conditions(node: NodePlan) -> Iterator[Condition]:
-    yield from filter(None, (node.on, node.sticky_by, node.loop and node.loop.again))
+    yield from node.conditions
     for step in (*node.steps, *node.shadows):
         yield from _step_conditions(step)
 
