@@ -63,7 +63,11 @@ async def test_a_shadow_holds_up_nothing(virtual_clock: VirtualClock) -> None:
     assert {"x-user-id": "7", "x-graph-shadow": "1"} == target.contexts[index].headers
     assert {"x-user-id": "7"} == target.contexts[1 - index].headers
     counters = counters_of(runtime)
-    assert (1, 0, 0) == (counters.num_shadows_sent, counters.num_shadows_failed, counters.num_shadows_dropped)
+    assert (1, 0, 0) == (
+        counters.events["shadows_sent"],
+        counters.events["shadows_failed"],
+        counters.events["shadows_dropped"],
+    )
 
 
 @pytest.mark.parametrize("is_defect", [False, True])
@@ -80,7 +84,10 @@ async def test_a_failing_shadow_fails_nothing(
     executor = GraphExecutor(shadowed(ShadowPlan(100.0, 0)), runtime)
     await make.run(executor)
     await asyncio.sleep(0.001)
-    assert (1, 1) == (counters_of(runtime).num_shadows_sent, counters_of(runtime).num_shadows_failed)
+    assert (1, 1) == (
+        counters_of(runtime).events["shadows_sent"],
+        counters_of(runtime).events["shadows_failed"],
+    )
     assert is_defect == any("ZeroDivisionError" in str(record.exc_info) for record in caplog.records)
 
 
@@ -93,7 +100,7 @@ async def test_a_share_of_the_requests_is_copied(virtual_clock: VirtualClock) ->
         await make.run(executor)
     await asyncio.sleep(0.001)
     assert 70 < target.called().count("shadow") < 130
-    assert target.called().count("shadow") == counters_of(runtime).num_shadows_sent
+    assert target.called().count("shadow") == counters_of(runtime).events["shadows_sent"]
 
 
 async def test_no_more_copies_than_max_inflight_are_on_their_way(virtual_clock: VirtualClock) -> None:
@@ -104,10 +111,10 @@ async def test_no_more_copies_than_max_inflight_are_on_their_way(virtual_clock: 
     for _ in range(5):
         await make.run(executor)
     counters = counters_of(runtime)
-    assert (2, 3) == (counters.num_shadows_sent, counters.num_shadows_dropped)
+    assert (2, 3) == (counters.events["shadows_sent"], counters.events["shadows_dropped"])
     await asyncio.sleep(0.6)
     await make.run(executor)
-    assert 3 == counters.num_shadows_sent
+    assert 3 == counters.events["shadows_sent"]
 
 
 async def test_shadows_are_shed_first(virtual_clock: VirtualClock) -> None:
@@ -121,7 +128,10 @@ async def test_shadows_are_shed_first(virtual_clock: VirtualClock) -> None:
     await make.run(executor)
     await asyncio.sleep(0.001)
     assert 1 == target.called().count("shadow")
-    assert (1, 1) == (counters_of(runtime).num_shadows_sent, counters_of(runtime).num_shadows_dropped)
+    assert (1, 1) == (
+        counters_of(runtime).events["shadows_sent"],
+        counters_of(runtime).events["shadows_dropped"],
+    )
 
 
 @pytest.mark.parametrize(("timeout_ms", "expected_ms"), [(0, 30_000), (80, 80)])
@@ -136,7 +146,7 @@ async def test_a_shadow_has_a_deadline_of_its_own(
     await asyncio.sleep((expected_ms - 1) / 1e3)
     assert 1 == runtime.shadows.num_inflight
     await asyncio.sleep(0.002)
-    assert (0, 1) == (runtime.shadows.num_inflight, counters_of(runtime).num_shadows_failed)
+    assert (0, 1) == (runtime.shadows.num_inflight, counters_of(runtime).events["shadows_failed"])
 
 
 async def test_a_cancelled_request_leaves_its_shadow_alone(virtual_clock: VirtualClock) -> None:
@@ -162,7 +172,7 @@ async def test_a_closed_runtime_has_no_shadow_left(virtual_clock: VirtualClock) 
     await runtime.close()
     assert (["shadow"], 0, 0) == (target.cancelled, target.num_open, make.num_other_tasks())
     await make.run(executor)
-    assert (0, 1) == (runtime.shadows.num_inflight, counters_of(runtime).num_shadows_dropped)
+    assert (0, 1) == (runtime.shadows.num_inflight, counters_of(runtime).events["shadows_dropped"])
 
 
 async def test_a_shadow_of_alternatives_sees_the_inputs_of_the_node(virtual_clock: VirtualClock) -> None:
