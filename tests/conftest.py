@@ -1,5 +1,6 @@
 """Fixtures for every test."""
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -10,6 +11,9 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
+
+#: pytest keeps the asserts that it has rewritten as bytecode: collecting all tests takes 10 s with it, 23 s without.
+sys.dont_write_bytecode = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import urllib.request
 from collections.abc import Iterator
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import grpc
 import numpy as np
@@ -118,8 +118,17 @@ MODELS = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Service:
+    """A service: a client of it, and its addresses."""
+
+    client: triton.InferenceServerClient
+    grpc: str
+    metrics: str
+
+
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service in explicit mode, with nothing loaded."""
     repository = tmp_path_factory.mktemp("features")
     for name, (body, options) in MODELS.items():
@@ -128,23 +137,23 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespac
         (folder / "model.py").write_text(HEAD + body)
         (folder.parent / "config.pbtxt").write_text(CONFIG + options)
     with running_service(repository) as endpoints, triton.InferenceServerClient(endpoints["grpc"]) as client:
-        yield SimpleNamespace(client=client, grpc=endpoints["grpc"], metrics=endpoints["metrics"])
+        yield Service(client, endpoints["grpc"], endpoints["metrics"])
 
 
-def _ask(service: SimpleNamespace, model: str, text: str) -> str:
+def _ask(service: Service, model: str, text: str) -> str:
     tensor = triton.InferInput("IN", [1], "BYTES")
     tensor.set_data_from_numpy(np.array([text], object))
     answer: bytes = service.client.infer(model, [tensor], client_timeout=TIMEOUT_S).as_numpy("OUT")[0]
     return answer.decode()
 
 
-def _samples(service: SimpleNamespace) -> dict[str, float]:
+def _samples(service: Service) -> dict[str, float]:
     with urllib.request.urlopen(f"http://{service.metrics}/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()
     return {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines if line.startswith("app_"))}
 
 
-def test_metrics_of_models(service: SimpleNamespace) -> None:
+def test_metrics_of_models(service: Service) -> None:
     """Two models, one in a process, count together; a metric goes with the last model that has made it."""
     for model in ("metrics", "metrics_process"):
         service.client.load_model(model)
@@ -168,7 +177,7 @@ def test_metrics_of_models(service: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("model", ["metrics", "metrics_process"])
-def test_wrong_metrics_are_errors_in_the_model(service: SimpleNamespace, model: str) -> None:
+def test_wrong_metrics_are_errors_in_the_model(service: Service, model: str) -> None:
     """A name of another kind, a name of the server's, a counter that falls, and what a kind cannot do."""
     service.client.load_model(model)
     assert "Family name already exists with different type: 'app_calls' is COUNTER, got GAUGE" == _ask(
@@ -181,7 +190,7 @@ def test_wrong_metrics_are_errors_in_the_model(service: SimpleNamespace, model: 
 
 
 @pytest.mark.parametrize("model", ["control", "control_process"])
-def test_a_model_loads_and_unloads_others(service: SimpleNamespace, model: str) -> None:
+def test_a_model_loads_and_unloads_others(service: Service, model: str) -> None:
     """A load and an unload have happened when the call returns; what cannot be is an error in the model."""
     service.client.load_model(model)
     assert ["False", "True", "True", "False"] == [
@@ -195,7 +204,7 @@ def test_a_model_loads_and_unloads_others(service: SimpleNamespace, model: str) 
     _ask(service, model, f"unload {model}")  # answered, though the unload waits for the answer
 
 
-def test_a_model_may_load_what_it_needs(service: SimpleNamespace) -> None:
+def test_a_model_may_load_what_it_needs(service: Service) -> None:
     """``initialize`` loads another model; two that load one another fail at once and say why."""
     service.client.load_model("needs_helper")
     assert service.client.is_model_ready("helper")
@@ -203,7 +212,7 @@ def test_a_model_may_load_what_it_needs(service: SimpleNamespace) -> None:
         service.client.load_model("one", client_timeout=TIMEOUT_S)
 
 
-def test_loads_that_would_wait_for_one_another_fail(service: SimpleNamespace) -> None:
+def test_loads_that_would_wait_for_one_another_fail(service: Service) -> None:
     """Where one of two loads that a model waits for comes back to it, and where a load unloads who waits for it."""
     service.client.load_model("fork", client_timeout=TIMEOUT_S)
     assert "failed to load 'fork': model 'back', which asks for it, would wait for itself" in _ask(service, "fork", "")
@@ -212,7 +221,7 @@ def test_loads_that_would_wait_for_one_another_fail(service: SimpleNamespace) ->
 
 
 @pytest.mark.parametrize("model", ["stream", "stream_process"])
-def test_a_stream_goes_on_after_an_error(service: SimpleNamespace, model: str) -> None:
+def test_a_stream_goes_on_after_an_error(service: Service, model: str) -> None:
     """An error response in the middle has the text and says that others follow; they do."""
     service.client.load_model(model)
     request = pb.ModelInferRequest(model_name=model, id="7")

@@ -1,7 +1,7 @@
 """Models with ``reshape`` on a real service: in Python, in a process, decoupled, in ONNX, and behind a graph."""
 
 from collections.abc import Iterator
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import grpc
 import numpy as np
@@ -74,8 +74,16 @@ node { name: "root" sequence {
 """
 
 
+@dataclass(frozen=True)
+class Addresses:
+    """``host:port`` of each."""
+
+    service: str
+    router: str
+
+
 @pytest.fixture(scope="module")
-def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """A service with the models, loaded, and a router in front of it."""
     root = tmp_path_factory.mktemp("reshape")
     for name, options in OPTIONS.items():
@@ -92,7 +100,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamesp
         running_service(root / "models", options=("--load-model", "*")) as service,
         running_router(root / "graphs", service["grpc"]) as router,
     ):
-        yield SimpleNamespace(service=service["grpc"], router=router.grpc)
+        yield Addresses(service["grpc"], router.grpc)
 
 
 def _doubling() -> onnx.ModelProto:
@@ -114,7 +122,7 @@ def _infer(address: str, model: str, array: np.ndarray) -> triton.InferResult:
 
 
 @pytest.mark.parametrize("model", ["thread", "process"])
-def test_python_models_get_the_reshaped_input(addresses: SimpleNamespace, model: str) -> None:
+def test_python_models_get_the_reshaped_input(addresses: Addresses, model: str) -> None:
     """The client sends [2,3] and gets [2,3,1]; the model saw [2,1,3], also in a process; the cache gives the same."""
     numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
     for _ in range(2):
@@ -123,7 +131,7 @@ def test_python_models_get_the_reshaped_input(addresses: SimpleNamespace, model:
         assert [[2, 1, 3]] * 2 == result.as_numpy("SHAPE").tolist()
 
 
-def test_metadata_shows_the_shape_of_clients(addresses: SimpleNamespace) -> None:
+def test_metadata_shows_the_shape_of_clients(addresses: Addresses) -> None:
     """``ModelMetadata`` has the dims, and ``ModelConfig`` has both."""
     with triton.InferenceServerClient(addresses.service) as client:
         metadata, config = client.get_model_metadata("thread"), client.get_model_config("thread").config
@@ -131,7 +139,7 @@ def test_metadata_shows_the_shape_of_clients(addresses: SimpleNamespace) -> None
     assert ([-1], [1, -1]) == (list(config.input[0].dims), list(config.input[0].reshape.shape))
 
 
-def test_every_response_of_a_stream_is_reshaped(addresses: SimpleNamespace) -> None:
+def test_every_response_of_a_stream_is_reshaped(addresses: Addresses) -> None:
     """A decoupled model's responses have the client's shape, each."""
     request = pb.ModelInferRequest(model_name="decoupled")
     request.inputs.add(name="X", datatype="FP32", shape=(1, 3))
@@ -142,13 +150,13 @@ def test_every_response_of_a_stream_is_reshaped(addresses: SimpleNamespace) -> N
     assert [[1, 3, 1]] * 2 == [list(response.infer_response.outputs[0].shape) for response in responses]
 
 
-def test_an_empty_reshape_makes_a_vector_of_the_batch(addresses: SimpleNamespace) -> None:
+def test_an_empty_reshape_makes_a_vector_of_the_batch(addresses: Addresses) -> None:
     """An ONNX model over [rows] serves clients that send [rows,1]; its warm-up did too."""
     result = _infer(addresses.service, "vector", np.array([[1], [2], [3]], np.float32))
     assert [[2], [4], [6]] == result.as_numpy("Y").tolist()
 
 
-def test_steps_of_a_graph_see_the_shape_of_clients(addresses: SimpleNamespace) -> None:
+def test_steps_of_a_graph_see_the_shape_of_clients(addresses: Addresses) -> None:
     """A graph joins two models with reshape by their dims: [2,1] through the vector to [2,1,1]."""
     result = _infer(addresses.router, "graph", np.array([[1], [2]], np.float32))
     assert [[[2]], [[4]]] == result.as_numpy("Z").tolist()

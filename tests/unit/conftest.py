@@ -1,30 +1,10 @@
-"""Models and requests for backends that are tested without a server."""
+"""A folder for a model, and its context."""
 
-from collections.abc import Callable, Mapping
+import functools
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-
-from weft_common.core import CallContext, InferCall, RequestedOutput
-from weft_common.signature import ModelSignature, TensorSpec
-from weft_common.tensors import Array, encode
-from weft_serving.backends.base import Backend, Batch, InstanceContext, ModelContext
-from weft_serving.request.request import InferenceRequest, Outcome
-
-Declared = Mapping[str, tuple[str, tuple[int, ...]]]
-
-
-def _entries(tensors: Declared) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "data_type": f"TYPE_{'STRING' if datatype == 'BYTES' else datatype}",
-            "dims": list(map(str, dims)),
-        }
-        for name, (datatype, dims) in tensors.items()
-    ]
+from tests.unit.builders import MakeModelContext, model_context
 
 
 @pytest.fixture
@@ -36,76 +16,6 @@ def version_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make_model_context(version_folder: Path) -> Callable[..., ModelContext]:
-    """Makes the context of a model from inputs and outputs as ``{name: (datatype, dims)}``."""
-
-    def make(
-        inputs: Declared,
-        outputs: Declared,
-        *,
-        max_batch_size: int = 8,
-        directory: Path = version_folder,
-        optional: tuple[str, ...] = (),
-        config: Mapping[str, Any] | None = None,
-        is_decoupled: bool = False,
-        **parameters: str,
-    ) -> ModelContext:
-        signature = ModelSignature(
-            name="model",
-            version="1",
-            platform="",
-            max_batch_size=max_batch_size,
-            inputs=tuple(TensorSpec(n, datatype, dims, n in optional) for n, (datatype, dims) in inputs.items()),
-            outputs=tuple(TensorSpec(n, datatype, dims) for n, (datatype, dims) in outputs.items()),
-            is_decoupled=is_decoupled,
-        )
-        declared = {"name": "model", "max_batch_size": max_batch_size}
-        declared |= {"input": _entries(inputs), "output": _entries(outputs)}
-        return ModelContext(signature, directory, declared | dict(config or {}), parameters)
-
-    return make
-
-
-@pytest.fixture
-def load_backend() -> Callable[..., Backend]:
-    """Makes a loaded backend on the CPU."""
-
-    def load(backend: type[Backend], model: ModelContext) -> Backend:
-        loaded = backend(model, InstanceContext("model_0_0"))
-        loaded.load()
-        return loaded
-
-    return load
-
-
-@pytest.fixture
-def make_served_request() -> Callable[..., InferenceRequest]:
-    """Makes a validated request from arrays by input name; lists become BYTES of shape ``[n, 1]``."""
-
-    def make(*, wants: tuple[str, ...] = (), request_id: str = "", **inputs: Array | list[Any]) -> InferenceRequest:
-        arrays = {
-            name: np.array([[element] for element in value] or np.empty((0, 1)), np.object_)
-            if isinstance(value, list)
-            else value
-            for name, value in inputs.items()
-        }
-        call = InferCall(
-            "model",
-            request_id=request_id,
-            inputs={name: encode(array) for name, array in arrays.items()},
-            outputs=tuple(RequestedOutput(name, {}) for name in wants),
-        )
-        num_rows = next((len(array) for array in arrays.values() if array.ndim), 1)
-        return InferenceRequest(call, CallContext(), num_rows=num_rows)
-
-    return make
-
-
-@pytest.fixture
-def execute_batch() -> Callable[..., list[Outcome]]:
-    """Runs requests as one batch."""
-
-    def execute(backend: Backend, *requests: InferenceRequest) -> list[Outcome]:
-        return backend.execute(Batch(list(requests)))
-
-    return execute
+def make_model_context(version_folder: Path) -> MakeModelContext:
+    """Makes the context of a model in ``version_folder``."""
+    return functools.partial(model_context, directory=version_folder)

@@ -14,7 +14,7 @@ from weft_cli.arguments import calls, files, mesh
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status is returned: 0 done, 1 failed, 2 wrong usage."""
+    """Run one command; returns its exit status: 0 done, 1 failed, 2 wrong usage."""
     parser = argparse.ArgumentParser(prog="weft", description="Serve models as a mesh of gRPC services.")
     parser.add_argument("--version", action="version", version=f"weft {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
-        if not isinstance(error, BrokenPipeError):  # whose reader has seen enough, as in `weft check | head`
+        if not isinstance(error, BrokenPipeError):  # the reader has left, as in `weft check | head`
             print(f"weft {options.command}: {error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more at its end
         return 1

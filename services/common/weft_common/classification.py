@@ -21,21 +21,24 @@ PARAMETER = "classification"
 MAX_ELEMENTS = 1_000_000
 
 
-def check_classification(requested: Sequence[RequestedOutput]) -> None:
-    """Return if every number of classes that is asked for is one. Raises InvalidArgumentError."""
+def check_classification(requested: Sequence[RequestedOutput]) -> bool:
+    """Whether the request asks for classes. Raises InvalidArgumentError for a wrong number of them."""
+    asks_for_classes = False
     for output in requested:
-        if output.parameters:
-            count = output.parameters.get(PARAMETER, 1)
+        if output.parameters and PARAMETER in output.parameters:
+            asks_for_classes = True
+            count = output.parameters[PARAMETER]
             if not isinstance(count, int) or isinstance(count, bool) or count < 1:
                 raise InvalidArgumentError(
                     f"parameter '{PARAMETER}' of output '{output.name}' must be an integer above 0, got {count!r:.80}"
                 )
+    return asks_for_classes
 
 
 async def classified(
     result: InferResult, requested: Sequence[RequestedOutput], signature: ModelSignature
 ) -> InferResult:
-    """``result``, as ``classify`` leaves it; sorted on a thread, and at once where no classes are asked for."""
+    """``result``, as ``classify`` leaves it; that runs on a thread, and not where no classes are asked for."""
     if any(PARAMETER in output.parameters for output in requested):
         await asyncio.to_thread(classify, result, requested, signature)
     return result

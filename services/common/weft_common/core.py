@@ -41,6 +41,7 @@ class InferCall:
         parameters: Request parameters; ``priority`` and ``timeout`` (microseconds) among them.
         inputs: By name, in the order sent.
         outputs: Requested outputs in order; empty means all.
+        num_rows: Batch size as whoever made or checked the call counted it; 1 without batch dimension.
     """
 
     model_name: str
@@ -49,6 +50,7 @@ class InferCall:
     parameters: Parameters = field(default_factory=dict)
     inputs: dict[str, WireTensor] = field(default_factory=dict)
     outputs: tuple[RequestedOutput, ...] = ()
+    num_rows: int = 1
 
 
 @dataclass(slots=True)

@@ -40,24 +40,30 @@ def check_call(call: InferCall) -> None:
         InvalidArgumentError: It has more of something than is allowed; says what, and both numbers. Or a name has
             characters that cannot be shown.
     """
-    _check_name("the model's name", call.model_name)
-    check_count("the model's version", len(call.model_version), MAX_NAME_CHARS, "characters")
-    check_count("the request id", len(call.request_id), MAX_NAME_CHARS, "characters")
+    if len(call.model_name) > MAX_NAME_CHARS or not call.model_name.isprintable():
+        raise _name_error("the model's name", call.model_name)
+    if len(call.model_version) > MAX_NAME_CHARS:
+        check_count("the model's version", len(call.model_version), MAX_NAME_CHARS, "characters")
+    if len(call.request_id) > MAX_NAME_CHARS:
+        check_count("the request id", len(call.request_id), MAX_NAME_CHARS, "characters")
     for name, (datatype, shape, _) in call.inputs.items():
-        _check_name("the name of an input", name)
+        if len(name) > MAX_NAME_CHARS or not name.isprintable():
+            raise _name_error("the name of an input", name)
         if len(shape) > MAX_DIMS:
             check_count(f"the shape of input '{name}'", len(shape), MAX_DIMS, "dimensions")
         if datatype == "BYTES":
             check_count(f"input '{name}'", num_elements(shape), MAX_STRINGS, "strings")
     for output in call.outputs:
-        _check_name("the name of a requested output", output.name)
+        if len(output.name) > MAX_NAME_CHARS or not output.name.isprintable():
+            raise _name_error("the name of a requested output", output.name)
 
 
 def check_parameters(what: str, parameters: Parameters) -> None:
     """Names and sizes of parameters are within the limits. Raises as ``check_call``."""
     num_chars = 0
     for key, value in parameters.items():
-        _check_name(f"the name of a parameter of {what}", key)
+        if len(key) > MAX_NAME_CHARS or not key.isprintable():
+            raise _name_error(f"the name of a parameter of {what}", key)
         num_chars += len(key)
         if isinstance(value, str):
             num_chars += len(value)
@@ -72,8 +78,8 @@ def header_fault(headers: Mapping[str, str]) -> str:
     )
 
 
-def _check_name(what: str, name: str) -> None:
+def _name_error(what: str, name: str) -> InvalidArgumentError:
+    """Why a name that is too long, or cannot be shown, is refused."""
     if len(name) > MAX_NAME_CHARS:
-        check_count(what, len(name), MAX_NAME_CHARS, "characters")
-    if not name.isprintable():
-        raise InvalidArgumentError(f"{what} has characters that cannot be shown: {name[:80]!a}; leave them out")
+        return InvalidArgumentError(f"{what} has {len(name)} characters; at most {MAX_NAME_CHARS} are allowed")
+    return InvalidArgumentError(f"{what} has characters that cannot be shown: {name[:80]!a}; leave them out")

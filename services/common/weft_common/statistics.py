@@ -59,6 +59,15 @@ class BatchStatistics:
     compute_infer: DurationCount = field(default_factory=DurationCount)
     compute_output: DurationCount = field(default_factory=DurationCount)
 
+    def add(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """Count one execution."""
+        self.compute_input.count += 1
+        self.compute_input.total_ns += input_ns
+        self.compute_infer.count += 1
+        self.compute_infer.total_ns += infer_ns
+        self.compute_output.count += 1
+        self.compute_output.total_ns += output_ns
+
 
 @dataclass(slots=True)
 class ResponseStatistics:
@@ -94,8 +103,7 @@ class ModelStatistics:
         batches: By batch size in rows.
         responses: Of a decoupled model, by the response's number.
         failures_by_reason: REJECTED, CANCELED, BACKEND or OTHER.
-        pending_count: Requests in the queue now.
-        count_pending_by_level: Gives the same by priority level; may be called from any thread.
+        count_pending_by_level: Gives the requests in the queue now by priority level; may be called from any thread.
         occupancy: Gives the share of the instances that are busy, plus what waits in relation to what they take at
             once; may be called from any thread.
         restart_count: How often an instance was lost and loaded again.
@@ -118,13 +126,17 @@ class ModelStatistics:
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
     responses: dict[int, ResponseStatistics] = field(default_factory=dict)
     failures_by_reason: dict[str, int] = field(default_factory=dict)
-    pending_count: int = 0
     count_pending_by_level: Callable[[], Mapping[int, int]] = dict
     occupancy: Callable[[], float] = float
     restart_count: int = 0
     request_latency: dict[int, LatencyHistogram] = field(default_factory=dict)
     queue_latency: dict[int, LatencyHistogram] = field(default_factory=dict)
     compute_latency: dict[int, LatencyHistogram] = field(default_factory=dict)
+
+    @property
+    def pending_count(self) -> int:
+        """Requests in the queue now; may be asked from any thread."""
+        return sum(self.count_pending_by_level().values())
 
     def record_failure(self, reason: str, duration_ns: int) -> None:
         """Count one request that was answered with an error after ``duration_ns``."""

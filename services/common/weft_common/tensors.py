@@ -3,6 +3,7 @@
 A ``WireTensor`` is never decoded on its way through a service; ``decode`` gives a numpy view where someone reads it.
 """
 
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -39,6 +40,9 @@ FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
 DATATYPE_BY_NUMPY: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_BY_DATATYPE.items()}
 ITEMSIZE_BYTES: dict[str, int] = {name: dtype.itemsize for name, dtype in NUMPY_BY_DATATYPE.items() if name != "BYTES"}
 
+#: Product of a shape; 1 for a scalar.
+num_elements = math.prod
+
 _LENGTH = struct.Struct("<I")
 
 
@@ -54,14 +58,6 @@ class WireTensor(NamedTuple):
     datatype: str
     shape: tuple[int, ...]
     data: bytes
-
-
-def num_elements(shape: Iterable[int]) -> int:
-    """Product of ``shape``; 1 for a scalar."""
-    product = 1
-    for dim in shape:
-        product *= dim
-    return product
 
 
 def datatype_of(array: Array) -> str:
@@ -160,22 +156,19 @@ def decode(tensor: WireTensor, *, name: str = "") -> Array:
             raise InvalidArgumentError(
                 f"expected {expected} string elements for inference input '{name}', got {len(elements)}"
             )
-        array = np.empty(expected, dtype=np.object_)
+        array: Array = np.empty(expected, dtype=np.object_)
         array[:] = elements
-        return _reshaped(array, shape, name)
-    dtype = NUMPY_BY_DATATYPE.get(datatype)
-    if dtype is None:
-        raise InvalidArgumentError(
-            f"unknown datatype '{datatype}' for '{name}'; use one of {', '.join(NUMPY_BY_DATATYPE)}"
-        )
-    if len(data) != expected * dtype.itemsize:
-        raise InvalidArgumentError(
-            f"input byte size mismatch for input '{name}'. Expected {expected * dtype.itemsize}, got {len(data)}"
-        )
-    return _reshaped(np.frombuffer(data, dtype=dtype), shape, name)
-
-
-def _reshaped(array: Array, shape: tuple[int, ...], name: str) -> Array:
+    else:
+        dtype = NUMPY_BY_DATATYPE.get(datatype)
+        if dtype is None:
+            raise InvalidArgumentError(
+                f"unknown datatype '{datatype}' for '{name}'; use one of {', '.join(NUMPY_BY_DATATYPE)}"
+            )
+        if len(data) != expected * dtype.itemsize:
+            raise InvalidArgumentError(
+                f"input byte size mismatch for input '{name}'. Expected {expected * dtype.itemsize}, got {len(data)}"
+            )
+        array = np.frombuffer(data, dtype=dtype)
     try:
         return array.reshape(shape)
     except ValueError as error:  # a dimension of 0 lets any other ones pass, which numpy cannot all represent

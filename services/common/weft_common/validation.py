@@ -1,15 +1,11 @@
 """Checks of a call against a signature, done before anything is queued; texts keep what clients of TIS look for."""
 
-import re
 from collections.abc import Iterable
 
 from weft_common.core import InferCall, Parameters
 from weft_common.errors import InvalidArgumentError
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import ITEMSIZE_BYTES, WireTensor, check_bytes, num_elements
-
-#: Leading zeros mean nothing, as in TIS; a longer number is no version of anything.
-_VERSION = re.compile(r"0*[1-9][0-9]{0,17}")
 
 
 def validate(call: InferCall, signature: ModelSignature, *, can_split: bool = False) -> int:
@@ -24,10 +20,31 @@ def validate(call: InferCall, signature: ModelSignature, *, can_split: bool = Fa
         InvalidArgumentError: A name, datatype, shape, byte size or batch size does not fit; says which, what was
             expected and what was got.
     """
+    inputs, specs = call.inputs, signature.inputs
     try:
-        return _validate(call, signature, can_split)
+        _check_names(call, signature)
+        num_rows = -1
+        for spec in specs:
+            tensor = inputs.get(spec.name)
+            if tensor is None:
+                continue
+            rows = _check_tensor(spec, tensor, signature)
+            if num_rows not in (-1, rows):
+                raise InvalidArgumentError(
+                    f"input '{spec.name}' batch size does not match other inputs for '{signature.name}': got {rows}, "
+                    f"others have {num_rows}"
+                )
+            num_rows = rows
+        if num_rows > signature.max_batch_size > 0 and not can_split:
+            raise InvalidArgumentError(
+                f"inference request batch-size must be <= {signature.max_batch_size} for '{signature.name}', got "
+                f"{num_rows}; send fewer rows in one request"
+            )
+        if call.outputs:
+            _check_outputs(call, signature)
     except InvalidArgumentError as error:
         raise error.with_message(f"[request id: {call.request_id or '<id_unknown>'}] {error.message}") from None
+    return max(num_rows, 1)
 
 
 def scheduling_parameters(parameters: Parameters) -> tuple[int, int]:
@@ -47,54 +64,14 @@ def scheduling_parameters(parameters: Parameters) -> tuple[int, int]:
     return values[0], values[1]
 
 
-def version_number(version: str) -> int:
-    """The number of a model version as a client sends it; "" is not one.
-
-    Raises:
-        InvalidArgumentError: It is no whole number of at least 1.
-    """
-    if not _VERSION.fullmatch(version):
-        raise InvalidArgumentError(
-            f"failed to get model version from specified version string '{version[:80]}', version should be an "
-            "integral value > 0"
-        )
-    return int(version)
-
-
-def _validate(call: InferCall, signature: ModelSignature, can_split: bool) -> int:
-    specs = signature.inputs
-    inputs = call.inputs
-    model = signature.name
-    if len(inputs) != len(specs) or any(spec.name not in inputs for spec in specs):
-        _check_names(call, signature)
-    num_rows = -1
-    for spec in specs:
-        tensor = inputs.get(spec.name)
-        if tensor is None:
-            continue
-        rows = _check_tensor(spec, tensor, signature)
-        if num_rows not in (-1, rows):
-            raise InvalidArgumentError(
-                f"input '{spec.name}' batch size does not match other inputs for '{model}': got {rows}, others have "
-                f"{num_rows}"
-            )
-        num_rows = rows
-    if signature.max_batch_size > 0 and num_rows > signature.max_batch_size and not can_split:
-        raise InvalidArgumentError(
-            f"inference request batch-size must be <= {signature.max_batch_size} for '{model}', got {num_rows}; send "
-            "fewer rows in one request"
-        )
-    for output in call.outputs:
-        if all(output.name != spec.name for spec in signature.outputs):
-            raise InvalidArgumentError(
-                f"unexpected inference output '{output.name}' for model '{model}'; it has "
-                f"{', '.join(spec.name for spec in signature.outputs)}"
-            )
-    return max(num_rows, 1)
-
-
 def _check_names(call: InferCall, signature: ModelSignature) -> None:
     """Raise for an unknown or a missing input."""
+    if len(call.inputs) == len(signature.inputs):
+        for spec in signature.inputs:
+            if spec.name not in call.inputs:
+                break
+        else:
+            return
     names = [spec.name for spec in signature.inputs]
     required = [spec.name for spec in signature.inputs if not spec.is_optional]
     got = list(call.inputs)
@@ -116,6 +93,19 @@ def _check_names(call: InferCall, signature: ModelSignature) -> None:
         )
 
 
+def _check_outputs(call: InferCall, signature: ModelSignature) -> None:
+    """Raise for a requested output that the model does not have."""
+    for output in call.outputs:
+        for spec in signature.outputs:
+            if spec.name == output.name:
+                break
+        else:
+            raise InvalidArgumentError(
+                f"unexpected inference output '{output.name}' for model '{signature.name}'; it has "
+                f"{', '.join(spec.name for spec in signature.outputs)}"
+            )
+
+
 def _check_tensor(spec: TensorSpec, tensor: WireTensor, signature: ModelSignature) -> int:
     """Rows of one input; 1 without batch dimension."""
     datatype, shape, data = tensor
@@ -126,10 +116,8 @@ def _check_tensor(spec: TensorSpec, tensor: WireTensor, signature: ModelSignatur
         )
     has_batch = signature.max_batch_size > 0
     row_shape = shape[1:] if has_batch else shape
-    if (
-        (has_batch and (not shape or shape[0] < 1))
-        or len(row_shape) != len(spec.dims)
-        or any(got < 0 or want not in (-1, got) for got, want in zip(row_shape, spec.dims, strict=True))
+    if (has_batch and (not shape or shape[0] < 1)) or (
+        (row_shape != spec.dims or -1 in row_shape) and not _fits(row_shape, spec.dims)
     ):
         limit = signature.max_batch_size
         note = f" NOTE: max_batch_size is {limit}, so the first dimension is the batch size, 1 to {limit}." * has_batch
@@ -145,6 +133,12 @@ def _check_tensor(spec: TensorSpec, tensor: WireTensor, signature: ModelSignatur
             f"got {len(data)}"
         )
     return shape[0] if has_batch else 1
+
+
+def _fits(row_shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    return len(row_shape) == len(dims) and all(
+        got >= 0 and want in (-1, got) for got, want in zip(row_shape, dims, strict=True)
+    )
 
 
 def _quoted(names: Iterable[str]) -> str:

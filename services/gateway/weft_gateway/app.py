@@ -1,4 +1,4 @@
-"""The HTTP interface: routes, and what happens between a request and its answer."""
+"""The HTTP interface: routes and request handlers."""
 
 import asyncio
 import contextlib
@@ -17,17 +17,17 @@ from starlette.types import ASGIApp
 
 from weft_common.client.v2_client import V2Client
 from weft_common.errors import RemoteError, UnavailableError, WeftError
-from weft_gateway.errors import RequestError, answer_of
+from weft_gateway.errors import RequestError, error_response
 from weft_gateway.http.body import read_json
-from weft_gateway.http.calls import PendingCall, call_of
-from weft_gateway.http.disconnect import ClientLeftError, unless_left
+from weft_gateway.http.disconnect import ClientDisconnectedError, run_until_disconnect
+from weft_gateway.http.request_context import RequestContext, context_of
 from weft_gateway.http.sse import EventStream
 from weft_gateway.openai import chat, completions
-from weft_gateway.openai.ask import Ask, Prompt
-from weft_gateway.openai.generation import CollectedChoice, Usage, gather, generate
+from weft_gateway.openai.deltas import ChoiceDelta
+from weft_gateway.openai.generate import CollectedChoice, Usage, collect, generate
 from weft_gateway.openai.models import Models
-from weft_gateway.openai.pieces import Piece
 from weft_gateway.openai.text_model import TextModel
+from weft_gateway.openai.text_request import Prompt, TextRequest
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -40,39 +40,39 @@ ENDPOINTS = (COMPLETIONS, CHAT, MODELS, HEALTH)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request may take.
+    """Limits of a request.
 
     Attributes:
-        max_body_bytes: Of its body.
-        timeout_s: Longest time for an answer in seconds, whatever the request asks for.
+        max_body_bytes: Size of its body.
+        timeout_s: Longest response time in seconds, whatever the request asks for.
     """
 
     max_body_bytes: int
     timeout_s: float
 
 
-class Writer(Protocol):
-    """Makes the answers to one request, whole or in chunks."""
+class ResponseWriter(Protocol):
+    """Formats the response to one request, as one object or in chunks."""
 
     id: str
 
-    def whole(self, choices: Sequence[CollectedChoice]) -> dict[str, Any]:
-        """The answer as one object."""
+    def full_response(self, choices: Sequence[CollectedChoice]) -> dict[str, Any]:
+        """The response as one object."""
 
-    def chunks(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer as a stream, which closes ``pieces``."""
+    def chunks(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncGenerator[dict[str, Any], None]:
+        """The response as a stream of objects; closes ``deltas``."""
 
 
 class Gateway:
-    """Answers HTTP requests by calls of the router; make it on the event loop that it runs on.
+    """Serves HTTP requests by calling the router; create it on the event loop that it runs on.
 
     Args:
-        router: What is called.
+        router: Client of the router.
         models: The models behind it.
-        limits: Of each request.
+        limits: Limits of each request.
 
     Attributes:
-        stopping: Set it when what is in work has no time left: it then ends with UNAVAILABLE.
+        stopping: Set when the grace period is over: requests in flight then fail with UNAVAILABLE.
     """
 
     def __init__(self, router: V2Client, models: Models, limits: Limits) -> None:
@@ -84,113 +84,119 @@ class Gateway:
         self._is_draining = False
 
     def drain(self) -> None:
-        """``/health`` says from now on that no more requests should come."""
+        """Make ``/health`` fail, so that load balancers send no more requests."""
         self._is_draining = True
 
     def app(self) -> Starlette:
-        """The routes."""
+        """The ASGI application with all routes."""
         routes = [
-            Route(COMPLETIONS, self._answering(self._completions), methods=["POST"]),
-            Route(CHAT, self._answering(self._chat), methods=["POST"]),
-            Route(MODELS, self._answering(self._list), methods=["GET"]),
-            Route(MODELS + "/{name}", self._answering(self._model), methods=["GET"]),
-            Route(HEALTH, self._answering(self._health), methods=["GET"]),
+            Route(COMPLETIONS, self._endpoint(self._completions), methods=["POST"]),
+            Route(CHAT, self._endpoint(self._chat), methods=["POST"]),
+            Route(MODELS, self._endpoint(self._list), methods=["GET"]),
+            Route(MODELS + "/{name}", self._endpoint(self._model), methods=["GET"]),
+            Route(HEALTH, self._endpoint(self._health), methods=["GET"]),
         ]
-        app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_route})
+        app = Starlette(routes=routes, exception_handlers={HTTPException: _unknown_route})
         app.router.redirect_slashes = False
         return app
 
-    def _answering(
-        self, handle: Callable[[Request, PendingCall], Awaitable[ASGIApp]]
+    def _endpoint(
+        self, handle: Callable[[Request, RequestContext], Awaitable[ASGIApp]]
     ) -> Callable[..., Awaitable[ASGIApp]]:
-        """The endpoint, whose errors are answers, and which ends when its client leaves."""
+        """Wrap a handler: errors become responses, and a disconnect of the client ends the request."""
 
         @functools.wraps(handle)
         async def endpoint(request: Request) -> ASGIApp:
-            call = call_of(request.scope)
+            context = context_of(request.scope)
             try:
-                return await handle(request, call)
-            except (ClientLeftError, ClientDisconnect):
-                call.left()
-                return Response(status_code=499)  # nobody reads it; the count of requests shows it
+                return await handle(request, context)
+            except (ClientDisconnectedError, ClientDisconnect):
+                context.record_disconnect()
+                return Response(status_code=499)  # for the request metrics only, since the client is gone
             except Exception as error:
-                return _error(call.failed(error))
+                return _error(context.record_failure(error))
 
         return endpoint
 
-    async def _completions(self, request: Request, call: PendingCall) -> ASGIApp:
+    async def _completions(self, request: Request, context: RequestContext) -> ASGIApp:
         body = await read_json(request, self._limits.max_body_bytes)
-        asked = completions.parse(body, request.headers)
+        parsed = completions.parse(body, request.headers)
 
-        async def answer() -> ASGIApp:
-            model = await self._models.find(asked.ask.model, call.identity())
-            usage = Usage(asked.ask.num_choices)
-            writer = completions.CompletionWriter(model.name, usage, has_usage_chunk=asked.ask.has_usage_chunk)
-            return await self._answer(call, model, asked.ask, asked.prompts, writer, usage)
+        async def respond() -> ASGIApp:
+            model = await self._models.find(parsed.common.model, context.identity())
+            usage = Usage(parsed.common.num_choices)
+            writer = completions.CompletionWriter(model.name, usage, has_usage_chunk=parsed.common.has_usage_chunk)
+            return await self._respond(context, model, parsed.common, parsed.prompts, writer, usage)
 
-        return await unless_left(request.receive, self.stopping, answer())
+        return await run_until_disconnect(request.receive, self.stopping, respond())
 
-    async def _chat(self, request: Request, call: PendingCall) -> ASGIApp:
+    async def _chat(self, request: Request, context: RequestContext) -> ASGIApp:
         body = await read_json(request, self._limits.max_body_bytes)
-        asked = chat.parse(body, request.headers)
+        parsed = chat.parse(body, request.headers)
 
-        async def answer() -> ASGIApp:
-            model = await self._models.find(asked.ask.model, call.identity())
-            prompt = await asked.prompt(model.template())
-            usage = Usage(asked.ask.num_choices)
+        async def respond() -> ASGIApp:
+            model = await self._models.find(parsed.common.model, context.identity())
+            prompt = await parsed.prompt(model.template())
+            usage = Usage(parsed.common.num_choices)
             writer = chat.ChatWriter(
                 model.name,
                 usage,
-                num_top_logprobs=asked.ask.sampling.get("logprobs", 0),
-                has_usage_chunk=asked.ask.has_usage_chunk,
+                num_top_logprobs=parsed.common.sampling.get("logprobs", 0),
+                has_usage_chunk=parsed.common.has_usage_chunk,
             )
-            return await self._answer(call, model, asked.ask, [prompt], writer, usage)
+            return await self._respond(context, model, parsed.common, [prompt], writer, usage)
 
-        return await unless_left(request.receive, self.stopping, answer())
+        return await run_until_disconnect(request.receive, self.stopping, respond())
 
-    async def _answer(
-        self, call: PendingCall, model: TextModel, ask: Ask, prompts: Sequence[Prompt], writer: Writer, usage: Usage
+    async def _respond(
+        self,
+        context: RequestContext,
+        model: TextModel,
+        common: TextRequest,
+        prompts: Sequence[Prompt],
+        writer: ResponseWriter,
+        usage: Usage,
     ) -> ASGIApp:
-        """The whole answer, or a stream that has begun: what fails before its first piece has a status of its own."""
-        timeout_s = min(ask.timeout_s or self._limits.timeout_s, self._limits.timeout_s)
-        pieces = generate(
+        """The full response, or a stream with its first chunk: earlier errors get an HTTP status of their own."""
+        timeout_s = min(common.timeout_s or self._limits.timeout_s, self._limits.timeout_s)
+        deltas = generate(
             self._router,
             model,
-            ask,
+            common,
             prompts,
             request_id=writer.id,
-            metadata=(*call.identity(), *call.trace()),
+            metadata=(*context.identity(), *context.trace_metadata()),
             timeout_s=timeout_s,
         )
         headers = {"x-request-id": writer.id}
-        if not ask.is_stream:
-            choices = await gather(pieces, len(prompts) * ask.num_choices, usage)
-            return JSONResponse(writer.whole(choices), headers=headers)
-        return EventStream(await _begun(writer.chunks(pieces)), call, self.stopping, headers)
+        if not common.is_stream:
+            choices = await collect(deltas, len(prompts) * common.num_choices, usage)
+            return JSONResponse(writer.full_response(choices), headers=headers)
+        return EventStream(await _with_first(writer.chunks(deltas)), context, self.stopping, headers)
 
-    async def _list(self, _request: Request, call: PendingCall) -> ASGIApp:
-        names = await self._models.names(call.identity())
-        return JSONResponse({"object": "list", "data": [self._shown(name) for name in names]})
+    async def _list(self, _request: Request, context: RequestContext) -> ASGIApp:
+        names = await self._models.names(context.identity())
+        return JSONResponse({"object": "list", "data": [self._model_object(name) for name in names]})
 
-    async def _model(self, request: Request, call: PendingCall) -> ASGIApp:
+    async def _model(self, request: Request, context: RequestContext) -> ASGIApp:
         name = request.path_params["name"]
-        await self._models.check_listed(name, call.identity())
-        return JSONResponse(self._shown(name))
+        await self._models.check_listed(name, context.identity())
+        return JSONResponse(self._model_object(name))
 
-    async def _health(self, _request: Request, _call: PendingCall) -> ASGIApp:
+    async def _health(self, _request: Request, _call: RequestContext) -> ASGIApp:
         if self._is_draining:
             raise UnavailableError("the gateway stops")
         with contextlib.suppress(RemoteError):
             if await self._router.is_serving(timeout_s=HEALTH_TIMEOUT_S):
                 return JSONResponse({"status": "ok"})
-        raise UnavailableError("the router does not answer that it serves")
+        raise UnavailableError("the router does not report SERVING")
 
-    def _shown(self, name: str) -> dict[str, Any]:
+    def _model_object(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "weft"}
 
 
-async def _begun(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[dict[str, Any], None]:
-    """The same chunks, the first of which has come. Raises what comes in its place; ``chunks`` is closed then."""
+async def _with_first(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[dict[str, Any], None]:
+    """Wait for the first chunk, then return an iterator over all. On an error, close ``chunks`` and raise it."""
     try:
         first = await anext(chunks, None)
     except BaseException:
@@ -208,12 +214,12 @@ async def _begun(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator
 
 
 def _error(error: WeftError) -> JSONResponse:
-    answer = answer_of(error)
-    return JSONResponse(answer.body, answer.status, answer.headers)
+    respond = error_response(error)
+    return JSONResponse(respond.body, respond.status, respond.headers)
 
 
-async def _no_such_route(request: Request, error: Exception) -> Response:
-    """Of a path or a method that is not offered."""
+async def _unknown_route(request: Request, error: Exception) -> Response:
+    """Error response for an unknown path or method."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     what = f"{request.method} {request.url.path[:80]}"
     message = f"{what} is not offered; see GET {MODELS}, POST {CHAT} and POST {COMPLETIONS}"

@@ -1,4 +1,4 @@
-"""What the gateway takes on its command line."""
+"""Command line of the gateway."""
 
 import argparse
 from pathlib import Path
@@ -12,7 +12,7 @@ _MAX_BODY_BYTES = 16 << 20
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser."""
+    """The argument parser."""
     parser = argparse.ArgumentParser(
         prog="weft_gateway", description="Serve OpenAI's HTTP interface in front of a router."
     )
@@ -85,7 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def fault_of(options: argparse.Namespace) -> str:
-    """What is wrong with these arguments; "" if nothing is."""
+    """Error message for inconsistent arguments; "" if they are valid."""
     if (options.tls_cert is None) != (options.tls_key is None):
         return "--tls-cert and --tls-key go together"
     if options.tls_client_ca is not None and options.tls_cert is None:

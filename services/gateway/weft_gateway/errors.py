@@ -1,6 +1,6 @@
-"""Errors in OpenAI's form: the one table between gRPC statuses and HTTP statuses.
+"""Errors in OpenAI's format: the only table from gRPC statuses to HTTP statuses.
 
-Every error is a ``WeftError`` inside; here it becomes a status, a body and headers.
+Internally every error is a ``WeftError``; this module maps it to a status, a body and headers.
 """
 
 import math
@@ -11,13 +11,13 @@ from weft_common.errors import InvalidArgumentError, WeftError
 
 
 class RequestError(InvalidArgumentError):
-    """A request that is wrong before it reaches a model.
+    """A request that is invalid before it reaches a model.
 
     Args:
         message: What is wrong, the value got, the value allowed, the cure.
-        param: The field that is wrong; None where it is not one field.
-        code: What programs may look at; None: nothing.
-        http_status: Of the answer.
+        param: The invalid field; None if it is not one field.
+        code: Machine-readable code; None: none.
+        http_status: HTTP status of the response.
     """
 
     def __init__(
@@ -29,8 +29,8 @@ class RequestError(InvalidArgumentError):
         self.http_status = http_status
 
 
-class ErrorAnswer(NamedTuple):
-    """What a client gets for an error."""
+class ErrorResponse(NamedTuple):
+    """HTTP response to an error."""
 
     status: int
     body: dict[str, Any]
@@ -43,7 +43,7 @@ class _Kind(NamedTuple):
     code: str | None
 
 
-#: By name of the gRPC status.
+#: By gRPC status name.
 _KINDS: Mapping[str, _Kind] = {
     "INVALID_ARGUMENT": _Kind(400, "invalid_request_error", None),
     "OUT_OF_RANGE": _Kind(400, "invalid_request_error", None),
@@ -60,11 +60,11 @@ _KINDS: Mapping[str, _Kind] = {
 _UNKNOWN = _Kind(500, "server_error", "internal_error")
 
 
-def answer_of(error: WeftError) -> ErrorAnswer:
-    """Status, body and headers of an error.
+def error_response(error: WeftError) -> ErrorResponse:
+    """Status, body and headers for an error.
 
-    A passed deadline says ``x-should-retry: false``, because OpenAI's clients repeat whatever ends with a status of 500
-    or above: the caller's time is over.
+    A passed deadline sets ``x-should-retry: false``, because OpenAI's clients retry every status of 500 or above
+    although the caller's time is over.
     """
     kind = _KINDS.get(error.code, _UNKNOWN)
     param = None
@@ -84,4 +84,4 @@ def answer_of(error: WeftError) -> ErrorAnswer:
     if error_id is not None:
         headers["x-error-id"] = error_id
     body = {"error": {"message": error.message, "type": kind.type, "param": param, "code": kind.code}}
-    return ErrorAnswer(kind.status, body, headers)
+    return ErrorResponse(kind.status, body, headers)

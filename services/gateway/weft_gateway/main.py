@@ -1,7 +1,7 @@
-"""The gateway as a process: from arguments to serving to a clean end.
+"""The gateway process: start, serve, graceful shutdown.
 
-The order of a stop (SIGTERM, SIGINT, or end of standard input with ``--stop-with-stdin``): ``/health`` says so, no
-connection is taken any more, answers in work have the grace to end, what is left is told and cancelled, exit status 0.
+Shutdown (SIGTERM, SIGINT, or end of standard input with ``--stop-with-stdin``): ``/health`` fails, no connection is
+accepted, requests in flight get the grace period, the rest fail with an error, exit status 0.
 """
 
 import argparse
@@ -24,27 +24,27 @@ from weft_common.server.metrics import DroppedLogsCollector, start_metrics_serve
 from weft_common.server.server import stop_event
 from weft_gateway.app import ENDPOINTS, Gateway, Limits
 from weft_gateway.arguments import fault_of, make_parser
-from weft_gateway.http.calls import CallsInWork
 from weft_gateway.http.http_server import HttpServer, bound_socket
+from weft_gateway.http.request_context import RequestTracker
+from weft_gateway.openai.chat_template import read_template
 from weft_gateway.openai.models import Models
-from weft_gateway.openai.templates import read_template
 
 #: A router that was started again is noticed soon; where a name resolves to several, they take turns.
 _ROUTER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
 ]
-#: Of the grace, for telling clients that their answers are broken off: in seconds, and at most this share.
-_FAREWELL_S = 1.0
-_FAREWELL_SHARE = 0.25
+#: End of the grace period reserved for error responses to unfinished requests: seconds, and at most this share.
+_CANCEL_S = 1.0
+_MAX_CANCEL_SHARE = 0.25
 
 _log = logs.get_logger("weft.gateway")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until told to stop; returns the exit status: 0 stopped, 1 cannot serve, 2 wrong usage.
+    """Serve until stopped; returns the exit status: 0 stopped, 1 cannot serve, 2 invalid usage.
 
-    A router that does not answer does not end the process: ``/health`` and every answer say so meanwhile.
+    An unreachable router does not end the process: ``/health`` and all requests fail in the meantime.
     """
     options = make_parser().parse_args(argv)
     if fault := fault_of(options):
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    """Serve, and end well. Raises a WeftError where that cannot begin."""
+    """Serve until stopped, then shut down gracefully. Raises a WeftError if it cannot start."""
     stop = stop_event(watch_stdin=options.stop_with_stdin)
     templates = {model: read_template(path) for model, path in options.chat_template}
     files = server_tls_files(options)
@@ -73,7 +73,7 @@ async def _serve(options: argparse.Namespace) -> None:
         options.host,
         is_encrypted=tls is not None,
         asks_for_certificates=tls is not None and tls.requires_client_certificate,
-        asks_for_keys=True,  # that is for the router, which says so itself
+        asks_for_keys=True,  # the router checks keys and warns itself
     ):
         _log.warning("%s", warning)
     router = V2Client(
@@ -85,7 +85,7 @@ async def _serve(options: argparse.Namespace) -> None:
     watchdog = LoopWatchdog(abort_s=options.watchdog_abort_s)
     try:
         gateway = Gateway(router, Models(router, templates), Limits(options.max_body_bytes, options.timeout_s))
-        calls = CallsInWork(gateway.app(), ENDPOINTS, options.forward_header)
+        calls = RequestTracker(gateway.app(), ENDPOINTS, options.forward_header)
         shares_ports = options.share_ports or options.take_over
         listening = bound_socket(options.host, options.port, shares_port=shares_ports)
         server = HttpServer(calls, tls, options.grace_s)
@@ -113,8 +113,8 @@ async def _serve(options: argparse.Namespace) -> None:
         await stop.wait()
         _log.info("stopping", extra={"service": "gateway", "grace_s": options.grace_s})
         gateway.drain()
-        farewell_s = min(_FAREWELL_S, options.grace_s * _FAREWELL_SHARE)
-        asyncio.get_running_loop().call_later(options.grace_s - farewell_s, gateway.stopping.set)
+        cancel_s = min(_CANCEL_S, options.grace_s * _MAX_CANCEL_SHARE)
+        asyncio.get_running_loop().call_later(options.grace_s - cancel_s, gateway.stopping.set)
         await server.stop()
     finally:
         watchdog.close()

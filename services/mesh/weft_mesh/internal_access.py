@@ -1,4 +1,4 @@
-"""How the services of one mesh reach its router when that asks others for TLS or keys."""
+"""How the services of one mesh reach its router when clients need TLS or keys for it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +12,8 @@ from weft_mesh.preflight import MeshError, socket_paths
 _NAME = "mesh"
 
 
-class Closed(Protocol):
-    """What the router asks others for."""
+class AccessRules(Protocol):
+    """What the router requires of clients."""
 
     @property
     def is_encrypted(self) -> bool:
@@ -25,13 +25,13 @@ class Closed(Protocol):
 
 
 class InternalAccess(NamedTuple):
-    """A way that only this mesh has.
+    """The way to the router that only its mesh has.
 
     Attributes:
         address: Of the router.
-        router_arguments: Open it.
-        service_arguments: Take it.
-        security: Takes it from this process; None: nobody asks for keys.
+        router_arguments: Arguments of the router that open this way.
+        service_arguments: Arguments with which services take it.
+        security: With which this process takes it; None: no key is needed.
     """
 
     address: str
@@ -40,13 +40,13 @@ class InternalAccess(NamedTuple):
     security: ChannelSecurity | None = None
 
 
-def internal_access(folder: Path, address: str, closed: Closed) -> InternalAccess:
-    """A Unix socket past TLS, a key of its own past keys.
+def internal_access(folder: Path, address: str, rules: AccessRules) -> InternalAccess:
+    """A Unix socket in place of TLS, and a key of the mesh's own.
 
     Args:
-        folder: That only this user reads.
-        address: Of the router, for everybody.
-        closed: What the router asks for.
+        folder: Readable to this user alone.
+        address: Of the router, for clients.
+        rules: What the router requires of clients.
 
     Raises:
         MeshError: The name of ``folder`` is too long for a socket.
@@ -54,13 +54,13 @@ def internal_access(folder: Path, address: str, closed: Closed) -> InternalAcces
     router_arguments: list[str] = []
     service_arguments: list[str] = []
     security = None
-    if closed.is_encrypted:
+    if rules.is_encrypted:
         path = socket_paths(folder, ["router"]).get("router")
         if path is None:
             raise MeshError(f"no Unix socket fits into '{folder}', which --tls-cert needs; set a shorter TMPDIR")
         router_arguments.append(f"--unix-socket={path}")
         address = address_of(path)
-    if closed.asks_for_keys:
+    if rules.asks_for_keys:
         keys_file, key_file = folder / "mesh.keys", folder / "mesh.key"
         key, line = new_key(_NAME)
         keys_file.write_text(line + "\n", encoding="utf-8")

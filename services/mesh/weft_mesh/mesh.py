@@ -16,11 +16,11 @@ from weft_mesh.internal_access import internal_access
 from weft_mesh.preflight import GRAPHS, MeshError, hold_port, service_folders, socket_paths
 from weft_mesh.process import Endpoint, ServiceProcess
 from weft_mesh.readiness import dialable
-from weft_mesh.registry import RunningMesh, mesh_folder, tell
+from weft_mesh.registry import RunningMesh, mesh_folder, publish
 from weft_mesh.service_names import GATEWAY, MODEL_SERVICES
 from weft_mesh.supervised import SupervisedService, Supervision
 
-#: Place on a request's way; those that are not named are behind.
+#: Order on a request's way, which is the order of a stop; the other services come last.
 _PLACES = {GATEWAY: 0, "router": 1}
 _BEHIND = 2
 
@@ -37,12 +37,13 @@ class MeshOptions:
         start_timeout_s: How long until everything must serve, seconds.
         grace_s: How long a stop may take, seconds.
         router_arguments: More of the router's arguments.
-        service_arguments: More of other services', by name; what the mesh itself says to them comes after.
+        service_arguments: More arguments of other services, by name; those of the mesh itself come after and win.
         in_process: Services that run in the router's process.
         replicas: How many processes of a service; one of those that are not in it.
         is_restarting: Whether a service that dies is started again.
         hang_timeout_s: A service that does not answer for so long is killed and started again, seconds; 0: never.
-        is_encrypted, asks_for_keys: Whether ``router_arguments`` say so; the mesh then has a way of its own to it.
+        is_encrypted, asks_for_keys: What ``router_arguments`` require of clients; the mesh then has a way of its own to
+            the router.
     """
 
     repository: Path
@@ -82,10 +83,10 @@ class Mesh:
         self._restarting: asyncio.Task[None] | None = None
 
     async def start(self) -> dict[str, Endpoint]:
-        """Every service is SERVING; endpoints by service name, the router first, the gateway last.
+        """Start every service and wait until it is SERVING; endpoints by service, the router first, the gateway last.
 
-        A service whose folder is not in the repository is not started; one in the router's process has its endpoint.
-        Replicas after the first have a number behind the name: ``model-2``.
+        A service without a folder in the repository is not started; one in the router's process has the router's
+        endpoint. Replicas after the first have a number behind the name: ``model-2``.
 
         Raises:
             MeshError: Something is missing, in use or not ready. What was started still runs: call ``stop``.
@@ -139,13 +140,13 @@ class Mesh:
             self._add_gateway(openai_port, access.address)
             endpoints |= await self._all_serving([GATEWAY], deadline_s)
         try:
-            tell(folder, RunningMesh(os.getpid(), options.is_encrypted, endpoints))
+            publish(folder, RunningMesh(os.getpid(), options.is_encrypted, endpoints))
         except OSError as error:
             self._report(f"weft top and weft restart will not find this mesh by themselves: {error}")
         return endpoints
 
     async def watch(self) -> None:
-        """Keep the services running; returns when none is left, as without restarts. Cancel it before ``stop``."""
+        """Keep the services running; return when none is left, as without restarts. Cancel it before ``stop``."""
         self._is_watched = True
         running = {asyncio.create_task(service.run()): service.name for service in self._services.values()}
         try:
@@ -153,7 +154,7 @@ class Mesh:
                 ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in ended:
                     del running[task]
-                    task.result()  # a defect of ours must not go unseen
+                    task.result()  # an error of this program must not go unseen
                 rest = ", ".join(running.values())
                 self._report(f"still serving: {rest}" if rest else "no service is left")
         finally:
@@ -162,7 +163,7 @@ class Mesh:
                 task.cancel()
 
     def restart(self) -> None:
-        """Begin to replace every service, one after another; ``watch`` must run. Without effect during another one."""
+        """Begin to replace every service, one after another; ``watch`` must run. During a restart it has no effect."""
         if not self._is_watched:
             self._report("no restart before every service serves")
             return
@@ -184,7 +185,7 @@ class Mesh:
 
     @property
     def has_ended_well(self) -> bool:
-        """Whether each service served until it was asked to end, and then ended with status 0; ask after ``stop``."""
+        """After ``stop``: whether each service served until then and ended with status 0."""
         return self._was_whole and all(process.exit_status == 0 for process in self._processes())
 
     def _processes(self) -> list[ServiceProcess]:
@@ -192,11 +193,11 @@ class Mesh:
         return [process for service in self._services.values() for process in service.processes if process.is_started]
 
     async def stop(self) -> None:
-        """No process is left.
+        """End every process.
 
         The gateway ends first, then the router, so that requests in work can finish; then the others. One that hangs
-        leaves those behind it half of what it had of the grace. What is left when the grace has passed, or when this is
-        cancelled, is killed.
+        uses up half of the grace that is left, so that the next ones have the other half. What runs when the grace has
+        passed, or when this is cancelled, is killed.
         """
         now, grace_s = asyncio.get_running_loop().time, self._options.grace_s
         deadline_s = now() + grace_s
@@ -217,7 +218,7 @@ class Mesh:
             self._held.close()
 
     def kill(self) -> None:
-        """Every process is killed, without a grace."""
+        """Kill every process, without a grace."""
         for process in self._processes():
             process.kill()
 
@@ -233,16 +234,16 @@ class Mesh:
         return [*self._options.service_arguments.get(name, ()), "--repository", str(folder)]
 
     def _add_gateway(self, port: int, router: str) -> None:
-        """It will listen on the port and call the router at that address, with the keys of its clients."""
+        """Add the gateway: it listens on the port and calls the router at that address with the keys of its clients."""
         options = self._options
         ports = self._listen(options.host, port, self._hold(options.host), http=True)
-        # Health checks are not for it, so it looks itself whether it hangs.
+        # It answers no health checks, so it watches itself for hangs.
         watchdog = [f"--watchdog-abort-s={options.hang_timeout_s:g}"] if options.is_restarting else []
         arguments = [*watchdog, *options.service_arguments.get(GATEWAY, ()), "--router", router, *ports]
         self._add(GATEWAY, arguments, speaks_grpc=False)
 
     def _hold(self, host: str, port: int = 0) -> int:
-        """The port, or a free one if it is 0, is ours until ``stop``. Raises MeshError as ``hold_port``."""
+        """Reserve the port, or a free one if it is 0, until ``stop``. Raises MeshError as ``hold_port``."""
         held: socket.socket = self._held.enter_context(hold_port(host, port))
         number: int = held.getsockname()[1]
         return number
@@ -277,7 +278,7 @@ class Mesh:
         )
 
     async def _all_serving(self, names: Iterable[str], deadline_s: float) -> dict[str, Endpoint]:
-        """Endpoints of the services, in order; what is wrong with each of them is in the one error raised."""
+        """Start services; their endpoints, in order. One MeshError says what is wrong with each."""
         names = list(names)
         results = await asyncio.gather(
             *(self._services[name].start(deadline_s) for name in names), return_exceptions=True
@@ -292,7 +293,7 @@ class Mesh:
             else:
                 endpoints[name] = result
         if failures:
-            # What ended meanwhile may be why.
+            # A service that ended meanwhile may be the cause.
             others = [process for process in self._processes() if process.name not in names]
             failures += [process.describe_exit() for process in others if not process.is_running]
             cure = [] if "router" in names else ["If model files are missing, run `make models`."]
@@ -309,7 +310,7 @@ def _labels(name: str, num_replicas: int) -> list[str]:
 
 
 async def _ended(processes: Iterable[ServiceProcess], deadline_s: float) -> None:
-    """Every process has ended, or the deadline on the clock of the running loop has passed."""
+    """Wait until every process has ended, or until the deadline on the clock of the running loop."""
     waits = [asyncio.create_task(process.wait()) for process in processes]
     if waits:
         remaining_s = max(0.0, deadline_s - asyncio.get_running_loop().time())

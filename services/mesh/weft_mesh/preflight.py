@@ -1,12 +1,13 @@
-"""What can be known to be wrong before any process is started."""
+"""Checks before any process starts: folders, model files, ports."""
 
 import errno
 import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from weft_common.repository.layout import is_ensemble
 from weft_common.server.unix_socket import path_fault
-from weft_common.text.layout import is_ensemble
+from weft_common.versions import is_version
 
 
 class MeshError(Exception):
@@ -17,17 +18,17 @@ GRAPHS = "graphs"
 
 
 def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path]:
-    """What each service serves, by its name, and the router by ``GRAPHS``; only folders that are there.
+    """The folder of each service, by its name, and of the router, by ``GRAPHS``; only those that exist.
 
-    A repository as Triton Inference Server has it, models and ensembles side by side, is that of the model service and
-    of the router.
+    A repository as of Triton Inference Server, models and ensembles side by side, belongs to the model service and to
+    the router.
 
     Args:
         repository: Folder with the folder ``GRAPHS`` and those of the services, or with models.
         services: Names of the folders that hold models.
 
     Raises:
-        MeshError: It is neither; or models have no files, each of which is named.
+        MeshError: It is neither, or models have no files; names each.
     """
     folders = {name: repository / name for name in (*services, GRAPHS) if (repository / name).is_dir()}
     if not folders and any(repository.glob("*/config.pbtxt")):
@@ -50,26 +51,22 @@ def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path
 
 
 def _has_files(model: Path) -> bool:
-    return any(_is_version(folder) and any(folder.iterdir()) for folder in model.iterdir())
-
-
-def _is_version(folder: Path) -> bool:
-    return folder.name.isdigit() and folder.is_dir()
+    return any(is_version(folder.name) and folder.is_dir() and any(folder.iterdir()) for folder in model.iterdir())
 
 
 def socket_paths(folder: Path, services: Iterable[str]) -> dict[str, Path]:
-    """Where services listen beside their ports; none of them where the folder's path is too long for a socket."""
+    """Unix sockets of services, beside their ports; none where the folder's path is too long for a socket."""
     paths = {name: folder / f"{name}.sock" for name in services}
     return {} if any(map(path_fault, paths.values())) else paths
 
 
 def check_port(host: str, port: int) -> None:
-    """The port is free to listen on; 0 always is. Raises MeshError as ``hold_port``."""
+    """Check that the port is free; 0 always is. Raises MeshError as ``hold_port``."""
     hold_port(host, port).close()
 
 
 def hold_port(host: str, port: int) -> socket.socket:
-    """A socket that holds the port, or a free one if it is 0, until it is closed; nobody else gets it meanwhile.
+    """A socket that reserves the port, or a free one if it is 0, until it is closed.
 
     Raises:
         MeshError: It is in use, not allowed, or the host is not an address of this machine.
@@ -78,7 +75,7 @@ def hold_port(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         held = socket.socket(family, kind, protocol)
         try:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed connection's TIME_WAIT is no user
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed connection in TIME_WAIT may have it
             held.bind(address)
             # Only sockets of this user that share the port, as those of services do, may now listen on it.
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 _LINE_LIMIT_BYTES = 1 << 20
 _NUM_LAST_LINES = 10
-#: How much of each of them is told again when the process has ended, in characters.
+#: How much of each of them is repeated when the process has ended, in characters.
 _MAX_LAST_LINE = 4096
 
 
@@ -32,7 +32,7 @@ class Endpoint(NamedTuple):
 class ServiceProcess:
     """A child in a process group of its own, so that a Ctrl-C in the terminal reaches the parent alone.
 
-    Its standard input is a pipe that this process holds open: when this process dies, in whatever way, the child reads
+    Its standard input is a pipe that this process holds open. When this process dies, in whatever way, the child reads
     the end of the pipe and stops.
 
     Args:
@@ -49,7 +49,7 @@ class ServiceProcess:
         self._endpoint: asyncio.Future[Endpoint] = asyncio.get_running_loop().create_future()
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
         self._exit: asyncio.Task[int] | None = None
-        self._is_told = False
+        self._is_terminated = False
 
     @property
     def is_started(self) -> bool:
@@ -67,7 +67,7 @@ class ServiceProcess:
         return None if self._process is None else self._process.returncode
 
     async def start(self) -> None:
-        """The process runs; it need not listen yet."""
+        """Start the process; it need not listen yet."""
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
@@ -79,27 +79,27 @@ class ServiceProcess:
         self._exit = asyncio.create_task(self._follow(process))
 
     async def endpoint(self) -> Endpoint:
-        """The addresses that the service announced; waits for ever if it ends first."""
+        """The addresses that the service announces; waits for ever if it ends first."""
         return await asyncio.shield(self._endpoint)
 
     async def wait(self) -> int:
-        """Wait for the end; ``exit_status``."""
+        """Wait for the end; returns ``exit_status``."""
         return await asyncio.shield(self._watch())
 
     def terminate(self) -> None:
-        """The process is told to finish and end, if it runs; it is told once, for a second time would mean at once."""
-        if self._process is not None and self.is_running and not self._is_told:
-            self._is_told = True
+        """Send SIGTERM, once: a second one would make the process end at once."""
+        if self._process is not None and self.is_running and not self._is_terminated:
+            self._is_terminated = True
             self._process.terminate()
 
     def kill(self) -> None:
-        """The process and what it started are killed."""
+        """Kill the process and what it started."""
         if self._process is not None and self.is_running:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def describe_exit(self) -> str:
-        """How the process ended and the last lines that it logged."""
+        """How the process ended, and the last lines that it logged."""
         status = self.exit_status
         if status is None:
             how = "is still running"
@@ -121,7 +121,7 @@ class ServiceProcess:
             asyncio.create_task(self._forward_log(process)),
         ]
         status = await process.wait()
-        # What the process wrote last is still in the pipes; a grandchild that keeps them open must not hold us.
+        # What the process wrote last is still in the pipes; do not wait for a grandchild that keeps them open.
         await asyncio.wait(pumps, timeout=1.0)
         for pump in pumps:
             pump.cancel()

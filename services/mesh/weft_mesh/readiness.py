@@ -1,4 +1,4 @@
-"""Waits until a service serves, or says why it does not."""
+"""Waits until a service serves; the error says why it does not."""
 
 import asyncio
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from weft_mesh.preflight import MeshError
 
 _POLL_INTERVAL_S = 0.05
 _CALL_TIMEOUT_S = 5.0
-#: A service whose models failed with the same reasons for this long, and loads nothing, will not become ready.
+#: A service that loads nothing, and whose models have failed for the same reasons for so long, will not get ready.
 _SETTLED_S = 3.0
 
 
@@ -31,7 +31,7 @@ def dialable(address: str) -> str:
 
 
 async def wait_ready(name: str, address: str, *, deadline_s: float, security: ChannelSecurity | None = None) -> None:
-    """The service answers SERVING to ``grpc.health.v1`` and is ready by ``ServerReady``.
+    """Wait until the service answers SERVING to ``grpc.health.v1`` and is ready by ``ServerReady``.
 
     Args:
         name: Service name, for messages.
@@ -40,7 +40,7 @@ async def wait_ready(name: str, address: str, *, deadline_s: float, security: Ch
         security: Of the calls; None: plaintext without a key.
 
     Raises:
-        MeshError: The deadline passed, or every model is settled and some cannot be served.
+        MeshError: The deadline passed, or no model loads any more and some cannot serve.
     """
     now = asyncio.get_running_loop().time
     async with V2Client(address, security=security) as service:

@@ -1,7 +1,7 @@
-"""Which meshes of this user run on this machine: ``weft up`` tells, ``weft top`` and ``weft restart`` read.
+"""The meshes of this user that run on this machine: ``weft up`` publishes, ``weft top`` and ``weft restart`` look up.
 
-Each ``weft up`` has a folder in the system's folder for temporary files, and holds a lock on it as long as it lives, in
-whatever way it ends. The lock also keeps systemd-tmpfiles from cleaning the folder.
+Each ``weft up`` has a folder among the system's temporary files, and a lock on it that ends with the process, however
+that ends. The lock also keeps systemd-tmpfiles from cleaning the folder.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from weft_mesh.service_names import GATEWAY
 
 _PREFIX = "weft-"
 _FILE = "mesh.json"
-#: Is in each folder that was locked once: without an owner it is one that a killed mesh has left.
+#: A file in each folder that was locked once: a folder that has it and no lock was left by a killed mesh.
 _OWNED = "owned"
 
 
@@ -58,7 +58,11 @@ class RunningMesh(NamedTuple):
 
 @contextlib.contextmanager
 def mesh_folder() -> Iterator[Path]:
-    """A folder that only this user may enter, gone after the block; those of killed meshes go now. Raises OSError."""
+    """A folder that only this user may enter; removed after the block, as are those of killed meshes before it.
+
+    Raises:
+        OSError: It cannot be made.
+    """
     for mark in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNED}"):
         with contextlib.suppress(OSError):
             _remove_if_left(mark.parent)
@@ -72,14 +76,14 @@ def mesh_folder() -> Iterator[Path]:
             os.close(held)
 
 
-def tell(folder: Path, mesh: RunningMesh) -> None:
-    """The mesh is found from now on, until its folder is gone or this process has ended. Raises OSError."""
+def publish(folder: Path, mesh: RunningMesh) -> None:
+    """Let commands find the mesh, until its folder is gone or this process has ended. Raises OSError."""
     endpoints = {name: endpoint.as_json() for name, endpoint in mesh.endpoints.items()}
     (folder / _FILE).write_text(json.dumps(mesh._asdict() | {"endpoints": endpoints}), encoding="utf-8")
 
 
 def running_meshes() -> list[RunningMesh]:
-    """Every mesh that this user has told of and that runs."""
+    """Every mesh of this user that runs and is published."""
     found = []
     for folder in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")):
         with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # not of weft up
@@ -91,20 +95,20 @@ def running_meshes() -> list[RunningMesh]:
 
 
 def is_public(service: str) -> bool:
-    """Whether a service's ports are for clients of the mesh, and so as they are to be secured."""
+    """Whether a service's ports are for clients of the mesh, so that its TLS and keys hold for them."""
     return service in ("router", GATEWAY)
 
 
 class SeveralMeshesError(Exception):
-    """More than one mesh could be meant."""
+    """Several meshes run and the command names none."""
 
 
 def the_mesh(address: str | None, address_of: Callable[[RunningMesh], str]) -> RunningMesh | None:
-    """The mesh that has this address, without one the only mesh that runs; None: there is none.
+    """The mesh with this address; without an address, the only one that runs. None: there is none.
 
     Args:
-        address: ``host:port`` of what ``address_of`` gives.
-        address_of: Of a mesh.
+        address: ``host:port``.
+        address_of: Which address of a mesh that is.
 
     Raises:
         SeveralMeshesError: No address is given, and more than one runs.
@@ -116,7 +120,7 @@ def the_mesh(address: str | None, address_of: Callable[[RunningMesh], str]) -> R
 
 
 def _remove_if_left(folder: Path) -> None:
-    """Remove a folder of this user that has no owner any more. Raises OSError where it has one."""
+    """Remove a folder of this user whose mesh has ended. Raises OSError where the mesh runs."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid == os.getuid():
@@ -130,7 +134,7 @@ def _is_ours_and_held(folder: Path) -> bool:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid != os.getuid():
-            return False  # another user's: who knows what it says
+            return False  # another user's: do not trust what it says
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

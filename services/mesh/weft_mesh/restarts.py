@@ -1,18 +1,18 @@
-"""When a service that died is started again."""
+"""When to start a service again that died."""
 
 import random
 import time
 from collections import deque
 from collections.abc import Callable
 
-#: Pause before the first attempt, in seconds; drawn between the two, so that services that died together do not all
-#: start at the same moment.
+#: Pause before the first attempt, in seconds; drawn between the two, so that services that died together start at
+#: different moments.
 FIRST_PAUSE_S = (0.1, 0.5)
 #: Longest pause, in seconds.
 MAX_PAUSE_S = 30.0
-#: A service that served for so long is taken for mended: the pauses begin anew.
+#: A service that has served for so long counts as stable: the pauses begin anew.
 STABLE_S = 60.0
-#: So many deaths within the window are a service that cannot stay up.
+#: A service that dies so often within the window cannot stay up.
 MAX_DEATHS = 5
 DEATH_WINDOW_S = 300.0
 
@@ -25,7 +25,7 @@ class RestartPolicy:
         draw: A number from 0 to 1, for the jitter.
 
     Attributes:
-        attempt: Number of the start to come since the service was last stable.
+        attempt: Number of the next start, counted from when the service was last stable.
     """
 
     def __init__(
@@ -44,15 +44,15 @@ class RestartPolicy:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether it died so often that only a person will help; it is tried all the same, at the longest pause."""
+        """Whether it died so often that a person must help; attempts go on, at the longest pause."""
         return self.num_deaths >= MAX_DEATHS
 
     def serves(self) -> None:
-        """The service serves from now on."""
+        """Note that the service serves from now on."""
         self._serving_since_s = self._clock_s()
 
     def died(self) -> float:
-        """The service died, or could not be started; how long to wait before the next start, in seconds."""
+        """Note that the service died or could not start; returns the pause before the next start, in seconds."""
         now_s = self._clock_s()
         if self._serving_since_s is not None and now_s - self._serving_since_s >= STABLE_S:
             self.attempt = 0
@@ -65,7 +65,7 @@ class RestartPolicy:
         if self.attempt == 1:
             least_s, most_s = FIRST_PAUSE_S
         else:
-            doubled_s = FIRST_PAUSE_S[1] * 2.0 ** min(self.attempt - 1, 10)  # no more, for it would overflow one day
+            doubled_s = FIRST_PAUSE_S[1] * 2.0 ** min(self.attempt - 1, 10)  # unbounded it would overflow one day
             most_s = MAX_PAUSE_S if self.is_hopeless else min(doubled_s, MAX_PAUSE_S)
             least_s = most_s / 2
         return least_s + (most_s - least_s) * self._draw()

@@ -18,12 +18,15 @@ _STOP_TIMEOUT_S = 40.0
 def running_mesh(
     repository: Path, arguments: Sequence[str] = (), *, log: IO[str] | int | None = None
 ) -> Iterator[dict[str, Endpoint]]:
-    """Endpoints of a mesh on free ports; it has ended when the block is left, also if this process is killed.
+    """Run a mesh on free ports within the block; it ends with the block, also if this process is killed.
 
     Args:
         repository: Model repository.
         arguments: More arguments of ``weft up``.
         log: Where the services log, as ``subprocess`` takes it; None is this process's standard error.
+
+    Yields:
+        Endpoints by service.
 
     Raises:
         MeshError: The mesh did not come up; ``log`` says why.
@@ -32,7 +35,7 @@ def running_mesh(
         sys.executable, "-P", "-m", "weft_cli", "up", "--json", "--stop-with-stdin",
         "--router-port", "0", "--repository", str(repository), *arguments,
     ]  # fmt: skip
-    # A group of its own: a Ctrl-C in the terminal reaches the caller alone, which then ends the mesh once.
+    # A process group of its own: Ctrl-C in the terminal reaches the caller alone, which ends the mesh.
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
     ) as process:

@@ -1,4 +1,4 @@
-"""One service that is kept running: started again when it dies or hangs, replaced without a gap when it is told to."""
+"""One service kept running: started again when it dies or hangs, replaced without a gap on request."""
 
 import asyncio
 import contextlib
@@ -15,8 +15,8 @@ from weft_mesh.readiness import dialable, wait_ready
 from weft_mesh.restarts import DEATH_WINDOW_S, RestartPolicy
 
 T = TypeVar("T")
-#: That a service is replaced; done when it was.
-Wish: TypeAlias = asyncio.Future[None]
+#: A request to replace a service; done when it is replaced.
+Replacement: TypeAlias = asyncio.Future[None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +37,19 @@ class Supervision:
 
 
 class SupervisedService:
-    """A service on one address for life; while it hands over to its successor it is two processes, else one or none.
+    """A service on one address for life: one process or none, and two while one hands over to its successor.
 
     Args:
         name: For messages.
-        command: Program and arguments; those after a restart are the same, so they name ports that stay its own.
+        command: Program and arguments, also of each restart; so they name fixed ports.
         supervision: How it is kept running.
-        log: Receives (service name, line) of everything it logs.
+        log: Receives (service name, line) for each line that it logs.
         report: Receives messages for the person who started it.
-        can_hand_over: Whether two processes of it may run at once. If not, a replacement has a gap.
+        can_hand_over: Whether two processes of it may run at once; if not, a replacement has a gap.
         policy: When it is started again.
-        speaks_grpc: Whether it answers health checks. One that does not is ready when it says that it listens, and ends
-            by itself when it hangs.
-        own_address: Where the mesh itself calls it; "": where it says that it listens.
+        speaks_grpc: Whether it answers health checks. A service that does not is ready when it announces its address,
+            and ends by itself when it hangs.
+        own_address: Where the mesh itself calls it; "": at the address that it announces.
         security: Of these calls; None: plaintext without a key.
     """
 
@@ -80,7 +80,7 @@ class SupervisedService:
         self._process = self._made()
         self._others: set[ServiceProcess] = set()  # a successor that does not serve yet, predecessors that drain
         self._retiring: set[asyncio.Task[None]] = set()
-        self._wishes: asyncio.Queue[Wish] = asyncio.Queue()
+        self._requests: asyncio.Queue[Replacement] = asyncio.Queue()
         self._is_given_up = False
 
     @property
@@ -90,11 +90,11 @@ class SupervisedService:
 
     @property
     def is_running(self) -> bool:
-        """Whether a process is there to answer."""
+        """Whether its process runs."""
         return self._process.is_running
 
     async def start(self, deadline_s: float) -> Endpoint:
-        """The service is SERVING for the first time.
+        """Start the service and wait until it is SERVING.
 
         Raises:
             MeshError: It ended, or is not ready at ``deadline_s``, on the clock of the running loop.
@@ -106,29 +106,30 @@ class SupervisedService:
         return endpoint
 
     async def run(self) -> None:
-        """Keep a started service running; returns when it died and is not to be started again."""
+        """Keep a started service running; return when it has died and is not to be started again."""
         while True:
             self._report(await self._lost())
             if not self._supervision.is_restarting:
                 break
             await self._start_again()
         self._is_given_up = True
-        while not self._wishes.empty():
-            _refuse(self._wishes.get_nowait(), self._gone())
+        while not self._requests.empty():
+            _refuse(self._requests.get_nowait(), self._gone())
 
     async def replace(self) -> None:
-        """A new process serves on the same address and the one before has finished what it had in work.
+        """Replace the process by a new one on the same address; return when the old one has finished its requests.
 
-        ``run`` must be running. If it pauses between two attempts to start a service that died, the next is made now.
+        ``run`` must be running. If it pauses between two attempts to start a service that died, it makes the next one
+        at once.
 
         Raises:
-            MeshError: The new process cannot serve; the one before, if there was one, goes on. Or ``run`` has ended.
+            MeshError: The new process cannot serve, and the old one, if there is one, goes on; or ``run`` has ended.
         """
         if self._is_given_up:
             raise self._gone()
-        wish: Wish = asyncio.get_running_loop().create_future()
-        self._wishes.put_nowait(wish)
-        await wish
+        request: Replacement = asyncio.get_running_loop().create_future()
+        self._requests.put_nowait(request)
+        await request
 
     def _gone(self) -> MeshError:
         return MeshError(f"{self.name} does not run, and is not started again; it was not replaced")
@@ -137,40 +138,40 @@ class SupervisedService:
         return ServiceProcess(self.name, [*self._command, *more], self._log)
 
     async def _lost(self) -> str:
-        """The process has ended, in what way; it was replaced meanwhile as often as that was wished."""
+        """Wait until the process has ended, and replace it on each request meanwhile; returns how it ended."""
         while True:
             process = self._process
             ended = asyncio.create_task(process.wait())
             hangs = asyncio.create_task(self._hangs(process))
-            wished = asyncio.create_task(self._wishes.get())
+            requested = asyncio.create_task(self._requests.get())
             try:
-                await asyncio.wait((ended, hangs, wished), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((ended, hangs, requested), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in (ended, hangs, wished):
+                for task in (ended, hangs, requested):
                     task.cancel()
-            if wished.done() and (ended.done() or hangs.done()):
-                self._wishes.put_nowait(wished.result())  # for the start that follows
+            if requested.done() and (ended.done() or hangs.done()):
+                self._requests.put_nowait(requested.result())  # for the start that follows
             if ended.done():
                 return process.describe_exit()
             if hangs.done():
-                hangs.result()  # a defect of ours is no hang
+                hangs.result()  # an error of the check itself is no hang
                 process.kill()
                 await process.wait()
                 return f"{self.name} has not answered for {self._supervision.hang_timeout_s:g} s and was killed"
-            wish = wished.result()
+            request = requested.result()
             try:
-                await self._replaced(wish)
+                await self._replaced(request)
             except MeshError as error:
-                _refuse(wish, error)
+                _refuse(request, error)
 
     async def _hangs(self, process: ServiceProcess) -> None:
-        """The process hangs and is to be killed; with no such limit this waits for ever."""
+        """Return when the process hangs and is to be killed; never, without a limit."""
         timeout_s = self._supervision.hang_timeout_s
         if not (timeout_s and self._supervision.is_restarting and self._speaks_grpc):
             await asyncio.Event().wait()
         endpoint = await process.endpoint()
 
-        def tell(verdict: str) -> None:
+        def report(verdict: str) -> None:
             if verdict == "silent":
                 self._report(
                     f"{self.name} does not answer health checks; it is killed when it has not for {timeout_s:g} s"
@@ -178,7 +179,7 @@ class SupervisedService:
             else:
                 self._report(f"{self.name} answers again")
 
-        await until_it_hangs(self._dialed(endpoint), timeout_s, tell, self._security)
+        await until_it_hangs(self._dialed(endpoint), timeout_s, report, self._security)
 
     def _dialed(self, endpoint: Endpoint) -> str:
         return self._own_address or dialable(endpoint.grpc)
@@ -188,7 +189,7 @@ class SupervisedService:
             await wait_ready(self.name, self._dialed(endpoint), deadline_s=deadline_s, security=self._security)
 
     async def _start_again(self) -> None:
-        """A new process serves, however many attempts that takes."""
+        """Start a new process, in as many attempts as it takes."""
         now = asyncio.get_running_loop().time
         died_s = now()
         while True:
@@ -200,7 +201,7 @@ class SupervisedService:
                     "see its last lines, mend it, or stop"
                 )
             self._report(f"{when}: {self.name} is started again in {pause_s:.1f} s, attempt {self._policy.attempt}")
-            wish = await self._wished_within(pause_s)
+            request = await self._requested_within(pause_s)
             self._process = process = self._made()
             deadline_s = now() + self._supervision.start_timeout_s
             try:
@@ -209,10 +210,10 @@ class SupervisedService:
             except (MeshError, OSError) as error:
                 self._report(str(error))
                 process.kill()
-                _refuse(wish, MeshError(f"{self.name} could not be started"))
+                _refuse(request, MeshError(f"{self.name} could not be started"))
                 continue
             self._policy.serves()
-            _fulfil(wish)
+            _finish(request)
             try:
                 await self._or_died(process, self._ready(endpoint, deadline_s))
             except MeshError as error:
@@ -224,27 +225,27 @@ class SupervisedService:
             self._report(f"{self.name} serves again after {now() - died_s:.1f} s, pid {endpoint.pid}")
             return
 
-    async def _wished_within(self, pause_s: float) -> Wish | None:
-        """The pause is over, or ended by a wish, which is given then."""
+    async def _requested_within(self, pause_s: float) -> Replacement | None:
+        """Pause; a request for a replacement ends the pause and is returned."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
-                return await self._wishes.get()
+                return await self._requests.get()
         return None
 
-    async def _replaced(self, wish: Wish) -> None:
-        """Another process serves; the wish is fulfilled when the one before has ended. Raises MeshError."""
+    async def _replaced(self, request: Replacement) -> None:
+        """Start another process; the request is done when the old one has ended. Raises MeshError."""
         old = self._process
         if not self._can_hand_over:
             await self._ended(old)
             new = self._made()
             try:
                 await new.start()
-            except OSError as error:  # that the one before has ended is seen next
+            except OSError as error:  # ``_lost`` sees next that the old one has ended
                 raise MeshError(f"{self.name} could not be started: {error}") from None
             self._process = new
             await self._announced(new, asyncio.get_running_loop().time() + self._supervision.start_timeout_s)
             self._policy.serves()
-            _fulfil(wish)
+            _finish(request)
             return
         new = self._made("--take-over")
         self._others.add(new)
@@ -265,14 +266,14 @@ class SupervisedService:
         async def retire() -> None:
             await self._ended(old)
             self._others.discard(old)
-            _fulfil(wish)
+            _finish(request)
 
         task = asyncio.create_task(retire())
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
 
     async def _ended(self, process: ServiceProcess) -> None:
-        """The process has ended, if need be by a kill after the grace."""
+        """End the process, by a kill when the grace has passed."""
         process.terminate()
         try:
             async with asyncio.timeout(self._supervision.grace_s):
@@ -283,7 +284,7 @@ class SupervisedService:
             await process.wait()
 
     async def _announced(self, process: ServiceProcess, deadline_s: float) -> Endpoint:
-        """Where the process listens. Raises MeshError if it ends before, or is late."""
+        """Wait until the process announces its addresses. Raises MeshError if it ends before, or is late."""
         try:
             async with asyncio.timeout_at(deadline_s):
                 return await self._or_died(process, process.endpoint())
@@ -294,7 +295,7 @@ class SupervisedService:
             ) from None
 
     async def _or_died(self, process: ServiceProcess, work: Coroutine[Any, Any, T]) -> T:
-        """What ``work`` gives. Raises MeshError if the process ends before."""
+        """The result of ``work``. Raises MeshError if the process ends first."""
         task, died = asyncio.create_task(work), asyncio.create_task(process.wait())
         try:
             await asyncio.wait((task, died), return_when=asyncio.FIRST_COMPLETED)
@@ -306,11 +307,11 @@ class SupervisedService:
             died.cancel()
 
 
-def _fulfil(wish: Wish | None) -> None:
-    if wish is not None and not wish.done():
-        wish.set_result(None)
+def _finish(request: Replacement | None) -> None:
+    if request is not None and not request.done():
+        request.set_result(None)
 
 
-def _refuse(wish: Wish | None, error: MeshError) -> None:
-    if wish is not None and not wish.done():
-        wish.set_exception(error)
+def _refuse(request: Replacement | None, error: MeshError) -> None:
+    if request is not None and not request.done():
+        request.set_exception(error)

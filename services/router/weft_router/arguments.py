@@ -5,35 +5,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from weft_router.targets.specification import BalancingPolicy, parse_policy
+from weft_common.repository.control import add_control_arguments, control_arguments, control_fault
+from weft_router.targets.specification import BalancingPolicy, parse_policy, policy_names
 
-_MAX_POLL_SECS = 86_400.0
 _HEADER = re.compile(r"[0-9a-z_.-]+(?<!-bin)")
 
 
 def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
     """Add what says how graphs are loaded and kept."""
-    parser.add_argument(
-        "--model-control-mode",
-        choices=("none", "poll", "explicit"),
-        default="none",
-        help="none: load every graph, once; poll: so, and take over what changes in the repository; explicit: clients "
-        "load and unload (default %(default)s)",
-    )
-    parser.add_argument(
-        "--repository-poll-secs",
-        type=float,
-        default=15.0,
-        metavar="N",
-        help="poll mode: seconds between two looks at the repository (default %(default)g)",
-    )
-    parser.add_argument(
-        "--load-model",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="explicit mode: load this graph at start; may be repeated; '*' is all",
-    )
+    add_control_arguments(parser, "graph")
     parser.add_argument(
         "--max-inflight",
         type=int,
@@ -74,8 +54,8 @@ def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -
         default=[],
         type=_target_policy,
         metavar="NAME=POLICY",
-        help="how a target's calls are spread over its replicas: least_outstanding (default), least_response_time, "
-        "sticky, sticky:parameter=NAME, sticky:header=NAME, round_robin, weighted_round_robin; may be repeated",
+        help=f"how a target's calls are spread over its replicas: {policy_names()} (default "
+        f"{BalancingPolicy().name}); may be repeated",
     )
     parser.add_argument(
         "--state-dir",
@@ -93,13 +73,8 @@ def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -
 
 def usage_fault(options: argparse.Namespace) -> str:
     """What is wrong with these arguments; "" if nothing is."""
-    if options.load_model and options.model_control_mode != "explicit":
-        return "--load-model needs --model-control-mode explicit; without it every graph is loaded"
-    if not 0 < options.repository_poll_secs <= _MAX_POLL_SECS:
-        return (
-            f"--repository-poll-secs must be above 0 and at most {_MAX_POLL_SECS:.0f}, got "
-            f"{options.repository_poll_secs:g}"
-        )
+    if fault := control_fault(options, "graph"):
+        return fault
     for name, minimum in (("max_inflight", 0), ("max_inflight_per_client", 0), ("default_priority", 1)):
         if (value := getattr(options, name)) < minimum:
             return f"--{name.replace('_', '-')} must be at least {minimum}, got {value}"
@@ -118,9 +93,7 @@ def usage_fault(options: argparse.Namespace) -> str:
 
 def given(options: argparse.Namespace) -> Iterator[str]:
     """The same arguments for the command line of another process."""
-    yield f"--model-control-mode={options.model_control_mode}"
-    yield f"--repository-poll-secs={options.repository_poll_secs}"
-    yield from (f"--load-model={name}" for name in options.load_model)
+    yield from control_arguments(options)
     yield f"--max-inflight={options.max_inflight}"
     if options.adaptive_inflight:
         yield "--adaptive-inflight"

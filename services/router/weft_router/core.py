@@ -2,16 +2,16 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from weft_common.core import CallContext, IndexEntry, InferCall, InferResult, Parameters, ParameterValue
 from weft_common.errors import NotFoundError, UnsupportedError, WeftError
+from weft_common.repository.watcher import RepositoryWatcher
 from weft_common.server.server import Extension
 from weft_common.signature import ModelSignature
-from weft_common.statistics import ModelStatistics, failure_reason
-from weft_common.validation import version_number
+from weft_common.statistics import ModelStatistics
+from weft_common.versions import version_number
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.admission import AdmissionController, AdmissionSettings, ConcurrencyLimit
 from weft_router.admission.permit import Permit
@@ -27,15 +27,17 @@ from weft_router.repository.files import GraphRepository
 from weft_router.repository.lifecycle import GraphLifecycle
 from weft_router.repository.table import GraphTable
 from weft_router.repository.versions import GraphVersion
-from weft_router.repository.watch import FileWatcher
 from weft_router.runtime import Runtime
-from weft_router.serving import handling
-from weft_router.serving.handling import serving_of
-from weft_router.serving.passthrough import pass_through, stream_through
+from weft_router.serving import graph_inference, model_inference
+from weft_router.serving.graph_inference import GraphInference, count_failure, serving_of
+from weft_router.serving.inference import Inference
+from weft_router.serving.model_inference import ModelInference
 from weft_router.steps import earlier
 from weft_router.target import Target
 from weft_router.targets.catalog import CatalogEntry, TargetCatalog
 
+#: Pause between two scans when a graph has changed, in seconds: a file that is being written changes meanwhile.
+SETTLE_S = 0.1
 _NO_LIMITS = AdmissionSettings()
 
 
@@ -87,7 +89,13 @@ class RouterCore:
         self._repository = GraphRepository(repository)
         self._graphs = GraphTable(self._catalog, self._renew_gates)
         self._lifecycle = GraphLifecycle(self._graphs, self._repository, self._catalog, self._runtime)
-        self._watcher = FileWatcher(self._repository, self._lifecycle)
+        self._watcher = RepositoryWatcher(
+            "graph repository",
+            self._lifecycle.scan_readable,
+            self._lifecycle.files,
+            self._lifecycle.take_over,
+            SETTLE_S,
+        )
         self._repository_poll_s = repository_poll_s
         self._control = GraphControl(self._lifecycle, model_control)
         self._is_polling = model_control == "poll"
@@ -211,7 +219,12 @@ class RouterCore:
         with self._admitted(served, call.parameters, context) as permit:
             if permit.is_waiting:
                 await self._place(permit, served)
-            return await self._answer(served, call, context)
+            inference = self._begin(served, call, context)
+            try:
+                return inference.answer(await inference.work())
+            except BaseException as error:
+                inference.fail(error)
+                raise
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """Every response of a decoupled graph or model; of any other one answer, as ``infer`` gives it.
@@ -220,17 +233,16 @@ class RouterCore:
             WeftError: As ``infer``, also after some responses.
         """
         served = self._served(call)
+        if not _is_decoupled(served):
+            yield await self.infer(call, context)  # a client that is slow to read it holds no place
+            return
         with self._admitted(served, call.parameters, context) as permit:
             if permit.is_waiting:
                 await self._place(permit, served)
-            if _is_decoupled(served):
-                async with contextlib.aclosing(self._answers(served, call, context)) as results:
-                    async for result in results:
-                        result.is_unordered = True  # as of the model's own server
-                        yield result
-                return
-            answer = await self._answer(served, call, context)
-        yield answer  # a client that is slow to read it holds no place
+            async with contextlib.aclosing(self._answers(served, call, context)) as results:
+                async for result in results:
+                    result.is_unordered = True  # as of the model's own server
+                    yield result
 
     def has_graph(self, name: str) -> bool:
         """Whether a graph of that name is known, ready or not."""
@@ -327,17 +339,17 @@ class RouterCore:
             call.model_version = entry.model.signature.version  # "01" is 1
         return entry
 
-    async def _answer(self, served: GraphVersion | CatalogEntry, call: InferCall, context: CallContext) -> InferResult:
+    def _begin(self, served: GraphVersion | CatalogEntry, call: InferCall, context: CallContext) -> Inference:
         if isinstance(served, GraphVersion):
-            return await handling.infer(served, call, context)
-        return await pass_through(self._catalog.targets[served.target], served.model, call, context)
+            return GraphInference(served, call, context)
+        return ModelInference(self._catalog.targets[served.target], served.model, call, context)
 
     def _answers(
         self, served: GraphVersion | CatalogEntry, call: InferCall, context: CallContext
     ) -> AsyncGenerator[InferResult, None]:
         if isinstance(served, GraphVersion):
-            return handling.stream_infer(served, call, context)
-        return stream_through(self._catalog.targets[served.target], served.model, call, context)
+            return graph_inference.stream_infer(served, call, context)
+        return model_inference.stream_infer(self._catalog.targets[served.target], served.model, call, context)
 
     def _model(self, name: str, version: str) -> CatalogEntry:
         """A target's model, ready or not. Raises NotFoundError, or InvalidArgumentError for a version that is none."""
@@ -356,7 +368,7 @@ class RouterCore:
 def _count_refusal(served: GraphVersion | CatalogEntry | None, error: WeftError, context: CallContext) -> None:
     """A graph counts a request that was refused as failed."""
     if isinstance(served, GraphVersion):
-        served.statistics.record_failure(failure_reason(error.code), time.monotonic_ns() - context.arrival_ns)
+        count_failure(served, error, context)
 
 
 def _signature(served: GraphVersion | CatalogEntry) -> ModelSignature | None:

@@ -1,10 +1,11 @@
 """Runs a compiled graph: everything that can be known before a request is worked out once, when the graph is loaded."""
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 
-from weft_common.core import CallContext, InferCall, InferResult, Parameters, ParameterValue
+from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import InternalError, UnsupportedError, WeftError
 from weft_common.observing import telemetry
 from weft_common.tensors import WireTensor
@@ -23,18 +24,25 @@ from weft_router.scope import RequestScope
 from weft_router.steps import GraphRequest, Run, earlier
 
 
-class _Execution(NamedTuple):
-    """One request.
+@dataclass(slots=True)
+class Execution:
+    """One request of a graph, from ``GraphExecutor.begin`` to ``end``.
 
     Attributes:
         start_ns: On the runtime's clock.
         selection: What it asks for.
         run: Of the root; the deadline of the graph is worked in.
+        work: Runs the graph; await it once.
+        outputs: What it gave, where that is not in the frame of ``run``.
+        is_cached: Whether the answer was in the graph's cache, or on its way to somebody else.
     """
 
     start_ns: int
     selection: Selection
     run: Run
+    work: Callable[[], Awaitable[None]]
+    outputs: dict[str, WireTensor] | None = None
+    is_cached: bool = False
 
 
 class GraphExecutor:
@@ -79,35 +87,65 @@ class GraphExecutor:
 
         Cancelling the awaiting task cancels every call in flight; no task is left.
         """
-        result, _ = await self.answer(call, context)
-        return result
+        execution = self.begin(call, context)
+        try:
+            await execution.work()
+            return self.result(execution, call)
+        finally:
+            self.end(execution, context)
 
-    async def answer(self, call: InferCall, context: CallContext) -> tuple[InferResult, bool]:
-        """As ``execute``; and whether the answer was in the graph's cache, or on its way to somebody else."""
-        execution = self._begun(call, context)
-        run, selection, is_cached = execution.run, execution.selection, False
-        with self._reported(execution, context):
-            if self._answers is None:
-                await selection.node.run(run)
-                outputs = selection.outputs(run)
-            else:
-                outputs, is_cached = await self._answers.outputs(run, selection)
-        parameters = run.request.response_parameters | self._trace(call, execution)
-        return self._result(call, parameters, outputs), is_cached
+    def begin(self, call: InferCall, context: CallContext, *, is_collected: bool = False) -> Execution:
+        """A valid call before the first step; ``end`` must follow.
 
-    async def collected(self, call: InferCall, context: CallContext) -> InferResult:
-        """The one answer of a decoupled graph that can collect: each decoupled model gives all its responses as one.
+        Args:
+            call: What the client asks.
+            context: Of the request.
+            is_collected: The one answer of a decoupled graph is asked for: each decoupled model gives all its responses
+                as one.
 
-        Otherwise as ``execute``.
+        Raises:
+            InvalidArgumentError: A parameter or a header that says how it runs is none.
+            ResourceExhaustedError: The root has as many runs as it may.
         """
-        execution = self._begun(call, context)
-        execution.run.request.is_collected = True
-        async with contextlib.aclosing(self._responses(call, execution, context)) as results:
-            answers = [result async for result in results]
-        if not answers:
-            raise InternalError(f"graph '{self.plan.signature.name}' gave no response")
-        answers[0].parameters = {**answers[0].parameters, **self._trace(call, execution)}
-        return answers[0]
+        runtime = self._runtime
+        start_ns = runtime.clock_ns()
+        selection = self._selections.all if not call.outputs else self._selections.of(call.outputs)
+        run = self._run(call, context, start_ns, selection)
+        if is_collected:
+            run.request.is_collected = True
+        execution = Execution(start_ns, selection, run, partial(selection.node.run, run))
+        if is_collected:
+            execution.work = partial(self._collect, execution)
+        elif self._answers is not None:
+            execution.work = partial(self._answer_from_cache, execution, self._answers)
+        if self._admission is not None:
+            try:
+                self._admission.enter()
+            except WeftError as error:
+                raise self._error_context.wrap(error, self.plan.root.path) from error
+        runtime.retry_budget.enter()
+        return execution
+
+    def result(self, execution: Execution, call: InferCall) -> InferResult:
+        """The answer, after ``work``."""
+        run, signature = execution.run, self.plan.signature
+        outputs = execution.selection.outputs(run) if execution.outputs is None else execution.outputs
+        parameters = run.request.response_parameters
+        if call.parameters and call.parameters.get(TRACE_PARAMETER) is True:
+            parameters[TRACE_PARAMETER] = trace_text(run.record, execution.start_ns)
+        return InferResult(signature.name, signature.version, call.request_id, parameters, outputs)
+
+    def end(self, execution: Execution, context: CallContext) -> None:
+        """The request is over, however it ended; its path is in the trailing metadata."""
+        runtime, record = self._runtime, execution.run.record
+        runtime.retry_budget.leave()
+        if self._admission is not None:
+            self._admission.leave(runtime.clock_ns() - execution.start_ns)
+        usual_path = execution.selection.usual_path
+        path = path_text(record) if usual_path is None else usual_path.text_of(record)
+        context.trailing_metadata.append((PATH_HEADER, path))
+        if pulls := execution.run.request.pulls:
+            settle(pulls, record)
 
     async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """The responses of a decoupled graph to a valid call, as they are made; the last is null.
@@ -119,76 +157,53 @@ class GraphExecutor:
 
         Closing the generator, or cancelling the task that awaits it, cancels every call in flight; no task is left.
         """
-        execution = self._begun(call, context)
-        async with contextlib.aclosing(self._responses(call, execution, context)) as results:
-            async for result in results:
-                result.is_final = False
-                yield result
-        last = self._result(call, self._trace(call, execution), {})
+        name, version = self.plan.signature.name, self.plan.signature.version
+        execution = self.begin(call, context)
+        try:
+            async with contextlib.aclosing(self._responses(execution)) as responses:
+                async for response in responses:
+                    outputs = execution.selection.outputs(response)
+                    parameters = response.request.response_parameters
+                    yield InferResult(name, version, call.request_id, parameters, outputs, is_final=False)
+        finally:
+            self.end(execution, context)
+        execution.run.request.response_parameters, execution.outputs = {}, {}
+        last = self.result(execution, call)
         last.is_null = not last.parameters
         yield last
 
-    async def _responses(
-        self, call: InferCall, execution: _Execution, context: CallContext
-    ) -> AsyncGenerator[InferResult, None]:
-        """The responses of a decoupled graph, each with the parameters of its steps."""
-        stages = execution.selection.stages
-        if stages is None:
+    def _responses(self, execution: Execution) -> AsyncGenerator[Run, None]:
+        """The responses of a decoupled graph."""
+        if execution.selection.stages is None:
             raise UnsupportedError(f"graph '{self.plan.signature.name}' is not decoupled")
-        with self._reported(execution, context):
-            async with contextlib.aclosing(stages.responses(execution.run)) as responses:
-                async for response in responses:
-                    outputs = execution.selection.outputs(response)
-                    yield self._result(call, response.request.response_parameters, outputs)
+        return execution.selection.stages.responses(execution.run)
 
-    def _begun(self, call: InferCall, context: CallContext) -> _Execution:
-        """A request with all that is known before the first step. Raises InvalidArgumentError."""
-        start_ns = self._runtime.clock_ns()
-        root = self.plan.root
-        selection = self._selections.of(call.outputs)
-        deadline_ns = context.deadline_ns
+    async def _collect(self, execution: Execution) -> None:
+        """The first response of a decoupled graph, which is all that it says, is its answer."""
+        async with contextlib.aclosing(self._responses(execution)) as responses:
+            answers = [(execution.selection.outputs(one), one.request) async for one in responses]
+        if not answers:
+            raise InternalError(f"graph '{self.plan.signature.name}' gave no response")
+        execution.outputs, request = answers[0]
+        execution.run.request.response_parameters = request.response_parameters
+
+    async def _answer_from_cache(self, execution: Execution, answers: GraphAnswers) -> None:
+        """The graph has run, unless the answer is there, or on its way to somebody else."""
+        execution.outputs, execution.is_cached = await answers.outputs(execution.run, execution.selection)
+
+    def _run(self, call: InferCall, context: CallContext, start_ns: int, selection: Selection) -> Run:
+        """A run of the root with all that is known before the first step. Raises InvalidArgumentError."""
+        root, deadline_ns = self.plan.root, context.deadline_ns
         if self._timeout_ns:
             deadline_ns = earlier(deadline_ns, start_ns + self._timeout_ns)
-        is_traced = telemetry.is_enabled()
-        priority, _ = scheduling_parameters(call.parameters)
+        priority = scheduling_parameters(call.parameters)[0] if call.parameters else 0
         scope = RequestScope(call.parameters, context.headers, call.request_id, priority, deadline_ns)
+        is_traced = telemetry.is_enabled()
         headers = forwarded_headers(context.headers, is_traced=is_traced)
         request = GraphRequest(scope, headers, is_traced, captures=selection.captures)
         if self._runtime.is_pinning_allowed and ROUTE_HEADER in headers:
             request.pins = self._routes.parse(headers.pop(ROUTE_HEADER))
         frame: Frame = [None] * root.num_slots
-        inputs = call.inputs
         for name, slot in root.inputs:
-            frame[slot] = inputs.get(name)
-        run = Run(frame, request, deadline_ns, context.trace_context, NodeRecord(root.name, root.kind))
-        return _Execution(start_ns, selection, run)
-
-    @contextlib.contextmanager
-    def _reported(self, execution: _Execution, context: CallContext) -> Iterator[None]:
-        """The request is in work; in the end its path is in the trailing metadata."""
-        runtime, admission = self._runtime, self._admission
-        if admission is not None:
-            try:
-                admission.enter()
-            except WeftError as error:
-                raise self._error_context.wrap(error, self.plan.root.path) from error
-        runtime.retry_budget.enter()
-        try:
-            yield
-        finally:
-            runtime.retry_budget.leave()
-            if admission is not None:
-                admission.leave(runtime.clock_ns() - execution.start_ns)
-            context.trailing_metadata.append((PATH_HEADER, path_text(execution.run.record)))
-            if pulls := execution.run.request.pulls:
-                settle(pulls, execution.run.record)
-
-    def _trace(self, call: InferCall, execution: _Execution) -> dict[str, ParameterValue]:
-        """The parameter with the trace, if the client asked for it."""
-        if not call.parameters or call.parameters.get(TRACE_PARAMETER) is not True:
-            return {}
-        return {TRACE_PARAMETER: trace_text(execution.run.record, execution.start_ns)}
-
-    def _result(self, call: InferCall, parameters: Parameters, outputs: dict[str, WireTensor]) -> InferResult:
-        signature = self.plan.signature
-        return InferResult(signature.name, signature.version, call.request_id, parameters, outputs)
+            frame[slot] = call.inputs.get(name)
+        return Run(frame, request, deadline_ns, context.trace_context, NodeRecord(root.name, root.kind))

@@ -13,6 +13,8 @@ from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, 
 from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError
 from weft_common.observing.load_report import LoadReporter
 from weft_common.observing.logs import get_logger
+from weft_common.repository.control import DEFAULT_POLL_S, ClientControl
+from weft_common.repository.watcher import RepositoryWatcher
 from weft_common.security.channel import ChannelSecurity
 from weft_common.server.server import Extension
 from weft_common.signature import ModelSignature
@@ -26,18 +28,17 @@ from weft_serving.config import ModelDefinition, define_model
 from weft_serving.config.placement import count_gpus
 from weft_serving.lifecycle.lifecycle import ManagedModel
 from weft_serving.lifecycle.model_control import ModelControl
-from weft_serving.lifecycle.repository import ModelRepository
+from weft_serving.lifecycle.repository import Fingerprint, ModelRepository
 from weft_serving.lifecycle.warm_pool import WarmLimits, WarmPool
-from weft_serving.lifecycle.watch import RepositoryWatcher
 from weft_serving.metrics.exported_metrics import ExportedMetrics
 from weft_serving.metrics.gpu_metrics import gpu_collectors
 from weft_serving.metrics.warm_metrics import WarmPoolCollector
 from weft_serving.scheduler.rate_limiter import ResourceKey
 from weft_serving.served.rate_limited import make_limiter
 
-MODEL_CONTROL_MODES = ("none", "poll", "explicit")
-DEFAULT_REPOSITORY_POLL_S = 15.0
 DEFAULT_RESPONSE_CACHE_BYTES = 64 << 20
+#: Pause between two scans when a model has changed, in seconds: one that is being copied changes meanwhile.
+SETTLE_S = 0.5
 LOAD_CONCURRENCY = 4
 DRAIN_GRACE_S = 60.0
 
@@ -76,7 +77,7 @@ class ServingCore(InferenceCore):
         num_gpus: int | None = None,
         load_concurrency: int = LOAD_CONCURRENCY,
         drain_grace_s: float = DRAIN_GRACE_S,
-        repository_poll_s: float = DEFAULT_REPOSITORY_POLL_S,
+        repository_poll_s: float = DEFAULT_POLL_S,
         on_demand: WarmLimits | None = None,
         router: str = "",
         router_security: ChannelSecurity | None = None,
@@ -86,14 +87,17 @@ class ServingCore(InferenceCore):
     ) -> None:
         self._repository = ModelRepository(repository)
         self._backends = backends
-        self._model_control = model_control
+        self._clients = ClientControl(model_control, "service")
         self._load_models = load_models
         self._num_gpus = count_gpus() if num_gpus is None else num_gpus
         self._slots = asyncio.Semaphore(load_concurrency)
         self._drain_grace_s = drain_grace_s
         self._models: dict[str, ManagedModel] = {}
-        self._loading: set[asyncio.Task[None]] = set()
-        self._watcher = RepositoryWatcher(self._repository, self._load_or_log, self._unload_gone)
+        self._followers: list[asyncio.Task[None]] = []
+        self._known: dict[str, Fingerprint] = {}
+        self._watcher = RepositoryWatcher(
+            "model repository", self._repository.fingerprints, self._known, self._take_over, SETTLE_S
+        )
         self._repository_poll_s = repository_poll_s
         self._pool = None if on_demand is None else WarmPool(on_demand)
         self._limiter = None if rate_limits is None else make_limiter(rate_limits)
@@ -111,25 +115,26 @@ class ServingCore(InferenceCore):
         Raises:
             OSError: The repository cannot be read.
         """
-        if self._model_control == "poll":
-            await self._watcher.start()
+        if self._clients.mode == "poll":
+            self._known.update(await asyncio.to_thread(self._repository.fingerprints))
         present = await asyncio.to_thread(self._repository.names)
         for name in present:
             self._manage(name)
-        is_all = self._model_control != "explicit" or "*" in self._load_models
+        is_all = self._clients.mode != "explicit" or "*" in self._load_models
         wanted = present if is_all else list(dict.fromkeys(self._load_models))
         await asyncio.gather(*(self._load_or_log(name) for name in wanted))
         self._is_started = True
-        if self._model_control == "poll":
-            self._keep(asyncio.create_task(self._watcher.run(self._repository_poll_s)))
+        if self._clients.mode == "poll":
+            self._followers.append(asyncio.create_task(self._watcher.run(self._repository_poll_s)))
         if self._pool is not None:
-            self._keep(asyncio.create_task(self._pool.run()))
+            self._followers.append(asyncio.create_task(self._pool.run()))
 
     async def close(self, *, grace_s: float) -> None:
         """Every model has stopped; requests in work were given ``grace_s``."""
-        for task in self._loading:
+        for task in self._followers:
             task.cancel()
-        await asyncio.gather(*self._loading, return_exceptions=True)
+        await asyncio.gather(*self._followers, return_exceptions=True)
+        await self._clients.close()
         await asyncio.gather(*(model.close(grace_s=grace_s) for model in self._models.values()))
         if self._router is not None:
             await self._router.close()
@@ -186,8 +191,9 @@ class ServingCore(InferenceCore):
         served = self._find(call.model_name).serving(call)
         if served.signature.is_decoupled and not served.signature.can_collect:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
-        check_classification(call.outputs)
-        return await classified(await served.infer(call, context), call.outputs, served.signature)
+        asks_for_classes = check_classification(call.outputs) if call.outputs else False
+        result = await served.infer(call, context)
+        return await classified(result, call.outputs, served.signature) if asks_for_classes else result
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """Every response of a decoupled model as it sends them; of any other the one answer."""
@@ -224,7 +230,7 @@ class ServingCore(InferenceCore):
     async def _load(
         self, name: str, parameters: Mapping[str, ParameterValue | bytes], *, is_nested: bool = False
     ) -> None:
-        self._check_control()
+        self._clients.check()
         override = _override(name, parameters)
         try:
             await asyncio.to_thread(self._repository.directory, name)
@@ -232,9 +238,7 @@ class ServingCore(InferenceCore):
             raise error.with_message(
                 f"failed to load '{name}', failed to poll from model repository: {error.message}"
             ) from None
-        task = asyncio.create_task(self._manage(name).load(partial(self._define, name, override), is_nested=is_nested))
-        self._keep(task)
-        await asyncio.shield(task)
+        await self._clients.finish(self._manage(name).load(partial(self._define, name, override), is_nested=is_nested))
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """No version of the model serves; its requests have been answered. Nothing here depends on another model.
@@ -243,7 +247,7 @@ class ServingCore(InferenceCore):
             UnavailableError: Model control is off.
             NotFoundError: Unknown model.
         """
-        self._check_control()
+        self._clients.check()
         await self._find(name).unload()
 
     def _find(self, name: str) -> ManagedModel:
@@ -284,24 +288,13 @@ class ServingCore(InferenceCore):
         except WeftError as error:
             _log.error("%s", error.message, extra={"model": name})
 
-    async def _unload_gone(self, name: str) -> None:
-        await self._find(name).unload()
-
-    def _keep(self, task: "asyncio.Task[None]") -> None:
-        self._loading.add(task)
-        task.add_done_callback(self._forget)
-
-    def _forget(self, task: "asyncio.Task[None]") -> None:
-        self._loading.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen, even if the caller has left
-
-    def _check_control(self) -> None:
-        if self._model_control == "explicit":
-            return
-        why = " if polling is enabled" if self._model_control == "poll" else ""
-        raise UnavailableError(
-            f"explicit model load / unload is not allowed{why}; start the service with --model-control-mode explicit"
+    async def _take_over(self, changes: Mapping[str, Fingerprint | None]) -> None:
+        """Load what is new or has changed, unload what is gone."""
+        await asyncio.gather(
+            *(
+                self._load_or_log(name) if fingerprint is not None else self._find(name).unload()
+                for name, fingerprint in changes.items()
+            )
         )
 
 

@@ -5,12 +5,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from weft_common.repository.control import add_control_arguments, control_fault
 from weft_common.security.arguments import add_channel_arguments, server_fault
 from weft_common.security.channel import channel_security
 from weft_common.server import server
 from weft_serving.backends.base import Backend
 from weft_serving.calls.nested_calls import Callee
-from weft_serving.core import DEFAULT_REPOSITORY_POLL_S, DEFAULT_RESPONSE_CACHE_BYTES, MODEL_CONTROL_MODES, ServingCore
+from weft_serving.core import DEFAULT_RESPONSE_CACHE_BYTES, ServingCore
 from weft_serving.lifecycle.warm_pool import WarmLimits
 from weft_serving.scheduler.rate_limiter import ResourceKey, parse_limit
 
@@ -71,27 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repository", type=Path, required=True, metavar="DIR", help="folder of models: DIR/MODEL/config.pbtxt"
     )
-    parser.add_argument(
-        "--model-control-mode",
-        choices=MODEL_CONTROL_MODES,
-        default="none",
-        help="none: load every model, once; poll: so, and take over what changes in the repository; explicit: clients "
-        "load and unload (default %(default)s)",
-    )
-    parser.add_argument(
-        "--repository-poll-secs",
-        type=float,
-        default=DEFAULT_REPOSITORY_POLL_S,
-        metavar="N",
-        help="poll mode: seconds between two looks at the repository (default %(default)g)",
-    )
-    parser.add_argument(
-        "--load-model",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="explicit mode: load this model at start; may be repeated; '*' is all",
-    )
+    add_control_arguments(parser, "model")
     parser.add_argument(
         "--router",
         default="",
@@ -151,10 +132,8 @@ def usage_fault(options: argparse.Namespace) -> str:
     """What is wrong with these arguments; "" if nothing is."""
     if not options.repository.is_dir():
         return f"--repository {options.repository}: there is no such folder"
-    if options.load_model and options.model_control_mode != "explicit":
-        return "--load-model needs --model-control-mode explicit; without it every model is loaded"
-    if not options.repository_poll_secs > 0:
-        return f"--repository-poll-secs must be above 0, got {options.repository_poll_secs:g}"
+    if fault := control_fault(options, "model"):
+        return fault
     if options.rate_limit_resource and options.rate_limit == "off":
         return "--rate-limit-resource needs --rate-limit execution_count"
     if options.response_cache_mib < 1:

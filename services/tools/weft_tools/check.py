@@ -54,20 +54,20 @@ def _below(path: Path) -> Iterator[Path]:
 
 
 def check(files: Sequence[Path], repository: Path | None, lock: LockCatalog | None = None) -> list[Diagnostic]:
-    """Errors and warnings of the files, file by file, each in order of position; what several graphs share, once.
+    """Errors and warnings of the files, file by file, in order of position; those that several graphs share, once.
 
     Args:
         files: Graphs and model configurations.
         repository: Where models and nested graphs come from; None: for each graph from the repository that it is in,
-            else ./model_repository. Its own configurations are checked too, because a graph depends on them.
-        lock: Where models come from instead. Nested graphs then come from the repository, or else from the folders
-            around a graph.
+            else ./model_repository. Its configurations are checked too, because a graph depends on them.
+        lock: Where models come from instead. Nested graphs then come from the repository, else from the folders around
+            a graph.
     """
     by_file: dict[Path, list[Diagnostic]] = {}
     catalogs: dict[Path, OfflineCatalog] = {}
     for file in files:
         try:
-            if file.name in FILENAMES:  # what has another name was given, and may be a pipe
+            if file.name in FILENAMES:  # a file of another name was given by the caller, and may be a pipe
                 require_regular(file)
             if not is_graph(file):
                 if file.resolve() not in by_file:
@@ -125,7 +125,7 @@ def _as_json(found: Sequence[Diagnostic]) -> str:
 
 
 def _as_github(found: Sequence[Diagnostic]) -> str:
-    """Workflow commands, which GitHub shows beside the line; files are named from the working directory on.
+    """Workflow commands, which GitHub shows beside the line; paths begin at the working directory.
 
     Source:
         https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands
@@ -138,7 +138,7 @@ def _as_github(found: Sequence[Diagnostic]) -> str:
 
 
 def _from_here(file: str) -> str:
-    """The path from the working directory on, where the file is below that."""
+    """The path relative to the working directory, if the file is below it."""
     path, here = Path(file), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else file
 

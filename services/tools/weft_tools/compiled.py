@@ -1,4 +1,4 @@
-"""A graph compiled from files alone, for the commands that show one."""
+"""A graph compiled from files alone, without a server."""
 
 from pathlib import Path
 

@@ -2,14 +2,10 @@
 
 from collections.abc import Iterable
 
-import grpc
-
-from weft_common.client.channels import open_channel
-from weft_common.errors import UnsupportedError
-from weft_common.protocol.status import from_rpc_error
+from weft_common.client.v2_client import V2Client
+from weft_common.errors import RemoteError, UnsupportedError
 from weft_common.security.channel import ChannelSecurity
 from weft_protos import graph_service_pb2 as pb
-from weft_protos.graph_service_pb2_grpc import GraphServiceStub
 from weft_router.repository.signatures import signatures_of
 from weft_router.targets.catalog import TargetCatalog
 from weft_router.targets.grpc_target import GrpcTarget
@@ -24,17 +20,14 @@ async def signatures_of_router(address: str, security: ChannelSecurity | None) -
         UnsupportedError: The server at the address is no router of Weft.
         RemoteError: It does not answer, or refuses.
     """
-    async with open_channel(address, security=security) as channel:
+    async with V2Client(address, security=security) as router:
         try:
-            found: pb.TargetSignaturesResponse = await GraphServiceStub(channel).TargetSignatures(
-                pb.TargetSignaturesRequest(), timeout=_TIMEOUT_S
-            )
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return await router.target_signatures(timeout_s=_TIMEOUT_S)
+        except RemoteError as error:
+            if error.code == UnsupportedError.code:
                 text = f"'{address}' is no router of Weft; give each service with --target NAME=ADDRESS"
                 raise UnsupportedError(text) from error
-            raise from_rpc_error(error, f"'{address}'") from error
-    return found
+            raise
 
 
 async def signatures_of_targets(

@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.text.pbtxt import Diagnostic, PbtxtError, parse
+from weft_common.versions import version_order
 from weft_protos import graph_service_pb2 as pb
 from weft_router.repository.signatures import signature_of
 
@@ -23,8 +24,8 @@ def lock_text(models: Iterable[pb.ModelSignature], file: str, source: str) -> st
     """Content of a lock file.
 
     Args:
-        models: In the order in which they are to stand.
-        file: Its name, for the header.
+        models: In the order of the file.
+        file: Name of the file, for the header.
         source: Arguments of ``weft lock`` that lead to the services, for the header.
     """
     parts = [HEADER.format(file=file, source=source)]
@@ -42,7 +43,7 @@ def read_lock(path: Path) -> list[pb.ModelSignature]:
 
     Raises:
         OSError: It cannot be read.
-        PbtxtError: It is no lock file, or has a model version twice or without a name.
+        PbtxtError: It is no lock file, or has a model version twice or incomplete.
     """
     lock, positions = parse(path.read_bytes(), pb.SignatureLock(), file=str(path))
     seen: set[tuple[str, str]] = set()
@@ -93,7 +94,7 @@ def drift(locked: Sequence[pb.ModelSignature], live: Sequence[pb.ModelSignature]
     """How the services differ from a lock file, one difference a line; empty where they do not."""
     before, now = _by_version(locked), _by_version(live)
     lines = []
-    for key in sorted(before.keys() | now.keys(), key=lambda key: (key[0], int(key[1]) if key[1].isdecimal() else 0)):
+    for key in sorted(before.keys() | now.keys(), key=lambda key: (key[0], version_order(key[1]))):
         label = f"model '{key[0]}' version {key[1]}"
         if key not in now:
             lines.append(f"{label}: no target serves it any more; it was on '{before[key].target}'")

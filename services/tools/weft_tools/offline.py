@@ -1,4 +1,4 @@
-"""A model repository as its files declare it: nothing is loaded, no service runs."""
+"""A model repository as its files declare it: loads no model, needs no service."""
 
 import errno
 from collections.abc import Mapping
@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from weft_common.errors import WeftError
+from weft_common.repository.layout import is_ensemble
 from weft_common.signature import ModelSignature
-from weft_common.text.layout import is_ensemble
 from weft_common.text.pbtxt import Diagnostic, PbtxtError
+from weft_common.versions import is_version
 from weft_model import backends as model
 from weft_postprocess import transforms as postprocess
 from weft_preprocess import transforms as preprocess
@@ -28,7 +29,7 @@ BACKENDS: Mapping[str, Mapping[str, type[Backend]]] = {
     "model": model.BACKENDS,
     "postprocess": postprocess.BACKENDS,
 }
-#: Configurations may name any device; whether it is there shows where they are loaded.
+#: Configurations may name any device; only the service that loads them knows which exist.
 _NUM_GPUS = 64
 _UNDECLARED = "(undeclared)"
 
@@ -39,51 +40,51 @@ def _with_placeholders(config: dict[str, Any], directory: Path) -> dict[str, Any
 
 
 def _offline(backend: type[Backend]) -> type[Backend]:
-    """What stands for ``backend`` and is never made: what that would read from the model itself stays undeclared."""
+    """A stand-in for ``backend`` that is never made; what the backend would read from the model stays undeclared."""
     complete = None if backend.auto_complete is None else staticmethod(_with_placeholders)
     return type(backend.__name__, (backend,), {"auto_complete": complete, "completes_always": False})
 
 
 def backends_of(service: str) -> dict[str, type[Backend]]:
-    """Backends that ``service`` offers; those of every service where the name is none. None of them loads anything."""
+    """Stand-ins for the backends of ``service``; for those of every service where the name is no service."""
     offered = [BACKENDS[service]] if service in BACKENDS else BACKENDS.values()
     return {name: _offline(backend) for backends in offered for name, backend in backends.items()}
 
 
 def is_graph(path: Path) -> bool:
-    """Whether the file is a graph: any but ``config.pbtxt``, and a ``config.pbtxt`` that declares an ensemble."""
+    """Whether the file is a graph: any file but a ``config.pbtxt`` that declares no ensemble."""
     return path.name != CONFIG_FILENAME or is_ensemble(path)
 
 
 def require_regular(path: Path) -> None:
-    """Refuse what would be waited for, such as a pipe. Raises OSError."""
+    """Refuse a pipe, which a reader would wait for, and the like. Raises OSError."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 def graph_source(path: Path) -> GraphSource:
-    """The graph in a file; name and version are those of the folders where they follow the repository's layout."""
+    """The graph in a file; folders in the repository's layout give its name and version."""
     text = path.read_bytes()
     if path.name == CONFIG_FILENAME:
         return GraphSource(text, str(path), name=path.resolve().parent.name)
     version = path.resolve().parent
-    if path.name == GRAPH_FILENAME and version.name.isdigit():
+    if path.name == GRAPH_FILENAME and is_version(version.name):
         return GraphSource(text, str(path), name=version.parent.name, version=version.name)
     return GraphSource(text, str(path))
 
 
 def graphs_around(path: Path) -> GraphRepository | None:
-    """The graphs beside the one in a file, where that follows the repository's layout."""
+    """The graphs beside the one in a file, if its folders follow the repository's layout."""
     folders = path.resolve().parents
     if path.name == CONFIG_FILENAME and len(folders) > 1:
         return GraphRepository(folders[1])
-    if path.name == GRAPH_FILENAME and len(folders) > 2 and folders[0].name.isdigit():
+    if path.name == GRAPH_FILENAME and len(folders) > 2 and is_version(folders[0].name):
         return GraphRepository(folders[2])
     return None
 
 
 def repository_of(graph: Path) -> Path | None:
-    """The repository that a graph's file is in, else ./model_repository; None where there is neither."""
+    """The repository that a graph's file is in, else ./model_repository; None: there is neither."""
     for folders in (graph.parents, graph.resolve().parents):  # the first as the caller spells it
         for folder in folders[:3]:
             if folder.name == GRAPH_FOLDER:
@@ -109,7 +110,7 @@ def define_offline(config: Path) -> ModelDefinition:
 
 
 def diagnostics_of(error: WeftError | OSError, file: Path) -> list[Diagnostic]:
-    """What an error says about a file, which is called as it was given."""
+    """An error about a file as diagnostics, which name the file as the caller does."""
     if isinstance(error, OSError):
         return [Diagnostic(str(file), 0, 0, f"cannot read '{error.filename or file}': {error.strerror}")]
     if not isinstance(error, PbtxtError):
@@ -126,7 +127,7 @@ class OfflineCatalog:
 
     Attributes:
         diagnostics: What is wrong with configurations, by file; those models are not in the catalog.
-        undeclared: Models asked for whose configuration leaves inputs or outputs to the backend.
+        undeclared: Models that ``find`` gave whose configuration leaves inputs or outputs to the backend.
     """
 
     def __init__(self, repository: Path) -> None:

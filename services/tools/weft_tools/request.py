@@ -1,4 +1,4 @@
-"""Values from the command line as tensors that fit a model's inputs."""
+"""Texts from a command line as tensors that fit a model's inputs."""
 
 import json
 from collections.abc import Container, Mapping, Sequence
@@ -18,16 +18,16 @@ _PROMPT = "text_input"  # of language models, after the vLLM backend of Triton I
 def build_inputs(
     specs: Sequence[TensorSpec], named: Mapping[str, str], elements: Mapping[str, Sequence[bytes]]
 ) -> dict[str, WireTensor]:
-    """Tensors of one request, in the model's order; an input that nothing was given for is left out.
+    """Tensors of one request, in the model's order; an input without a value is left out.
 
     Args:
         specs: The model's inputs; ``dims`` is the full shape, -1 where any size fits.
         named: JSON text by input name.
-        elements: What fills BYTES inputs, by name; several are the rows of a batch. "" is the one BYTES input that no
-            name is given for and that is not optional.
+        elements: Elements of BYTES inputs, by name; several are the rows of a batch. "" is the one required BYTES
+            input without a value.
 
     Raises:
-        InvalidArgumentError: A name is unknown, a value does not fit, or it is open which input is meant.
+        InvalidArgumentError: A name is unknown, a value does not fit, or "" may be one of several inputs.
     """
     by_name = {spec.name: spec for spec in specs}
     for name in (*named, *elements):
@@ -56,7 +56,7 @@ def content_of(text: str) -> str:
     """The text, or that of the file after ``@``.
 
     Raises:
-        InvalidArgumentError: The file is no text.
+        InvalidArgumentError: The file is not UTF-8.
         OSError: It cannot be read.
     """
     if not text.startswith("@"):
@@ -82,7 +82,7 @@ def tensor_from_json(spec: TensorSpec, text: str) -> WireTensor:
 
 
 def parameter_value(text: str) -> ParameterValue:
-    """Boolean, integer or number where the text is one as JSON has it, else the text itself."""
+    """A boolean, integer or number if the text is one in JSON, else the text itself."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -120,7 +120,7 @@ def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
 
 
 def _open_bytes_input(specs: Sequence[TensorSpec], named: Container[str]) -> TensorSpec:
-    """The one that must be given, where there are others that may; ``text_input`` if all of them may."""
+    """The required one, beside optional ones; ``text_input`` if all are optional."""
     open_ones = [spec for spec in specs if spec.datatype == "BYTES" and spec.name not in named]
     required = [spec for spec in open_ones if not spec.is_optional]
     prompts = [spec for spec in open_ones if spec.name == _PROMPT]

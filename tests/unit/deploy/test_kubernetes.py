@@ -4,6 +4,7 @@ import argparse
 import json
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,22 @@ from weft_gateway.app import HEALTH
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy/kubernetes"
-RENDERED = {name: render(FOLDER / name) for name in ("base", "overlays/production", "overlays/gpu")}
+OVERLAYS = ("base", "overlays/production", "overlays/gpu")
 OURS = ("router", "preprocess", "model", "postprocess")
 PORTS = {"router": 8001} | {name: weft_serving.main.GRPC_PORTS[name] for name in OURS[1:]}
 KUBERNETES_VERSIONS = ("1.32", "1.34")
 KEDA_SCHEMA = json.loads((Path(__file__).parent / "keda.schema.json").read_text())
 
 
+@cache
+def rendered(overlay: str) -> list[Manifest]:
+    """All manifests."""
+    return render(FOLDER / overlay)
+
+
 def of_kind(overlay: str, kind: str) -> dict[str, Manifest]:
     """Manifests of one kind by name."""
-    return {m["metadata"]["name"]: m for m in RENDERED[overlay] if m["kind"] == kind}
+    return {m["metadata"]["name"]: m for m in rendered(overlay) if m["kind"] == kind}
 
 
 def pod_of(manifest: Manifest) -> dict[str, Any]:
@@ -55,10 +62,10 @@ def matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
 
 
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
-@pytest.mark.parametrize("overlay", RENDERED)
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_manifest_fits_the_schema(overlay: str, version: str) -> None:
     """Strictly: no unknown field, no value of a wrong type; KEDA's objects by the fields of its documentation."""
-    for manifest in RENDERED[overlay]:
+    for manifest in rendered(overlay):
         if manifest["kind"] == "ScaledObject":
             jsonschema.validate(manifest, KEDA_SCHEMA)
         else:
@@ -75,14 +82,14 @@ def test_the_check_finds_a_wrong_field() -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-@pytest.mark.parametrize("overlay", RENDERED)
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_kustomize_renders_the_same(overlay: str) -> None:
     """The manifests tested here are those that ``kubectl apply -k`` sends, but for namespace and labels."""
-    rendered = subprocess.run(
+    by_kustomize = subprocess.run(
         ["kubectl", "kustomize", str(FOLDER / overlay)], capture_output=True, text=True, check=True
     ).stdout
-    theirs = {(m["kind"], m["metadata"]["name"]): m for m in yaml.safe_load_all(rendered)}
-    ours = {(m["kind"], m["metadata"]["name"]): m for m in RENDERED[overlay] if m["kind"] != "ConfigMap"}
+    theirs = {(m["kind"], m["metadata"]["name"]): m for m in yaml.safe_load_all(by_kustomize)}
+    ours = {(m["kind"], m["metadata"]["name"]): m for m in rendered(overlay) if m["kind"] != "ConfigMap"}
     assert ours.keys() == {key for key in theirs if key[0] != "ConfigMap"}
     for key, manifest in ours.items():
         if key[0] == "Deployment":
@@ -140,7 +147,7 @@ def test_the_gateway_is_what_its_component_says() -> None:
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" in [variable["name"] for variable in container["env"]]
 
 
-@pytest.mark.parametrize("overlay", RENDERED)
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_whatever_is_named_is_there(overlay: str) -> None:
     """What selects pods finds some; hosts in arguments and variables are Services that have the port."""
     deployments, services = of_kind(overlay, "Deployment"), of_kind(overlay, "Service")
@@ -170,7 +177,7 @@ def test_whatever_is_named_is_there(overlay: str) -> None:
         assert int(port) in [entry["port"] for entry in services[host]["spec"]["ports"]], address
 
 
-@pytest.mark.parametrize("overlay", RENDERED)
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_call_of_the_mesh_is_allowed(overlay: str) -> None:
     """Each service reaches what its arguments name, through the policies that apply to the pods behind it."""
     deployments, services = of_kind(overlay, "Deployment"), of_kind(overlay, "Service")
@@ -193,7 +200,7 @@ def test_every_call_of_the_mesh_is_allowed(overlay: str) -> None:
             assert any("podSelector" in peer and matches(peer["podSelector"], here) for peer in allowed), (caller, host)
 
 
-@pytest.mark.parametrize("overlay", RENDERED)
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_no_pod_may_more_than_it_must(overlay: str) -> None:
     """The restricted pod security standard: no root, no privileges, no capability; the models are read only."""
     for name, manifest in of_kind(overlay, "Deployment").items():
@@ -209,7 +216,7 @@ def test_no_pod_may_more_than_it_must(overlay: str) -> None:
 
 def test_only_the_gpu_overlay_asks_for_a_gpu() -> None:
     """There each model pod has one, and tolerates the taint of GPU nodes."""
-    for overlay in RENDERED:
+    for overlay in OVERLAYS:
         limits = container_of(of_kind(overlay, "Deployment")["model"])["resources"]["limits"]
         assert limits.get("nvidia.com/gpu") == (1 if overlay == "overlays/gpu" else None)
 

@@ -4,7 +4,6 @@ import re
 import shlex
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -100,8 +99,16 @@ def test_the_graph_is_right() -> None:
     assert "" == render(check_graph(GraphSource(frame + text, "docs"), OfflineCatalog(ROOT / "model_repository")))
 
 
+class NoCommand:
+    """A module of a command that does nothing."""
+
+    @staticmethod
+    def run(options: object) -> int:
+        return 0
+
+
 @pytest.mark.parametrize("command", [line for line in (*COMMANDS, *GUIDE.split("`")[1::2]) if line.startswith("weft ")])
 def test_a_command_is_taken(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its flags and arguments exist."""
-    monkeypatch.setattr(weft, "import_module", lambda name: SimpleNamespace(run=lambda options: 0))
+    monkeypatch.setattr(weft, "import_module", lambda name: NoCommand)
     assert 0 == weft.main(shlex.split(command)[1:])

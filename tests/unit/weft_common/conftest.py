@@ -1,25 +1,18 @@
 """A real server on a real socket with a scripted core behind it."""
 
-import importlib.util
-from pathlib import Path
-
 import grpc
 import pytest
+from tests.unit.weft_common.scripted_core import ScriptedCore
 
 from weft_common.client.channels import open_channel, server_options
 from weft_common.server.server import add_services, set_serving
-from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-
-_spec = importlib.util.spec_from_file_location("scripted_core", Path(__file__).with_name("scripted_core.py"))
-_scripted_core = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_scripted_core)
 
 
 @pytest.fixture
 async def core():
     """What the server asks."""
-    return _scripted_core.ScriptedCore()
+    return ScriptedCore()
 
 
 @pytest.fixture
@@ -57,18 +50,3 @@ async def channel(address):
 async def stub(channel):
     """A stub for the V2 service."""
     return GRPCInferenceServiceStub(channel)
-
-
-@pytest.fixture
-def make_request():
-    """Makes a request with one raw INT32 input ``x`` of shape [1, 2]; strings and integers become parameters."""
-
-    def make(model_name="echo", request_id="", data=b"\x01\0\0\0\x02\0\0\0", **parameters):
-        request = pb.ModelInferRequest(model_name=model_name, id=request_id, raw_input_contents=[data])
-        request.inputs.add(name="x", datatype="INT32", shape=[1, len(data) // 4])
-        for key, value in parameters.items():
-            field = "string_param" if isinstance(value, str) else "int64_param"
-            setattr(request.parameters[key], field, value)
-        return request
-
-    return make

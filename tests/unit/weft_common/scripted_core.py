@@ -163,5 +163,5 @@ def _counters(name):
         cache_hit=duration(),
         cache_miss=duration(),
         batches={8: batch(), 1: batch()},
-        pending_count=next(numbers),
+        count_pending_by_level={0: next(numbers)}.copy,
     )

@@ -5,6 +5,7 @@ import contextlib
 
 import grpc
 import pytest
+from tests.unit.weft_common.builders import make_request
 
 from weft_common.client.channels import open_channel, server_options
 from weft_common.server.server import add_services
@@ -18,7 +19,7 @@ async def test_two_servers_never_share_a_port(server, services):
         second.add_insecure_port(f"127.0.0.1:{server.port}")
 
 
-async def test_large_tensors_pass_both_ways(address, make_request):
+async def test_large_tensors_pass_both_ways(address):
     """A tensor beyond gRPC's default limit of 4 MiB comes back whole."""
     data = bytes(range(256)) * (5 * 2**20 // 256)
     async with open_channel(address) as channel:
@@ -26,7 +27,7 @@ async def test_large_tensors_pass_both_ways(address, make_request):
     assert data == response.raw_output_contents[0]
 
 
-async def test_a_peer_may_be_far_away(address, services, make_request):
+async def test_a_peer_may_be_far_away(address, services):
     """A peer whose first bytes take 300 ms is reached, over the first connection."""
     host, port = address.split(":")
     num_connections = 0
@@ -51,7 +52,7 @@ async def test_a_peer_may_be_far_away(address, services, make_request):
     assert 1 == num_connections
 
 
-async def test_channel_outlives_its_server(core, make_request):
+async def test_channel_outlives_its_server(core):
     """When a server comes back at its address, calls on the old channel are answered again."""
 
     async def start(port=0):

@@ -5,6 +5,7 @@ import logging
 
 import grpc
 import pytest
+from tests.unit.weft_common.builders import make_request
 
 from weft_common import errors
 from weft_common.protocol.exchange_wire import MAX_INFLIGHT
@@ -60,16 +61,11 @@ async def caller(channel):
     caller.rpc.cancel()
 
 
-@pytest.fixture
-def make_call(make_request):
-    """Makes a call of a request; what is no field of ``Call`` is of the request."""
-
-    def make(call_id, model_name="echo", *, timeout_us=0, headers=None, **request):
-        return mesh_pb2.Call(
-            id=call_id, timeout_us=timeout_us, headers=headers, request=make_request(model_name, **request)
-        )
-
-    return make
+def make_call(call_id, model_name="echo", *, timeout_us=0, headers=None, **request):
+    """A call of a request; what is no field of ``Call`` is of the request."""
+    return mesh_pb2.Call(
+        id=call_id, timeout_us=timeout_us, headers=headers, request=make_request(model_name, **request)
+    )
 
 
 def cancel(call_id):
@@ -88,7 +84,7 @@ async def test_first_message_says_what_may_be_sent(caller):
     assert (2**31 - 1, {}) == (caller.max_message_bytes, caller.answers)
 
 
-async def test_answer_is_that_of_model_infer(caller, stub, core, make_call, make_request):
+async def test_answer_is_that_of_model_infer(caller, stub, core):
     """The response, and the metadata after it, are those that ``ModelInfer`` sends."""
     core.trailing = [("x-path", "a>b"), ("x-name", "größer")]
     await caller.send(make_call(7, request_id="r"))
@@ -109,7 +105,7 @@ async def test_answer_is_that_of_model_infer(caller, stub, core, make_call, make
     ],
     ids=lambda error: error.code,
 )
-async def test_failure_is_that_of_model_infer(caller, stub, core, make_call, make_request, error):
+async def test_failure_is_that_of_model_infer(caller, stub, core, error):
     """Status, text and trailing metadata are those that ``ModelInfer`` ends with."""
     core.error, core.trailing = error, [("x-path", "a")]
     await caller.send(make_call(1, "fail"))
@@ -122,7 +118,7 @@ async def test_failure_is_that_of_model_infer(caller, stub, core, make_call, mak
     assert not answer.HasField("response")
 
 
-async def test_headers_of_stream_and_call_arrive(channel, core, make_call):
+async def test_headers_of_stream_and_call_arrive(channel, core):
     """A call has its own metadata and those of the stream; a key ends here in both."""
     caller = Caller(channel, metadata=(("x-all", "s"), ("x-one", "s"), ("x-api-key", "k")))
     await caller.send(make_call(1, headers={"x-one": "c", "authorization": "Bearer k"}))
@@ -136,7 +132,7 @@ async def test_headers_of_stream_and_call_arrive(channel, core, make_call):
 @pytest.mark.parametrize(
     "headers", [{"X-Upper": "1"}, {"a b": "1"}, {"": "1"}, {"x-bin": "1"}, {"x": "ü"}, {"x": "a\nb"}]
 )
-async def test_metadata_that_grpc_would_not_carry_is_refused(caller, core, make_call, headers):
+async def test_metadata_that_grpc_would_not_carry_is_refused(caller, core, headers):
     """INVALID_ARGUMENT for that call alone, and the core does not hear of it."""
     await caller.send(make_call(1, headers=headers), make_call(2))
     await caller.until(1, 2)
@@ -144,7 +140,7 @@ async def test_metadata_that_grpc_would_not_carry_is_refused(caller, core, make_
     assert 1 == len(core.calls)
 
 
-async def test_calls_begin_in_order_and_answers_come_as_they_are_made(caller, core, make_call):
+async def test_calls_begin_in_order_and_answers_come_as_they_are_made(caller, core):
     """A call that waits holds up none behind it."""
     await caller.send(make_call(1, "hang", request_id="1"), make_call(2, request_id="2"), make_call(3, request_id="3"))
     await caller.until(2, 3)
@@ -154,14 +150,14 @@ async def test_calls_begin_in_order_and_answers_come_as_they_are_made(caller, co
     await caller.until(1)
 
 
-async def test_answers_that_come_together_travel_together(caller, make_call):
+async def test_answers_that_come_together_travel_together(caller):
     """Answers made while another is written go out in one message."""
     await caller.send(*(make_call(i) for i in range(64)))
     await caller.until(*range(64))
     assert caller.largest_batch > 1
 
 
-async def test_large_answer_travels_alone(caller, make_call):
+async def test_large_answer_travels_alone(caller):
     """An answer of 3 MB beside small ones arrives whole."""
     data = bytes(3_000_000)
     await caller.send(make_call(1, data=data), *(make_call(i) for i in range(2, 9)))
@@ -169,7 +165,7 @@ async def test_large_answer_travels_alone(caller, make_call):
     assert [data] == list(caller.answers[1].response.raw_output_contents)
 
 
-async def test_cancel_one_of_four(caller, core, make_call):
+async def test_cancel_one_of_four(caller, core):
     """Its task is cancelled and it gets no answer; the three others are answered."""
     await caller.send(*(make_call(i, "hang") for i in range(1, 5)))
     await core.until(lambda: len(core.calls) == 4)
@@ -182,7 +178,7 @@ async def test_cancel_one_of_four(caller, core, make_call):
     assert {1, 2, 4} == caller.answers.keys()
 
 
-async def test_cancel_of_no_call_is_nothing(caller, make_call):
+async def test_cancel_of_no_call_is_nothing(caller):
     """One that is answered, or never was, may be cancelled."""
     await caller.send(make_call(1))
     await caller.until(1)
@@ -190,7 +186,7 @@ async def test_cancel_of_no_call_is_nothing(caller, make_call):
     await caller.until(2)
 
 
-async def test_deadline_ends_a_call(caller, core, make_call):
+async def test_deadline_ends_a_call(caller, core):
     """DEADLINE_EXCEEDED, its task is cancelled, and the core knew how long there was."""
     await caller.send(make_call(1, "hang", timeout_us=50_000), make_call(2, "hang"))
     await caller.until(1)
@@ -202,14 +198,14 @@ async def test_deadline_ends_a_call(caller, core, make_call):
 
 
 @pytest.mark.parametrize("timeout_us", [1, 2**64 - 1])
-async def test_odd_deadlines_are_taken(caller, make_call, timeout_us):
+async def test_odd_deadlines_are_taken(caller, timeout_us):
     """A microsecond is not enough, half a million years are."""
     await caller.send(make_call(1, timeout_us=timeout_us, wait_for="never" if timeout_us == 1 else ""))
     await caller.until(1)
     assert (timeout_us == 1) == (caller.answers[1].status == grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
 
 
-async def test_id_is_free_when_answered_or_cancelled(caller, core, make_call):
+async def test_id_is_free_when_answered_or_cancelled(caller, core):
     """A call with the id of an earlier one is answered, though the earlier one is still being cancelled."""
     await caller.send(make_call(5, request_id="a"))
     await caller.until(5)
@@ -219,7 +215,7 @@ async def test_id_is_free_when_answered_or_cancelled(caller, core, make_call):
     assert "b" == caller.answers[5].response.id
 
 
-async def test_id_in_use_ends_the_stream_alone(caller, stub, core, make_call, make_request):
+async def test_id_in_use_ends_the_stream_alone(caller, stub, core):
     """INVALID_ARGUMENT names the id; the calls of that stream are cancelled, others are answered."""
     await caller.send(make_call(5, "hang"))
     await core.started.wait()
@@ -234,7 +230,7 @@ async def test_id_in_use_ends_the_stream_alone(caller, stub, core, make_call, ma
 
 
 @pytest.mark.parametrize("garbage", [b"\xff" * 9, b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x03\x2a\x05\x00"])
-async def test_garbage_ends_the_stream_alone(channel, stub, core, make_request, garbage):
+async def test_garbage_ends_the_stream_alone(channel, stub, core, garbage):
     """INVALID_ARGUMENT for a message that is no ``ExchangeRequest``; the service serves on."""
     caller = Caller(channel)
     caller.rpc = channel.stream_stream("/weft.mesh.v1.Exchange/Exchange")()
@@ -243,7 +239,7 @@ async def test_garbage_ends_the_stream_alone(channel, stub, core, make_request, 
     assert "echo" == (await stub.ModelInfer(make_request())).model_name
 
 
-async def test_empty_messages_are_nothing(caller, make_call):
+async def test_empty_messages_are_nothing(caller):
     """A message without calls, and a call without a request, which is one for no model, harm nobody."""
     await caller.send()
     await caller.send(mesh_pb2.Call(), make_call(1))
@@ -251,7 +247,7 @@ async def test_empty_messages_are_nothing(caller, make_call):
     assert grpc.StatusCode.NOT_FOUND.value[0] == caller.answers[0].status
 
 
-async def test_lost_stream_cancels_its_calls(channel, caller, core, make_call):
+async def test_lost_stream_cancels_its_calls(channel, caller, core):
     """A caller that goes away leaves no call in work; another's go on."""
     other = Caller(channel)
     await other.send(make_call(1, "hang"))
@@ -264,7 +260,7 @@ async def test_lost_stream_cancels_its_calls(channel, caller, core, make_call):
     other.rpc.cancel()
 
 
-async def test_caller_that_goes_while_it_is_written_to_is_no_error(channel, server, services, core, make_call, caplog):
+async def test_caller_that_goes_while_it_is_written_to_is_no_error(channel, server, services, core, caplog):
     """Nothing is logged above INFO: what gRPC says of a write that has lost its stream is not news."""
     caller = Caller(channel)
     for i in range(20):
@@ -278,7 +274,7 @@ async def test_caller_that_goes_while_it_is_written_to_is_no_error(channel, serv
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
-async def test_closed_side_gets_its_answers(caller, core, make_call):
+async def test_closed_side_gets_its_answers(caller, core):
     """A caller that closes its side is answered, then the stream ends with OK."""
     await caller.send(make_call(1, "hang"))
     await caller.rpc.done_writing()
@@ -289,7 +285,7 @@ async def test_closed_side_gets_its_answers(caller, core, make_call):
     assert grpc.StatusCode.OK is await caller.rpc.code()
 
 
-async def test_drain_answers_what_was_sent_and_takes_no_other_exchange(channel, caller, services, core, make_call):
+async def test_drain_answers_what_was_sent_and_takes_no_other_exchange(channel, caller, services, core):
     """The caller is told; until it closes its side its calls are answered, and a new exchange is UNAVAILABLE."""
     await caller.send(make_call(1, "hang"))
     await core.started.wait()
@@ -307,7 +303,7 @@ async def test_drain_answers_what_was_sent_and_takes_no_other_exchange(channel, 
     assert not await caller.read()
 
 
-async def test_full_exchange_is_not_read(caller, stub, core, make_call, make_request):
+async def test_full_exchange_is_not_read(caller, stub, core):
     """With ``MAX_INFLIGHT`` calls in work the next is taken when one of them ends."""
     await caller.send(*(make_call(i, "hang") for i in range(MAX_INFLIGHT + 1)))
     await core.until(lambda: len(core.calls) == MAX_INFLIGHT)
@@ -318,7 +314,7 @@ async def test_full_exchange_is_not_read(caller, stub, core, make_call, make_req
     assert MAX_INFLIGHT + 2 == len(core.calls)
 
 
-async def test_caller_that_does_not_read_is_not_read(caller, core, make_call):
+async def test_caller_that_does_not_read_is_not_read(caller, core):
     """Answers of 1 MB that nobody takes: before long no more calls can be sent, and then all are answered in order."""
     num_calls, data = 200, bytes(1_000_000)
 

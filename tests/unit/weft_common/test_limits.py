@@ -2,6 +2,7 @@
 
 import grpc
 import pytest
+from tests.unit.weft_common.builders import make_request
 
 from weft_common import limits
 from weft_common.errors import InvalidArgumentError
@@ -150,7 +151,7 @@ async def test_compression_does_not_pass_the_message_limit(core):
     await server.stop(None)
 
 
-async def test_metadata_has_a_limit(stub, make_request, core):
+async def test_metadata_has_a_limit(stub, core):
     """GRPC refuses a call with more than 16 KiB of metadata before any handler sees it."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.ModelInfer(make_request(), metadata=(("x-a", "v" * 17_000),), timeout=5)

@@ -51,7 +51,7 @@ def test_exception_is_in_the_line():
 
 EVERYTHING = """
 import asyncio, sys, threading, warnings
-from weft_common import logs
+from weft_common.observing import logs
 
 logs.configure()
 print("printed", end=" ")
@@ -118,7 +118,7 @@ def test_a_full_disk_stops_nothing():
 
 FORKS = """
 import os
-from weft_common import logs
+from weft_common.observing import logs
 
 logs.configure()
 log = logs.get_logger("weft.test")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
+from tests.unit.weft_common.builders import make_request
 from tritonclient.utils import InferenceServerException
 
 from weft_common.errors import ResourceExhaustedError
@@ -29,7 +30,7 @@ async def ended(stream):
     return caught.value.code().name, caught.value.details(), dict(caught.value.trailing_metadata())
 
 
-async def test_answers_come_in_the_order_of_requests(stub, core, make_request):
+async def test_answers_come_in_the_order_of_requests(stub, core):
     """The second request finishes first, and yet its answer comes second."""
     stream = stub.ModelStreamInfer()
     await stream.write(make_request(request_id="first", wait_for="gate"))
@@ -43,7 +44,7 @@ async def test_answers_come_in_the_order_of_requests(stub, core, make_request):
     assert grpc.aio.EOF is await stream.read()
 
 
-async def test_answer_says_that_it_is_the_last(stub, make_request):
+async def test_answer_says_that_it_is_the_last(stub):
     """Every answer carries ``triton_final_response``: true on the last of a request only."""
     stream = stub.ModelStreamInfer()
     await stream.write(make_request("tokens", "a"))
@@ -54,7 +55,7 @@ async def test_answer_says_that_it_is_the_last(stub, make_request):
     stream.cancel()
 
 
-async def test_answers_of_a_decoupled_model_do_not_hold_up_the_next_request(stub, core, make_request):
+async def test_answers_of_a_decoupled_model_do_not_hold_up_the_next_request(stub, core):
     """They come as they are made, in their own order, and so does what was sent after."""
     stream = stub.ModelStreamInfer()
     await stream.write(make_request("count", "a", num=2))
@@ -67,7 +68,7 @@ async def test_answers_of_a_decoupled_model_do_not_hold_up_the_next_request(stub
     assert grpc.aio.EOF is await stream.read()
 
 
-async def test_the_end_of_a_decoupled_model_is_told_to_who_asks(stub, core, make_request):
+async def test_the_end_of_a_decoupled_model_is_told_to_who_asks(stub, core):
     """Without ``triton_enable_empty_final_response`` zero responses are none; with it there is an empty final one."""
     core.gates["last"].set()
     stream = stub.ModelStreamInfer()
@@ -88,7 +89,7 @@ async def test_the_end_of_a_decoupled_model_is_told_to_who_asks(stub, core, make
     assert grpc.aio.EOF is await stream.read()
 
 
-async def test_a_decoupled_model_makes_no_more_answers_than_the_client_reads(stub, core, make_request):
+async def test_a_decoupled_model_makes_no_more_answers_than_the_client_reads(stub, core):
     """What waits is bounded by a few answers and gRPC's windows; when the client leaves, the model is told."""
     stream = stub.ModelStreamInfer()
     await stream.write(make_request("count", num=10_000, data=bytes(4 << 20)))
@@ -99,7 +100,7 @@ async def test_a_decoupled_model_makes_no_more_answers_than_the_client_reads(stu
     await core.until(lambda: core.is_closed or core.num_cancelled)
 
 
-async def test_error_is_text_and_the_stream_goes_on(stub, core, make_request):
+async def test_error_is_text_and_the_stream_goes_on(stub, core):
     """A failed request is answered in its place with text, id and the final mark; the next one is served."""
     core.error = ResourceExhaustedError("full")
     stream = stub.ModelStreamInfer()
@@ -117,7 +118,7 @@ async def test_error_is_text_and_the_stream_goes_on(stub, core, make_request):
     assert "OK" == (await stream.code()).name
 
 
-async def test_status_and_metadata_come_with_the_text_of_an_error(stub, core, make_request):
+async def test_status_and_metadata_come_with_the_text_of_an_error(stub, core):
     """As parameters of the response beside it, so that a client need not give up the stream to know them."""
     core.error = ResourceExhaustedError("full", retry_after_ms=250)
     core.trailing = [("x-path", "a>b")]
@@ -130,7 +131,7 @@ async def test_status_and_metadata_come_with_the_text_of_an_error(stub, core, ma
     stream.cancel()
 
 
-async def test_unexpected_exception_shows_only_its_id(stub, core, make_request, caplog):
+async def test_unexpected_exception_shows_only_its_id(stub, core, caplog):
     """In a stream too the client sees an id, and the log has the text under that id."""
     core.error = ValueError("secret")
     stream = stub.ModelStreamInfer()
@@ -142,7 +143,7 @@ async def test_unexpected_exception_shows_only_its_id(stub, core, make_request, 
     stream.cancel()
 
 
-async def test_malformed_request_is_answered_in_its_place(stub, core, make_request):
+async def test_malformed_request_is_answered_in_its_place(stub, core):
     """A request that cannot be converted is an error of its own and the core never sees it."""
     bad = make_request(request_id="a")
     bad.raw_input_contents.append(b"")
@@ -156,7 +157,7 @@ async def test_malformed_request_is_answered_in_its_place(stub, core, make_reque
     stream.cancel()
 
 
-async def test_client_may_ask_for_a_status(stub, core, make_request):
+async def test_client_may_ask_for_a_status(stub, core):
     """After ``triton_grpc_error`` an error ends the stream with its status and metadata; what runs is cancelled."""
     core.error = ResourceExhaustedError("full", retry_after_ms=250)
     core.trailing = [("x-path", "a>b")]
@@ -173,7 +174,7 @@ async def test_client_may_ask_for_a_status(stub, core, make_request):
     await asyncio.wait_for(core.cancelled.wait(), 5)
 
 
-async def test_cancelled_stream_cancels_what_runs(stub, core, make_request):
+async def test_cancelled_stream_cancels_what_runs(stub, core):
     """Cancelling the stream cancels every request that is in work."""
     stream = stub.ModelStreamInfer()
     for _ in range(3):
@@ -183,7 +184,7 @@ async def test_cancelled_stream_cancels_what_runs(stub, core, make_request):
     await core.until(lambda: core.num_cancelled == 3)
 
 
-async def test_deadline_of_a_stream_cancels_what_runs(stub, core, make_request):
+async def test_deadline_of_a_stream_cancels_what_runs(stub, core):
     """The stream's deadline is that of its requests, and when it passes they are cancelled."""
     stream = stub.ModelStreamInfer(timeout=0.3)
     await stream.write(make_request("hang"))
@@ -192,7 +193,7 @@ async def test_deadline_of_a_stream_cancels_what_runs(stub, core, make_request):
     assert core.calls[0][1].deadline_ns is not None
 
 
-async def test_requests_before_the_half_close_are_answered(stub, core, make_request):
+async def test_requests_before_the_half_close_are_answered(stub, core):
     """A client that has no more requests still gets every answer."""
     stream = stub.ModelStreamInfer()
     await stream.write(make_request("hang", "a"))
@@ -203,7 +204,7 @@ async def test_requests_before_the_half_close_are_answered(stub, core, make_requ
     assert grpc.aio.EOF is await stream.read()
 
 
-async def test_thousand_requests_on_one_stream(stub, core, make_request):
+async def test_thousand_requests_on_one_stream(stub, core):
     """A thousand requests, written while answers are read, come back complete and in order."""
     stream = stub.ModelStreamInfer()
 
@@ -219,7 +220,7 @@ async def test_thousand_requests_on_one_stream(stub, core, make_request):
     assert 1000 == len(core.calls)
 
 
-async def test_stream_takes_a_limited_number_at_once(stub, core, make_request):
+async def test_stream_takes_a_limited_number_at_once(stub, core):
     """Beyond the limit a stream is not read until an answer is out, so a flood does not fill the memory."""
     stream = stub.ModelStreamInfer()
     for _ in range(MAX_STREAM_INFLIGHT + 50):
@@ -232,7 +233,7 @@ async def test_stream_takes_a_limited_number_at_once(stub, core, make_request):
     stream.cancel()
 
 
-async def test_garbage_ends_the_stream_after_its_answers(channel, make_request, caplog):
+async def test_garbage_ends_the_stream_after_its_answers(channel, caplog):
     """Bytes that are no message end the stream with an error instead of leaving it open for ever."""
     stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
     await stream.write(make_request(request_id="a").SerializeToString())
@@ -244,7 +245,7 @@ async def test_garbage_ends_the_stream_after_its_answers(channel, make_request, 
     assert "error id" in text
 
 
-async def test_draining_answers_and_then_ends(stub, services, core, make_request):
+async def test_draining_answers_and_then_ends(stub, services, core):
     """A draining server answers what a stream has sent and ends it with UNAVAILABLE; a new one waits, and is served."""
     stream = stub.ModelStreamInfer()
     await stream.write(make_request("hang", "a"))
@@ -262,7 +263,7 @@ async def test_draining_answers_and_then_ends(stub, services, core, make_request
     assert "b" == (await answer).infer_response.id
 
 
-async def test_idle_stream_does_not_hold_up_a_stop(stub, server, services, make_request):
+async def test_idle_stream_does_not_hold_up_a_stop(stub, server, services):
     """An open stream without requests ends at once when the server drains, long before the grace is over."""
     stream = stub.ModelStreamInfer()
     await stream.write(make_request())

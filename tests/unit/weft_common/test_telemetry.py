@@ -6,6 +6,7 @@ import time
 import grpc
 import pytest
 from opentelemetry.trace import INVALID_SPAN
+from tests.unit.weft_common.builders import make_request
 
 from weft_common.errors import InternalError, InvalidArgumentError, NotFoundError
 from weft_common.observing import telemetry
@@ -187,7 +188,7 @@ def test_dead_collector_does_not_hold_up_a_stop(monkeypatch):
     assert not telemetry.is_enabled()
 
 
-async def test_server_span_continues_the_clients_trace(trace, stub, core, make_request):
+async def test_server_span_continues_the_clients_trace(trace, stub, core):
     """A request makes one SERVER span under the caller's, and the core gets it as parent for its own."""
     collected = trace("0")
     await stub.ModelInfer(make_request(), metadata=(("traceparent", SAMPLED), ("tracestate", "v=1")))
@@ -199,7 +200,7 @@ async def test_server_span_continues_the_clients_trace(trace, stub, core, make_r
     assert f"00-{TRACE_ID}-{span.span_id}-01" == outgoing["traceparent"]
 
 
-async def test_failed_request_can_be_found(trace, stub, core, make_request, caplog):
+async def test_failed_request_can_be_found(trace, stub, core, caplog):
     """Client, log and span of a failed request, not sampled, share the error id and the trace id."""
     collected = trace("0")
     core.error = ValueError("secret")
@@ -213,7 +214,7 @@ async def test_failed_request_can_be_found(trace, stub, core, make_request, capl
     assert "secret" not in repr(span)
 
 
-async def test_cancelled_request_is_an_error_span(trace, otlp_collector, stub, core, make_request):
+async def test_cancelled_request_is_an_error_span(trace, otlp_collector, stub, core):
     """A cancelled request ends its span with CANCELLED, one whose deadline passed with DEADLINE_EXCEEDED."""
     trace()
     call = stub.ModelInfer(make_request("hang"))
@@ -224,7 +225,7 @@ async def test_cancelled_request_is_an_error_span(trace, otlp_collector, stub, c
     assert ["CANCELLED", "DEADLINE_EXCEEDED"] == [span.attributes["rpc.grpc.status"] for span in spans]
 
 
-async def test_each_request_of_a_stream_has_its_span(trace, stub, make_request):
+async def test_each_request_of_a_stream_has_its_span(trace, stub):
     """Requests on one stream are siblings under the stream's caller, failed ones with status ERROR."""
     collected = trace()
     stream = stub.ModelStreamInfer(metadata=(("traceparent", SAMPLED),))

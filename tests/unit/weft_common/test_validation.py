@@ -10,7 +10,8 @@ from weft_common.core import InferCall, RequestedOutput
 from weft_common.errors import InvalidArgumentError
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import ITEMSIZE_BYTES, WireTensor, encode_bytes, num_elements
-from weft_common.validation import scheduling_parameters, validate, version_number
+from weft_common.validation import scheduling_parameters, validate
+from weft_common.versions import version_number
 
 
 def signature(*inputs, max_batch_size=8, outputs=("y",)):

@@ -9,7 +9,7 @@ from weft_common.observing.watchdog import EXIT_HUNG, LoopWatchdog, Pulse
 
 HUNG = """
 import asyncio, sys, threading
-from weft_common import logs
+from weft_common.observing import logs
 from weft_common.observing.watchdog import LoopWatchdog
 
 def hold_the_loop():

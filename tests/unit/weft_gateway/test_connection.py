@@ -39,8 +39,8 @@ class App:
 
 @pytest.fixture
 async def app(monkeypatch: pytest.MonkeyPatch) -> App:
-    monkeypatch.setattr(connection, "HEADERS_WAIT_S", 0.2)
-    monkeypatch.setattr(connection, "READ_WAIT_S", 0.2)
+    monkeypatch.setattr(connection, "HEADERS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(connection, "READ_TIMEOUT_S", 0.2)
     return App()
 
 
@@ -104,7 +104,7 @@ async def test_a_request_in_work_has_its_time(app: App, monkeypatch: pytest.Monk
         await App.__call__(app, scope, receive, send)
 
     async with connected(slow) as client, asyncio.timeout(WAIT_S):  # type: ignore[arg-type]
-        loop.call_later(2 * connection.HEADERS_WAIT_S, may_end.set)
+        loop.call_later(2 * connection.HEADERS_TIMEOUT_S, may_end.set)
         for _ in range(2):
             await loop.sock_sendall(client, GET)
             await read_answer(client)

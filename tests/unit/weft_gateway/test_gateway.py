@@ -17,8 +17,8 @@ from weft_common.errors import (
     WeftError,
 )
 from weft_gateway.arguments import fault_of, make_parser
-from weft_gateway.errors import RequestError, answer_of
-from weft_gateway.http.disconnect import ClientLeftError, unless_left
+from weft_gateway.errors import RequestError, error_response
+from weft_gateway.http.disconnect import ClientDisconnectedError, run_until_disconnect
 from weft_gateway.openai.models import Models
 from weft_protos.model_config_pb2 import ModelConfig
 
@@ -46,7 +46,7 @@ from weft_protos.model_config_pb2 import ModelConfig
 )
 def test_errors_have_their_status(error: WeftError, status: int, code: str, headers: dict[str, str]) -> None:
     """One table, by the name of the gRPC status."""
-    answer = answer_of(error)
+    answer = error_response(error)
     assert (status, code, headers) == (answer.status, answer.body["error"]["code"], answer.headers)
     assert error.message == answer.body["error"]["message"]
 
@@ -96,7 +96,7 @@ async def test_what_is_known_of_a_model_is_kept_for_its_caller() -> None:
     assert ["text"] == await models.names(())
     for number in range(3000):
         await models.find("text", (("authorization", str(number)),))
-    assert len(models._kept) <= 1024
+    assert len(models._cache) <= 1024
 
 
 async def test_work_ends_when_its_client_leaves() -> None:
@@ -113,16 +113,16 @@ async def test_work_ends_when_its_client_leaves() -> None:
     async def done() -> int:
         return 7
 
-    assert 7 == await unless_left(events.get, stopping, done())
+    assert 7 == await run_until_disconnect(events.get, stopping, done())
     events.put_nowait({"type": "http.request"})
     events.put_nowait({"type": "http.disconnect"})
-    with pytest.raises(ClientLeftError):
-        await unless_left(events.get, stopping, endless())
+    with pytest.raises(ClientDisconnectedError):
+        await run_until_disconnect(events.get, stopping, endless())
     assert is_cancelled.is_set()
     is_cancelled.clear()
     stopping.set()
     with pytest.raises(UnavailableError, match="the gateway stops"):
-        await unless_left(events.get, stopping, endless())
+        await run_until_disconnect(events.get, stopping, endless())
     assert is_cancelled.is_set()
     assert asyncio.all_tasks() == {asyncio.current_task()}
 

@@ -1,4 +1,4 @@
-"""From bodies to what they ask for: whatever comes, it is an ask or an error with a name."""
+"""Parsing of bodies: any body is a request or an error with a name."""
 
 import contextlib
 import json
@@ -34,14 +34,14 @@ MESSAGES = st.lists(st.dictionaries(st.sampled_from(["role", "content", "name", 
 
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES | MESSAGES, max_size=6), st.booleans())
-def test_any_body_is_an_ask_or_an_error(fields: dict[str, Any], is_complete: bool) -> None:
-    """Nothing else is raised, and what is asked for can be sent as JSON."""
+def test_any_body_is_a_request_or_an_error(fields: dict[str, Any], is_complete: bool) -> None:
+    """Nothing else is raised, and the sampling parameters can be sent as JSON."""
     body = ({"model": "m", "prompt": "p", "messages": USER} if is_complete else {}) | fields
     for module, other in ((completions, "messages"), (chat, "prompt")):
         given_body = {name: value for name, value in body.items() if name != other}
         with contextlib.suppress(RequestError, DeadlineExceededError):
-            asked = module.parse(given_body, NO_HEADERS)
-            json.dumps(asked.ask.sampling, allow_nan=False).encode()
+            parsed = module.parse(given_body, NO_HEADERS)
+            json.dumps(parsed.common.sampling, allow_nan=False).encode()
 
 
 @settings(max_examples=100, deadline=None)
@@ -79,8 +79,8 @@ def test_variables_of_a_template_are_text() -> None:
 def test_an_answer_may_come_back_as_a_message() -> None:
     """With the empty fields that OpenAI's objects have."""
     answer = {"role": "assistant", "content": "yes", "refusal": None, "annotations": [], "tool_calls": None}
-    asked = chat.parse({"model": "m", "messages": [*USER, answer]}, NO_HEADERS)
-    assert [*USER, {"role": "assistant", "content": "yes"}] == asked.messages
+    parsed = chat.parse({"model": "m", "messages": [*USER, answer]}, NO_HEADERS)
+    assert [*USER, {"role": "assistant", "content": "yes"}] == parsed.messages
 
 
 def test_null_is_as_absent() -> None:
@@ -107,7 +107,7 @@ def test_the_shorter_of_two_times_counts() -> None:
         (None, "", None),
     ):
         headers = Headers({"x-request-timeout": header} if header else {})
-        assert expected == completions.parse(body | {"timeout": field}, headers).ask.timeout_s
+        assert expected == completions.parse(body | {"timeout": field}, headers).common.timeout_s
     with pytest.raises(RequestError, match="from 0 to 86400, got a number nan"):
         completions.parse(body, Headers({"x-request-timeout": "nan"}))
 
@@ -121,8 +121,8 @@ def test_a_chat_has_no_limit_of_its_own() -> None:
         ({"max_completion_tokens": 4}, 4),
         ({"max_tokens": 5, "max_completion_tokens": 5}, 5),
     ):
-        assert expected == chat.parse(body | limits, NO_HEADERS).ask.sampling["max_tokens"]
-    assert 16 == completions.parse({"model": "m", "prompt": "p"}, NO_HEADERS).ask.sampling["max_tokens"]
+        assert expected == chat.parse(body | limits, NO_HEADERS).common.sampling["max_tokens"]
+    assert 16 == completions.parse({"model": "m", "prompt": "p"}, NO_HEADERS).common.sampling["max_tokens"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from weft_cli.__main__ import main
 from weft_mesh.process import Endpoint
-from weft_mesh.registry import RunningMesh, SeveralMeshesError, mesh_folder, tell, the_mesh
+from weft_mesh.registry import RunningMesh, SeveralMeshesError, mesh_folder, publish, the_mesh
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def run_mesh(running: ExitStack, port: int, *, pid: int = 0, is_encrypted: bool 
     router = Endpoint(f"0.0.0.0:{port}", f"0.0.0.0:{port + 1}", 1)
     endpoints = {"router": router, "preprocess": router, "model": Endpoint("127.0.0.1:5", "127.0.0.1:6", 2)}
     folder = running.enter_context(mesh_folder())
-    tell(folder, RunningMesh(pid, is_encrypted, endpoints))
+    publish(folder, RunningMesh(pid, is_encrypted, endpoints))
     return folder
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, save
+from tests.unit.builders import execute_batch, make_served_request
 
 from weft_model.backends import BACKENDS
 from weft_model.backends import onnxruntime as backend_module
@@ -136,7 +137,7 @@ def load_bound(path, make_model_context, monkeypatch):
     return load
 
 
-def test_requests_of_a_batch_through_pinned_memory(load_bound, make_served_request, execute_batch):
+def test_requests_of_a_batch_through_pinned_memory(load_bound):
     """Rows are gathered into memory of the pool, come back apart, and later batches need no more memory."""
     backend, made = load_bound()
     for round_ in range(5):
@@ -152,14 +153,14 @@ def test_requests_of_a_batch_through_pinned_memory(load_bound, make_served_reque
 
 
 @pytest.mark.parametrize(("way", "num_blocks"), [("input", 1), ("output", 2)])
-def test_pinned_memory_can_be_declined(load_bound, make_served_request, execute_batch, way, num_blocks):
+def test_pinned_memory_can_be_declined(load_bound, way, num_blocks):
     """``optimization`` takes either way out of pinned memory."""
     backend, made = load_bound({"optimization": {f"{way}_pinned_memory": {}}})
     (outcome,) = execute_batch(backend, make_served_request(**inputs_of(2)))
     assert ((2, 3), num_blocks) == (outcome.outputs["SUM"].shape, len(made))
 
 
-def test_outputs_outlive_the_backend(load_bound, make_served_request, execute_batch):
+def test_outputs_outlive_the_backend(load_bound):
     """An answer may be read after the instance was closed."""
     backend, _ = load_bound()
     case = inputs_of(2)
@@ -197,7 +198,7 @@ def test_cuda_graphs_are_asked_for_in_the_configuration(path, make_model_context
     assert captures == backend._captures
 
 
-def test_graphs_that_cannot_be_are_told(load_bound, make_served_request, execute_batch, caplog):
+def test_graphs_that_cannot_be_are_told(load_bound, caplog):
     """With an output of varying shape the model runs without graphs, and the log says which."""
     with caplog.at_level(logging.WARNING, "weft.model"):
         backend, _ = load_bound(
@@ -208,7 +209,7 @@ def test_graphs_that_cannot_be_are_told(load_bound, make_served_request, execute
     assert "'model' runs without CUDA graphs, which need outputs of fixed dims: 'FLAGS' has none" in caplog.text
 
 
-def test_an_automatic_instance_goes_on_on_the_cpu(path, make_model_context, make_served_request, execute_batch, caplog):
+def test_an_automatic_instance_goes_on_on_the_cpu(path, make_model_context, caplog):
     """Where CUDA does not load, an instance of KIND_AUTO answers from the CPU, and the log says why."""
     if (
         "CUDAExecutionProvider"
@@ -228,7 +229,7 @@ def test_an_automatic_instance_goes_on_on_the_cpu(path, make_model_context, make
 @pytest.mark.gpu
 @pytest.mark.skipif(count_gpus() == 0, reason="needs a GPU")
 @pytest.mark.parametrize("graphs", [False, True])
-def test_answers_from_a_gpu(version_folder, make_model_context, make_served_request, execute_batch, graphs):
+def test_answers_from_a_gpu(version_folder, make_model_context, graphs):
     """Pinned inputs and outputs, and captured graphs, give the numbers of the CPU, and answers stay as they were."""
     graph = helper.make_graph(
         [helper.make_node("Add", ["A", "B"], ["SUM"])],

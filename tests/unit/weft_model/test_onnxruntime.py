@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
 from weft_model.backends import BACKENDS
@@ -46,7 +47,7 @@ def add_sub(version_folder):
 
 
 @pytest.fixture
-def load_onnx(make_model_context, load_backend):
+def load_onnx(make_model_context):
     """Makes a loaded backend."""
 
     def load(inputs=INPUTS, outputs=OUTPUTS, **options):
@@ -55,7 +56,7 @@ def load_onnx(make_model_context, load_backend):
     return load
 
 
-def test_requests_of_a_batch_get_their_own_rows(add_sub, load_onnx, make_served_request, execute_batch):
+def test_requests_of_a_batch_get_their_own_rows(add_sub, load_onnx):
     """Sum and difference of each request come back apart; outputs that are not declared do not."""
     add_sub()
     random = np.random.default_rng(0)
@@ -67,7 +68,7 @@ def test_requests_of_a_batch_get_their_own_rows(add_sub, load_onnx, make_served_
         np.testing.assert_array_equal(a - b, outcome.outputs["DIFFERENCE"])
 
 
-def test_model_without_batch_dimension(add_sub, load_onnx, make_served_request, execute_batch):
+def test_model_without_batch_dimension(add_sub, load_onnx):
     """With max_batch_size 0 the dims are the whole shape, and may be narrower than the file's."""
     add_sub(batch="any")
     backend = load_onnx(dict.fromkeys(INPUTS, ("FP32", (5, 3))), {"SUM": ("FP32", (-1, 3))}, max_batch_size=0)
@@ -76,9 +77,7 @@ def test_model_without_batch_dimension(add_sub, load_onnx, make_served_request, 
     np.testing.assert_array_equal(ones * 2, outcome.outputs["SUM"])
 
 
-def test_values_that_the_model_cannot_take_are_the_clients_fault(
-    version_folder, load_onnx, make_served_request, execute_batch
-):
+def test_values_that_the_model_cannot_take_are_the_clients_fault(version_folder, load_onnx):
     """An index that is out of bounds is INVALID_ARGUMENT, with what the operator says; good ones are looked up."""
     _save(
         version_folder,
@@ -94,7 +93,7 @@ def test_values_that_the_model_cannot_take_are_the_clients_fault(
         execute_batch(backend, make_served_request(X=np.array([[2]])))
 
 
-def test_default_model_filename_is_used(add_sub, load_onnx, make_served_request, execute_batch):
+def test_default_model_filename_is_used(add_sub, load_onnx):
     """``default_model_filename`` names another file."""
     add_sub(filename="net.onnx")
     zeros = np.zeros((1, 3), np.float32)
@@ -112,9 +111,7 @@ def test_default_model_filename_is_used(add_sub, load_onnx, make_served_request,
     ],
 )
 @pytest.mark.parametrize("level", [-1, 0, 1, 2])
-def test_session_options_do_not_change_answers(
-    add_sub, load_onnx, make_served_request, execute_batch, parameters, level
-):
+def test_session_options_do_not_change_answers(add_sub, load_onnx, parameters, level):
     """Every thread, memory and graph option loads and gives the same numbers."""
     add_sub()
     backend = load_onnx(config={"optimization": {"graph": {"level": level}}}, **parameters)
@@ -141,7 +138,7 @@ def repeating(version_folder):
     )
 
 
-def test_strings_go_in_and_out(repeating, load_onnx, make_served_request, execute_batch):
+def test_strings_go_in_and_out(repeating, load_onnx):
     """BYTES inputs reach the model as UTF-8, and its strings are answered."""
     backend = load_onnx({"flat": ("BYTES", (-1,))}, {"twice": ("BYTES", (-1,))}, max_batch_size=0)
     texts = np.array([b"abc", b"", "größe 東京".encode()], np.object_)
@@ -149,7 +146,7 @@ def test_strings_go_in_and_out(repeating, load_onnx, make_served_request, execut
     assert ["abcabc", "", "größe 東京größe 東京"] == outcome.outputs["twice"].tolist()
 
 
-def test_invalid_utf8_fails_its_own_request(version_folder, load_onnx, make_served_request, execute_batch):
+def test_invalid_utf8_fails_its_own_request(version_folder, load_onnx):
     """A string that is not UTF-8 is INVALID_ARGUMENT for one request of a batch."""
     _save(
         version_folder,
@@ -167,7 +164,7 @@ def test_invalid_utf8_fails_its_own_request(version_folder, load_onnx, make_serv
 
 
 @pytest.mark.parametrize("datatype", ["BOOL", "UINT8", "INT16", "UINT32", "INT64", "UINT64", "FP16", "FP64"])
-def test_datatypes_pass_unchanged(version_folder, load_onnx, make_served_request, execute_batch, datatype):
+def test_datatypes_pass_unchanged(version_folder, load_onnx, datatype):
     """Each datatype goes through an identity bit for bit."""
     names = {"FP16": "FLOAT16", "FP64": "DOUBLE"}
     element = getattr(TensorProto, names.get(datatype, datatype))
@@ -197,7 +194,7 @@ def scaled(version_folder):
     )
 
 
-def test_input_with_a_default_is_optional(scaled, load_onnx, make_served_request, execute_batch):
+def test_input_with_a_default_is_optional(scaled, load_onnx):
     """An input that the file has a default for may be undeclared, or declared optional and left out."""
     ones = np.ones((1, 2), np.float32)
     backend = load_onnx({"X": ("FP32", (2,))}, {"Y": ("FP32", (2,))})
@@ -304,7 +301,7 @@ def test_gpu_instance_does_not_fall_back_to_the_cpu(add_sub, make_model_context)
 
 @pytest.mark.gpu
 @pytest.mark.skipif(count_gpus() == 0, reason="needs a GPU")
-def test_gpu_instance_runs_on_cuda(add_sub, make_model_context, make_served_request, execute_batch):
+def test_gpu_instance_runs_on_cuda(add_sub, make_model_context):
     """A GPU instance computes with the CUDA provider."""
     add_sub()
     backend = BACKENDS["onnxruntime"](make_model_context(INPUTS, OUTPUTS), InstanceContext("model_0_0", kind="GPU"))

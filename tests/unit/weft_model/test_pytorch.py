@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from weft_model.backends import BACKENDS
@@ -63,7 +64,7 @@ def export(version_folder):
 
 
 @pytest.fixture
-def load_pytorch(make_model_context, load_backend):
+def load_pytorch(make_model_context):
     """Makes a loaded backend."""
 
     def load(inputs=INPUTS, outputs=OUTPUTS, **options):
@@ -75,7 +76,7 @@ def load_pytorch(make_model_context, load_backend):
 ONES = torch.ones(2, 3)
 
 
-def test_requests_of_a_batch_get_their_own_rows(export, load_pytorch, make_served_request, execute_batch):
+def test_requests_of_a_batch_get_their_own_rows(export, load_pytorch):
     """Outputs of each request equal the module's, a single row among them."""
     export(Linear(), ONES)
     random = np.random.default_rng(0)
@@ -99,7 +100,7 @@ def test_requests_of_a_batch_get_their_own_rows(export, load_pytorch, make_serve
         (Unnamed(), {"a": 5.0, "IN__0": 2.0}, {"OUT__7": 7.0, "OUT__0": 3.0}),
     ],
 )
-def test_tensors_are_matched(export, load_pytorch, make_served_request, execute_batch, module, inputs, outputs):
+def test_tensors_are_matched(export, load_pytorch, module, inputs, outputs):
     """Names of the module come first, then numbers in all the names, then the declared order."""
     export(module, ONES, ONES)
     backend = load_pytorch(dict.fromkeys(inputs, ("FP32", (3,))), dict.fromkeys(outputs, ("FP32", (3,))))
@@ -108,7 +109,7 @@ def test_tensors_are_matched(export, load_pytorch, make_served_request, execute_
     assert outputs == {name: array[0, 0] for name, array in outcome.outputs.items()}
 
 
-def test_a_single_output_may_be_asked_for(export, load_pytorch, make_served_request, execute_batch):
+def test_a_single_output_may_be_asked_for(export, load_pytorch):
     """The configuration may leave outputs of the module out."""
     export(Unnamed(), ONES, ONES)
     backend = load_pytorch(outputs={"OUTPUT__1": ("FP32", (3,))})
@@ -117,7 +118,7 @@ def test_a_single_output_may_be_asked_for(export, load_pytorch, make_served_requ
     assert {"OUTPUT__1": [[3.0] * 3]} == {name: array.tolist() for name, array in outcome.outputs.items()}
 
 
-def test_keyword_arguments_are_passed_by_name(export, load_pytorch, make_served_request, execute_batch):
+def test_keyword_arguments_are_passed_by_name(export, load_pytorch):
     """A module that was exported with keyword arguments gets them as such."""
     export(Unnamed(), x=ONES, y=ONES)
     backend = load_pytorch(outputs={"a": ("FP32", (3,)), "b": ("FP32", (3,))})
@@ -126,7 +127,7 @@ def test_keyword_arguments_are_passed_by_name(export, load_pytorch, make_served_
     assert [5.0, 3.0] == [outcome.outputs[name][0, 0] for name in ("a", "b")]
 
 
-def test_arguments_may_have_the_names_of_builtins(export, load_pytorch, make_served_request, execute_batch):
+def test_arguments_may_have_the_names_of_builtins(export, load_pytorch):
     """Arguments such as ``input`` and ``max`` are matched by their own names."""
 
     class Builtins(torch.nn.Module):
@@ -144,7 +145,7 @@ def test_arguments_may_have_the_names_of_builtins(export, load_pytorch, make_ser
     ("datatype", "dtype"),
     [("BF16", ml_dtypes.bfloat16), ("FP16", np.float16), ("INT64", np.int64), ("UINT8", np.uint8), ("BOOL", np.bool_)],
 )
-def test_datatypes_pass_unchanged(export, load_pytorch, make_served_request, execute_batch, datatype, dtype):
+def test_datatypes_pass_unchanged(export, load_pytorch, datatype, dtype):
     """Each datatype, bfloat16 by its bits, goes through a module that only copies."""
 
     class Copy(torch.nn.Module):
@@ -162,7 +163,7 @@ def test_datatypes_pass_unchanged(export, load_pytorch, make_served_request, exe
     assert array.tolist() == outcome.outputs["y"].tolist()
 
 
-def test_shapes_beyond_the_export_fail_the_request(export, load_pytorch, make_served_request, execute_batch):
+def test_shapes_beyond_the_export_fail_the_request(export, load_pytorch):
     """A length over the exported range is INVALID_ARGUMENT with the limit."""
     length = torch.export.Dim("length", max=16)
     export(Unnamed(), ONES, ONES, dynamic={0: torch.export.Dim("batch"), 1: length})
@@ -326,7 +327,7 @@ def test_gpu_instance_needs_a_gpu(export, make_model_context):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(count_gpus() == 0, reason="needs a GPU")
-def test_gpu_instance_runs_on_cuda(export, make_model_context, make_served_request, execute_batch):
+def test_gpu_instance_runs_on_cuda(export, make_model_context):
     """A GPU instance computes on its device and answers from host memory."""
     export(Linear(), ONES)
     model = make_model_context({"x": ("FP32", (3,))}, {"answer": ("FP32", (5,))})

@@ -2,12 +2,12 @@
 
 import logging
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InvalidArgumentError
 from weft_model.backends import BACKENDS
@@ -57,7 +57,7 @@ def write(version_folder):
 
 
 @pytest.fixture
-def load(write, make_model_context, load_backend):
+def load(write, make_model_context):
     """Makes a loaded backend of the images or the rows, with parameters."""
 
     def load(tensors=IMAGES, **options):
@@ -87,7 +87,7 @@ def expected(x):
         ({"TORCH_COMPILE": "eager", "CHANNELS_LAST": "true", "AUTOCAST": "bf16"}, 5e-2),
     ],
 )
-def test_options_do_not_change_answers(load, make_served_request, execute_batch, parameters, tolerance):
+def test_options_do_not_change_answers(load, parameters, tolerance):
     """Every request gets its rows, of the exported type, through staged arrays; lower precision is close, not equal."""
     backend = load(**parameters)
     backend.gather_into(backend._device.empty)
@@ -107,7 +107,7 @@ def test_channels_last_reaches_weights_and_inputs(load):
     assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_compiled_batches_have_few_shapes(load, make_served_request, execute_batch, monkeypatch):
+def test_compiled_batches_have_few_shapes(load, monkeypatch):
     """Rows are filled up to a power of two or the largest batch, and cut off again."""
     backend = load(max_batch_size=6, TORCH_COMPILE="eager")
     seen, module = [], backend._module
@@ -119,7 +119,7 @@ def test_compiled_batches_have_few_shapes(load, make_served_request, execute_bat
 
 
 @pytest.mark.parametrize("compiler", ["none", "eager"])
-def test_shapes_beyond_the_export_are_the_clients_fault(load, make_served_request, execute_batch, compiler):
+def test_shapes_beyond_the_export_are_the_clients_fault(load, compiler):
     """Also where the program is compiled, a length that it does not take is INVALID_ARGUMENT, and others go on."""
     backend = load(ROWS, TORCH_COMPILE=compiler)
     with pytest.raises(InvalidArgumentError, match="16"):
@@ -154,21 +154,26 @@ def test_staged_arrays_go_there_and_back(shape, dtype):
 
 
 class Recorded:
-    """A ``torch`` whose streams write down what is asked of them."""
+    """A ``torch``, its ``cuda`` and their one stream, which write down what is asked of them."""
 
     def __init__(self):
         self.events = []
-        self.cuda = SimpleNamespace(
-            Stream=lambda device: SimpleNamespace(
-                wait_stream=lambda other: self.events.append(("wait for", other)),
-                synchronize=lambda: self.events.append("synchronize"),
-            ),
-            current_stream=lambda device: "default",
-            stream=self._stream,
-        )
+        self.cuda = self
+
+    def Stream(self, device):  # noqa: N802  # torch's name
+        return self
+
+    def wait_stream(self, other):
+        self.events.append(("wait for", other))
+
+    def synchronize(self):
+        self.events.append("synchronize")
+
+    def current_stream(self, device):
+        return "default"
 
     @contextmanager
-    def _stream(self, stream):
+    def stream(self, stream):
         self.events.append("enter")
         yield
         self.events.append("leave")
@@ -177,7 +182,7 @@ class Recorded:
 def test_a_gpu_instance_waits_for_its_own_stream():
     """The stream begins after the weights are there, and has done everything before it is left."""
     recorded = Recorded()
-    device = TorchDevice(recorded, SimpleNamespace(type="cuda"), is_channels_last=False)
+    device = TorchDevice(recorded, torch.device("cuda"), is_channels_last=False)
     with device.running():
         recorded.events.append("run")
     assert [("wait for", "default"), "enter", "run", "synchronize", "leave"] == recorded.events
@@ -186,16 +191,14 @@ def test_a_gpu_instance_waits_for_its_own_stream():
 def test_a_run_that_fails_is_waited_for():
     """No copy is on its way any longer when the arrays of a batch that failed are given back."""
     recorded = Recorded()
-    device = TorchDevice(recorded, SimpleNamespace(type="cuda"), is_channels_last=False)
+    device = TorchDevice(recorded, torch.device("cuda"), is_channels_last=False)
     with pytest.raises(ZeroDivisionError), device.running():
         raise ZeroDivisionError
     assert "synchronize" == recorded.events[-1]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch that sees no GPU")
-def test_an_automatic_instance_goes_on_on_the_cpu(
-    write, make_model_context, make_served_request, execute_batch, caplog
-):
+def test_an_automatic_instance_goes_on_on_the_cpu(write, make_model_context, caplog):
     """Where torch sees no GPU, an instance of KIND_AUTO answers from the CPU, and the log says why."""
     write(IMAGES)
     backend = BACKENDS["pytorch"](make_model_context(*IMAGES), InstanceContext("model_0_0", "GPU", may_use_cpu=True))
@@ -209,7 +212,7 @@ def test_an_automatic_instance_goes_on_on_the_cpu(
 @pytest.mark.gpu
 @pytest.mark.skipif(count_gpus() == 0, reason="needs a GPU")
 @pytest.mark.parametrize("parameters", [{}, {"CHANNELS_LAST": "true"}, {"AUTOCAST": "bf16"}])
-def test_instances_on_streams_of_their_own(write, make_model_context, make_served_request, execute_batch, parameters):
+def test_instances_on_streams_of_their_own(write, make_model_context, parameters):
     """Two instances on one GPU gather in pinned memory, and their answers stay as they were given."""
     write(IMAGES)
     model = make_model_context(*IMAGES, **parameters)

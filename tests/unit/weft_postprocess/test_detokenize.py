@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
+from tests.unit.builders import execute_batch, load_backend, make_served_request
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_postprocess.transforms import BACKENDS
@@ -28,7 +28,7 @@ def tokenizer():
 
 
 @pytest.fixture
-def detokenize(version_folder, make_model_context, load_backend, tokenizer):
+def detokenize(version_folder, make_model_context, tokenizer):
     """Makes a loaded transform."""
     tokenizer.save(str(version_folder / "tokenizer.json"))
 
@@ -49,9 +49,11 @@ def _padded(tokenizer, texts, padding):
 
 @pytest.mark.parametrize("skips", [True, False])
 @pytest.mark.parametrize("padding", [0, -1])
-def test_texts_are_those_of_transformers(detokenize, tokenizer, make_served_request, execute_batch, skips, padding):
+def test_texts_are_those_of_transformers(detokenize, tokenizer, skips, padding):
     """Rows padded with the end token or with -1 give the texts that transformers gives."""
     ids = _padded(tokenizer, TEXTS, padding)
+    from transformers import PreTrainedTokenizerFast  # takes a second
+
     oracle = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     expected = [oracle.decode(row[row >= 0].tolist(), skip_special_tokens=skips) for row in ids]
     (outcome,) = execute_batch(detokenize(skip_special_tokens=str(skips)), make_served_request(output_ids=ids))
@@ -59,28 +61,28 @@ def test_texts_are_those_of_transformers(detokenize, tokenizer, make_served_requ
     assert skips == (TEXTS == expected) or padding == -1
 
 
-def test_text_ends_before_the_first_stop_string(detokenize, tokenizer, make_served_request, execute_batch):
+def test_text_ends_before_the_first_stop_string(detokenize, tokenizer):
     """Each row ends before the first stop string that it has."""
     backend = detokenize(stop=json.dumps(["User:", "größe", "\n"]))
     (outcome,) = execute_batch(backend, make_served_request(output_ids=_padded(tokenizer, TEXTS, 0)))
     assert [[b"Hello world, it's "], [b""], [b"the quick brown fox. "]] == outcome.outputs["TEXT"].tolist()
 
 
-def test_model_without_batch_dimension_gives_one_text(detokenize, tokenizer, make_served_request, execute_batch):
+def test_model_without_batch_dimension_gives_one_text(detokenize, tokenizer):
     """With max_batch_size 0 input and output have no batch dimension."""
     backend = detokenize({"ids": ("INT32", (-1,))}, max_batch_size=0)
     (outcome,) = execute_batch(backend, make_served_request(ids=np.array(tokenizer.encode("quick").ids, np.int32)))
     assert [b"quick"] == outcome.outputs["TEXT"].tolist()
 
 
-def test_rows_without_ids_are_empty_texts(detokenize, make_served_request, execute_batch):
+def test_rows_without_ids_are_empty_texts(detokenize):
     """Rows of length 0, and rows of padding only, are empty texts."""
     outcomes = execute_batch(detokenize(), make_served_request(output_ids=np.zeros((2, 0), np.int64)))
     outcomes += execute_batch(detokenize(), make_served_request(output_ids=np.full((2, 3), -100)))
     assert [[[b""], [b""]]] * 2 == [outcome.outputs["TEXT"].tolist() for outcome in outcomes]
 
 
-def test_unknown_id_fails_its_own_request(detokenize, tokenizer, make_served_request, execute_batch):
+def test_unknown_id_fails_its_own_request(detokenize, tokenizer):
     """An id after the end of the vocabulary is INVALID_ARGUMENT with its row; the batch mate is answered."""
     last = tokenizer.get_vocab_size() - 1
     good, failed = execute_batch(

@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+from tests.unit.builders import execute_batch, load_backend, make_served_request
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from weft_common.errors import InvalidArgumentError
@@ -58,7 +59,7 @@ def tokenizer(request):
 
 
 @pytest.fixture
-def load(version_folder, make_model_context, load_backend, tokenizer):
+def load(version_folder, make_model_context, tokenizer):
     """Makes a loaded transform."""
     tokenizer.save(str(version_folder / "tokenizer.json"))
 
@@ -71,7 +72,7 @@ def load(version_folder, make_model_context, load_backend, tokenizer):
 
 
 @pytest.fixture
-def texts(load, make_served_request, execute_batch):
+def texts(load):
     """The texts of an answer's responses, made in any order; each is one request of its own.
 
     With ``prompt``, or so many ``known`` ids before each response, it tells how many are the answer's.
@@ -146,7 +147,7 @@ def test_the_text_continues_that_of_the_prompt(texts, tokenizer):
     assert " it " == "".join(texts([[space], rest], prompt=prompt, stop=["o i", "is"]))
 
 
-def test_too_few_ids_before_a_response_are_refused(load, tokenizer, make_served_request, execute_batch):
+def test_too_few_ids_before_a_response_are_refused(load, tokenizer):
     """With how many there are, and of how many; a number of ids must not be negative."""
     ids = np.array(tokenizer.encode("abcdef").ids, np.int32)
     backend = load({**INPUTS, "num_previous_tokens": ("INT64", (1,))})
@@ -210,9 +211,7 @@ def test_a_token_that_ends_the_answer_gives_no_text(texts, tokenizer):
         ("{", "are no JSON"),
     ],
 )
-def test_sampling_parameters_that_make_no_sense_are_refused(
-    load, make_served_request, execute_batch, sampling, message
-):
+def test_sampling_parameters_that_make_no_sense_are_refused(load, sampling, message):
     """INVALID_ARGUMENT for that request alone."""
     text = sampling if isinstance(sampling, str) else json.dumps(sampling)
     arrays = {name: np.array([5], np.int32) for name in ("output_ids", "context_ids")}
@@ -225,7 +224,7 @@ def test_sampling_parameters_that_make_no_sense_are_refused(
 
 
 @pytest.mark.parametrize("wrong", [-1, 10_000])
-def test_an_unknown_id_is_refused(load, make_served_request, execute_batch, wrong):
+def test_an_unknown_id_is_refused(load, wrong):
     """With the id and the range."""
     request = make_served_request(
         output_ids=np.array([5], np.int32),

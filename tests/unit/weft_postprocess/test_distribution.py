@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-import scipy.stats
+import scipy  # its modules are imported when they are used
+from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InvalidArgumentError
 from weft_postprocess.transforms import BACKENDS
@@ -29,7 +30,7 @@ def _scipy(family, values):
 
 
 @pytest.fixture
-def distribution(make_model_context, load_backend):
+def distribution(make_model_context):
     """Makes a loaded transform of two targets."""
 
     def make(family, outputs=None, *, inputs=None, **options):
@@ -54,7 +55,7 @@ def _values(family, num_rows):
 
 
 @pytest.mark.parametrize("family", list(INPUTS))
-def test_outputs_are_those_of_scipy(distribution, make_served_request, execute_batch, family):
+def test_outputs_are_those_of_scipy(distribution, family):
     """Mean, variance, quantiles and entropy of many distributions equal scipy's, where they exist and where not."""
     values = _values(family, 40)
     if family == "student_t":
@@ -77,9 +78,7 @@ def test_outputs_are_those_of_scipy(distribution, make_served_request, execute_b
 
 @pytest.mark.parametrize("link", ["exp", "softplus"])
 @pytest.mark.parametrize("family", list(INPUTS))
-def test_positive_parameters_may_come_as_the_network_gives_them(
-    distribution, make_served_request, execute_batch, family, link
-):
+def test_positive_parameters_may_come_as_the_network_gives_them(distribution, family, link):
     """With a link the outputs are those of the numbers that it stands for."""
     values = [
         np.abs(array) + 0.5 if name in POSITIVE else array
@@ -98,7 +97,7 @@ def test_positive_parameters_may_come_as_the_network_gives_them(
 
 
 @pytest.mark.parametrize(("rate", "k"), [(0.5, 0), (1.097, 2), (30.0, 25)])
-def test_poisson_quantile_at_a_step(distribution, make_served_request, execute_batch, rate, k):
+def test_poisson_quantile_at_a_step(distribution, rate, k):
     """The quantile at just the probability of at most k is k, not k + 1."""
     level = scipy.stats.poisson.cdf(k, rate)
     backend = distribution("poisson", {"QUANTILES": ("FP32", (2, 1))}, levels=repr(float(level)))
@@ -106,14 +105,14 @@ def test_poisson_quantile_at_a_step(distribution, make_served_request, execute_b
     assert [[[k], [k]]] == outcome.outputs["QUANTILES"].tolist()
 
 
-def test_only_declared_outputs_are_given(distribution, make_served_request, execute_batch):
+def test_only_declared_outputs_are_given(distribution):
     """Of the outputs, those that are declared are computed; with max_batch_size 0 without a batch dimension."""
     backend = distribution("gaussian", {"QUANTILES": ("FP32", (2, 1))}, levels="0.5", max_batch_size=0)
     (outcome,) = execute_batch(backend, make_served_request(MEAN=np.array([1.0, 2.0]), VARIANCE=np.ones(2)))
     assert {"QUANTILES": [[1], [2]]} == {name: array.tolist() for name, array in outcome.outputs.items()}
 
 
-def test_no_spread_is_certain(distribution, make_served_request, execute_batch):
+def test_no_spread_is_certain(distribution):
     """A variance of 0 is allowed: every quantile is the mean, the entropy minus infinity."""
     (outcome,) = execute_batch(
         distribution("gaussian"), make_served_request(MEAN=np.array([[3.0, 4.0]]), VARIANCE=np.zeros((1, 2)))
@@ -131,9 +130,7 @@ def test_no_spread_is_certain(distribution, make_served_request, execute_batch):
         ("poisson", "RATE", np.inf, "input 'RATE' row 1: inf at [0]; numbers must be finite"),
     ],
 )
-def test_bad_parameters_fail_their_own_request(
-    distribution, make_served_request, execute_batch, family, key, value, message
-):
+def test_bad_parameters_fail_their_own_request(distribution, family, key, value, message):
     """What is no parameter of the family is INVALID_ARGUMENT with its place; the batch mate is answered."""
     good_values = dict(zip(INPUTS[family], _values(family, 2), strict=True))
     bad_values = {name: array.copy() for name, array in good_values.items()}

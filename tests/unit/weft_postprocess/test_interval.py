@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 import pytest
-import scipy.stats
+import scipy  # its modules are imported when they are used
+from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_postprocess.transforms import BACKENDS
@@ -18,7 +19,7 @@ QUANTILES = {"QUANTILES": ("FP64", (2, 5))}
 
 
 @pytest.fixture
-def interval(version_folder, make_model_context, load_backend):
+def interval(version_folder, make_model_context):
     """Makes a loaded transform, with a calibration file if there is one."""
 
     def make(method, inputs, outputs=ENDS, *, calibration=None, suffix="npz", **options):
@@ -38,7 +39,7 @@ def _ends(outcome):
 
 @pytest.mark.parametrize("coverage", [0.5, 0.9, 0.999])
 @pytest.mark.parametrize("link", ["identity", "exp", "softplus"])
-def test_gaussian_interval_is_that_of_scipy(interval, make_served_request, execute_batch, coverage, link):
+def test_gaussian_interval_is_that_of_scipy(interval, coverage, link):
     """Mean and variance, or what stands for the variance, give the central interval of scipy's normal distribution."""
     random = np.random.default_rng(0)
     mean, given = random.normal(size=(9, 2)) * 100, random.normal(size=(9, 2)) * 3
@@ -53,7 +54,7 @@ def test_gaussian_interval_is_that_of_scipy(interval, make_served_request, execu
 
 
 @pytest.mark.parametrize("coverage", [0.9, 0.5, 0.6])
-def test_quantiles_are_interpolated(interval, make_served_request, execute_batch, coverage):
+def test_quantiles_are_interpolated(interval, coverage):
     """Ends at and between the levels are those of numpy's interpolation, whether or not the quantiles cross."""
     quantiles = np.random.default_rng(1).normal(size=(9, 2, 5))
     backend = interval("quantile", QUANTILES, coverage=str(coverage), levels=LEVELS_TEXT)
@@ -63,7 +64,7 @@ def test_quantiles_are_interpolated(interval, make_served_request, execute_batch
         np.testing.assert_allclose(want, got, rtol=1e-5, atol=1e-6)
 
 
-def test_quantiles_of_one_target_need_no_dimension_for_it(interval, make_served_request, execute_batch):
+def test_quantiles_of_one_target_need_no_dimension_for_it(interval):
     """QUANTILES [n, Q] are those of one target."""
     outputs = {"LOWER": ("FP32", (1,)), "UPPER": ("FP32", (1,))}
     backend = interval("quantile", {"QUANTILES": ("FP32", (3,))}, outputs, levels="0.05,0.5,0.95")
@@ -79,9 +80,7 @@ def _width(scores, coverage):
 
 @pytest.mark.parametrize("suffix", ["npz", "json"])
 @pytest.mark.parametrize(("num_rows", "coverage"), [(9, 0.9), (19, 0.9), (100, 0.9), (101, 0.5), (3, 0.75), (99, 0.55)])
-def test_conformal_width_is_the_score_that_enough_do_not_exceed(
-    interval, make_served_request, execute_batch, num_rows, coverage, suffix
-):
+def test_conformal_width_is_the_score_that_enough_do_not_exceed(interval, num_rows, coverage, suffix):
     """Each target gets the width that its own held-out residuals ask for."""
     random = np.random.default_rng(2)
     target, prediction = random.normal(size=(2, num_rows, 2)) * [1, 50]
@@ -94,7 +93,7 @@ def test_conformal_width_is_the_score_that_enough_do_not_exceed(
     np.testing.assert_allclose(upper, [np.add([10, -5], width)], rtol=1e-5)
 
 
-def test_conformal_width_follows_the_scale(interval, make_served_request, execute_batch):
+def test_conformal_width_follows_the_scale(interval):
     """With a SCALE the scores are divided by it, and the width of a row is multiplied with its own."""
     random = np.random.default_rng(3)
     target, prediction = random.normal(size=(2, 50, 2))
@@ -110,7 +109,7 @@ def test_conformal_width_follows_the_scale(interval, make_served_request, execut
     )
 
 
-def test_conformal_quantiles_grow_or_shrink(interval, make_served_request, execute_batch):
+def test_conformal_quantiles_grow_or_shrink(interval):
     """Quantiles that hold too much are drawn together, those that hold too little apart; never past their middle."""
     quantiles = np.tile(np.array([[-9.0, -1, 0, 1, 9], [-0.1, -0.05, 0, 0.05, 0.1]]), (99, 1, 1))
     target = np.random.default_rng(4).uniform(-1, 1, (99, 2))
@@ -131,7 +130,7 @@ def test_conformal_quantiles_grow_or_shrink(interval, make_served_request, execu
 
 
 @pytest.mark.parametrize("method", ["conformal", "conformal_quantile"])
-def test_coverage_holds_on_new_rows(interval, make_served_request, execute_batch, method):
+def test_coverage_holds_on_new_rows(interval, method):
     """For skewed noise and a poor model, the share of new targets inside is the coverage, up to chance."""
     random = np.random.default_rng(5)
     target, new = random.gamma(1.0, 3.0, (2, 4000, 2))
@@ -150,7 +149,7 @@ def test_coverage_holds_on_new_rows(interval, make_served_request, execute_batch
     np.testing.assert_allclose(share, 0.8, atol=0.03)
 
 
-def test_one_end_may_be_declared_alone(interval, make_served_request, execute_batch):
+def test_one_end_may_be_declared_alone(interval):
     """Of the ends, those that are declared are given; with max_batch_size 0 without a batch dimension."""
     backend = interval("gaussian", MEAN_VARIANCE, {"UPPER": ("FP32", (2,))}, max_batch_size=0)
     (outcome,) = execute_batch(backend, make_served_request(MEAN=np.ones(2), VARIANCE=np.zeros(2)))
@@ -165,7 +164,7 @@ def test_one_end_may_be_declared_alone(interval, make_served_request, execute_ba
         ("MEAN", np.inf, "input 'MEAN' row 1: inf at [1]; numbers must be finite"),
     ],
 )
-def test_bad_numbers_fail_their_own_request(interval, make_served_request, execute_batch, key, value, message):
+def test_bad_numbers_fail_their_own_request(interval, key, value, message):
     """What is no variance, or not finite, is INVALID_ARGUMENT with its place; the batch mate is answered."""
     bad = {"MEAN": np.ones((2, 2)), "VARIANCE": np.ones((2, 2))}
     bad[key][1, 1] = value
@@ -179,7 +178,7 @@ def test_bad_numbers_fail_their_own_request(interval, make_served_request, execu
     assert (1, 2) == good.outputs["LOWER"].shape
 
 
-def test_logarithm_that_is_too_large_fails_the_request(interval, make_served_request, execute_batch):
+def test_logarithm_that_is_too_large_fails_the_request(interval):
     """A variance that is infinite after the link says so."""
     backend = interval("gaussian", MEAN_VARIANCE, link="exp")
     (outcome,) = execute_batch(backend, make_served_request(MEAN=np.ones((1, 2)), VARIANCE=np.array([[1.0, 1e4]])))

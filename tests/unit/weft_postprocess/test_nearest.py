@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_postprocess.transforms import BACKENDS
@@ -16,7 +17,7 @@ TABLE = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
 
 
 @pytest.fixture
-def nearest(version_folder, make_model_context, load_backend):
+def nearest(version_folder, make_model_context):
     """Makes a loaded transform from a table and entries."""
 
     def make(outputs=OUTPUTS, *, tensors=None, entries=ENTRIES, inputs=INPUT, **options):
@@ -32,7 +33,7 @@ def _reference(query, table):
     return scores.index(max(scores)), max(scores)
 
 
-def test_answer_is_the_entry_of_the_highest_cosine(nearest, make_served_request, execute_batch):
+def test_answer_is_the_entry_of_the_highest_cosine(nearest):
     """Entry and score of each row equal those of a loop over the table."""
     queries = np.random.default_rng(1).normal(size=(13, 5)).astype(np.float32) * 50
     expected = [_reference(query, TABLE) for query in queries]
@@ -42,27 +43,27 @@ def test_answer_is_the_entry_of_the_highest_cosine(nearest, make_served_request,
     assert np.float32 == outcome.outputs["SCORE"].dtype
 
 
-def test_score_may_be_the_only_output(nearest, make_served_request, execute_batch):
+def test_score_may_be_the_only_output(nearest):
     """One of the two outputs may be left out."""
     (outcome,) = execute_batch(nearest({"s": ("FP32", (1,))}), make_served_request(EMBEDDING=TABLE[2:3] * 3))
     assert ["s"] == list(outcome.outputs)
     np.testing.assert_allclose(outcome.outputs["s"], [[1.0]], rtol=1e-6)
 
 
-def test_zero_query_scores_zero(nearest, make_served_request, execute_batch):
+def test_zero_query_scores_zero(nearest):
     """A zero vector is as near to every entry: the first one with score 0."""
     (outcome,) = execute_batch(nearest(), make_served_request(EMBEDDING=np.zeros((1, 5), np.float32)))
     assert ([[ENTRIES[0].encode()]], [[0.0]]) == tuple(array.tolist() for array in outcome.outputs.values())
 
 
-def test_first_of_equal_entries_wins(nearest, make_served_request, execute_batch):
+def test_first_of_equal_entries_wins(nearest):
     """A table with the same row twice answers with the earlier entry."""
     table = np.ascontiguousarray(TABLE[[3, 1, 1, 0]])
     (outcome,) = execute_batch(nearest(tensors={"embeddings": table}), make_served_request(EMBEDDING=TABLE[1:2]))
     assert [[ENTRIES[1].encode()]] == outcome.outputs["ANSWER"].tolist()
 
 
-def test_query_that_is_not_finite_fails_alone(nearest, make_served_request, execute_batch):
+def test_query_that_is_not_finite_fails_alone(nearest):
     """NaN is INVALID_ARGUMENT for its own request."""
     bad = TABLE[:2].copy()
     bad[1, 1] = np.nan
@@ -94,7 +95,7 @@ def test_wrong_configuration_is_a_load_error(nearest, options, message):
     assert message in error.value.message
 
 
-def test_broken_table_is_a_load_error(version_folder, make_model_context, load_backend):
+def test_broken_table_is_a_load_error(version_folder, make_model_context):
     """A file that is no safetensors file is INVALID_ARGUMENT, a missing one NOT_FOUND."""
     model = make_model_context(INPUT, OUTPUTS)
     with pytest.raises(NotFoundError, match=r"has no file 'table.safetensors'; it has no files"):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InvalidArgumentError
 from weft_postprocess.transforms import BACKENDS
@@ -25,7 +26,7 @@ def _inputs(num_classes=3, *, transform=False):
 
 
 @pytest.fixture
-def nms(version_folder, make_model_context, load_backend):
+def nms(version_folder, make_model_context):
     """Makes a loaded transform over three classes."""
     (version_folder / "labels.txt").write_text("\n".join(LABELS), encoding="utf-8")
 
@@ -89,9 +90,7 @@ def _check(outputs, row, found, boxes, scores):
 @pytest.mark.parametrize("threshold", ["0.25", "0.9", "0", "0.2,0.5,0.8"])
 @pytest.mark.parametrize("iou_threshold", [0.0, 0.3, 0.7, 1.0])
 @pytest.mark.parametrize("num_boxes", [1, 37])
-def test_detections_are_those_of_a_loop(
-    nms, make_served_request, execute_batch, agnostic, threshold, iou_threshold, num_boxes
-):
+def test_detections_are_those_of_a_loop(nms, agnostic, threshold, iou_threshold, num_boxes):
     """Class by class and over all classes, at any thresholds, the rows equal a loop over sorted candidates."""
     boxes, scores = _case(5, num_boxes)
     backend = nms(threshold=threshold, iou_threshold=str(iou_threshold), class_agnostic=str(agnostic))
@@ -111,9 +110,7 @@ def test_detections_are_those_of_a_loop(
 
 @pytest.mark.parametrize("max_detections", [1, 10, 64])
 @pytest.mark.parametrize(("block", "max_pairs"), [(128, 2**20), (7, 2**20), (1, 1), (7, 200)])
-def test_many_boxes_are_compared_in_parts(
-    nms, make_served_request, execute_batch, monkeypatch, block, max_pairs, max_detections
-):
+def test_many_boxes_are_compared_in_parts(nms, monkeypatch, block, max_pairs, max_detections):
     """However many rows and boxes are compared at a time, the detections are the same."""
     monkeypatch.setattr("weft_postprocess.transforms.boxes._BLOCK", block)
     monkeypatch.setattr("weft_postprocess.transforms.boxes._MAX_PAIRS", max_pairs)
@@ -128,7 +125,7 @@ def test_many_boxes_are_compared_in_parts(
 
 
 @pytest.mark.parametrize("agnostic", ["true", "false"])
-def test_each_class_has_its_threshold(nms, make_served_request, execute_batch, agnostic):
+def test_each_class_has_its_threshold(nms, agnostic):
     """A box counts by the threshold of its class, also where it stands for its best class alone."""
     boxes = np.arange(3, dtype=np.float32)[None, :, None] * 50 + np.array([0, 0, 10, 10], np.float32)
     scores = np.eye(3, dtype=np.float32)[None] * 0.5
@@ -138,7 +135,7 @@ def test_each_class_has_its_threshold(nms, make_served_request, execute_batch, a
     assert [[2]] == outcome.outputs["COUNT"].tolist()
 
 
-def test_suppressed_box_suppresses_nothing(nms, make_served_request, execute_batch, monkeypatch):
+def test_suppressed_box_suppresses_nothing(nms, monkeypatch):
     """In a chain of boxes each overlaps the next one; every other one is kept, whatever the other rows keep."""
     monkeypatch.setattr("weft_postprocess.transforms.boxes._BLOCK", 2)
     starts = np.stack([np.arange(8) * 3, np.arange(8) * 50])
@@ -151,7 +148,7 @@ def test_suppressed_box_suppresses_nothing(nms, make_served_request, execute_bat
     assert [0, 6, 12, 18] == outcome.outputs["BOX"][0, :4, 0].tolist()
 
 
-def test_only_the_best_candidates_go_on(nms, make_served_request, execute_batch):
+def test_only_the_best_candidates_go_on(nms):
     """With max_candidates 4 what comes fifth is neither kept nor suppresses."""
     boxes, scores = _case(3, 30, seed=3)
     (outcome,) = execute_batch(nms(max_candidates="4"), make_served_request(BOXES=boxes, SCORES=scores))
@@ -160,7 +157,7 @@ def test_only_the_best_candidates_go_on(nms, make_served_request, execute_batch)
         _check(outcome.outputs, row, found, boxes[row], scores[row])
 
 
-def test_requests_of_a_batch_get_their_own_rows(nms, make_served_request, execute_batch):
+def test_requests_of_a_batch_get_their_own_rows(nms):
     """Rows of two requests are handled together and handed back apart, each as long as its own detections need."""
     cases = [_case(2, 20, seed=4), _case(1, 20, seed=5)]
     cases[1][1][:] = 0
@@ -176,7 +173,7 @@ def test_requests_of_a_batch_get_their_own_rows(nms, make_served_request, execut
     np.testing.assert_array_equal(outcomes[1].outputs["BOX"], cases[1][0][:, 7:8])
 
 
-def test_centres_become_corners(nms, make_served_request, execute_batch):
+def test_centres_become_corners(nms):
     """With box_format cxcywh the answer is in corners, and the same as for the corners themselves."""
     boxes, scores = _case(2, 20, seed=6)
     centres = np.concatenate([(boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]], axis=2)
@@ -186,7 +183,7 @@ def test_centres_become_corners(nms, make_served_request, execute_batch):
     np.testing.assert_allclose(expected.outputs["BOX"], outcome.outputs["BOX"], rtol=1e-4, atol=1e-4)
 
 
-def test_boxes_go_back_to_the_picture(nms, make_served_request, execute_batch):
+def test_boxes_go_back_to_the_picture(nms):
     """With a TRANSFORM the boxes are in pixels of the picture before it was resized."""
     boxes, scores = _case(2, 20, seed=7)
     transform = np.array([[0.5, 0.25, 3, -4], [2, 2, 0, 0]], np.float32)
@@ -201,7 +198,7 @@ def test_boxes_go_back_to_the_picture(nms, make_served_request, execute_batch):
         np.testing.assert_allclose(plain.outputs["BOX"][row, :count], back, rtol=1e-4, atol=1e-3)
 
 
-def test_scores_may_have_no_classes(nms, make_served_request, execute_batch):
+def test_scores_may_have_no_classes(nms):
     """Scores [n, N] are those of one class; with max_batch_size 0 nothing has a batch dimension."""
     boxes, scores = _case(1, 20, num_classes=1, seed=8)
     inputs = _inputs() | {"SCORES": ("FP32", (-1,))}
@@ -214,7 +211,7 @@ def test_scores_may_have_no_classes(nms, make_served_request, execute_batch):
 
 
 @pytest.mark.parametrize("num_boxes", [0, 5])
-def test_nothing_found_is_padding(nms, make_served_request, execute_batch, num_boxes):
+def test_nothing_found_is_padding(nms, num_boxes):
     """No boxes at all, or none that reaches the threshold, is a count of 0 and padding."""
     boxes, scores = _case(2, num_boxes)
     (outcome,) = execute_batch(nms(), make_served_request(BOXES=boxes, SCORES=scores * 0))
@@ -222,7 +219,7 @@ def test_nothing_found_is_padding(nms, make_served_request, execute_batch, num_b
         _check(outcome.outputs, row, [], boxes[row], scores[row])
 
 
-def test_empty_and_reversed_boxes_suppress_nothing(nms, make_served_request, execute_batch):
+def test_empty_and_reversed_boxes_suppress_nothing(nms):
     """Boxes without area are kept side by side, even where they are equal."""
     boxes = np.array([[[5, 5, 5, 5], [5, 5, 5, 5], [9, 9, 1, 1], [0, 0, 10, 10]]], np.float32)
     scores = np.full((1, 4, 3), 0.5, np.float32) * [1, 0, 0]
@@ -239,7 +236,7 @@ def test_empty_and_reversed_boxes_suppress_nothing(nms, make_served_request, exe
         ("SCORES", np.inf, "input 'SCORES' row 1: inf at [2, 1]; numbers must be finite"),
     ],
 )
-def test_bad_numbers_fail_their_own_request(nms, make_served_request, execute_batch, key, value, message):
+def test_bad_numbers_fail_their_own_request(nms, key, value, message):
     """What is not finite is INVALID_ARGUMENT with its place; the batch mate is answered."""
     boxes, scores = _case(2, 10)
     bad = {"BOXES": boxes.copy(), "SCORES": scores.copy()}
@@ -250,7 +247,7 @@ def test_bad_numbers_fail_their_own_request(nms, make_served_request, execute_ba
     assert (2, 10, 4) == good.outputs["BOX"].shape
 
 
-def test_scale_must_be_above_zero(nms, make_served_request, execute_batch):
+def test_scale_must_be_above_zero(nms):
     """A transform that cannot be undone is INVALID_ARGUMENT."""
     boxes, scores = _case(1, 4)
     request = make_served_request(BOXES=boxes, SCORES=scores, TRANSFORM=np.array([[1, 0, 0, 0]], np.float32))
@@ -258,7 +255,7 @@ def test_scale_must_be_above_zero(nms, make_served_request, execute_batch):
     assert "input 'TRANSFORM' row 0: [1.0, 0.0, 0.0, 0.0] must be finite, its scales above 0" == outcome.message
 
 
-def test_another_number_of_scores_fails_the_request(nms, make_served_request, execute_batch):
+def test_another_number_of_scores_fails_the_request(nms):
     """Boxes and scores of different N are INVALID_ARGUMENT with both numbers."""
     boxes, scores = _case(1, 4)
     (outcome,) = execute_batch(nms(), make_served_request(BOXES=boxes, SCORES=scores[:, :3]))

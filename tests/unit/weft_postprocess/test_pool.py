@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 import torch
+from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InvalidArgumentError
@@ -37,13 +38,13 @@ def _case(num_rows, length, seed=0):
 
 
 @pytest.fixture
-def pool(make_model_context, load_backend):
+def pool(make_model_context):
     """A loaded transform with defaults."""
     return load_backend(BACKENDS["pool"], make_model_context(INPUTS, OUTPUT))
 
 
 @pytest.mark.parametrize(("num_rows", "length"), [(1, 1), (3, 5), (8, 63), (5, 257)])
-def test_embedding_equals_the_loop(pool, make_served_request, execute_batch, num_rows, length):
+def test_embedding_equals_the_loop(pool, num_rows, length):
     """Mean over kept tokens, then length 1, at odd sizes."""
     hidden, mask = _case(num_rows, length)
     (outcome,) = execute_batch(pool, make_served_request(last_hidden_state=hidden, attention_mask=mask))
@@ -70,9 +71,7 @@ def _sentence_transformers(hidden, mask, pooling):
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last_token"])
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("datatype", ["FP32", "FP16", "BF16"])
-def test_every_pooling_equals_sentence_transformers(
-    make_model_context, load_backend, make_served_request, execute_batch, pooling, side, datatype
-):
+def test_every_pooling_equals_sentence_transformers(make_model_context, pooling, side, datatype):
     """Each pooling gives what its reference gives, with the padding on either side and in every precision."""
     lengths = np.array([1, 4, 9, 6])
     mask = (np.arange(9) < lengths[:, None]).astype(np.int64)
@@ -89,7 +88,7 @@ def test_every_pooling_equals_sentence_transformers(
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last_token"])
-def test_row_without_tokens_is_zero(make_model_context, load_backend, make_served_request, execute_batch, pooling):
+def test_row_without_tokens_is_zero(make_model_context, pooling):
     """A mask of zeros gives the zero vector, not NaN, beside a row with tokens; so do rows of no length."""
     backend = load_backend(BACKENDS["pool"], make_model_context(INPUTS, OUTPUT, pooling=pooling))
     hidden, mask = _case(2, 3)
@@ -109,7 +108,7 @@ def test_row_without_tokens_is_zero(make_model_context, load_backend, make_serve
         ("last_hidden_state", np.nan, "input 'last_hidden_state' row 1: the norm of the vector is nan"),
     ],
 )
-def test_bad_data_fail_their_own_request(pool, make_served_request, execute_batch, key, value, message):
+def test_bad_data_fail_their_own_request(pool, key, value, message):
     """A mask of other numbers and hidden states that are not finite are INVALID_ARGUMENT with their row."""
     hidden, mask = _case(2, 5)
     bad = {"last_hidden_state": hidden.copy(), "attention_mask": mask.copy()}
@@ -122,9 +121,7 @@ def test_bad_data_fail_their_own_request(pool, make_served_request, execute_batc
     np.testing.assert_allclose(good.outputs["EMBEDDING"], _reference(hidden, mask), rtol=1e-4, atol=1e-6)
 
 
-def test_model_without_batch_dimension_gives_one_vector(
-    make_model_context, load_backend, make_served_request, execute_batch
-):
+def test_model_without_batch_dimension_gives_one_vector(make_model_context):
     """With max_batch_size 0 inputs and output have no batch dimension."""
     backend = load_backend(BACKENDS["pool"], make_model_context(INPUTS, OUTPUT, max_batch_size=0))
     hidden, mask = _case(1, 5)
@@ -132,7 +129,7 @@ def test_model_without_batch_dimension_gives_one_vector(
     np.testing.assert_allclose(outcome.outputs["EMBEDDING"], _reference(hidden, mask)[0], rtol=1e-4, atol=1e-6)
 
 
-def test_requests_of_a_batch_get_their_own_rows(pool, make_served_request, execute_batch):
+def test_requests_of_a_batch_get_their_own_rows(pool):
     """Rows of two requests are pooled together and handed back apart."""
     cases = [_case(2, 5, seed=1), _case(3, 5, seed=2)]
     outcomes = execute_batch(pool, *(make_served_request(last_hidden_state=h, attention_mask=m) for h, m in cases))
@@ -140,7 +137,7 @@ def test_requests_of_a_batch_get_their_own_rows(pool, make_served_request, execu
         np.testing.assert_allclose(outcome.outputs["EMBEDDING"], _reference(hidden, mask), rtol=1e-4, atol=1e-6)
 
 
-def test_masked_tokens_do_not_matter(pool, make_served_request, execute_batch):
+def test_masked_tokens_do_not_matter(pool):
     """Whatever stands under a mask of 0 leaves the embedding as it is."""
     hidden, mask = _case(2, 9)
     changed = np.where(mask[:, :, None] == 1, hidden, np.float32(1e6))
@@ -152,7 +149,7 @@ def test_masked_tokens_do_not_matter(pool, make_served_request, execute_batch):
     np.testing.assert_allclose(first.outputs["EMBEDDING"], second.outputs["EMBEDDING"], rtol=1e-5)
 
 
-def test_normalisation_can_be_turned_off(make_model_context, load_backend, make_served_request, execute_batch):
+def test_normalisation_can_be_turned_off(make_model_context):
     """With normalize false the mean itself is the answer."""
     backend = load_backend(BACKENDS["pool"], make_model_context(INPUTS, OUTPUT, normalize="false"))
     hidden, mask = _case(3, 5)
@@ -192,7 +189,7 @@ async def test_texts_of_different_lengths_share_a_batch(tmp_path, monkeypatch):
     assert 1 == counted.execution_count
 
 
-def test_different_lengths_fail_the_request(pool, make_served_request, execute_batch):
+def test_different_lengths_fail_the_request(pool):
     """Hidden states and a mask of different length are INVALID_ARGUMENT with both shapes."""
     hidden, mask = _case(2, 5)
     (outcome,) = execute_batch(pool, make_served_request(last_hidden_state=hidden, attention_mask=mask[:, :4]))
@@ -210,7 +207,7 @@ def test_different_lengths_fail_the_request(pool, make_served_request, execute_b
         (INPUTS, OUTPUT, {"normalise": "true"}, "unknown parameter 'normalise'; did you mean 'normalize'?"),
     ],
 )
-def test_wrong_configuration_is_a_load_error(make_model_context, load_backend, inputs, outputs, options, message):
+def test_wrong_configuration_is_a_load_error(make_model_context, inputs, outputs, options, message):
     """What the configuration has wrong is named when the model loads."""
     with pytest.raises(InvalidArgumentError) as error:
         load_backend(BACKENDS["pool"], make_model_context(inputs, outputs, **options))

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-import scipy.special
+import scipy  # its modules are imported when they are used
+from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InvalidArgumentError
 from weft_postprocess.transforms import BACKENDS
@@ -18,7 +19,7 @@ OUTPUTS = {
 
 
 @pytest.fixture
-def sigmoid(version_folder, make_model_context, load_backend):
+def sigmoid(version_folder, make_model_context):
     """Makes a loaded transform over four classes."""
     (version_folder / "labels.txt").write_text("\n".join(LABELS), encoding="utf-8")
 
@@ -29,7 +30,7 @@ def sigmoid(version_folder, make_model_context, load_backend):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 3.0])
-def test_probabilities_are_those_of_scipy(sigmoid, make_served_request, execute_batch, temperature):
+def test_probabilities_are_those_of_scipy(sigmoid, temperature):
     """PROBS equal scipy's expit, also far from 0 and at infinity."""
     scores = (np.random.default_rng(0).normal(size=(9, 4)) * 30).astype(np.float32)
     scores[0] = [np.inf, -np.inf, 3e38, -3e38]
@@ -39,7 +40,7 @@ def test_probabilities_are_those_of_scipy(sigmoid, make_served_request, execute_
 
 
 @pytest.mark.parametrize("threshold", ["0.5", "0.9", "0.1,0.2,0.99,0.5"])
-def test_listed_classes_are_those_of_a_loop(sigmoid, make_served_request, execute_batch, threshold):
+def test_listed_classes_are_those_of_a_loop(sigmoid, threshold):
     """Each row lists the classes that reach their threshold, best first, and then nothing."""
     scores = (np.random.default_rng(1).normal(size=(25, 4)) * 2).astype(np.float32)
     (outcome,) = execute_batch(sigmoid(threshold=threshold), make_served_request(SCORES=scores))
@@ -55,21 +56,21 @@ def test_listed_classes_are_those_of_a_loop(sigmoid, make_served_request, execut
         assert [probabilities[c] for c in listed] + [0] * rest == outputs["TOP_PROBS"][row].tolist()
 
 
-def test_threshold_itself_is_enough(sigmoid, make_served_request, execute_batch):
+def test_threshold_itself_is_enough(sigmoid):
     """A probability of just the threshold is listed."""
     backend = sigmoid({"COUNT": ("INT64", (1,))})
     (outcome,) = execute_batch(backend, make_served_request(SCORES=np.array([[0, -1e-6, 0, -9]], np.float32)))
     assert [[2]] == outcome.outputs["COUNT"].tolist()
 
 
-def test_top_k_limits_the_list(sigmoid, make_served_request, execute_batch):
+def test_top_k_limits_the_list(sigmoid):
     """Of more classes than top_k the best are listed, and COUNT counts those."""
     backend = sigmoid({"INDEX": ("INT64", (2,)), "COUNT": ("INT64", (1,))}, top_k="2")
     (outcome,) = execute_batch(backend, make_served_request(SCORES=np.array([[1, 4, 2, 3]], np.float32)))
     assert ([[1, 3]], [[2]]) == tuple(array.tolist() for array in outcome.outputs.values())
 
 
-def test_score_that_is_no_number_fails_its_request(sigmoid, make_served_request, execute_batch):
+def test_score_that_is_no_number_fails_its_request(sigmoid):
     """NaN is INVALID_ARGUMENT with its place, for its own request alone."""
     scores = np.zeros((2, 4), np.float32)
     broken = scores.copy()

@@ -3,8 +3,8 @@
 import ml_dtypes
 import numpy as np
 import pytest
-import scipy.special
-import scipy.stats
+import scipy  # its modules are imported when they are used
+from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_postprocess.transforms import BACKENDS
@@ -32,7 +32,7 @@ def labels_file(version_folder):
 
 
 @pytest.fixture
-def softmax(make_model_context, load_backend, labels_file):
+def softmax(make_model_context, labels_file):
     """Makes a loaded transform over five classes."""
 
     def make(outputs=None, **options):
@@ -44,7 +44,7 @@ def softmax(make_model_context, load_backend, labels_file):
 
 @pytest.mark.parametrize("temperature", ["1", "0.5", "3"])
 @pytest.mark.parametrize("top_k", [1, 2, 5])
-def test_probabilities_are_those_of_scipy(softmax, make_served_request, execute_batch, top_k, temperature):
+def test_probabilities_are_those_of_scipy(softmax, top_k, temperature):
     """PROBS, TOP_PROBS, INDEX and LABEL agree with scipy's softmax and a sort."""
     scores = (np.random.default_rng(0).normal(size=(7, 5)) * 20).astype(np.float32)
     expected = scipy.special.softmax(scores.astype(np.float64) / float(temperature), axis=1)
@@ -58,21 +58,21 @@ def test_probabilities_are_those_of_scipy(softmax, make_served_request, execute_
     assert ["float32", "float32", "int64", "object"] == [str(array.dtype) for array in outputs.values()]
 
 
-def test_large_scores_do_not_overflow(softmax, make_served_request, execute_batch):
+def test_large_scores_do_not_overflow(softmax):
     """Scores near the largest float give finite probabilities, and -inf gives 0."""
     scores = np.array([[3e38, 3e38, -3e38, 0, -np.inf]], np.float32)
     (outcome,) = execute_batch(softmax(), make_served_request(SCORES=scores))
     assert [[0.5, 0.5, 0.0, 0.0, 0.0]] == outcome.outputs["PROBS"].tolist()
 
 
-def test_lower_index_wins_a_tie(softmax, make_served_request, execute_batch):
+def test_lower_index_wins_a_tie(softmax):
     """Equal scores are listed in the order of their classes."""
     (outcome,) = execute_batch(softmax(top_k="3"), make_served_request(SCORES=np.zeros((1, 5), np.float32)))
     assert [[0, 1, 2]] == outcome.outputs["INDEX"].tolist()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_scores_that_are_not_finite_fail_their_request(softmax, make_served_request, execute_batch, bad):
+def test_scores_that_are_not_finite_fail_their_request(softmax, bad):
     """NaN or infinity in one row is INVALID_ARGUMENT for that request alone."""
     scores = np.ones((2, 5), np.float32)
     broken = scores.copy()
@@ -83,7 +83,7 @@ def test_scores_that_are_not_finite_fail_their_request(softmax, make_served_requ
     assert f"input 'SCORES' row 1: the largest score is {bad}; it must be finite" == failed.message
 
 
-def test_classes_under_the_threshold_are_not_listed(softmax, make_served_request, execute_batch):
+def test_classes_under_the_threshold_are_not_listed(softmax):
     """Each row lists what reaches the threshold, counts it, and fills up with class -1 and empty labels."""
     scores = np.log(np.array([[0.5, 0.1, 0.3, 0.06, 0.04], [0.2, 0.2, 0.2, 0.2, 0.2]], np.float32))
     outputs = _outputs(3) | {"COUNT": ("INT64", (1,))}
@@ -96,7 +96,7 @@ def test_classes_under_the_threshold_are_not_listed(softmax, make_served_request
     np.testing.assert_allclose(outcome.outputs["TOP_PROBS"], [[0.5, 0.3, 0], [0, 0, 0]], rtol=1e-5)
 
 
-def test_entropy_is_that_of_scipy(softmax, make_served_request, execute_batch):
+def test_entropy_is_that_of_scipy(softmax):
     """ENTROPY is scipy's entropy of the probabilities in nats, also where some are 0."""
     scores = (np.random.default_rng(0).normal(size=(9, 5)) * 3).astype(np.float32)
     scores[0], scores[1] = 0, [0, -np.inf, -np.inf, -np.inf, -np.inf]
@@ -116,9 +116,7 @@ def test_best_classes_are_those_of_a_stable_sort(num_classes, k):
 
 
 @pytest.mark.parametrize(("datatype", "dtype"), [("FP16", np.float16), ("BF16", ml_dtypes.bfloat16)])
-def test_half_precision_is_widened(
-    make_model_context, load_backend, make_served_request, execute_batch, datatype, dtype
-):
+def test_half_precision_is_widened(make_model_context, datatype, dtype):
     """Scores of a model in half precision give probabilities in FP32."""
     scores = np.array([[1, 2, 3, 4, 5]], dtype)
     model = make_model_context({"SCORES": (datatype, (5,))}, {"PROBS": ("FP32", (5,))})
@@ -127,7 +125,7 @@ def test_half_precision_is_widened(
     np.testing.assert_allclose(outcome.outputs["PROBS"], expected, rtol=1e-5)
 
 
-def test_model_without_batch_dimension_gives_one_row(softmax, make_served_request, execute_batch):
+def test_model_without_batch_dimension_gives_one_row(softmax):
     """With max_batch_size 0 input and outputs have no batch dimension."""
     backend = softmax({"LABEL": ("BYTES", (1,)), "PROBS": ("FP32", (5,))}, max_batch_size=0)
     (outcome,) = execute_batch(backend, make_served_request(SCORES=np.array([0, 0, 9, 0, 0], np.float32)))
@@ -135,7 +133,7 @@ def test_model_without_batch_dimension_gives_one_row(softmax, make_served_reques
     assert (5,) == outcome.outputs["PROBS"].shape
 
 
-def test_only_declared_outputs_are_given(make_model_context, load_backend, make_served_request, execute_batch):
+def test_only_declared_outputs_are_given(make_model_context):
     """Without LABEL among the outputs no labels file is needed."""
     model = make_model_context(INPUT, {"INDEX": ("INT64", (1,))})
     (outcome,) = execute_batch(
@@ -144,7 +142,7 @@ def test_only_declared_outputs_are_given(make_model_context, load_backend, make_
     assert {"INDEX": [[0], [1], [2], [3], [4]]} == {name: array.tolist() for name, array in outcome.outputs.items()}
 
 
-def test_label_filename_of_the_output_is_used(softmax, labels_file, make_served_request, execute_batch):
+def test_label_filename_of_the_output_is_used(softmax, labels_file):
     """``label_filename`` of the output LABEL names the file; one in the model's folder comes first."""
     (labels_file.parent / "names.txt").write_bytes(b"v\r\nw\r\nx\r\ny\r\nz\r\n")
     (labels_file.parent / "1" / "names.txt").write_text("a\nb\nc\nd\ne")

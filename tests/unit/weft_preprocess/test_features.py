@@ -4,15 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from sklearn.impute import SimpleImputer
-from sklearn.preprocessing import (
-    FunctionTransformer,
-    MinMaxScaler,
-    OneHotEncoder,
-    OrdinalEncoder,
-    RobustScaler,
-    StandardScaler,
-)
+from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_preprocess.transforms import BACKENDS
@@ -24,7 +16,7 @@ COLORS, SIZES = ["red", "green", "größer 🙂"], ["s", "m", "l", "xl"]
 
 
 @pytest.fixture
-def features(version_folder, make_model_context, load_backend):
+def features(version_folder, make_model_context):
     """Makes a loaded transform from the content of its file."""
 
     def make(content, *, width=3, numbers=3, categories=0, datatype="FP64", suffix="json", kind="BYTES", **options):
@@ -43,6 +35,9 @@ def features(version_folder, make_model_context, load_backend):
 
 def _fitted():
     """By step, the transformer of scikit-learn and what the file has of it. Only the imputer saw gaps."""
+    from sklearn.impute import SimpleImputer  # takes half a second
+    from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, RobustScaler, StandardScaler
+
     impute = SimpleImputer().fit(np.where(RANDOM.random(TRAINING.shape) < 0.2, np.nan, TRAINING))
     standard, robust = StandardScaler().fit(TRAINING), RobustScaler().fit(TRAINING)
     min_max = MinMaxScaler((-1, 2)).fit(TRAINING)
@@ -73,7 +68,7 @@ def _fitted():
         "robust,clip,min_max",
     ],
 )
-def test_numbers_are_those_of_scikit_learn(features, make_served_request, execute_batch, steps, datatype, suffix):
+def test_numbers_are_those_of_scikit_learn(features, steps, datatype, suffix):
     """Every step, and several in any order, give what the fitted transformers give one after another."""
     fitted, content = _fitted(), {}
     rows = ROWS.astype(np.float32 if datatype == "FP32" else np.float64)
@@ -100,10 +95,10 @@ def _text_content(**more):
 @pytest.mark.parametrize("unknown", ["error", "ignore"])
 @pytest.mark.parametrize("suffix", ["json", "npz"])
 @pytest.mark.parametrize(("encoding", "width"), [("one_hot", 7), ("ordinal", 2), ("ordinal, one_hot", 5)])
-def test_categories_are_those_of_scikit_learn(
-    features, make_served_request, execute_batch, unknown, suffix, encoding, width
-):
+def test_categories_are_those_of_scikit_learn(features, unknown, suffix, encoding, width):
     """One-hot and ordinal columns, known and unknown categories, give what scikit-learn's encoders give."""
+    from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder  # takes half a second
+
     rows = [("red", "xl"), ("größer 🙂", "s"), ("green", "m"), ("red", "s")]
     rows += [("blue", "l"), ("red", "")] if unknown == "ignore" else []
     known = np.array([(color, size) for color in COLORS for size in SIZES], object)
@@ -130,14 +125,14 @@ def test_categories_are_those_of_scikit_learn(
     np.testing.assert_array_equal(outcome.outputs["FEATURES"], np.hstack(parts))
 
 
-def test_whole_numbers_may_be_categories(features, make_served_request, execute_batch):
+def test_whole_numbers_may_be_categories(features):
     """A column of INT64 is encoded by the numbers in the file."""
     backend = features({"categories.0": [3, -1, 7]}, numbers=0, categories=1, width=3, kind="INT64")
     (outcome,) = execute_batch(backend, make_served_request(CATEGORIES=np.array([[7], [3]])))
     assert [[0, 0, 1], [1, 0, 0]] == outcome.outputs["FEATURES"].tolist()
 
 
-def test_numbers_come_before_categories(features, make_served_request, execute_batch):
+def test_numbers_come_before_categories(features):
     """The vector of a row with both is its scaled numbers, then its categories."""
     content = _text_content() | {"standard.mean": [1.0, 2.0, 3.0]}
     backend = features(content, categories=2, width=5, encoding="ordinal", steps="standard")
@@ -146,7 +141,7 @@ def test_numbers_come_before_categories(features, make_served_request, execute_b
     assert [[1, 2, 3, 1, 3]] == outcome.outputs["FEATURES"].tolist()
 
 
-def test_missing_category_has_a_replacement(features, make_served_request, execute_batch):
+def test_missing_category_has_a_replacement(features):
     """An empty string stands for the category that the file names."""
     content = _text_content(**{"categories.missing": ["green", "nothing"]})
     backend = features(content, numbers=0, categories=2, width=2, encoding="ordinal", unknown="ignore")
@@ -154,21 +149,21 @@ def test_missing_category_has_a_replacement(features, make_served_request, execu
     assert [[1, -1]] == outcome.outputs["FEATURES"].tolist()
 
 
-def test_logarithm_of_some_columns(features, make_served_request, execute_batch):
+def test_logarithm_of_some_columns(features):
     """log1p.columns says which columns are taken; the others stay."""
     (outcome,) = execute_batch(features({"log1p.columns": [2, 0]}, steps="log1p"), make_served_request(NUMBERS=ROWS))
     expected = np.column_stack([np.log1p(ROWS[:, 0]), ROWS[:, 1], np.log1p(ROWS[:, 2])])
     np.testing.assert_allclose(outcome.outputs["FEATURES"], expected, rtol=1e-12)
 
 
-def test_error_shows_the_number_that_came(features, make_served_request, execute_batch):
+def test_error_shows_the_number_that_came(features):
     """The error has the number of the request, not what a step made of it."""
     backend = features({"log1p.columns": [2]}, steps="log1p")
     (outcome,) = execute_batch(backend, make_served_request(NUMBERS=np.array([[1.0, 2.0, -1.0]])))
     assert "input 'NUMBERS' row 0: -1.0 at [2] has no finite result" in outcome.message
 
 
-def test_bound_may_be_absent(features, make_served_request, execute_batch):
+def test_bound_may_be_absent(features):
     """A bound that is null in the file is none."""
     content = {"clip.min": [None, 0.0, None], "clip.max": [1.0, None, None]}
     (outcome,) = execute_batch(
@@ -177,14 +172,14 @@ def test_bound_may_be_absent(features, make_served_request, execute_batch):
     assert [[1, 0, 99], [-9, 9, -99]] == outcome.outputs["FEATURES"].tolist()
 
 
-def test_missing_numbers_may_be_kept(features, make_served_request, execute_batch):
+def test_missing_numbers_may_be_kept(features):
     """With missing keep NaN passes every step, beside numbers that are scaled."""
     backend = features({"standard.mean": [1.0] * 3}, steps="standard", missing="keep")
     (outcome,) = execute_batch(backend, make_served_request(NUMBERS=np.array([[np.nan, 2.0, 3.0]])))
     np.testing.assert_array_equal(outcome.outputs["FEATURES"], [[np.nan, 1, 2]])
 
 
-def test_model_without_batch_dimension_gives_one_row(features, make_served_request, execute_batch):
+def test_model_without_batch_dimension_gives_one_row(features):
     """With max_batch_size 0 input and output have no batch dimension."""
     backend = features({"standard.mean": [1.0] * 3}, steps="standard", max_batch_size=0)
     (outcome,) = execute_batch(backend, make_served_request(NUMBERS=np.array([1.0, 2.0, 3.0])))
@@ -200,7 +195,7 @@ def test_model_without_batch_dimension_gives_one_row(features, make_served_reque
         (-2.0, "row 1: -2.0 at [2] has no finite result"),
     ],
 )
-def test_bad_number_fails_its_own_request(features, make_served_request, execute_batch, value, message):
+def test_bad_number_fails_its_own_request(features, value, message):
     """NaN, infinity and what has no logarithm are INVALID_ARGUMENT with their place; the batch mates are answered."""
     bad = ROWS[:2].copy()
     bad[1, 2] = value
@@ -213,7 +208,7 @@ def test_bad_number_fails_its_own_request(features, make_served_request, execute
     np.testing.assert_allclose(last.outputs["FEATURES"], np.log1p(ROWS[:3]))
 
 
-def test_unknown_category_fails_its_own_request(features, make_served_request, execute_batch):
+def test_unknown_category_fails_its_own_request(features):
     """A value that is no category is INVALID_ARGUMENT with its place and what is allowed."""
     backend = features(_text_content(), numbers=0, categories=2, width=7)
     good, failed = execute_batch(
@@ -274,7 +269,7 @@ def test_wrong_configuration_is_a_load_error(features, content, options, message
     assert message in error.value.message
 
 
-def test_file_must_be_there_and_readable(version_folder, make_model_context, load_backend):
+def test_file_must_be_there_and_readable(version_folder, make_model_context):
     """No file, two files, no JSON, no npz, and an npz with a pickle are load errors that name the file."""
     model = make_model_context({"NUMBERS": ("FP32", (3,))}, {"FEATURES": ("FP32", (3,))})
     with pytest.raises(NotFoundError, match=r"has no file 'features.json' or 'features.npz'"):

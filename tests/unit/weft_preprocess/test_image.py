@@ -7,11 +7,11 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
-from sklearn.datasets import load_digits
+from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InvalidArgumentError
 from weft_preprocess.transforms import BACKENDS
-from weft_preprocess.transforms.resizing import crop, exact, letterbox, resized
+from weft_preprocess.transforms.resizing import crop, exact, letterbox, resize
 
 INPUT = {"IMAGE": ("BYTES", (1,))}
 DIGITS = {"width": "8", "height": "8", "mode": "L", "scale": "16/255", "layout": "FLAT", "resample": "box"}
@@ -39,7 +39,7 @@ def _png_header(width, height):
 
 
 @pytest.fixture
-def make_backend(make_model_context, load_backend):
+def make_backend(make_model_context):
     """Makes a loaded transform whose output has the given shape."""
 
     def make(shape, **parameters):
@@ -56,8 +56,10 @@ def small(make_backend):
 
 
 @pytest.mark.parametrize("enlarged", [1, 3, 5])
-def test_digits_survive_the_way_through_a_png(make_backend, make_served_request, execute_batch, enlarged):
+def test_digits_survive_the_way_through_a_png(make_backend, enlarged):
     """A digit of sklearn, drawn at any whole multiple of its size, comes back as 64 numbers in 0 to 16."""
+    from sklearn.datasets import load_digits  # takes half a second
+
     digits = load_digits().images[:3]
     pictures = [Image.fromarray(np.round(digit * 255 / 16).astype(np.uint8), "L") for digit in digits]
     data = [_encoded(p.resize((8 * enlarged, 8 * enlarged), Image.Resampling.NEAREST)) for p in pictures]
@@ -67,7 +69,7 @@ def test_digits_survive_the_way_through_a_png(make_backend, make_served_request,
 
 
 @pytest.mark.parametrize("layout", ["CHW", "HWC", "FLAT"])
-def test_pixels_equal_the_written_formula(make_backend, make_served_request, execute_batch, layout):
+def test_pixels_equal_the_written_formula(make_backend, layout):
     """Resizing, scaling, normalising and layout equal a loop over channels, for an odd size."""
     picture = _noise(13, 7)
     resized = np.asarray(picture.resize((4, 6), Image.Resampling.BICUBIC), np.float64)
@@ -83,7 +85,7 @@ def test_pixels_equal_the_written_formula(make_backend, make_served_request, exe
 
 
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "BMP"])
-def test_accepted_formats_are_decoded(make_backend, make_served_request, execute_batch, image_format):
+def test_accepted_formats_are_decoded(make_backend, image_format):
     """Each format that the parameter names is decoded to about the same pixels."""
     flat = Image.new("RGB", (9, 5), (200, 100, 50))
     backend = make_backend((3, 6, 4), **SMALL, scale="1", formats="PNG, JPEG, WEBP, BMP")
@@ -92,7 +94,7 @@ def test_accepted_formats_are_decoded(make_backend, make_served_request, execute
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
-def test_every_eight_bit_mode_is_converted(small, make_served_request, execute_batch, mode):
+def test_every_eight_bit_mode_is_converted(small, mode):
     """Bilevel, gray, palette, transparent and CMYK images become RGB."""
     picture = Image.new("RGB", (5, 5), "white").convert(mode)
     options = {"transparency": b"\x00\xff"} if mode == "P" else {}
@@ -102,7 +104,7 @@ def test_every_eight_bit_mode_is_converted(small, make_served_request, execute_b
 
 
 @pytest.fixture
-def pixels(make_model_context, load_backend, make_served_request, execute_batch):
+def pixels(make_model_context):
     """Gives the outputs for pictures with the given output and parameters."""
 
     def run(pictures, shape=(3, 6, 4), datatype="FP32", *, transform=False, **parameters):
@@ -219,16 +221,16 @@ def test_very_long_picture_costs_no_more_memory(source):
     """Whatever its shape, a picture of 2**24 pixels never becomes more pixels on the way to 300 x 300."""
     for placement in (exact(source, (300, 300)), crop(source, (300, 300), 320), letterbox(source, (300, 300))):
         passes = []
-        assert placement.size == resized(_Measured(source, passes), placement, None).size
+        assert placement.size == resize(_Measured(source, passes), placement, None).size
         assert 2**24 >= max(passes)
 
 
 def test_two_passes_by_hand_equal_pillows_own(monkeypatch):
     """The picture that is made smaller first downwards is that of one call, up to one level."""
     picture, placement = _noise(9, 400), crop((9, 400), (30, 30), 32)
-    whole = np.asarray(resized(picture, placement, Image.Resampling.BILINEAR), np.int64)
+    whole = np.asarray(resize(picture, placement, Image.Resampling.BILINEAR), np.int64)
     monkeypatch.setattr("weft_preprocess.transforms.resizing._MAX_INTERMEDIATE_PIXELS", 100)
-    parts = np.asarray(resized(picture, placement, Image.Resampling.BILINEAR), np.int64)
+    parts = np.asarray(resize(picture, placement, Image.Resampling.BILINEAR), np.int64)
     assert np.abs(whole - parts).max() <= 1
 
 
@@ -241,7 +243,7 @@ def test_very_long_picture_is_resized(pixels, resize, size):
     assert 255 == outputs["PIXELS"].max()
 
 
-def test_model_without_batch_dimension_gives_one_image(make_backend, make_served_request, execute_batch):
+def test_model_without_batch_dimension_gives_one_image(make_backend):
     """With max_batch_size 0 input and output have no batch dimension."""
     backend = make_backend((3, 6, 4), **SMALL, max_batch_size=0)
     (outcome,) = execute_batch(backend, make_served_request(IMAGE=np.array([_encoded(_noise(5, 5))], np.object_)))
@@ -269,7 +271,7 @@ _JPEG = _encoded(_noise(31, 17), "JPEG")
         (_encoded(Image.fromarray(np.zeros((3, 3), np.uint16))), "pixels of mode I;16 are not supported"),
     ],
 )
-def test_bad_bytes_fail_their_own_request(small, make_served_request, execute_batch, data, message):
+def test_bad_bytes_fail_their_own_request(small, data, message):
     """What cannot be decoded is INVALID_ARGUMENT with its row; the batch mates have their pixels."""
     first, bad, last = execute_batch(
         small,
@@ -283,7 +285,7 @@ def test_bad_bytes_fail_their_own_request(small, make_served_request, execute_ba
     assert (1, 3, 6, 4) == first.outputs["PIXELS"].shape == last.outputs["PIXELS"].shape
 
 
-def test_bomb_is_refused_before_it_is_decoded(small, make_served_request, execute_batch):
+def test_bomb_is_refused_before_it_is_decoded(small):
     """A PNG of 12 kB with 100 megapixels is refused by its header, without a warning of Pillow."""
     bomb = _encoded(Image.new("1", (10_000, 10_000)))
     assert len(bomb) < 20_000
@@ -313,14 +315,14 @@ def test_bomb_of_any_format_is_refused_by_its_header(pixels, image_format):
         pixels([_claiming(image_format, 9000)], **SMALL, formats="PNG,JPEG,WEBP,BMP,GIF")
 
 
-def test_header_that_lies_about_a_huge_size_is_refused(small, make_served_request, execute_batch):
+def test_header_that_lies_about_a_huge_size_is_refused(small):
     """The size in the header decides, also where Pillow itself would raise."""
     (outcome,) = execute_batch(small, make_served_request(IMAGE=[_png_header(2**31 - 1, 2**31 - 1)]))
     assert isinstance(outcome, InvalidArgumentError)
     assert "at most 16777216 are allowed" in outcome.message
 
 
-def test_limits_are_inclusive(make_backend, make_served_request, execute_batch):
+def test_limits_are_inclusive(make_backend):
     """Just max_pixels and max_encoded_bytes are accepted, one more is not."""
     picture = _noise(10, 10, "L")
     size = len(_encoded(picture))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.unit.builders import execute_batch, load_backend, make_served_request
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
@@ -43,7 +44,7 @@ def model_files(version_folder):
 
 
 @pytest.fixture
-def tokenizer(model_files, make_model_context, load_backend):
+def tokenizer(model_files, make_model_context):
     """A loaded transform that cuts at 256 tokens."""
     return load_backend(BACKENDS["tokenize"], make_model_context(INPUT, OUTPUTS, max_length="256"))
 
@@ -67,7 +68,7 @@ PAIRS = ["", "I lost it, alas.", "b " * 300, "größe 東京", "y"]
 
 
 @pytest.fixture
-def load(model_files, make_model_context, load_backend):
+def load(model_files, make_model_context):
     """Makes a loaded transform from parameters."""
 
     def make(inputs=INPUT, outputs=OUTPUTS, **parameters):
@@ -86,9 +87,7 @@ def _check_equal(expected, outputs):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("truncation", ["longest_first", "only_second"])
 @pytest.mark.parametrize("special", [True, False])
-def test_pairs_are_those_of_transformers(
-    load, oracle, make_served_request, execute_batch, padding, side, truncation, special
-):
+def test_pairs_are_those_of_transformers(load, oracle, padding, side, truncation, special):
     """Every output of pairs equals what transformers gives, whichever text is cut and wherever the padding is."""
     if truncation == "only_second":
         texts, pairs = [text[:80] for text in TEXTS], PAIRS
@@ -122,9 +121,7 @@ def test_pairs_are_those_of_transformers(
     _check_equal(expected, outcome.outputs)
 
 
-def test_byte_level_tokenizer_equals_transformers(
-    version_folder, make_model_context, load_backend, make_served_request, execute_batch
-):
+def test_byte_level_tokenizer_equals_transformers(version_folder, make_model_context):
     """A byte-level tokenizer without special tokens, with a padding token of its own, agrees with transformers too."""
     from transformers import PreTrainedTokenizerFast
 
@@ -152,7 +149,7 @@ def test_byte_level_tokenizer_equals_transformers(
     _check_equal(expected, outcome.outputs)
 
 
-def test_pair_may_be_absent(model_files, make_model_context, load_backend, oracle, make_served_request, execute_batch):
+def test_pair_may_be_absent(model_files, make_model_context, oracle):
     """Where the second input is optional, a batch holds single texts and pairs, each as if it came alone."""
     model = make_model_context(PAIR, OUTPUTS, optional=("PAIR",), max_length="32")
     backend = load_backend(BACKENDS["tokenize"], model)
@@ -163,7 +160,7 @@ def test_pair_may_be_absent(model_files, make_model_context, load_backend, oracl
     assert [oracle("a", "b")["token_type_ids"]] == pair.outputs["token_type_ids"].tolist()
 
 
-def test_offsets_point_into_the_text(load, make_served_request, execute_batch):
+def test_offsets_point_into_the_text(load):
     """Each token's characters are those of the text between its offsets."""
     text = "größe, 東京 reset"
     (outcome,) = execute_batch(load(outputs=ALL_OUTPUTS, max_length="32"), make_served_request(TEXT=[text]))
@@ -171,7 +168,7 @@ def test_offsets_point_into_the_text(load, make_served_request, execute_batch):
     assert ["", "gr", "ö", "ße", ",", "東", "京", "reset", ""] == [text[start:end] for start, end in offsets]
 
 
-def test_row_that_may_not_be_cut_is_refused(load, make_served_request, execute_batch):
+def test_row_that_may_not_be_cut_is_refused(load):
     """With do_not_truncate a row that is too long is INVALID_ARGUMENT with both numbers; its batch mate is answered."""
     backend = load(max_length="8", truncation="do_not_truncate")
     good, bad = execute_batch(
@@ -181,14 +178,14 @@ def test_row_that_may_not_be_cut_is_refused(load, make_served_request, execute_b
     assert "input 'TEXT' row 1 has 9 tokens; at most 8 are allowed" == bad.message
 
 
-def test_row_whose_first_text_cannot_be_cut_enough_is_refused(load, make_served_request, execute_batch):
+def test_row_whose_first_text_cannot_be_cut_enough_is_refused(load):
     """What the tokenizer itself refuses is INVALID_ARGUMENT and names the row."""
     backend = load(PAIR, max_length="8", truncation="only_first")
     with pytest.raises(InvalidArgumentError, match=r"input 'TEXT' row 1: the tokenizer refuses the text: .*too short"):
         execute_batch(backend, make_served_request(TEXT=["a", "a"], PAIR=["b", "b " * 50]))
 
 
-def test_padding_to_max_length_may_be_declared(load, make_served_request, execute_batch):
+def test_padding_to_max_length_may_be_declared(load):
     """With padding max_length the outputs have that length, also where the configuration says so."""
     backend = load(outputs={"input_ids": ("INT64", (16,))}, max_length="16", padding="max_length")
     (outcome,) = execute_batch(backend, make_served_request(TEXT=["a"]))
@@ -196,7 +193,7 @@ def test_padding_to_max_length_may_be_declared(load, make_served_request, execut
 
 
 @pytest.mark.parametrize("num_texts", [1, 2, 5])
-def test_ids_are_those_of_transformers(tokenizer, oracle, make_served_request, execute_batch, num_texts):
+def test_ids_are_those_of_transformers(tokenizer, oracle, num_texts):
     """Ids, mask and types of a request equal what transformers gives for the same texts."""
     texts = TEXTS[:num_texts]
     expected = oracle(texts, padding=True, truncation=True, max_length=256, return_tensors="np")
@@ -208,7 +205,7 @@ def test_ids_are_those_of_transformers(tokenizer, oracle, make_served_request, e
     }
 
 
-def test_requests_of_a_batch_keep_their_own_length(tokenizer, make_served_request, execute_batch):
+def test_requests_of_a_batch_keep_their_own_length(tokenizer):
     """A long text of one request does not lengthen the rows of another one in the batch."""
     short, long = execute_batch(
         tokenizer, make_served_request(TEXT=["hi"]), make_served_request(TEXT=["word " * 50, "hi"])
@@ -219,9 +216,7 @@ def test_requests_of_a_batch_keep_their_own_length(tokenizer, make_served_reques
     np.testing.assert_array_equal(short.outputs["input_ids"][0], long.outputs["input_ids"][1, :3])
 
 
-def test_only_declared_outputs_are_given(
-    model_files, make_model_context, load_backend, make_served_request, execute_batch
-):
+def test_only_declared_outputs_are_given(model_files, make_model_context):
     """An output that the configuration leaves out is not computed."""
     backend = load_backend(
         BACKENDS["tokenize"], make_model_context(INPUT, {"input_ids": ("INT64", (-1,))}, max_length="8")
@@ -230,7 +225,7 @@ def test_only_declared_outputs_are_given(
     assert ["input_ids"] == list(outcome.outputs)
 
 
-def test_invalid_utf8_fails_its_own_request(tokenizer, make_served_request, execute_batch):
+def test_invalid_utf8_fails_its_own_request(tokenizer):
     """A row that is not UTF-8 is INVALID_ARGUMENT with its place; the batch mate has its answer."""
     good, bad, other = execute_batch(
         tokenizer,
@@ -243,9 +238,7 @@ def test_invalid_utf8_fails_its_own_request(tokenizer, make_served_request, exec
     assert good.outputs["input_ids"][0, 1] != other.outputs["input_ids"][0, 1]
 
 
-def test_text_over_the_limit_is_refused(
-    model_files, make_model_context, load_backend, make_served_request, execute_batch
-):
+def test_text_over_the_limit_is_refused(model_files, make_model_context):
     """A text longer than max_text_bytes is refused with both numbers, one of just that length is not."""
     backend = load_backend(
         BACKENDS["tokenize"], make_model_context(INPUT, OUTPUTS, max_length="16", max_text_bytes="1000")
@@ -257,16 +250,14 @@ def test_text_over_the_limit_is_refused(
     assert "has 1001 bytes; at most 1000" in over.message
 
 
-def test_huge_text_is_cut_at_max_length(tokenizer, make_served_request, execute_batch):
+def test_huge_text_is_cut_at_max_length(tokenizer):
     """A text of a megabyte gives max_length tokens, the last of them the end token."""
     (outcome,) = execute_batch(tokenizer, make_served_request(TEXT=["word " * 200_000]))
     assert (1, 256) == outcome.outputs["input_ids"].shape
     assert 102 == outcome.outputs["input_ids"][0, -1]
 
 
-def test_rows_are_padded_to_a_multiple(
-    model_files, make_model_context, load_backend, make_served_request, execute_batch
-):
+def test_rows_are_padded_to_a_multiple(model_files, make_model_context):
     """pad_to_multiple_of rounds the length up, and never above max_length."""
     backend = load_backend(
         BACKENDS["tokenize"], make_model_context(INPUT, OUTPUTS, max_length="20", pad_to_multiple_of="8")
@@ -277,9 +268,7 @@ def test_rows_are_padded_to_a_multiple(
     assert (1, 20) == long.outputs["input_ids"].shape
 
 
-def test_empty_text_without_special_tokens_is_one_pad(
-    model_files, make_model_context, load_backend, make_served_request, execute_batch
-):
+def test_empty_text_without_special_tokens_is_one_pad(model_files, make_model_context):
     """A text without any token is one padding token, so that a model never sees length 0."""
     backend = load_backend(
         BACKENDS["tokenize"], make_model_context(INPUT, OUTPUTS, max_length="8", add_special_tokens="false")
@@ -288,18 +277,14 @@ def test_empty_text_without_special_tokens_is_one_pad(
     assert [[0]] == outcome.outputs["attention_mask"].tolist()
 
 
-def test_model_without_batch_dimension_gives_one_row(
-    model_files, make_model_context, load_backend, make_served_request, execute_batch
-):
+def test_model_without_batch_dimension_gives_one_row(model_files, make_model_context):
     """With max_batch_size 0 input and outputs have no batch dimension."""
     backend = load_backend(BACKENDS["tokenize"], make_model_context(INPUT, OUTPUTS, max_batch_size=0, max_length="8"))
     (outcome,) = execute_batch(backend, make_served_request(TEXT=np.array([b"one two"], np.object_)))
     assert (4,) == outcome.outputs["input_ids"].shape
 
 
-def test_max_length_defaults_to_the_tokenizers_own(
-    model_files, make_model_context, load_backend, make_served_request, execute_batch
-):
+def test_max_length_defaults_to_the_tokenizers_own(model_files, make_model_context):
     """Without the parameter the truncation of tokenizer.json holds."""
     truncation = json.loads((model_files / "tokenizer.json").read_text())["truncation"]["max_length"]
     backend = load_backend(BACKENDS["tokenize"], make_model_context(INPUT, OUTPUTS))
@@ -327,9 +312,7 @@ def test_max_length_defaults_to_the_tokenizers_own(
         (INPUT, {"input_ids": ("INT64", (8,))}, {"max_length": "8"}, "'input_ids' must be INT64 or INT32 [-1]"),
     ],
 )
-def test_wrong_configuration_is_a_load_error(
-    model_files, make_model_context, load_backend, inputs, outputs, parameters, message
-):
+def test_wrong_configuration_is_a_load_error(model_files, make_model_context, inputs, outputs, parameters, message):
     """What the configuration has wrong is named when the model loads."""
     with pytest.raises(InvalidArgumentError) as error:
         load_backend(BACKENDS["tokenize"], make_model_context(inputs, outputs, **parameters))
@@ -339,13 +322,13 @@ def test_wrong_configuration_is_a_load_error(
 @pytest.mark.parametrize(
     ("inputs", "message"), [(INPUT, "must not be optional"), (PAIR, "'TEXT' must not be optional")]
 )
-def test_text_itself_may_not_be_optional(model_files, make_model_context, load_backend, inputs, message):
+def test_text_itself_may_not_be_optional(model_files, make_model_context, inputs, message):
     """Only the second input may be left out of a request."""
     with pytest.raises(InvalidArgumentError, match=message):
         load_backend(BACKENDS["tokenize"], make_model_context(inputs, OUTPUTS, optional=("TEXT",)))
 
 
-def test_missing_tokenizer_names_the_files_that_are_there(version_folder, make_model_context, load_backend):
+def test_missing_tokenizer_names_the_files_that_are_there(version_folder, make_model_context):
     """Without tokenizer.json the error lists what the version folder has."""
     (version_folder / "vocab.txt").touch()
     with pytest.raises(NotFoundError, match=r"has no file 'tokenizer.json'; it has vocab.txt"):
@@ -353,7 +336,7 @@ def test_missing_tokenizer_names_the_files_that_are_there(version_folder, make_m
 
 
 @pytest.mark.parametrize("content", ["", "{}", "\x00", '{"model": 3}'])
-def test_broken_tokenizer_is_a_load_error(version_folder, make_model_context, load_backend, content):
+def test_broken_tokenizer_is_a_load_error(version_folder, make_model_context, content):
     """A tokenizer.json that is none is INVALID_ARGUMENT with the path."""
     (version_folder / "tokenizer.json").write_text(content)
     with pytest.raises(InvalidArgumentError, match=r"tokenizer.json is not a tokenizer"):

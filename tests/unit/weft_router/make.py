@@ -29,6 +29,7 @@ from weft_router.graph.plan import (
 )
 from weft_router.repository.config import config_of_signature
 from weft_router.runtime import Runtime
+from weft_router.serving.model_inference import ModelInference
 from weft_router.target import TargetModel
 
 
@@ -223,6 +224,16 @@ async def run(
         tuple(RequestedOutput(name, {}) for name in outputs),
     )
     return await executor.execute(call, context if context is not None else CallContext())
+
+
+async def infer_of_model(target: Any, model: TargetModel, call: InferCall, context: CallContext) -> InferResult:
+    """The answer of a target's model that is called by its own name."""
+    inference = ModelInference(target, model, call, context)
+    try:
+        return inference.answer(await inference.work())
+    except BaseException as error:
+        inference.fail(error)
+        raise
 
 
 def context(*, timeout_ms: float | None = None, **options: Any) -> CallContext:

@@ -17,7 +17,6 @@ from weft_common.observing import telemetry
 from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import CachePlan, GraphPlan, HedgePlan, NodeKind, RetryPlan
 from weft_router.runtime import Runtime
-from weft_router.serving.passthrough import pass_through
 from weft_router.target import TargetModel
 
 
@@ -114,8 +113,9 @@ async def test_a_model_that_is_called_itself_has_a_span_like_a_step(exporter: In
     target = FakeTarget(lid=fail)
     server = telemetry.start_span("weft.router/lid", parent=None, kind=telemetry.SERVER)
     context = CallContext(trace_context=telemetry.context_of(server), headers={"traceparent": "00-old"})
+    model = TargetModel(make.signature("lid", version="3"), True)
     with pytest.raises(RemoteError):
-        await pass_through(target, TargetModel(make.signature("lid", version="3"), True), InferCall("lid"), context)
+        await make.infer_of_model(target, model, InferCall("lid"), context)
     span = by_name(exporter)["step lid"]
     assert (SpanKind.CLIENT, server.get_span_context().span_id) == (span.kind, span.parent.span_id)
     assert ("lid", "3", "model") == tuple(

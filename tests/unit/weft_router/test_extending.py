@@ -1,14 +1,25 @@
 """The router's examples of docs/extending.md run as they stand there."""
 
+import argparse
+import random
+
 import pytest
 from tests.unit.docs.test_extending import blocks, module
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_target import FakeTarget, answering
+from tests.unit.weft_router.targets.test_replicated import Fleet, replicated
 from tests.unit.weft_router.text_graphs import compiled, x, y
 
+from weft_common.core import CallContext, InferCall
+from weft_router.arguments import add_arguments
+from weft_router.bandit_algorithms import ALGORITHMS
+from weft_router.bandits.store import BanditStore
 from weft_router.combine import METHODS
+from weft_router.executor import GraphExecutor
 from weft_router.graph import GraphError
 from weft_router.kinds import describe
+from weft_router.runtime import Runtime
+from weft_router.targets.balancing import POLICIES
 
 
 async def test_a_combine_method(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +34,35 @@ async def test_a_combine_method(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 2.5 == y(await make.run(plan, FakeTarget(a=answering(4.5), b=answering(7)), x()))
     with pytest.raises(GraphError, match="'weighted' has no effect with RANGE; it belongs to: AVERAGE or SUM or VOTE"):
         compiled(nodes.replace("method:", "weighted: true method:"))
+
+
+async def test_a_balancing_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line takes it by its name, and the calls of a target go where it says."""
+    (code,) = blocks("A balancing policy", "python")
+    monkeypatch.setitem(POLICIES, "pack", module(code, "pack").PACK)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert " pack," in parser.format_help()
+    ((name, policy),) = parser.parse_args(["--target-policy=model=pack"]).target_policy
+    fleet = Fleet(["b:1", "a:1", "c:1"])
+    async with replicated(fleet, policy.text) as target:
+        await target.infer(InferCall("m"), CallContext())
+        next(replica for replica in target.replicas if replica.address == "a:1").num_inflight = 4
+        await target.infer(InferCall("m"), CallContext())
+    assert ("model", {"a:1": 1, "b:1": 1}) == (name, fleet.calls())
+
+
+async def test_a_bandit_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A splitter compiled with it is described, chooses by it, and learns from feedback."""
+    (code,) = blocks("A bandit algorithm", "python")
+    monkeypatch.setitem(ALGORITHMS, "UCB1", module(code, "softmax").SOFTMAX)  # graph.proto has no SOFTMAX
+    steps = 'step { name: "a" model_name: "a" } step { name: "b" model_name: "b" }'
+    plan = compiled(f'node {{ name: "root" splitter {{ bandit {{ algorithm: UCB1 epsilon: 0.05 }} {steps} }} }}')
+    assert ("SOFTMAX, epsilon 0.05",) == describe(plan.root).entry.notes
+    store = BanditStore(random.Random(1))
+    target = FakeTarget(a=answering(1), b=answering(2))
+    executor = GraphExecutor(plan, Runtime({"model": target}, bandits=store))
+    for number in range(100):
+        result = await executor.execute(InferCall("g", request_id=str(number), inputs=x()), CallContext())
+        store.reward_request("g", str(number), float(y(result) == 2))
+    assert [call.model_name for call in target.calls].count("b") > 80

@@ -1,6 +1,7 @@
 """Deadlines held against measured executions, with the time in the test's hands."""
 
 import pytest
+from tests.unit.weft_serving.builders import make_request
 
 from weft_common.errors import DeadlineExceededError
 from weft_serving.scheduler.admission import DeadlineAdmission
@@ -15,11 +16,12 @@ NOW_NS = 1000 * MS
 def _measured(*, num_instances=1, full_ms=0, single_ms=10, **settings):
     """Queue and admission of a model whose executions took so long lately."""
     settings = SchedulerSettings(**{"max_batch_size": 8, "is_batching": True, **settings})
-    admission = DeadlineAdmission(settings, num_instances)
+    times = ExecutionTimes()
+    admission = DeadlineAdmission(settings, num_instances, times)
     for _ in range(MIN_MEASUREMENTS):
-        admission.measured(1, single_ms * MS, NOW_NS)
+        times.add(1, single_ms * MS, NOW_NS)
         if full_ms:
-            admission.measured(8, full_ms * MS, NOW_NS)
+            times.add(8, full_ms * MS, NOW_NS)
     return PriorityQueue(settings), admission
 
 
@@ -55,7 +57,7 @@ def test_median_forgets():
 @pytest.mark.parametrize(
     ("left_ms", "expected"), [(None, True), (30, True), (10, True), (9, False), (0, True), (-1, True)]
 )
-def test_a_deadline_must_leave_time_to_execute(make_request, left_ms, expected):
+def test_a_deadline_must_leave_time_to_execute(left_ms, expected):
     """A request is refused where less than the median is left; deadlines that passed are the queue's affair."""
     deadline_ns = None if left_ms is None else NOW_NS + left_ms * MS
     request = make_request(deadline_ns=deadline_ns)
@@ -63,7 +65,7 @@ def test_a_deadline_must_leave_time_to_execute(make_request, left_ms, expected):
     assert (10 * MS if (left_ms or 0) > 0 else 0) == request.expected_ns
 
 
-def test_refusal_says_why(make_request):
+def test_refusal_says_why():
     """The text has what is left, what it takes, and what waits before it."""
     queue, admission = _measured(full_ms=40)
     for _ in range(2):
@@ -86,7 +88,7 @@ def test_refusal_says_why(make_request):
         pytest.param(40, 1, 3, 1, 10, id="a better level passes them"),
     ],
 )
-def test_waiting_requests_count(make_request, full_ms, num_instances, num_waiting, level, least_ms):
+def test_waiting_requests_count(full_ms, num_instances, num_waiting, level, least_ms):
     """The full batches of its level and of better ones that are executed before a request take their time."""
     queue, admission = _measured(
         full_ms=full_ms, num_instances=num_instances, priority_levels=2, default_priority_level=2
@@ -100,7 +102,7 @@ def test_waiting_requests_count(make_request, full_ms, num_instances, num_waitin
     assert [False, True] == outcomes
 
 
-def test_own_batch_grows(make_request):
+def test_own_batch_grows():
     """A request that joins those that wait takes as long as a batch of that size does."""
     queue, admission = _measured(full_ms=40)
     queue.add(make_request(7), NOW_NS)
@@ -108,7 +110,7 @@ def test_own_batch_grows(make_request):
     assert not _is_admitted(queue, admission, request)
 
 
-def test_a_model_that_became_faster_is_found_out(make_request):
+def test_a_model_that_became_faster_is_found_out():
     """A refusal does not last: without executions its reason is forgotten."""
     queue, admission = _measured()
     late_ns = NOW_NS + MAX_AGE_NS + 1

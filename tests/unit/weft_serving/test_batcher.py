@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
+from tests.unit.weft_serving.builders import make_request
 
 from weft_serving.scheduler.batcher import make_batcher
 from weft_serving.scheduler.grouping import LengthBuckets
@@ -34,7 +35,7 @@ class Arrival:
     key: object = None
 
 
-def _run(make_request, arrivals, *, num_to_hold=0, buckets=None, **settings):
+def _run(arrivals, *, num_to_hold=0, buckets=None, **settings):
     """Executions as (seconds, rows of the members), with as many free instances as there are batches."""
     settings = _settings(**settings)
     queue = PriorityQueue(settings)
@@ -92,9 +93,9 @@ A = Arrival
         ),
     ],
 )
-def test_outcomes(make_request, arrivals, expected):
+def test_outcomes(arrivals, expected):
     """max_batch_size 8, preferred [2, 6], delay 10 s: arrivals lead to these executions."""
-    assert expected == _run(make_request, arrivals)
+    assert expected == _run(arrivals)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +107,12 @@ def test_outcomes(make_request, arrivals, expected):
         ([A((5, 5))], [(0, [5]), (0, [5])]),
     ],
 )
-def test_no_delay_never_waits(make_request, arrivals, expected):
+def test_no_delay_never_waits(arrivals, expected):
     """With a delay of 0 everything queued is sent at once, in the largest preferred prefixes."""
-    assert expected == _run(make_request, arrivals, max_queue_delay_us=0)
+    assert expected == _run(arrivals, max_queue_delay_us=0)
 
 
-def test_late_batch_takes_all_that_fits(make_request):
+def test_late_batch_takes_all_that_fits():
     """Once the oldest waited for the delay, preferred sizes no longer matter."""
     settings = _settings()
     queue, batcher = PriorityQueue(settings), make_batcher(settings)
@@ -121,13 +122,13 @@ def test_late_batch_takes_all_that_fits(make_request):
     assert 8 == len(batcher.next_batch(queue, DELAY_S * S).requests)
 
 
-def test_no_preferred_sizes_means_the_maximum(make_request):
+def test_no_preferred_sizes_means_the_maximum():
     """Without preferred sizes a batch goes when it is full, or late."""
-    executions = _run(make_request, [A((4,)), A((4,), 1), A((5,), 2), A((5,), 3)], preferred_batch_sizes=())
+    executions = _run([A((4,)), A((4,), 1), A((5,), 2), A((5,), 3)], preferred_batch_sizes=())
     assert [(1, [4, 4]), (3, [5]), (13, [5])] == executions
 
 
-def test_batch_mixes_levels(make_request):
+def test_batch_mixes_levels():
     """Level 1 comes first in a batch, and lower levels fill the rest; the delay counts from the oldest of them."""
     settings = _settings(priority_levels=2, default_priority_level=2, preferred_batch_sizes=())
     queue, batcher = PriorityQueue(settings), make_batcher(settings)
@@ -138,7 +139,7 @@ def test_batch_mixes_levels(make_request):
     assert [high, low] == batcher.next_batch(queue, DELAY_S * S).requests
 
 
-def test_delayed_request_is_late(make_request):
+def test_delayed_request_is_late():
     """A request that its policy put back does not wait for a delay again."""
     settings = _settings(default_policy=QueuePolicy("DELAY", DELAY_S * 1_000_000))
     queue, batcher = PriorityQueue(settings), make_batcher(settings)
@@ -149,7 +150,7 @@ def test_delayed_request_is_late(make_request):
     assert [new, old] == batcher.next_batch(queue, DELAY_S * S).requests
 
 
-def test_draining_does_not_wait(make_request):
+def test_draining_does_not_wait():
     """With ``may_wait=False`` neither delay nor hold keeps a request back."""
     settings = _settings()
     queue, batcher = PriorityQueue(settings), make_batcher(settings, num_to_hold=4)
@@ -158,20 +159,20 @@ def test_draining_does_not_wait(make_request):
     assert 1 == len(batcher.next_batch(queue, 0, may_wait=False).requests)
 
 
-def test_hold_until_queued(make_request):
+def test_hold_until_queued():
     """Nothing is formed before the number to hold is reached, and everything is decided by the table afterwards."""
-    assert [(3, [1] * 6), (13, [1])] == _run(make_request, [A((1,) * 4), A((1,) * 3, 3)], num_to_hold=6)
-    assert [] == _run(make_request, [A((2,))], num_to_hold=2)
+    assert [(3, [1] * 6), (13, [1])] == _run([A((1,) * 4), A((1,) * 3, 3)], num_to_hold=6)
+    assert [] == _run([A((2,))], num_to_hold=2)
 
 
-def test_one_request_at_a_time(make_request):
+def test_one_request_at_a_time():
     """A model without dynamic_batching gets one request at a time, in order, and never waits."""
-    assert [(0, [1]), (0, [3]), (0, [1])] == _run(make_request, [A((1, 3, 1))], is_batching=False)
+    assert [(0, [1]), (0, [3]), (0, [1])] == _run([A((1, 3, 1))], is_batching=False)
 
 
-def test_no_batch_dimension(make_request):
+def test_no_batch_dimension():
     """A model without batch dimension that has dynamic_batching is executed one by one too."""
-    executions = _run(make_request, [A((1, 1))], max_batch_size=0, preferred_batch_sizes=())
+    executions = _run([A((1, 1))], max_batch_size=0, preferred_batch_sizes=())
     assert [(0, [1]), (0, [1])] == executions
 
 
@@ -185,7 +186,7 @@ def test_no_batch_dimension(make_request):
         pytest.param(3, 2, 0, id="not before its arrival"),
     ],
 )
-def test_deadline_shortens_the_delay(make_request, deadline_s, expected_s, send_s):
+def test_deadline_shortens_the_delay(deadline_s, expected_s, send_s):
     """A request that is close to its deadline, and what is in its batch, is not held back for others."""
     settings = _settings()
     queue, batcher = PriorityQueue(settings), make_batcher(settings)
@@ -212,12 +213,12 @@ B = {"buckets": BUCKETS, "preferred_batch_sizes": ()}
         pytest.param([A((5, 5, 3), 0, 16)], [(0, [5]), (0, [5, 3])], id="within a bucket nobody is overtaken"),
     ],
 )
-def test_buckets(make_request, arrivals, expected):
+def test_buckets(arrivals, expected):
     """Requests of one bucket share a batch whatever came between them, and each bucket waits for itself."""
-    assert expected == _run(make_request, arrivals, **B)
+    assert expected == _run(arrivals, **B)
 
 
-def test_bucket_batches_are_found_among_many(make_request):
+def test_bucket_batches_are_found_among_many():
     """A long queue is not walked to its end."""
     settings = _settings(preferred_batch_sizes=(), max_queue_delay_us=0)
     queue, batcher = PriorityQueue(settings), make_batcher(settings, BUCKETS)
@@ -236,14 +237,14 @@ def test_bucket_batches_are_found_among_many(make_request):
         pytest.param(((3,), (4,)), [(10, [1] * 6)], id="lengths that disagree have no bucket"),
     ],
 )
-def test_bucket_size_is_limited_by_its_elements(make_request, key, expected):
+def test_bucket_size_is_limited_by_its_elements(key, expected):
     """Batches of long rows are smaller, so that their size in elements stays within the limit."""
     buckets = LengthBuckets((16, 32), {"X": 0}, max_elements=64)
-    assert expected == _run(make_request, [A((1,) * 6, 0, key)], buckets=buckets, preferred_batch_sizes=())
+    assert expected == _run([A((1,) * 6, 0, key)], buckets=buckets, preferred_batch_sizes=())
 
 
-def test_a_large_request_is_its_own_bucket_batch(make_request):
+def test_a_large_request_is_its_own_bucket_batch():
     """A request with more elements than the limit is executed alone."""
     buckets = LengthBuckets((16,), {"X": 0}, max_elements=32)
     arrivals = [A((5, 1), 0, 16)]
-    assert [(0, [5]), (10, [1])] == _run(make_request, arrivals, buckets=buckets, preferred_batch_sizes=())
+    assert [(0, [5]), (10, [1])] == _run(arrivals, buckets=buckets, preferred_batch_sizes=())

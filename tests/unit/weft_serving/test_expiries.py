@@ -32,4 +32,4 @@ def test_times_of_those_that_left_do_not_pile_up(requests):
         expiries.add(requests[0], expiry_ns + 10**6)
         expiries.discard(requests[0])
     assert len(expiries._times) < 100
-    assert ([requests[1]], 10**9) == (list(expiries), expiries.next_ns())
+    assert ([requests[1]], 10**9) == (list(expiries.requests.values()), expiries.next_ns())

@@ -1,7 +1,7 @@
 """Figures of GPUs, from what NVML says."""
 
 import sys
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -18,21 +18,53 @@ def refuse(*_arguments):
     raise NvmlError
 
 
+@dataclass
+class Utilization:
+    gpu: int
+
+
+@dataclass
+class MemoryInfo:
+    total: int
+    used: int
+
+
+class FakeNvml:
+    """Two GPUs; the second one does not tell its power."""
+
+    NVMLError = NvmlError
+
+    def nvmlInit(self):  # noqa: N802  # these are NVML's names
+        pass
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        return index
+
+    def nvmlDeviceGetUUID(self, gpu):  # noqa: N802
+        return f"GPU-{gpu}"
+
+    def nvmlDeviceGetUtilizationRates(self, gpu):  # noqa: N802
+        return Utilization(25 * gpu)
+
+    def nvmlDeviceGetMemoryInfo(self, gpu):  # noqa: N802
+        return MemoryInfo(total=80 << 30, used=gpu << 30)
+
+    def nvmlDeviceGetPowerUsage(self, gpu):  # noqa: N802
+        return refuse() if gpu else 70500
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, gpu):  # noqa: N802
+        return 700000
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu):  # noqa: N802
+        return 1500
+
+
 @pytest.fixture
 def nvml():
-    """Two GPUs; the second one does not tell its power."""
-    return SimpleNamespace(
-        NVMLError=NvmlError,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetUUID=lambda gpu: f"GPU-{gpu}",
-        nvmlDeviceGetUtilizationRates=lambda gpu: SimpleNamespace(gpu=25 * gpu),
-        nvmlDeviceGetMemoryInfo=lambda gpu: SimpleNamespace(total=80 << 30, used=gpu << 30),
-        nvmlDeviceGetPowerUsage=lambda gpu: refuse() if gpu else 70500,
-        nvmlDeviceGetEnforcedPowerLimit=lambda gpu: 700000,
-        nvmlDeviceGetTotalEnergyConsumption=lambda gpu: 1500,
-    )
+    return FakeNvml()
 
 
 def scraped(collector):

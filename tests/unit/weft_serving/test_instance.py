@@ -6,6 +6,28 @@ import threading
 
 import numpy as np
 import pytest
+from tests.unit.weft_serving.builders import make_call
+from tests.unit.weft_serving.fake_backends import (
+    CannotClose,
+    CannotLoad,
+    ComplexDatatype,
+    Echo,
+    Exits,
+    FailsFirst,
+    MissingOutput,
+    NoArray,
+    NoList,
+    NoOutcome,
+    Poisoned,
+    Raises,
+    RaisesOwnError,
+    TooFewOutcomes,
+    TooManyOutcomes,
+    UnknownOutput,
+    WrongDatatype,
+    WrongRows,
+    WrongShape,
+)
 
 from weft_common.core import CallContext, InferResult
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
@@ -51,11 +73,11 @@ async def start(model_context):
         await runner.instance.close()
 
 
-async def test_one_thread_does_everything(start, backends, make_call):
+async def test_one_thread_does_everything(start):
     """Construction, load, every execute and close of a backend happen on one thread that is not the loop's."""
     threads = []
 
-    class Recording(backends.Echo):
+    class Recording(Echo):
         def __init__(self, *args):
             super().__init__(*args)
             threads.append(threading.current_thread())
@@ -79,9 +101,9 @@ async def test_one_thread_does_everything(start, backends, make_call):
     assert threading.current_thread() not in threads
 
 
-async def test_batch_is_split_into_results(start, backends, make_call):
+async def test_batch_is_split_into_results(start):
     """Each member gets its own rows, encoded, under its own request id, and the batch is reported once."""
-    runner = await start(backends.Echo)
+    runner = await start(Echo)
     execution = await runner.run(make_call(1, rows=2), make_call(2, rows=1))
     assert ["r1", "r2"] == [answer.request_id for answer in execution.answers]
     assert ["echo", "1"] == [execution.answers[0].model_name, execution.answers[0].model_version]
@@ -91,18 +113,18 @@ async def test_batch_is_split_into_results(start, backends, make_call):
     assert execution.start_ns <= execution.infer_start_ns <= execution.infer_end_ns <= execution.end_ns
 
 
-async def test_only_requested_outputs_are_encoded(start, backends, make_call):
+async def test_only_requested_outputs_are_encoded(start):
     """Members of one batch may ask for different outputs, in their own order; none asked for means all."""
-    runner = await start(backends.Echo)
+    runner = await start(Echo)
     calls = [make_call(outputs=names) for names in (["COUNT"], ["COUNT", "OUT"], [])]
     execution = await runner.run(*calls)
     assert [["COUNT"], ["COUNT", "OUT"], ["OUT", "COUNT"]] == [list(answer.outputs) for answer in execution.answers]
 
 
-async def test_wrong_time_stamps_stay_in_order(start, backends, make_call):
+async def test_wrong_time_stamps_stay_in_order(start):
     """A backend that stamps nonsense, or nothing, still gives times that never decrease."""
 
-    class Stamps(backends.Echo):
+    class Stamps(Echo):
         stamp = 0
 
         def execute(self, batch):
@@ -119,16 +141,16 @@ async def test_wrong_time_stamps_stay_in_order(start, backends, make_call):
 @pytest.mark.parametrize(
     ("bad", "text"),
     [
-        ("Raises", "model 'echo' failed to execute the request"),
-        ("Exits", "model 'echo' failed to execute the request"),
-        ("NoList", "answered a batch of 2 requests with NoneType outcomes"),
-        ("TooFewOutcomes", "answered a batch of 2 requests with 1 outcomes"),
-        ("TooManyOutcomes", "answered a batch of 2 requests with 3 outcomes"),
+        (Raises, "model 'echo' failed to execute the request"),
+        (Exits, "model 'echo' failed to execute the request"),
+        (NoList, "answered a batch of 2 requests with NoneType outcomes"),
+        (TooFewOutcomes, "answered a batch of 2 requests with 1 outcomes"),
+        (TooManyOutcomes, "answered a batch of 2 requests with 3 outcomes"),
     ],
 )
-async def test_bad_batch_fails_every_member(start, backends, make_call, caplog, bad, text):
+async def test_bad_batch_fails_every_member(start, caplog, bad, text):
     """Each member gets its own INTERNAL error with one error id, the log has the cause under it, nothing leaks."""
-    runner = await start(getattr(backends, bad))
+    runner = await start(bad)
     execution = await runner.run(make_call(1), make_call(2))
     assert [InternalError, InternalError] == [type(answer) for answer in execution.answers]
     assert execution.answers[0] is not execution.answers[1]
@@ -142,27 +164,27 @@ async def test_bad_batch_fails_every_member(start, backends, make_call, caplog, 
         record.error_id,
     )
     assert execution.answers[0].error_id in record.getMessage()
-    if bad == "Raises":
+    if bad is Raises:
         assert "secret of the model" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("bad", "text"),
     [
-        ("NoOutcome", "answered a request with NoneType"),
-        ("WrongShape", r"output 'COUNT' with shape \[1, 0\] for 1 rows; its configuration says \[1, 1\]"),
-        ("WrongRows", r"output 'OUT' with shape \[2, 2\] for 1 rows; its configuration says \[1, -1\]"),
-        ("WrongDatatype", "output 'COUNT' with datatype FP64; its configuration says INT32"),
-        ("ComplexDatatype", "output 'COUNT' with datatype complex64"),
-        ("NoArray", "output 'OUT' as list; it must be a numpy array"),
-        ("UnknownOutput", "unknown output 'TYPO'; its configuration has OUT, COUNT"),
-        ("MissingOutput", "did not give output 'COUNT'"),
+        (NoOutcome, "answered a request with NoneType"),
+        (WrongShape, r"output 'COUNT' with shape \[1, 0\] for 1 rows; its configuration says \[1, 1\]"),
+        (WrongRows, r"output 'OUT' with shape \[2, 2\] for 1 rows; its configuration says \[1, -1\]"),
+        (WrongDatatype, "output 'COUNT' with datatype FP64; its configuration says INT32"),
+        (ComplexDatatype, "output 'COUNT' with datatype complex64"),
+        (NoArray, "output 'OUT' as list; it must be a numpy array"),
+        (UnknownOutput, "unknown output 'TYPO'; its configuration has OUT, COUNT"),
+        (MissingOutput, "did not give output 'COUNT'"),
     ],
 )
-async def test_bad_outcome_fails_one_member(start, backends, make_call, caplog, bad, text):
+async def test_bad_outcome_fails_one_member(start, caplog, bad, text):
     """What is wrong with one member's outputs is told to that member, with an error id that is logged."""
-    runner = await start(getattr(backends, bad))
-    outputs = ["COUNT"] if bad == "MissingOutput" else []
+    runner = await start(bad)
+    outputs = ["COUNT"] if bad is MissingOutput else []
     execution = await runner.run(make_call(1, outputs=outputs), make_call(2))
     with pytest.raises(InternalError, match=text):
         raise execution.answers[0]
@@ -170,22 +192,20 @@ async def test_bad_outcome_fails_one_member(start, backends, make_call, caplog, 
     assert [execution.answers[0].error_id] == [record.error_id for record in caplog.records]
 
 
-async def test_output_that_was_not_asked_for_may_be_missing(start, backends, make_call):
+async def test_output_that_was_not_asked_for_may_be_missing(start):
     """A model may leave out an output that the request did not name."""
-    runner = await start(backends.MissingOutput)
+    runner = await start(MissingOutput)
     execution = await runner.run(make_call())
     assert ["OUT"] == list(execution.answers[0].outputs)
 
 
 @pytest.mark.parametrize(("is_repeatable", "answered", "num_executed"), [(True, [1, 2], 4), (False, [], 1)])
-async def test_a_bad_request_does_not_fail_its_batch_mates(
-    start, backends, make_call, is_repeatable, answered, num_executed
-):
+async def test_a_bad_request_does_not_fail_its_batch_mates(start, is_repeatable, answered, num_executed):
     """A batch that failed is run again request by request, and only the one that fails alone has an error.
 
     A model that may have effects is not run twice.
     """
-    backend = type("Backend", (backends.Poisoned,), {"is_repeatable": is_repeatable})
+    backend = type("Backend", (Poisoned,), {"is_repeatable": is_repeatable, "num_executed": 0})
     runner = await start(backend)
     execution = await runner.run(make_call(1), make_call(13), make_call(2))
     results = [answer for answer in execution.answers if isinstance(answer, InferResult)]
@@ -194,36 +214,36 @@ async def test_a_bad_request_does_not_fail_its_batch_mates(
     assert num_executed == backend.num_executed
 
 
-async def test_own_errors_reach_the_client(start, backends, make_call, caplog):
+async def test_own_errors_reach_the_client(start, caplog):
     """A WeftError is passed on as it is: returned, to its member; raised, to each member."""
-    runner = await start(backends.FailsFirst)
+    runner = await start(FailsFirst)
     execution = await runner.run(make_call(1), make_call(2))
     assert [InvalidArgumentError, InferResult] == [type(answer) for answer in execution.answers]
-    runner = await start(backends.RaisesOwnError)
+    runner = await start(RaisesOwnError)
     execution = await runner.run(make_call(1), make_call(2))
     assert ["the model wants other text"] * 2 == [answer.message for answer in execution.answers]
     assert [] == caplog.records
 
 
-@pytest.mark.parametrize("bad", ["Raises", "Exits", "TooFewOutcomes", "WrongShape"])
-async def test_instance_goes_on_after_a_failure(start, backends, make_call, bad):
+@pytest.mark.parametrize("bad", [Raises, Exits, TooFewOutcomes, WrongShape])
+async def test_instance_goes_on_after_a_failure(start, bad):
     """A batch that failed does not harm the next."""
 
-    class Once(getattr(backends, bad)):
+    class Once(bad):
         is_bad = True
 
         def execute(self, batch):
             if Once.is_bad:
                 Once.is_bad = False
                 return super().execute(batch)
-            return backends.Echo.execute(self, batch)
+            return Echo.execute(self, batch)
 
     runner = await start(Once)
     assert isinstance((await runner.run(make_call())).answers[0], InternalError)
     assert isinstance((await runner.run(make_call())).answers[0], InferResult)
 
 
-async def test_cancelled_members_are_not_executed(start, gate, make_call):
+async def test_cancelled_members_are_not_executed(start, gate):
     """A member that was cancelled before its batch began is left out; an empty batch is reported without a run."""
     runner = await start(gate.backend)
     gate.open()
@@ -238,26 +258,26 @@ async def test_cancelled_members_are_not_executed(start, gate, make_call):
     assert [[1, 3]] == gate.batches
 
 
-async def test_load_failure_has_its_cause(model_context, backends, caplog):
+async def test_load_failure_has_its_cause(model_context, caplog):
     """A backend that cannot load says why, and nothing is left to close."""
-    runner = Runner(model_context, backends.CannotLoad)
+    runner = Runner(model_context, CannotLoad)
     with pytest.raises(WeftError, match=r"model 'echo' failed to load on instance echo_0: OSError: weights"):
         await runner.instance.load()
     await runner.instance.close()
     assert "Traceback" in caplog.text
 
 
-async def test_close_failure_is_logged(start, backends, caplog):
+async def test_close_failure_is_logged(start, caplog):
     """An exception in close is logged and goes no further."""
-    runner = await start(backends.CannotClose)
+    runner = await start(CannotClose)
     await runner.instance.close()
     assert "raised in close" in caplog.text
 
 
-async def test_bytes_are_encoded(start, backends, make_call, model_context):
+async def test_bytes_are_encoded(start, model_context):
     """A text that cannot be encoded fails its request with INTERNAL, not the instance."""
 
-    class Surrogate(backends.Echo):
+    class Surrogate(Echo):
         def run(self, inputs, num_rows):
             out = np.empty((num_rows, 1), dtype=object)
             out[:] = "\ud800"

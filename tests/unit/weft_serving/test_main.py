@@ -40,7 +40,7 @@ output { name: "Y" data_type: TYPE_FP32 dims: 1 }
     [
         (["--repository", "absent"], "weft_model: error: --repository absent: there is no such folder"),
         (["--repository", ".", "--load-model", "m"], "--load-model needs --model-control-mode explicit"),
-        (["--repository", ".", "--repository-poll-secs", "0"], "--repository-poll-secs must be above 0, got 0"),
+        (["--repository", ".", "--repository-poll-secs", "0"], "--repository-poll-secs must be above 0 and at most"),
         (
             ["--repository", ".", "--warm-models", "2"],
             "--warm-models, --warm-mib and --warm-idle-s need --load-on-demand",

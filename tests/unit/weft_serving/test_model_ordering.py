@@ -4,6 +4,8 @@ import asyncio
 import threading
 
 import pytest
+from tests.unit.weft_serving.builders import make_call
+from tests.unit.weft_serving.fake_backends import Echo
 
 from weft_common.core import CallContext
 from weft_serving.scheduler.ordering import ReorderBuffer
@@ -33,7 +35,7 @@ def test_withdrawn_holds_nothing_up():
 
 
 @pytest.fixture
-def turns(backends):
+def turns():
     """Events by request value: the execution of a request waits for its event; ``turns.done`` says who has run."""
 
     class Turns(dict):
@@ -42,7 +44,7 @@ def turns(backends):
 
     turns = Turns()
 
-    class Waits(backends.Echo):
+    class Waits(Echo):
         def execute(self, batch):
             assert turns[float(batch.requests[0].array("IN")[0, 0])].wait(10)
             return super().execute(batch)
@@ -53,11 +55,11 @@ def turns(backends):
 
 async def _finish(model, turns, value):
     """The execution of one request has ended and was reported, and what it releases has been answered."""
-    count, is_counted = model._recorder.executed, asyncio.Event()
-    model._recorder.executed = lambda execution: (count(execution), is_counted.set())
+    count, is_counted = model._dispatcher.recorder.executed, asyncio.Event()
+    model._dispatcher.recorder.executed = lambda execution: (count(execution), is_counted.set())
     turns[value].set()
     await asyncio.wait_for(is_counted.wait(), 5)
-    model._recorder.executed = count
+    model._dispatcher.recorder.executed = count
     await asyncio.sleep(0)
 
 
@@ -67,7 +69,7 @@ def _infer(model, call, answered):
     return task
 
 
-async def test_answers_keep_the_order_of_arrival(serve, turns, make_call):
+async def test_answers_keep_the_order_of_arrival(serve, turns):
     """Three instances finish last to first; the answers leave first to last."""
     model = await serve(
         turns.backend, num_instances=3, is_batching=True, preferred_batch_sizes=(1,), preserve_ordering=True
@@ -83,7 +85,7 @@ async def test_answers_keep_the_order_of_arrival(serve, turns, make_call):
     assert ["r0", "r1", "r2"] == answered
 
 
-async def test_without_it_the_first_to_finish_is_answered(serve, turns, make_call):
+async def test_without_it_the_first_to_finish_is_answered(serve, turns):
     """By default an answer leaves when it is there."""
     model = await serve(turns.backend, num_instances=2, is_batching=True, preferred_batch_sizes=(1,))
     answered = []
@@ -96,7 +98,7 @@ async def test_without_it_the_first_to_finish_is_answered(serve, turns, make_cal
     assert ["r1", "r0"] == answered
 
 
-async def test_cancelled_request_holds_nothing_up(serve, turns, make_call):
+async def test_cancelled_request_holds_nothing_up(serve, turns):
     """When the first of two is cancelled while it runs, the second is answered at once."""
     model = await serve(
         turns.backend, num_instances=2, is_batching=True, preferred_batch_sizes=(1,), preserve_ordering=True

@@ -6,6 +6,8 @@ import time
 from typing import ClassVar
 
 import pytest
+from tests.unit.weft_serving.builders import make_call
+from tests.unit.weft_serving.fake_backends import Echo
 
 from weft_common.core import CallContext
 from weft_common.errors import UnavailableError
@@ -13,10 +15,10 @@ from weft_common.tensors import decode
 
 
 @pytest.fixture
-def fragile(backends):
+def fragile():
     """A backend that is lost when the test says so; each load waits for ``may_load`` and fails while ``is_broken``."""
 
-    class Fragile(backends.Echo):
+    class Fragile(Echo):
         made: ClassVar[list["Fragile"]] = []
         may_load = threading.Event()
         is_broken = False
@@ -49,33 +51,33 @@ def _wait_for(condition):
         time.sleep(0.005)
 
 
-async def _ask(model, make_call, value=1):
+async def _ask(model, value=1):
     result = await asyncio.wait_for(model.infer(make_call(value), CallContext()), 10)
     return decode(result.outputs["OUT"])[0, 0]
 
 
-async def test_batch_that_finds_its_backend_lost_waits_for_it(serve, fragile, make_call):
+async def test_batch_that_finds_its_backend_lost_waits_for_it(serve, fragile):
     """A batch that has not begun when the loss shows is executed after the next load."""
     model = await serve(fragile)
     fragile.made[0].reason = "gone"
-    assert 1 == await _ask(model, make_call)
+    assert 1 == await _ask(model)
     assert (2, 1, "") == (fragile.num_loads, model.statistics.restart_count, str(model.outages))
 
 
-async def test_batch_that_waits_fails_with_the_first_attempt(serve, fragile, make_call):
+async def test_batch_that_waits_fails_with_the_first_attempt(serve, fragile):
     """When the lost backend cannot be loaded, the batch that waited for it is told so; later ones are refused."""
     model = await serve(fragile)
     fragile.is_broken, fragile.made[0].reason = True, "gone"
     with pytest.raises(UnavailableError, match=r"instance echo_0 of model 'echo' is lost|no instance of"):
-        await _ask(model, make_call)
+        await _ask(model)
     with pytest.raises(UnavailableError, match=r"no instance of model 'echo' runs: gone; it cannot be loaded again"):
-        await _ask(model, make_call)
+        await _ask(model)
     fragile.is_broken = False
     await asyncio.to_thread(_wait_for, lambda: not model.outages.is_total)
-    assert 1 == await _ask(model, make_call)
+    assert 1 == await _ask(model)
 
 
-async def test_instance_that_is_lost_idle_gets_no_batches(serve, fragile, make_call):
+async def test_instance_that_is_lost_idle_gets_no_batches(serve, fragile):
     """While one of two instances is loaded again, every request goes to the other one."""
     model = await serve(fragile, num_instances=2)
     fragile.may_load.clear()
@@ -84,7 +86,7 @@ async def test_instance_that_is_lost_idle_gets_no_batches(serve, fragile, make_c
     lost.on_lost()
     await asyncio.to_thread(_wait_for, lambda: str(model.outages))
     for value in (1, 2, 3):
-        assert value == await _ask(model, make_call, value)
+        assert value == await _ask(model, value)
     assert not model.outages.is_total
     fragile.may_load.set()
 
@@ -97,10 +99,10 @@ async def _until(is_true):
 
 
 @pytest.fixture
-def slow(backends):
+def slow():
     """A backend whose executions end when the test lets them."""
 
-    class Slow(backends.Echo):
+    class Slow(Echo):
         begun = threading.Semaphore(0)
         may_end = threading.Semaphore(0)
 
@@ -112,30 +114,30 @@ def slow(backends):
     return Slow
 
 
-async def test_an_execution_that_does_not_return_takes_its_instance_out(serve, slow, make_call):
+async def test_an_execution_that_does_not_return_takes_its_instance_out(serve, slow):
     """The model is out, with reason and time, while each instance hangs; a late answer ends it."""
     model = await serve(slow, execution_timeout_us=100_000)
-    asked = asyncio.create_task(_ask(model, make_call))
+    asked = asyncio.create_task(_ask(model))
     await asyncio.to_thread(slow.begun.acquire)
     await _until(lambda: model.outages.is_total)
     assert "has executed one batch since 20" in str(model.outages)
     with pytest.raises(UnavailableError, match="longer than its execution_timeout_us"):
-        await _ask(model, make_call)
+        await _ask(model)
     slow.may_end.release(2)
     assert await asked == 1
     assert not model.outages.is_total
-    assert await _ask(model, make_call, 2) == 2
+    assert await _ask(model, 2) == 2
     assert 0 == model.statistics.restart_count
 
 
-async def test_one_hung_instance_leaves_the_others(serve, slow, make_call):
+async def test_one_hung_instance_leaves_the_others(serve, slow):
     """The reason is there, and requests go to the instance that is left."""
     model = await serve(slow, execution_timeout_us=100_000, num_instances=2)
-    asked = asyncio.create_task(_ask(model, make_call))
+    asked = asyncio.create_task(_ask(model))
     await asyncio.to_thread(slow.begun.acquire)
     await _until(lambda: str(model.outages))
     assert not model.outages.is_total
-    other = asyncio.create_task(_ask(model, make_call, 2))
+    other = asyncio.create_task(_ask(model, 2))
     await asyncio.to_thread(slow.begun.acquire)
     slow.may_end.release(2)
     assert [1, 2] == [await asked, await other]

@@ -10,6 +10,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
+from tests.unit.weft_serving.builders import make_call
+from tests.unit.weft_serving.fake_backends import Echo, Raises
 
 from weft_common.core import CallContext
 from weft_common.errors import WeftError
@@ -44,7 +46,7 @@ def _by_name(exporter):
     return spans
 
 
-async def test_spans_of_a_batch(serve, gate, make_call, exporter):
+async def test_spans_of_a_batch(serve, gate, exporter):
     """Each member has a queue and a compute span of its own trace; the batch links them all."""
     before_ns = time.time_ns()
     model = await serve(gate.backend, is_batching=True)
@@ -75,11 +77,11 @@ async def test_spans_of_a_batch(serve, gate, make_call, exporter):
     assert [0, 0, 1] == [queue.attributes["weft.queue_depth"] for queue in spans["queue"]]
 
 
-async def test_spans_tell_level_and_bucket(model_context, backends, make_call, exporter):
+async def test_spans_tell_level_and_bucket(model_context, exporter):
     """A queue span has the level that its request waited in, a batch span the bucket that it was made of."""
     context = replace(model_context, layout=BatchLayout(LengthBuckets((4, 8), {"IN": 0})))
     settings = SchedulerSettings(8, is_batching=True, priority_levels=3, default_priority_level=2)
-    model = ServedModel(context, backends.Echo, settings, [InstanceContext("echo_0")])
+    model = ServedModel(context, Echo, settings, [InstanceContext("echo_0")])
     await model.start()
     calls = [make_call(1, columns=columns, priority=level) for columns, level in ((3, 3), (4, 0), (9, 1))]
     await asyncio.gather(*(model.infer(call, _server()[1]) for call in calls))
@@ -91,7 +93,7 @@ async def test_spans_tell_level_and_bucket(model_context, backends, make_call, e
     }
 
 
-async def test_left_in_the_queue(serve, gate, make_call, exporter):
+async def test_left_in_the_queue(serve, gate, exporter):
     """Expired and cancelled requests have a queue span with status ERROR and no compute span."""
     model = await serve(
         gate.backend,
@@ -115,7 +117,7 @@ async def test_left_in_the_queue(serve, gate, make_call, exporter):
     assert 1 == len(spans["compute"])
 
 
-async def test_cancelled_while_it_runs(serve, gate, make_call, exporter):
+async def test_cancelled_while_it_runs(serve, gate, exporter):
     """A request that is cancelled while it runs has waited in the queue once, and its wait was no error."""
     model = await serve(gate.backend)
     task = asyncio.create_task(model.infer(make_call(), _server()[1]))
@@ -128,18 +130,18 @@ async def test_cancelled_while_it_runs(serve, gate, make_call, exporter):
     assert [StatusCode.UNSET] == [span.status.status_code for span in spans["queue"]]
 
 
-async def test_failed_batch(serve, backends, make_call, exporter):
+async def test_failed_batch(serve, exporter):
     """A failure is on compute and batch, with the error id that the client gets."""
-    model = await serve(backends.Raises)
+    model = await serve(Raises)
     with pytest.raises(WeftError) as raised:
         await model.infer(make_call(), _server()[1])
     spans = _by_name(exporter)
     assert [raised.value.error_id] * 2 == [spans[name][0].attributes["weft.error_id"] for name in ("compute", "batch")]
 
 
-async def test_exemplars(serve, backends, make_call, exporter):
+async def test_exemplars(serve, exporter):
     """A latency bucket points to the trace that fell into it last."""
-    model = await serve(backends.Echo)
+    model = await serve(Echo)
     server, context = _server()
     await model.infer(make_call(), context)
     (exemplar,) = filter(None, model.statistics.request_latency[0].exemplars)
@@ -147,8 +149,8 @@ async def test_exemplars(serve, backends, make_call, exporter):
     assert abs(exemplar[2] - time.time()) < 60
 
 
-async def test_nothing_when_off(serve, backends, make_call):
+async def test_nothing_when_off(serve):
     """Without telemetry no exemplar is kept."""
-    model = await serve(backends.Echo)
+    model = await serve(Echo)
     await model.infer(make_call(), CallContext())
     assert [] == [exemplar for exemplar in model.statistics.request_latency[0].exemplars if exemplar]

@@ -6,6 +6,8 @@ import time
 
 import numpy as np
 import pytest
+from tests.unit.weft_serving.builders import make_call
+from tests.unit.weft_serving.fake_backends import Echo, Poisoned
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import (
@@ -33,16 +35,16 @@ async def _queued(model, call, context=None):
     return task
 
 
-async def test_rows_come_back_in_order(serve, backends):
+async def test_rows_come_back_in_order(serve):
     """20 rows are executed as 8, 8 and 4, and answered as 20 in their order, with the request's id."""
-    model = await serve(backends.Echo, is_batching=True, can_split=True)
+    model = await serve(Echo, is_batching=True, can_split=True)
     result = await model.infer(_numbers(20), CallContext())
     assert list(range(20)) == decode(result.outputs["OUT"]).ravel().tolist()
     assert [8] * 16 + [4] * 4 == decode(result.outputs["COUNT"]).ravel().tolist()
     assert "r" == result.request_id
 
 
-async def test_parts_share_batches(serve, gate, make_call):
+async def test_parts_share_batches(serve, gate):
     """The rest of a large request is executed together with other requests."""
     model = await serve(gate.backend, is_batching=True, can_split=True)
     first = await _queued(model, make_call(9))
@@ -59,10 +61,10 @@ async def test_parts_share_batches(serve, gate, make_call):
     assert [[3], [3, 4]] == gate.batches[5:]
 
 
-async def test_counted_once(serve, backends, make_call):
+async def test_counted_once(serve):
     """A request that was split is one request of its rows; its executions are counted each."""
     model = await serve(
-        backends.Echo, is_batching=True, can_split=True, num_instances=2, priority_levels=2, default_priority_level=2
+        Echo, is_batching=True, can_split=True, num_instances=2, priority_levels=2, default_priority_level=2
     )
     await model.infer(make_call(rows=20), CallContext())
     statistics = model.statistics
@@ -74,20 +76,20 @@ async def test_counted_once(serve, backends, make_call):
     assert (0, {2: 0}) == (statistics.pending_count, statistics.count_pending_by_level())
 
 
-async def test_without_the_parameter_it_is_refused(serve, backends, make_call):
+async def test_without_the_parameter_it_is_refused(serve):
     """By default a request above max_batch_size is INVALID_ARGUMENT; with it, only wrong shapes are."""
-    model = await serve(backends.Echo, is_batching=True)
+    model = await serve(Echo, is_batching=True)
     with pytest.raises(InvalidArgumentError, match="batch-size must be <= 8"):
         await model.infer(make_call(rows=9), CallContext())
-    model = await serve(backends.Echo, is_batching=True, can_split=True)
+    model = await serve(Echo, is_batching=True, can_split=True)
     with pytest.raises(InvalidArgumentError, match=r"request batch-size must be <= 8192 .* got 8193"):
         await model.infer(make_call(rows=8 * MAX_PARTS + 1), CallContext())
 
 
-async def test_one_part_fails(serve, backends, make_call):
+async def test_one_part_fails(serve):
     """The request fails once, with the rows that failed; what others put into the same batches is answered."""
-    model = await serve(backends.Poisoned, is_batching=True, can_split=True)
-    backends.Poisoned.is_repeatable = True
+    model = await serve(Poisoned, is_batching=True, can_split=True)
+    Poisoned.is_repeatable = True
     large, other = (asyncio.create_task(model.infer(call, CallContext())) for call in (_numbers(20), make_call(2)))
     with pytest.raises(InternalError, match=r"^rows 8 to 15 of 20: .*error id"):
         await large
@@ -95,7 +97,7 @@ async def test_one_part_fails(serve, backends, make_call):
     assert (1, {"BACKEND": 1}) == (model.statistics.success.count, model.statistics.failures_by_reason)
 
 
-async def test_failure_stops_the_other_parts(serve, backends, gate, make_call):
+async def test_failure_stops_the_other_parts(serve, gate):
     """After the first part failed the waiting ones are not executed."""
 
     class Fails(gate.backend):
@@ -114,12 +116,12 @@ async def test_failure_stops_the_other_parts(serve, backends, gate, make_call):
     assert {"OTHER": 1} == model.statistics.failures_by_reason
 
 
-async def test_cancel(serve, gate, make_call):
+async def test_cancel(serve, gate):
     """A cancelled request takes all its parts out of the queue, flags the one that runs, and counts once."""
     model = await serve(gate.backend, is_batching=True, can_split=True)
     task = await _queued(model, make_call(1, rows=30))
     await gate.entered()
-    (running,) = model._running.values()
+    (running,) = model._dispatcher._running.values()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -130,7 +132,7 @@ async def test_cancel(serve, gate, make_call):
     assert (1, {"CANCELED": 1}) == (model.statistics.success.count, model.statistics.failures_by_reason)
 
 
-async def test_deadline(serve, gate, make_call):
+async def test_deadline(serve, gate):
     """A request of which parts still wait at its deadline fails then, once, and none of them is executed later."""
     model = await serve(gate.backend, is_batching=True, can_split=True)
     context = CallContext(deadline_ns=time.monotonic_ns() + 30 * MS)
@@ -146,7 +148,7 @@ async def test_deadline(serve, gate, make_call):
 @pytest.mark.parametrize(
     ("rows", "expected"), [(24, "3 requests of at most 8 rows, 2 may wait"), (16, "2 requests wait already")]
 )
-async def test_full_queue_takes_all_parts_or_none(serve, gate, make_call, rows, expected):
+async def test_full_queue_takes_all_parts_or_none(serve, gate, rows, expected):
     """Where the queue has no room for every part, none waits; a hint is given where that may change."""
     policy = QueuePolicy(max_queue_size=2)
     model = await serve(gate.backend, is_batching=True, can_split=True, default_policy=policy)
@@ -163,7 +165,7 @@ async def test_full_queue_takes_all_parts_or_none(serve, gate, make_call, rows, 
     assert ([[1], [2], [4]], {"REJECTED": 1}) == (gate.batches, model.statistics.failures_by_reason)
 
 
-async def test_stop_fails_it_once(serve, gate, make_call):
+async def test_stop_fails_it_once(serve, gate):
     """A request whose parts are not done when the grace ends fails once."""
     model = await serve(gate.backend, is_batching=True, can_split=True)
     task = await _queued(model, make_call(1, rows=30))
@@ -176,7 +178,7 @@ async def test_stop_fails_it_once(serve, gate, make_call):
     gate_opens.cancel()
 
 
-async def test_order_is_kept(serve, gate, make_call):
+async def test_order_is_kept(serve, gate):
     """With preserve_ordering a small request behind a large one is answered after it."""
     model = await serve(
         gate.backend,
@@ -195,7 +197,7 @@ async def test_order_is_kept(serve, gate, make_call):
     assert [0, 1] == answered
 
 
-async def test_failed_request_holds_up_no_order(serve, gate, make_call):
+async def test_failed_request_holds_up_no_order(serve, gate):
     """With preserve_ordering the parts of a cancelled request hold up nobody."""
     model = await serve(gate.backend, is_batching=True, can_split=True, preserve_ordering=True)
     large, small = [await _queued(model, make_call(value, rows=rows)) for value, rows in ((1, 30), (2, 1))]
@@ -205,9 +207,9 @@ async def test_failed_request_holds_up_no_order(serve, gate, make_call):
     assert 2 == decode((await asyncio.wait_for(small, 5)).outputs["OUT"])[0, 0]
 
 
-async def test_nothing_is_kept(serve, backends):
+async def test_nothing_is_kept(serve):
     """Without the help of the garbage collector nothing of a split request is in memory once it is answered."""
-    model = await serve(backends.Echo, is_batching=True, can_split=True)
+    model = await serve(Echo, is_batching=True, can_split=True)
     gc.collect()
     gc.disable()
     try:

@@ -4,6 +4,8 @@ import asyncio
 import time
 
 import pytest
+from tests.unit.weft_serving.builders import make_call
+from tests.unit.weft_serving.fake_backends import Echo, FailsFirst, Raises, RaisesOwnError, TooFewOutcomes
 
 from weft_common.core import CallContext
 from weft_common.errors import InvalidArgumentError, WeftError
@@ -11,7 +13,7 @@ from weft_common.statistics import MAX_COUNTED_LEVEL
 from weft_serving.scheduler.settings import QueuePolicy
 
 
-async def _serve_batches(serve, gate, make_call, **settings):
+async def _serve_batches(serve, gate, **settings):
     """A model that executed one request of 1 row, then two of 3 rows as one batch."""
     model = await serve(gate.backend, is_batching=True, **settings)
     first = asyncio.create_task(model.infer(make_call(0), CallContext()))
@@ -24,10 +26,10 @@ async def _serve_batches(serve, gate, make_call, **settings):
     return model.statistics
 
 
-async def test_counts(serve, gate, make_call):
+async def test_counts(serve, gate):
     """Requests, rows, executions and batch sizes are counted each for itself."""
     before_ms = time.time_ns() // 1_000_000
-    statistics = await _serve_batches(serve, gate, make_call)
+    statistics = await _serve_batches(serve, gate)
     assert (3, 7, 2) == (statistics.success.count, statistics.inference_count, statistics.execution_count)
     assert {1: 1, 6: 1} == {size: batch.compute_infer.count for size, batch in statistics.batches.items()}
     assert [3] * 4 == [
@@ -43,9 +45,9 @@ async def test_counts(serve, gate, make_call):
     assert (0, 0) == (statistics.pending_count, statistics.fail.count)
 
 
-async def test_durations_add_up(serve, gate, make_call):
+async def test_durations_add_up(serve, gate):
     """Queue and compute together never exceed the whole, and members of a batch count its compute each."""
-    statistics = await _serve_batches(serve, gate, make_call)
+    statistics = await _serve_batches(serve, gate)
     parts = (statistics.queue, statistics.compute_input, statistics.compute_infer, statistics.compute_output)
     assert 0 < sum(part.total_ns for part in parts) <= statistics.success.total_ns
     for part in ("compute_input", "compute_infer", "compute_output"):
@@ -53,9 +55,9 @@ async def test_durations_add_up(serve, gate, make_call):
         assert getattr(statistics, part).total_ns == by_batch[1] + 2 * by_batch[6]
 
 
-async def test_latency_by_priority(serve, backends, make_call):
+async def test_latency_by_priority(serve):
     """Latencies are kept by priority level, and levels without end share a histogram."""
-    model = await serve(backends.Echo, is_batching=True, priority_levels=2**64 - 1, default_priority_level=2)
+    model = await serve(Echo, is_batching=True, priority_levels=2**64 - 1, default_priority_level=2)
     for priority in (0, 1, 2**60, 2**61):
         await model.infer(make_call(priority=priority), CallContext())
     for histograms in (
@@ -68,28 +70,28 @@ async def test_latency_by_priority(serve, backends, make_call):
         }
 
 
-async def test_histograms_agree_with_the_counters(serve, gate, make_call):
+async def test_histograms_agree_with_the_counters(serve, gate):
     """The sums of the histograms are those of the whole, of the queue, and of the three parts of compute."""
-    statistics = await _serve_batches(serve, gate, make_call)
+    statistics = await _serve_batches(serve, gate)
     compute = (statistics.compute_input, statistics.compute_infer, statistics.compute_output)
     expected = (statistics.success.total_ns, statistics.queue.total_ns, sum(part.total_ns for part in compute))
     histograms = (statistics.request_latency, statistics.queue_latency, statistics.compute_latency)
     assert pytest.approx(expected) == tuple(by_level[0].sum_s * 1e9 for by_level in histograms)
 
 
-async def test_latency_without_levels(serve, backends, make_call):
+async def test_latency_without_levels(serve):
     """A model without levels keeps its latencies under 0."""
-    model = await serve(backends.Echo)
+    model = await serve(Echo)
     await model.infer(make_call(priority=3), CallContext())
     assert [0] == list(model.statistics.request_latency)
 
 
 @pytest.mark.parametrize(
-    ("bad", "reason"), [("Raises", "BACKEND"), ("TooFewOutcomes", "BACKEND"), ("RaisesOwnError", "OTHER")]
+    ("bad", "reason"), [(Raises, "BACKEND"), (TooFewOutcomes, "BACKEND"), (RaisesOwnError, "OTHER")]
 )
-async def test_failures_by_reason(serve, backends, make_call, bad, reason):
+async def test_failures_by_reason(serve, bad, reason):
     """A failed request counts as a failure of its kind, not as an inference."""
-    model = await serve(getattr(backends, bad))
+    model = await serve(bad)
     with pytest.raises(WeftError):
         await model.infer(make_call(), CallContext())
     statistics = model.statistics
@@ -97,9 +99,9 @@ async def test_failures_by_reason(serve, backends, make_call, bad, reason):
     assert (0, 0, 0) == (statistics.success.count, statistics.inference_count, statistics.execution_count)
 
 
-async def test_partly_failed_batch(serve, backends, make_call):
+async def test_partly_failed_batch(serve):
     """A batch of which one member failed is an execution; only its answered rows are inferences."""
-    model = await serve(backends.FailsFirst, is_batching=True)
+    model = await serve(FailsFirst, is_batching=True)
     calls = [model.infer(make_call(value), CallContext()) for value in range(3)]
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(outcomes[0], InvalidArgumentError)
@@ -108,7 +110,7 @@ async def test_partly_failed_batch(serve, backends, make_call):
     assert {3} == set(statistics.batches)
 
 
-async def test_refused_requests_are_rejected(serve, gate, make_call):
+async def test_refused_requests_are_rejected(serve, gate):
     """A queue timeout counts as REJECTED, with the time that it took."""
     model = await serve(
         gate.backend,

@@ -3,6 +3,8 @@
 import asyncio
 
 import pytest
+from tests.unit.weft_serving.builders import make_call
+from tests.unit.weft_serving.fake_backends import Echo
 
 from weft_common.core import CallContext
 from weft_common.errors import UnavailableError
@@ -13,7 +15,7 @@ def _start(model, call):
     return asyncio.create_task(model.infer(call, CallContext()))
 
 
-async def test_stop_drains(serve, gate, make_call):
+async def test_stop_drains(serve, gate):
     """Running and queued requests are answered, new ones refused, and the backend is closed afterwards."""
     model = await serve(gate.backend, is_batching=True)
     first = _start(model, make_call(0))
@@ -32,21 +34,21 @@ async def test_stop_drains(serve, gate, make_call):
     assert 1 == gate.closed
 
 
-async def test_stop_does_not_wait_for_a_batch_to_fill(serve, backends, make_call):
+async def test_stop_does_not_wait_for_a_batch_to_fill(serve):
     """A request that waits for others is executed at once when the model is stopped."""
-    model = await serve(backends.Echo, is_batching=True, max_queue_delay_us=60_000_000)
+    model = await serve(Echo, is_batching=True, max_queue_delay_us=60_000_000)
     task = _start(model, make_call(7))
     await asyncio.sleep(0)
     await asyncio.wait_for(model.stop(grace_s=10), 5)
     assert 7 == decode((await task).outputs["OUT"])[0, 0]
 
 
-async def test_grace_ends(serve, gate, make_call, caplog):
+async def test_grace_ends(serve, gate, caplog):
     """After the grace, whoever still waits is refused; a model that hangs is told to give up, and closed if it does."""
     model = await serve(gate.backend, is_batching=True)
     running = _start(model, make_call(0))
     await gate.entered()
-    (members,) = model._running.values()
+    (members,) = model._dispatcher._running.values()
     queued = _start(model, make_call(1))
     await asyncio.sleep(0)
     await asyncio.wait_for(model.stop(grace_s=0.01), 5)
@@ -56,18 +58,18 @@ async def test_grace_ends(serve, gate, make_call, caplog):
     assert "instance echo_0 still runs" in caplog.text
     assert ([[0]], 0, 2) == (gate.batches, model.statistics.pending_count, model.statistics.fail.count)
     gate.open()
-    await asyncio.wait_for(model._instances[0]._closed, 5)
+    await asyncio.wait_for(model._dispatcher._instances[0]._closed, 5)
     assert 1 == gate.closed
 
 
-async def test_stop_twice(serve, backends):
+async def test_stop_twice(serve):
     """A model that is stopped can be stopped again."""
-    model = await serve(backends.Echo)
+    model = await serve(Echo)
     await model.stop(grace_s=1)
     await asyncio.wait_for(model.stop(grace_s=1), 5)
 
 
-async def test_cancelled_requests_do_not_hold_up_a_stop(serve, gate, make_call):
+async def test_cancelled_requests_do_not_hold_up_a_stop(serve, gate):
     """When the last waiting request is cancelled, the stop goes on."""
     model = await serve(gate.backend, is_batching=True)
     running = _start(model, make_call(0))

@@ -8,6 +8,7 @@ from textwrap import dedent
 
 import numpy as np
 import pytest
+from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InternalError, InvalidArgumentError, NotFoundError
 from weft_serving.backends.base import InstanceContext
@@ -71,7 +72,7 @@ def write_model(version_folder):
 
 
 @pytest.fixture
-def make_backend(write_model, make_model_context, load_backend):
+def make_backend(write_model, make_model_context):
     """Makes a loaded backend from the source of its model."""
 
     def make(source, inputs=INPUTS, outputs=OUTPUTS, **options):
@@ -93,7 +94,7 @@ def executing(make_backend):
 
 
 @pytest.fixture
-def pair(make_served_request):
+def pair():
     """Two requests of one and two rows."""
     ones = np.ones((2, 4), np.float32)
     return [
@@ -102,7 +103,7 @@ def pair(make_served_request):
     ]
 
 
-def test_tutorial_model_runs_unmodified(make_backend, execute_batch, pair, capsys):
+def test_tutorial_model_runs_unmodified(make_backend, pair, capsys):
     """Sum and difference of each request come back; what the model prints does not reach standard output."""
     backend = make_backend(ADD_SUB)
     outcomes = execute_batch(backend, *pair)
@@ -138,7 +139,7 @@ def test_initialize_gets_the_strings_of_triton(make_model_context, write_model):
     assert ({}, 8) == (model_config["parameters"], model_config["max_batch_size"])
 
 
-def test_error_response_fails_its_own_request(executing, execute_batch, pair):
+def test_error_response_fails_its_own_request(executing, pair):
     """A TritonError becomes the status of its code for one request; the other one has its answer."""
     backend = executing(
         """
@@ -167,7 +168,7 @@ def test_error_response_fails_its_own_request(executing, execute_batch, pair):
         ("CANCELLED", "CANCELLED"),
     ],
 )
-def test_codes_of_errors_become_statuses(executing, execute_batch, pair, code, status):
+def test_codes_of_errors_become_statuses(executing, pair, code, status):
     """Each code that a model can set has its own status."""
     backend = executing(
         f"return [pb_utils.InferenceResponse(error=pb_utils.TritonError('sorry', pb_utils.TritonError.{code}))]"
@@ -177,7 +178,7 @@ def test_codes_of_errors_become_statuses(executing, execute_batch, pair, code, s
     assert outcome.message.startswith("sorry")
 
 
-def test_error_without_code_is_internal_and_logged(executing, execute_batch, pair, caplog):
+def test_error_without_code_is_internal_and_logged(executing, pair, caplog):
     """A bare TritonError is INTERNAL with the model's text, and the log has the same error id."""
     backend = executing("return [pb_utils.InferenceResponse(error=pb_utils.TritonError('out of ideas'))]")
     with caplog.at_level(logging.ERROR):
@@ -186,7 +187,7 @@ def test_error_without_code_is_internal_and_logged(executing, execute_batch, pai
     assert [outcome.error_id] == [record.error_id for record in caplog.records]
 
 
-def test_exception_in_execute_is_passed_on(executing, execute_batch, pair):
+def test_exception_in_execute_is_passed_on(executing, pair):
     """What execute raises reaches the instance, which answers INTERNAL."""
     backend = executing("raise ValueError('boom')")
     with pytest.raises(ValueError, match="boom"):
@@ -194,19 +195,19 @@ def test_exception_in_execute_is_passed_on(executing, execute_batch, pair):
 
 
 @pytest.mark.parametrize(("body", "count"), [("return []", 0), ("pass", 0), ("return [None] * 3", 3)])
-def test_wrong_number_of_responses_is_an_error(executing, execute_batch, pair, body, count):
+def test_wrong_number_of_responses_is_an_error(executing, pair, body, count):
     """Too few, too many or no list of responses is INTERNAL with both numbers."""
     with pytest.raises(InternalError, match=f"returned {count} responses for 2 requests"):
         execute_batch(executing(body), *pair)
 
 
-def test_response_of_another_type_is_an_error(executing, execute_batch, pair):
+def test_response_of_another_type_is_an_error(executing, pair):
     """A None among the responses fails its own request."""
     (outcome,) = execute_batch(executing("return [None]"), pair[0])
     assert "returned NoneType in place of an InferenceResponse" in outcome.message
 
 
-def test_request_tells_what_the_client_sent(executing, execute_batch, pair):
+def test_request_tells_what_the_client_sent(executing, pair):
     """Id, requested outputs, parameters, timeout and cancellation are those of the request.
 
     Parameters that the server reads are not passed on as the model's own: C++ clients send one with every request.
@@ -248,7 +249,7 @@ def test_python_code_gives_way_to_the_event_loop(executing):
         sys.setswitchinterval(before_s)
 
 
-def test_inputs_may_be_changed_in_place(executing, execute_batch, pair):
+def test_inputs_may_be_changed_in_place(executing, pair):
     """A model may compute in its inputs; the request itself stays as it was sent."""
     backend = executing(
         """
@@ -262,7 +263,7 @@ def test_inputs_may_be_changed_in_place(executing, execute_batch, pair):
     assert 3.0 == pair[0].array("INPUT0")[0, 0]
 
 
-def test_strings_come_as_bytes(make_backend, execute_batch, make_served_request):
+def test_strings_come_as_bytes(make_backend):
     """BYTES inputs are object arrays of bytes, and str or bytes may be answered."""
     backend = make_backend(
         HEAD
@@ -312,7 +313,7 @@ def test_unknown_execution_is_a_load_error(make_backend):
         make_backend(ADD_SUB, EXECUTION="fork")
 
 
-def test_execute_may_be_a_coroutine(make_backend, execute_batch, pair):
+def test_execute_may_be_a_coroutine(make_backend, pair):
     """A coroutine answers the batch as a plain function does; what it raises is passed on, an exit too."""
     backend = make_backend(
         "import asyncio, sys\n"
@@ -332,7 +333,7 @@ def test_execute_may_be_a_coroutine(make_backend, execute_batch, pair):
     backend.close()
 
 
-def test_response_may_be_sent_in_place_of_being_returned(executing, execute_batch, pair):
+def test_response_may_be_sent_in_place_of_being_returned(executing, pair):
     """A model that is not decoupled may send its one response, also late and from another thread, and return None."""
     backend = executing(
         """
@@ -358,7 +359,7 @@ def test_response_may_be_sent_in_place_of_being_returned(executing, execute_batc
         ("sender.send(response, 1); return [None] * 2", "returned 2 responses for 1 requests"),
     ],
 )
-def test_sent_response_must_be_exactly_one(executing, execute_batch, pair, body, message):
+def test_sent_response_must_be_exactly_one(executing, pair, body, message):
     """None, two, or a sender that is dropped fail the request, and never block the instance."""
     backend = executing(
         f"""
@@ -376,15 +377,13 @@ def test_sent_response_must_be_exactly_one(executing, execute_batch, pair, body,
     assert bool(message) == bool(text)
 
 
-def test_missing_model_file_is_a_load_error(make_model_context, load_backend):
+def test_missing_model_file_is_a_load_error(make_model_context):
     """Without model.py the error names the file."""
     with pytest.raises(NotFoundError, match=r"has no file 'model.py'"):
         load_backend(PythonBackend, make_model_context(INPUTS, OUTPUTS))
 
 
-def test_models_do_not_share_their_modules(
-    tmp_path, write_model, make_model_context, load_backend, execute_batch, pair
-):
+def test_models_do_not_share_their_modules(tmp_path, write_model, make_model_context, pair):
     """Two models, each with a ``helper.py`` of its own, also imported late, run side by side and leave nothing."""
     source = """
         import helper
@@ -415,7 +414,7 @@ def test_models_do_not_share_their_modules(
     assert modules == _model_modules()
 
 
-def test_instances_do_not_share_module_state(make_backend, load_backend, write_model, make_model_context):
+def test_instances_do_not_share_module_state(make_backend, write_model, make_model_context):
     """Each instance runs the file anew, so module globals are its own."""
     source = "STATE = []\n" + HEAD + "    state = STATE\n\n    def execute(self, requests): pass\n"
     first, second = make_backend(source), make_backend(source)

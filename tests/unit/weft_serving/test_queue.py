@@ -1,6 +1,7 @@
 """The priority queue, with the time in the test's hands."""
 
 import pytest
+from tests.unit.weft_serving.builders import make_request
 
 from weft_common.errors import DeadlineExceededError, ResourceExhaustedError
 from weft_common.statistics import MAX_COUNTED_LEVEL
@@ -24,7 +25,7 @@ def _add(queue, *requests, now_ns=0):
     return requests
 
 
-def test_first_in_first_out(make_request):
+def test_first_in_first_out():
     """Without levels, requests are served in the order of arrival, whatever their priority."""
     queue = _queue()
     requests = _add(queue, make_request(), make_request(priority=3), make_request(priority=1))
@@ -32,7 +33,7 @@ def test_first_in_first_out(make_request):
     assert [0, 0, 0] == [request.priority for request in queue]
 
 
-def test_levels_are_strict_and_fifo(make_request):
+def test_levels_are_strict_and_fifo():
     """Level 1 is served before level 2, and within a level the first in is the first out."""
     queue = _queue(priority_levels=3, default_priority_level=2)
     a, b, c, d = _add(queue, *(make_request(priority=level) for level in (3, 1, 2, 1)))
@@ -40,14 +41,14 @@ def test_levels_are_strict_and_fifo(make_request):
 
 
 @pytest.mark.parametrize("priority", [0, 4, 2**64 - 1])
-def test_unknown_priority_is_the_default_level(make_request, priority):
+def test_unknown_priority_is_the_default_level(priority):
     """A request without priority, or with one beyond the levels, waits in the default level."""
     queue = _queue(priority_levels=3, default_priority_level=2)
     (request,) = _add(queue, make_request(priority=priority))
     assert 2 == request.priority
 
 
-def test_levels_are_made_when_used(make_request):
+def test_levels_are_made_when_used():
     """2**64 - 1 levels cost nothing, and levels that clients no longer use do not pile up."""
     queue = _queue(priority_levels=2**64 - 1, default_priority_level=1)
     last, first = _add(queue, make_request(priority=2**64 - 1), make_request(priority=5))
@@ -59,7 +60,7 @@ def test_levels_are_made_when_used(make_request):
     queue.check_integrity()
 
 
-def test_remove_is_exact(make_request):
+def test_remove_is_exact():
     """A removed request is gone, the rest keeps its order, and removing it again changes nothing."""
     queue = _queue()
     a, b, c = _add(queue, make_request(2), make_request(3), make_request(4))
@@ -68,7 +69,7 @@ def test_remove_is_exact(make_request):
     assert ([a, c], 2, 6) == (list(queue), len(queue), queue.num_rows_before(0))
 
 
-def test_take_stamps_the_start(make_request):
+def test_take_stamps_the_start():
     """Taken requests leave the queue and know when."""
     queue = _queue()
     a, b = _add(queue, make_request(), make_request())
@@ -76,14 +77,14 @@ def test_take_stamps_the_start(make_request):
     assert ([b], 70, 0) == (list(queue), a.start_ns, b.start_ns)
 
 
-def test_arrival_is_recorded(make_request):
+def test_arrival_is_recorded():
     """A request knows when it came and how many were queued then."""
     queue = _queue()
     a, b = _add(queue, make_request(), make_request(), now_ns=42)
     assert [(42, 0, 0), (42, 1, 1)] == [(r.enqueue_ns, r.num_queued_at_arrival, r.sequence) for r in (a, b)]
 
 
-def test_timeout_rejects(make_request):
+def test_timeout_rejects():
     """With REJECT a request leaves at its timeout, not before, with the text that clients look for."""
     queue = _policy(default_timeout_us=10)
     (request,) = _add(queue, make_request(), now_ns=5)
@@ -96,7 +97,7 @@ def test_timeout_rejects(make_request):
     assert (0, None) == (len(queue), queue.next_expiry_ns())
 
 
-def test_timeout_delays(make_request):
+def test_timeout_delays():
     """With DELAY a request moves behind those of its level that are in time, before the next level, and stays."""
     queue = _queue(
         priority_levels=2, default_priority_level=1, policies={1: QueuePolicy("DELAY", default_timeout_us=10)}
@@ -115,7 +116,7 @@ def test_timeout_delays(make_request):
     queue.check_integrity()
 
 
-def test_delayed_request_still_has_a_deadline(make_request):
+def test_delayed_request_still_has_a_deadline():
     """A request that DELAY keeps is given up at its deadline."""
     queue = _policy(timeout_action="DELAY", default_timeout_us=10)
     (request,) = _add(queue, make_request(deadline_ns=30 * US))
@@ -137,7 +138,7 @@ def test_delayed_request_still_has_a_deadline(make_request):
         (0, False, 40, 0),
     ],
 )
-def test_timeout_override(make_request, default_us, may_override, asked_us, expected_us):
+def test_timeout_override(default_us, may_override, asked_us, expected_us):
     """A request may shorten the default timeout where that is allowed, never lengthen it or make one up."""
     queue = _policy(default_timeout_us=default_us, allow_timeout_override=may_override)
     (request,) = _add(queue, make_request(timeout_us=asked_us))
@@ -145,7 +146,7 @@ def test_timeout_override(make_request, default_us, may_override, asked_us, expe
     assert (expected_us * US or None) == queue.next_expiry_ns()
 
 
-def test_deadline_expires_in_the_queue(make_request):
+def test_deadline_expires_in_the_queue():
     """A request's own deadline takes it out, also before its queue timeout, and the others stay."""
     queue = _policy(default_timeout_us=1000)
     a, b = _add(queue, make_request(), make_request(deadline_ns=50), now_ns=1)
@@ -155,7 +156,7 @@ def test_deadline_expires_in_the_queue(make_request):
     assert [a] == list(queue)
 
 
-def test_passed_deadline_is_refused(make_request):
+def test_passed_deadline_is_refused():
     """A request whose deadline has passed does not enter the queue."""
     queue = _queue()
     with pytest.raises(DeadlineExceededError):
@@ -163,14 +164,14 @@ def test_passed_deadline_is_refused(make_request):
     assert 0 == len(queue)
 
 
-def test_expired_come_in_order_of_expiry(make_request):
+def test_expired_come_in_order_of_expiry():
     """What expires together is returned in the order of expiry."""
     queue = _queue()
     requests = _add(queue, *(make_request(deadline_ns=time) for time in (30, 10, 20, 99)))
     assert [requests[1], requests[2], requests[0]] == [expired.request for expired in queue.expire(50)]
 
 
-def test_max_queue_size_counts_one_level(make_request):
+def test_max_queue_size_counts_one_level():
     """A full level refuses with the limit in the text; other levels, and the same one after a removal, accept."""
     queue = _queue(
         priority_levels=2, default_priority_level=2, policies={1: QueuePolicy("DELAY", 10, max_queue_size=2)}
@@ -186,7 +187,7 @@ def test_max_queue_size_counts_one_level(make_request):
     assert 3 == len(queue)
 
 
-def test_ageing_lets_old_requests_pass(make_request):
+def test_ageing_lets_old_requests_pass():
     """With ageing a level is worth a time of arrival: level 3 is served as level 1 that came two steps later."""
     queue = _queue(priority_levels=3, default_priority_level=2, priority_aging_us=10)
     (low,) = _add(queue, make_request(priority=3))
@@ -195,7 +196,7 @@ def test_ageing_lets_old_requests_pass(make_request):
     assert [early, low, late, middle] == list(queue)
 
 
-def test_ageing_ends_in_the_better_level(make_request):
+def test_ageing_ends_in_the_better_level():
     """Of two requests that have come to be worth the same, that of the better level is first."""
     queue = _queue(priority_levels=2, default_priority_level=2, priority_aging_us=10)
     (low,) = _add(queue, make_request(priority=2))
@@ -203,7 +204,7 @@ def test_ageing_ends_in_the_better_level(make_request):
     assert [high, low] == list(queue)
 
 
-def test_delayed_requests_age(make_request):
+def test_delayed_requests_age():
     """A request that DELAY put back counts as one of the next level that came then, so it does not starve."""
     queue = _queue(
         priority_levels=2, default_priority_level=1, priority_aging_us=10, default_policy=QueuePolicy("DELAY", 5)
@@ -216,7 +217,7 @@ def test_delayed_requests_age(make_request):
     assert [same, old, newer] == list(queue)
 
 
-def test_rows_before(make_request):
+def test_rows_before():
     """A new request waits for the rows of its level and of better ones, delayed ones included."""
     queue = _queue(priority_levels=3, default_priority_level=2, policies={1: QueuePolicy("DELAY", 5)})
     first, *_ = _add(queue, *(make_request(rows, priority=level) for rows, level in ((1, 1), (2, 2), (4, 3))))
@@ -226,7 +227,7 @@ def test_rows_before(make_request):
     assert [0, 2, 6] == [queue.num_rows_before(level) for level in (1, 2, 3)]
 
 
-def test_count_by_level(make_request):
+def test_count_by_level():
     """Waiting requests are counted by level, and the countless levels that clients may choose are counted as one."""
     queue = _queue(priority_levels=2**64 - 1, default_priority_level=1)
     first, *_ = _add(queue, *(make_request(priority=level) for level in (0, 1, 2, 10**6, 2**63)))
@@ -234,7 +235,7 @@ def test_count_by_level(make_request):
     assert {1: 1, 2: 1, MAX_COUNTED_LEVEL: 2} == queue.num_by_level()
 
 
-def test_stale_expiries_are_swept(make_request):
+def test_stale_expiries_are_swept():
     """Requests that were served long before their deadline leave nothing behind."""
     queue = _queue()
     for _ in range(1000):

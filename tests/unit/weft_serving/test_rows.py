@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft_common.errors import InvalidArgumentError
 from weft_serving.backends.base import Batch
@@ -21,7 +22,7 @@ class _Doubling(RowBackend):
 
 
 @pytest.fixture
-def doubling(make_model_context, load_backend):
+def doubling(make_model_context):
     """Makes a loaded backend."""
 
     def make(**options):
@@ -34,7 +35,7 @@ def _rows(*values):
     return np.array(values, np.float32)
 
 
-def test_requests_are_run_together(doubling, make_served_request, execute_batch):
+def test_requests_are_run_together(doubling):
     """A batch of sound requests is one run, and each gets its own rows."""
     backend = doubling()
     outcomes = execute_batch(
@@ -44,7 +45,7 @@ def test_requests_are_run_together(doubling, make_served_request, execute_batch)
     assert [(3, 2)] == backend.seen
 
 
-def test_bad_data_cost_the_batch_mates_nothing(doubling, make_served_request, execute_batch):
+def test_bad_data_cost_the_batch_mates_nothing(doubling):
     """A bad row fails its own request with its own number there; all others are answered."""
     requests = [make_served_request(X=_rows([i, i])) for i in range(3)]
     bad = make_served_request(X=_rows([0, 0], [1, np.inf]))
@@ -54,7 +55,7 @@ def test_bad_data_cost_the_batch_mates_nothing(doubling, make_served_request, ex
     assert [[[0, 0]], [[2, 2]], [[4, 4]]] == [outcomes[i].outputs["Y"].tolist() for i in (0, 1, 3)]
 
 
-def test_absent_input_fails_its_own_request(doubling, make_served_request, execute_batch):
+def test_absent_input_fails_its_own_request(doubling):
     """An input that the configuration calls optional, but the backend needs, is INVALID_ARGUMENT where it is absent."""
     present, absent = execute_batch(
         doubling(optional=("X",)), make_served_request(X=_rows([1, 2])), make_served_request()
@@ -63,14 +64,14 @@ def test_absent_input_fails_its_own_request(doubling, make_served_request, execu
     assert "input 'X' is missing; this model needs it in every request" == absent.message
 
 
-def test_times_of_the_runs_stay_in_order(doubling, make_served_request):
+def test_times_of_the_runs_stay_in_order(doubling):
     """Also after bad data a batch has the times of its execution."""
     batch = Batch([make_served_request(X=_rows([1, value])) for value in (1, np.nan)])
     doubling().execute(batch)
     assert 0 < batch.start_ns <= batch.infer_start_ns <= batch.infer_end_ns
 
 
-def test_model_without_batch_dimension_has_one_row(doubling, make_served_request, execute_batch):
+def test_model_without_batch_dimension_has_one_row(doubling):
     """With max_batch_size 0 the backend sees one row, and the answer has no batch dimension."""
     backend = doubling(max_batch_size=0)
     (outcome,) = execute_batch(backend, make_served_request(X=np.array([1, 2], np.float32)))

@@ -217,7 +217,11 @@ async def test_cancelled_in_the_backlog_and_all_at_once(serve):
     served.backend.go.set()
     assert [1] == await served.sums(running)
     statistics = served.model.statistics
-    assert (5, 0, 0) == (statistics.fail.count, served.model._sequences.num_sequences, statistics.pending_count)
+    assert (5, 0, 0) == (
+        statistics.fail.count,
+        served.model._dispatcher.sequences.num_sequences,
+        statistics.pending_count,
+    )
 
 
 async def test_lost_instance_ends_its_sequences(serve):

@@ -1,4 +1,4 @@
-"""The responses of a decoupled model as they come: text flows, other outputs are shown one response after another."""
+"""Prints the responses of a decoupled model as they come: text without a break, other outputs response by response."""
 
 import contextlib
 import sys
@@ -18,11 +18,11 @@ _STREAM_INPUT = "stream"
 
 
 def ask_for_stream(specs: Sequence[TensorSpec], inputs: dict[str, WireTensor]) -> None:
-    """The answer of a language model is to come piece by piece, unless the command line says otherwise.
+    """Ask a language model to stream its answer, unless the command line says otherwise.
 
     Args:
         specs: The model's inputs.
-        inputs: Of the request; gets ``stream`` if the model has that input.
+        inputs: Of the request; receives ``stream`` if the model has that input.
     """
     for spec in specs:
         if spec.name == _STREAM_INPUT and spec.datatype == "BOOL" and spec.name not in inputs:
@@ -32,12 +32,12 @@ def ask_for_stream(specs: Sequence[TensorSpec], inputs: dict[str, WireTensor]) -
 async def print_stream(model: str, results: AsyncGenerator[InferResult, None]) -> tuple[Parameters, float]:
     """Print responses as they come, then how many came and when.
 
-    Where they have an output ``text_output``, its text is printed without a break, and the other outputs of the last
-    response after it. Cancelling the task closes ``results``, which cancels the request.
+    The text of an output ``text_output`` is printed without a break, and the other outputs of the last response after
+    it. Cancelling the task closes ``results``, which cancels the request.
 
     Args:
-        model: Its name.
-        results: The responses; ``print_stream`` begins to wait for the first one.
+        model: Name of the model.
+        results: The responses; time is measured from now.
 
     Returns:
         Parameters of the last response, and the time to it in milliseconds.
@@ -67,7 +67,7 @@ class _Printer:
         self._is_inside_line = False
 
     def show(self, result: InferResult) -> None:
-        """What is new in a response is printed; a final one without outputs says nothing."""
+        """Print what is new in a response."""
         if not result.outputs:
             return
         self._num_responses += 1
@@ -84,13 +84,13 @@ class _Printer:
             self._is_inside_line = not shown.endswith("\n")
 
     def end_line(self) -> None:
-        """What is printed next begins on a line of its own."""
+        """Begin a new line, unless the cursor is at the start of one."""
         if self._is_inside_line:
             print()
             self._is_inside_line = False
 
     def summarize(self, model: str) -> float:
-        """What came with the last text is printed, how many responses there were, and when; returns milliseconds."""
+        """Print what came with the last text, and the number and times of responses; returns milliseconds."""
         duration_ms = self._elapsed_ms()
         if self._rest is not None and self._rest.outputs:
             print(render_result(self._rest))
@@ -104,6 +104,6 @@ class _Printer:
 
 
 def _shown(piece: bytes) -> str:
-    """Text that cannot move the cursor, but for the ends of its lines and tabs."""
+    """The text without characters that move the cursor, except line ends and tabs."""
     text = piece.decode(errors="replace")
     return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)

@@ -24,7 +24,7 @@ def painter(*, is_coloured: bool) -> Paint:
 
 
 def read_trace(text: str) -> list[Mapping[str, Any]]:
-    """The entries of ``graph_trace``; what is no entry is left out, so that any server's answer can be shown."""
+    """The entries of ``graph_trace``; anything else is left out, so that the answer of any server can be shown."""
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError):
@@ -46,12 +46,12 @@ class _Branch:
 
 
 def render_trace(entries: Sequence[Mapping[str, Any]], paint: Paint | None = None) -> str:
-    """Entries as a tree: milliseconds, when in the graph's time, model, and whatever did not go as usual.
+    """Entries as a tree: milliseconds, a bar in the graph's time, model, and whatever is not as usual.
 
     Args:
         entries: Objects with ``path`` ("root/clf/by_language[de]") and, where known, ``start_ms``, ``ms``, ``model``,
             ``version``, ``target``, ``status``, ``attempts``, ``cached``, ``rows``, ``fallback_of`` and ``error``. The
-            steps of a node follow the step that ran it; a path that comes again is another round of a loop.
+            steps of a node follow the step that ran it; a path that occurs again is another round of a loop.
         paint: Colours; None: none.
     """
     paint = paint or painter(is_coloured=False)
@@ -116,7 +116,7 @@ def _time(entry: Mapping[str, Any]) -> str:
 
 
 def _bar(entry: Mapping[str, Any], total_ms: float, paint: Paint) -> str:
-    """When the step ran, on a line that is the time of the whole graph."""
+    """When the step ran: a bar on a line that stands for the time of the whole graph."""
     if not entry or entry.get("status") == _SKIPPED or total_ms <= 0:
         return " " * (BAR_WIDTH + 2)
     start = min(_number(entry, "start_ms") / total_ms, 1.0) * BAR_WIDTH
@@ -128,7 +128,7 @@ def _bar(entry: Mapping[str, Any], total_ms: float, paint: Paint) -> str:
 
 
 def _what(entry: Mapping[str, Any], paint: Paint) -> str:
-    """Model and target, then what did not go as usual."""
+    """Model and target, then what is not as usual."""
     model = _printable(entry.get("model") or "")
     if model and entry.get("version"):
         model += f"@{_printable(entry['version'])}"
@@ -155,5 +155,5 @@ def _number(entry: Mapping[str, Any], key: str) -> float:
 
 
 def _printable(text: object) -> str:
-    """One line that cannot move the cursor, whatever the server sent."""
+    """One line without characters that move the cursor."""
     return "".join(character if character.isprintable() else " " for character in str(text))

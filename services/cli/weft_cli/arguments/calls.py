@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft_cli.arguments.types import ROUTER_PORT, graph_version, header, named_file, pair, reward
+from weft_cli.arguments.shared import add_request_arguments, add_router_arguments
+from weft_cli.arguments.types import ROUTER_PORT, graph_version, named_file, pair, reward
 from weft_common.security.arguments import add_channel_arguments
 from weft_common.text.argument_types import positive
 
@@ -22,7 +23,6 @@ def add_commands(commands: "Commands") -> None:
 
 
 def _add_infer(commands: "Commands") -> None:
-    """Add ``weft infer``."""
     parser = commands.add_parser(
         "infer",
         help="send one request to a graph or model",
@@ -41,25 +41,13 @@ def _add_infer(commands: "Commands") -> None:
         metavar="[NAME=]PATH",
         help="like --text, with the bytes of a file; NAME is the input, where there are several",
     )
-    parser.add_argument(
-        "--input", action="append", default=[], type=pair, metavar="NAME=JSON", help="an input's value; @FILE reads it"
-    )
-    parser.add_argument(
-        "--param", action="append", default=[], type=pair, metavar="NAME=VALUE", help="request parameter"
-    )
-    parser.add_argument("--header", action="append", default=[], type=header, metavar="NAME=VALUE", help="metadata")
-    parser.add_argument(
-        "--output", action="append", default=[], metavar="NAME", help="ask for this output only; may be repeated"
-    )
-    parser.add_argument("--request-id", default="", metavar="ID")
-    parser.add_argument("--url", default=f"127.0.0.1:{ROUTER_PORT}", help=f"default: 127.0.0.1:{ROUTER_PORT}")
+    add_request_arguments(parser)
+    add_router_arguments(parser)
     parser.add_argument("--timeout-ms", type=positive, default=30_000.0, metavar="N", help="deadline; default: 30000")
-    _add_security(parser)
     parser.add_argument("--trace", action="store_true", help="show the path taken, and when each step ran for how long")
 
 
 def _add_feedback(commands: "Commands") -> None:
-    """Add ``weft feedback``."""
     parser = commands.add_parser(
         "feedback",
         help="tell a graph's bandits how good an answer was",
@@ -71,24 +59,20 @@ def _add_feedback(commands: "Commands") -> None:
     request.add_argument("--request-id", metavar="ID", help="id of the request")
     request.add_argument("--path", help="the path that it took, as weft infer --trace shows it")
     parser.add_argument("--reward", type=reward, required=True, metavar="X", help="0 (worst) to 1 (best)")
-    parser.add_argument("--url", default=f"127.0.0.1:{ROUTER_PORT}", help=f"default: 127.0.0.1:{ROUTER_PORT}")
-    _add_security(parser)
+    add_router_arguments(parser)
 
 
 def _add_rollback(commands: "Commands") -> None:
-    """Add ``weft rollback``."""
     parser = commands.add_parser(
         "rollback",
         help="put back what a graph served before",
         description="Put back what a graph served before its files changed, until files are loaded again.",
     )
     parser.add_argument("graph", metavar="GRAPH")
-    parser.add_argument("--url", default=f"127.0.0.1:{ROUTER_PORT}", help=f"default: 127.0.0.1:{ROUTER_PORT}")
-    _add_security(parser)
+    add_router_arguments(parser)
 
 
 def _add_lock(commands: "Commands") -> None:
-    """Add ``weft lock``."""
     parser = commands.add_parser(
         "lock",
         help="write the signatures of the models that run",
@@ -113,11 +97,10 @@ def _add_lock(commands: "Commands") -> None:
     action = parser.add_mutually_exclusive_group()
     action.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: standard output")
     action.add_argument("--check", type=Path, metavar="FILE", help="print how the models differ from this file")
-    _add_security(parser)
+    add_channel_arguments(parser.add_argument_group("security"))
 
 
 def _add_key(commands: "Commands") -> None:
-    """Add ``weft key``."""
     parser = commands.add_parser(
         "key",
         help="make a key for a client",
@@ -131,7 +114,3 @@ def _add_key(commands: "Commands") -> None:
     new.add_argument(
         "--add-to", type=Path, metavar="FILE", help="append the line to this file; default: print it on standard error"
     )
-
-
-def _add_security(parser: argparse.ArgumentParser) -> None:
-    add_channel_arguments(parser.add_argument_group("security"))

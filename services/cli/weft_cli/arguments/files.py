@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft_cli.arguments.types import header, pair
+from weft_cli.arguments.shared import add_request_arguments
+from weft_cli.arguments.types import pair
 from weft_common.text.argument_types import positive
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ def add_commands(commands: "Commands") -> None:
 
 
 def _add_check(commands: "Commands") -> None:
-    """Add ``weft check``."""
     parser = commands.add_parser(
         "check",
         help="check graph.pbtxt and config.pbtxt files",
@@ -40,7 +40,6 @@ def _add_check(commands: "Commands") -> None:
 
 
 def _add_draw(commands: "Commands") -> None:
-    """Add ``weft draw``."""
     parser = commands.add_parser(
         "draw",
         help="draw a graph",
@@ -55,7 +54,6 @@ def _add_draw(commands: "Commands") -> None:
 
 
 def _add_explain(commands: "Commands") -> None:
-    """Add ``weft explain``."""
     parser = commands.add_parser(
         "explain",
         help="show which path a request takes through a graph",
@@ -63,27 +61,16 @@ def _add_explain(commands: "Commands") -> None:
         epilog="example: weft explain triage --param team=shipping --input TEXT='\"The parcel never came.\"'",
     )
     _add_graph(parser)
-    parser.add_argument(
-        "--param", action="append", default=[], type=pair, metavar="NAME=VALUE", help="request parameter"
-    )
-    parser.add_argument("--header", action="append", default=[], type=header, metavar="NAME=VALUE", help="metadata")
+    add_request_arguments(parser)
     parser.add_argument(
         "--shape", action="append", default=[], type=pair, metavar="NAME=1,3", help="an input's shape, values unknown"
     )
-    parser.add_argument(
-        "--input", action="append", default=[], type=pair, metavar="NAME=JSON", help="an input's value; @FILE reads it"
-    )
-    parser.add_argument(
-        "--output", action="append", default=[], metavar="NAME", help="ask for this output only; may be repeated"
-    )
-    parser.add_argument("--request-id", default="", metavar="ID")
     parser.add_argument("--priority", type=int, metavar="N", help="the request parameter of that name")
     parser.add_argument("--remaining-ms", type=positive, metavar="N", help="the client's deadline; default: none")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
 
 
 def _add_convert(commands: "Commands") -> None:
-    """Add ``weft convert``."""
     parser = commands.add_parser(
         "convert",
         help="make a graph of a KServe InferenceGraph or a Seldon SeldonDeployment",

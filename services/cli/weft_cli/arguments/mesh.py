@@ -22,7 +22,6 @@ def add_commands(commands: "Commands") -> None:
 
 
 def _add_up(commands: "Commands") -> None:
-    """Add ``weft up``."""
     parser = commands.add_parser(
         "up",
         help="start the mesh on this machine",
@@ -93,7 +92,6 @@ def _add_up(commands: "Commands") -> None:
 
 
 def _add_restart(commands: "Commands") -> None:
-    """Add ``weft restart``."""
     parser = commands.add_parser(
         "restart",
         help="replace the services of a mesh on this machine without a gap",
@@ -105,7 +103,6 @@ def _add_restart(commands: "Commands") -> None:
 
 
 def _add_top(commands: "Commands") -> None:
-    """Add ``weft top``."""
     parser = commands.add_parser(
         "top",
         help="show services, queues, rates and latencies as they are now",

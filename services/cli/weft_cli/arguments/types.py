@@ -1,18 +1,18 @@
-"""What the texts of options become; each raises what argparse reports as wrong usage."""
+"""Values of options from their texts; each raises what argparse reports as wrong usage."""
 
 import argparse
 import re
 import shlex
 from pathlib import Path
 
+from weft_common.versions import is_version
 from weft_mesh.service_names import GATEWAY, MODEL_SERVICES
 
 #: Default gRPC port of a router.
 ROUTER_PORT = 8001
-#: Of one service on this machine.
+#: Processes of one service on this machine.
 MAX_REPLICAS = 64
 _HEADER = re.compile(r"[\w.-]+", re.ASCII)
-_VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 def port(text: str) -> int:
@@ -42,7 +42,7 @@ def header(text: str) -> tuple[str, str]:
 
 
 def named_file(text: str) -> tuple[str, Path]:
-    """Input and file; "" is the input that is left open. A file whose own name has a "=" is found."""
+    """[NAME=]PATH as input and file; without a name the input is "". The name of a file may have a "="."""
     name, separator, path = text.partition("=")
     return (name, Path(path)) if separator and path and not Path(text).exists() else ("", Path(text))
 
@@ -91,6 +91,6 @@ def service_arguments(text: str) -> tuple[str, list[str]]:
 def graph_version(text: str) -> str:
     """NAME or NAME/VERSION."""
     name, slash, version = text.partition("/")
-    if not name or (slash and not _VERSION.fullmatch(version)):
+    if not name or (slash and not is_version(version)):
         raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME or NAME/VERSION")
     return text

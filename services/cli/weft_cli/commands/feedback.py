@@ -1,23 +1,19 @@
-"""``weft feedback``: tells the bandits of a graph how good an answer was."""
+"""``weft feedback``: rewards the choices that the bandits of a graph made for a request."""
 
 import argparse
 import asyncio
 import sys
 
-import grpc
-
-from weft_common.client.channels import open_channel
-from weft_common.errors import UnsupportedError, WeftError
-from weft_common.protocol.status import from_rpc_error
+from weft_common.client.v2_client import V2Client
+from weft_common.errors import RemoteError, UnsupportedError, WeftError
 from weft_common.security.channel import channel_security
 from weft_protos import graph_service_pb2 as pb
-from weft_protos.graph_service_pb2_grpc import GraphServiceStub
 
 _TIMEOUT_S = 10.0
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the steps that were rewarded and return 0, or print the error's status and message and return 1."""
+    """Print the rewarded steps and return 0, or print the error's status and message and return 1."""
     try:
         response = asyncio.run(_feedback(options))
     except WeftError as error:
@@ -36,13 +32,10 @@ async def _feedback(options: argparse.Namespace) -> pb.GraphFeedbackResponse:
         request.request_id = options.request_id
     else:
         request.path = options.path
-    async with open_channel(options.url, security=channel_security(options)) as channel:
+    async with V2Client(options.url, security=channel_security(options)) as router:
         try:
-            response: pb.GraphFeedbackResponse = await GraphServiceStub(channel).GraphFeedback(
-                request, timeout=_TIMEOUT_S
-            )
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return await router.graph_feedback(request, timeout_s=_TIMEOUT_S)
+        except RemoteError as error:
+            if error.code == UnsupportedError.code:
                 raise UnsupportedError(f"'{options.url}' is no router of Weft; it has no bandits") from error
-            raise from_rpc_error(error, f"'{options.url}'") from error
-    return response
+            raise

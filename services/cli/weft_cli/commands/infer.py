@@ -1,4 +1,4 @@
-"""``weft infer``: one request, its answer on standard output; that of a decoupled model as it comes."""
+"""``weft infer``: sends one request and prints the answer, that of a decoupled model response by response."""
 
 import argparse
 import asyncio
@@ -21,7 +21,7 @@ from weft_common.security.channel import channel_security
 from weft_common.signature import TensorSpec
 from weft_tools.request import build_inputs, content_of, parameter_value
 
-#: What gRPC itself says when the deadline passes at this end.
+#: The text of gRPC itself when the deadline passes at this end.
 _GRPC_LATE = "Deadline Exceeded"
 _TRACE_PARAMETER = "graph_trace"
 _PATH_HEADER = "x-graph-path"
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     except WeftError as error:
         print(f"weft: {error.code}: {error.message}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # whoever reads a stream has seen enough; the request is cancelled
+    except KeyboardInterrupt:  # which cancels the request
         return _INTERRUPTED
     return 0
 
@@ -71,7 +71,7 @@ async def _infer(options: argparse.Namespace, named: Mapping[str, str], elements
             result = await client.infer(request, timeout_s=timeout_s, metadata=options.header, trailer=trailer)
             duration_ms = (time.perf_counter_ns() - start_ns) / 1e6
         except RemoteError as error:
-            if options.trace and _PATH_HEADER in trailer:  # how far the request came
+            if options.trace and _PATH_HEADER in trailer:  # as far as the request came
                 print(f"path: {trailer[_PATH_HEADER]}", file=sys.stderr)
             if error.message == _GRPC_LATE:
                 text = f"'{options.url}' did not answer within {options.timeout_ms:g} ms; --timeout-ms allows longer"
@@ -109,7 +109,7 @@ def _print(result: InferResult, trailer: Mapping[str, str], duration_ms: float, 
 
 
 def _print_trace(parameters: Parameters, duration_ms: float) -> None:
-    """What each step did, if the response's parameters say so."""
+    """Print what each step did, if the response's parameters have it."""
     entries = read_trace(str(parameters.get(_TRACE_PARAMETER, "")))
     if entries:
         print(render_trace(entries, painter(is_coloured=_is_coloured())))
@@ -117,5 +117,5 @@ def _print_trace(parameters: Parameters, duration_ms: float) -> None:
 
 
 def _is_coloured() -> bool:
-    """Whether standard output is a terminal that shows colours, and nobody asked for none (https://no-color.org)."""
+    """Whether standard output is a terminal with colours and NO_COLOR (https://no-color.org) is not set."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

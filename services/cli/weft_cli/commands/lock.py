@@ -16,7 +16,7 @@ from weft_tools.lock import drift, lock_text, read_lock
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the signatures, or compare them with a file: 0 written or equal, 1 different or not to be had."""
+    """Write the signatures, or compare them with a file: 0 written or equal, 1 different or not available."""
     try:
         locked = read_lock(options.check) if options.check is not None else None
         found = asyncio.run(_signatures(options))
@@ -36,10 +36,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _signatures(options: argparse.Namespace) -> pb.TargetSignaturesResponse:
-    """What all targets serve; models that are not ready are told.
+    """The models of all targets that are ready; names the others on standard error.
 
     Raises:
-        WeftError: Router or targets do not answer, or there is no model.
+        WeftError: The router or a target does not answer, or no model is ready.
     """
     security = channel_security(options)
     found = await (
@@ -65,7 +65,7 @@ def _compare(path: Path, locked: list[pb.ModelSignature], found: pb.TargetSignat
 
 
 def _write(options: argparse.Namespace, found: pb.TargetSignaturesResponse) -> None:
-    """The file has the signatures, or is as it was."""
+    """Write the signatures; a failure leaves the file as it was."""
     given = [f"--target {shlex.quote(f'{name}={address}')}" for name, address in options.target]
     source = " ".join(given) or f"--router {shlex.quote(options.router)}"
     text = lock_text(found.model, shlex.quote(str(options.output or "FILE")), source)

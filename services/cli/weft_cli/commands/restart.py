@@ -1,4 +1,4 @@
-"""``weft restart``: tells a running ``weft up`` to replace its services."""
+"""``weft restart``: makes a running ``weft up`` replace its services."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ from weft_mesh.registry import SeveralMeshesError, the_mesh
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 when the mesh was told; 1: there is none, or more than one and nobody says which."""
+    """Signal the mesh; 0 done, 1 there is none, or more than one and no address."""
     try:
         mesh = the_mesh(options.router, lambda mesh: mesh.router)
     except SeveralMeshesError as error:

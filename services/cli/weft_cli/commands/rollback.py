@@ -1,4 +1,4 @@
-"""``weft rollback``: what a graph served before its files changed serves again."""
+"""``weft rollback``: puts back what a graph served before its files changed."""
 
 import argparse
 import asyncio

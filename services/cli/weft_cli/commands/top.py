@@ -1,9 +1,11 @@
-"""``weft top``: draws frames until it is told to stop, or prints one."""
+"""``weft top``: draws frames until Ctrl-C, or prints one."""
 
 import argparse
 import json
 import shutil
+import signal
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +25,7 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 when at least one service answered in the last frame, else 1; 2: the file of endpoints cannot be used."""
+    """Show frames; 0 if a service answered in the last one, else 1; 2: the addresses cannot be used."""
     try:
         addresses = _addresses(options)
     except SeveralMeshesError as error:
@@ -46,23 +48,37 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(asdict(frame)) if options.json else frame_text(frame))
         return _status(frame)
     last: Frame | None = None
+    is_interrupted = _on_interrupt()
     sys.stdout.write(_ALTERNATE_SCREEN)
     try:
-        while True:
-            time.sleep(options.interval_s)
+        while not is_interrupted.wait(options.interval_s):
             now = scrape(addresses, tls)
             last = frame_of(addresses, before, now)
-            # The next interval of one that did not answer begins where it did.
+            # The next interval of a service that did not answer begins at its last answer.
             before = {name: before[name] if page.error else page for name, page in now.items()}
             size = shutil.get_terminal_size()
             text = frame_text(last, width=size.columns, height=size.lines - 1)
             sys.stdout.write(_HOME + text.replace("\n", f"{_CLEAR_LINE}\n") + _CLEAR_LINE + _CLEAR_BELOW)
             sys.stdout.flush()
-    except KeyboardInterrupt:
         return 0 if last is None else _status(last)
     finally:
         sys.stdout.write(_NORMAL_SCREEN)
         sys.stdout.flush()
+
+
+def _on_interrupt() -> threading.Event:
+    """Is set by Ctrl-C; a second one raises KeyboardInterrupt.
+
+    An exception in the middle of a scrape could leave a thread of its pool running, and with it the process.
+    """
+    is_interrupted = threading.Event()
+
+    def interrupt(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        is_interrupted.set()
+
+    signal.signal(signal.SIGINT, interrupt)
+    return is_interrupted
 
 
 def _status(frame: Frame) -> int:
@@ -70,7 +86,7 @@ def _status(frame: Frame) -> int:
 
 
 def _addresses(options: argparse.Namespace) -> dict[str, str]:
-    """Where the metrics of each service are, by its name."""
+    """Address of the metrics of each service, by its name."""
     addresses: dict[str, str] = {}
     if options.endpoints is not None:
         path: Path = options.endpoints

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGINT, SIGTERM or SIGHUP; 0 if every service served at the end and ended by itself, else 1.
+    """Serve until SIGINT, SIGTERM or SIGHUP; 0 if every service served until then and ended by itself, else 1.
 
     SIGUSR1 replaces every service by a new process, one after another, without a gap.
     """
@@ -51,7 +51,7 @@ def _replica_fault(options: argparse.Namespace) -> str:
 def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
     polling = ["--model-control-mode=poll", f"--repository-poll-secs={options.repository_poll_secs}"]
     arguments = {name: polling if options.model_control_mode == "poll" else [] for name in MODEL_SERVICES}
-    # The keys are the router's to check.
+    # The router checks the keys.
     arguments[GATEWAY] = [argument for argument in given_to_server(options) if argument.startswith("--tls-")]
     for name, more in options.service_args:
         arguments[name] = [*arguments[name], *more]
@@ -59,7 +59,7 @@ def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 async def _up(options: argparse.Namespace) -> int:
-    voice = _Voice(is_json=options.json)
+    output = _Output(is_json=options.json)
     mesh = Mesh(
         MeshOptions(
             repository=options.repository,
@@ -78,16 +78,16 @@ async def _up(options: argparse.Namespace) -> int:
             is_encrypted=options.tls_cert is not None,
             asks_for_keys=bool(options.auth_keys),
         ),
-        log=voice.log,
-        report=voice.report,
+        log=output.log,
+        report=output.report,
     )
-    stop = _stop_event(voice.report, on_second_signal=mesh.kill, watch_stdin=options.stop_with_stdin)
+    stop = _stop_event(output.report, on_second_signal=mesh.kill, watch_stdin=options.stop_with_stdin)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, mesh.restart)
     endpoints = None
     try:
         endpoints = await _until(stop, mesh.start())
         if endpoints is None:
-            voice.report("stopped before the mesh was ready")
+            output.report("stopped before the mesh was ready")
         else:
             try:
                 print(
@@ -101,10 +101,10 @@ async def _up(options: argparse.Namespace) -> int:
             await _until(stop, mesh.watch())
     except MeshError as error:
         endpoints = None
-        voice.report(str(error))
+        output.report(str(error))
     finally:
         await mesh.stop()
-        voice.flush()
+        output.flush()
     return 0 if endpoints is not None and mesh.has_ended_well else 1
 
 
@@ -126,7 +126,7 @@ async def _until(stop: asyncio.Event, work: Coroutine[None, None, T]) -> T | Non
 def _stop_event(
     report: Callable[[str], None], *, on_second_signal: Callable[[], None], watch_stdin: bool
 ) -> asyncio.Event:
-    """An event that SIGINT, SIGTERM and SIGHUP set, and, if wanted, the end of standard input."""
+    """An event that SIGINT, SIGTERM, SIGHUP and, on request, the end of standard input set."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -171,17 +171,17 @@ def _as_text(endpoints: Mapping[str, Endpoint], *, is_encrypted: bool) -> str:
     return f"{table}\n{openai}The mesh is SERVING. Ctrl-C stops it."
 
 
-class _Voice:
-    """Standard error of ``weft up``; whoever does not read it holds nothing up.
+class _Output:
+    """Standard error of ``weft up``; a reader that stops reading holds nothing up.
 
     Args:
-        is_json: Lines of services are passed on as they are, those that are no JSON as a field of one that is. Else
-            each has the service's name before it.
+        is_json: Pass lines of services on as they are, and wrap those that are no JSON. Else each line begins with the
+            service's name.
     """
 
     def __init__(self, *, is_json: bool) -> None:
         self._is_json = is_json
-        # Without a standard error its number may be that of anything.
+        # Without a standard error its descriptor may belong to anything.
         self._writer = None if sys.stderr is None else LineWriter(sys.stderr.fileno(), "weft: %d lines were dropped")
 
     def report(self, message: str) -> None:
@@ -198,7 +198,7 @@ class _Voice:
         self._write(line)
 
     def flush(self) -> None:
-        """What was said is written, unless nobody reads it."""
+        """Wait until everything is written, unless the reader has stopped."""
         if self._writer is not None:
             self._writer.flush()
 

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -75,7 +76,10 @@ class ExchangeClient:
             return None
         if self._large_until_s and self._clock_s() < self._large_until_s.get(call.model_name, 0.0):
             return None
-        if sum(len(tensor.data) for tensor in call.inputs.values()) > MAX_CALL_BYTES:
+        num_bytes = 0
+        for tensor in call.inputs.values():
+            num_bytes += len(tensor.data)
+        if num_bytes > MAX_CALL_BYTES:
             return None
         return exchange.begin(call, headers, timeout_s)
 
@@ -158,8 +162,9 @@ class _ClientExchange:
         self._is_retired = False
 
     def begin(self, call: InferCall, headers: Iterable[tuple[str, str]], timeout_s: float | None) -> "Begun | None":
+        """As ``ExchangeClient.begin``."""
         outbox = self._outbox
-        if max(len(self._waiting), len(outbox)) >= MAX_INFLIGHT or outbox.num_bytes >= MAX_WAITING_BYTES:
+        if max(len(self._waiting), len(outbox.envelopes)) >= MAX_INFLIGHT or outbox.num_bytes >= MAX_WAITING_BYTES:
             return None
         call_id = next(self._ids)
         message = mesh_pb2.ExchangeRequest()
@@ -200,7 +205,8 @@ class _ClientExchange:
                 self._on_closing(self)
         if message.is_closing:
             self._on_closing(self)
-        self._end_when_answered()
+        if self._is_retired:
+            self._end_when_answered()
         if len(data) <= MAX_CALL_BYTES:
             return []
         return [answer.response.model_name for answer in message.answers if answer.status == _OK]
@@ -232,24 +238,23 @@ class _ClientExchange:
         self._waiting.clear()
 
 
+@dataclass(slots=True)
 class Begun:
-    """A call on its way."""
+    """A call on its way.
 
-    __slots__ = ("_call_id", "_exchange", "_future", "_number", "_timeout_s")
+    Attributes:
+        exchange: That it was sent on.
+        call_id: There.
+        number: Of its envelope in the outbox.
+        future: Receives the answer.
+        timeout_s: How long it may take, in seconds; None: as long as it takes.
+    """
 
-    def __init__(
-        self,
-        exchange: _ClientExchange,
-        call_id: int,
-        number: int,
-        future: "asyncio.Future[mesh_pb2.Answer]",
-        timeout_s: float | None,
-    ) -> None:
-        self._exchange = exchange
-        self._call_id = call_id
-        self._number = number
-        self._future = future
-        self._timeout_s = timeout_s
+    exchange: _ClientExchange
+    call_id: int
+    number: int
+    future: "asyncio.Future[mesh_pb2.Answer]"
+    timeout_s: float | None
 
     async def response(self) -> pb.ModelInferResponse:
         """The answer. Cancelling the awaiting task cancels the call at the other side.
@@ -259,12 +264,12 @@ class Begun:
                 when the exchange was lost.
         """
         timer = None
-        if self._timeout_s is not None:
-            timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire)
+        if self.timeout_s is not None:
+            timer = asyncio.get_running_loop().call_later(self.timeout_s, self._expire)
         try:
-            answer = await self._future
+            answer = await self.future
         except asyncio.CancelledError:
-            self._exchange.withdraw(self._call_id, self._number)
+            self.exchange.withdraw(self.call_id, self.number)
             raise
         finally:
             if timer is not None:
@@ -276,6 +281,6 @@ class Begun:
         raise grpc.aio.AioRpcError(status, grpc.aio.Metadata(), trailing, answer.message, None)
 
     def _expire(self) -> None:
-        if not self._future.done():
-            self._exchange.withdraw(self._call_id, self._number)
-            self._future.set_result(mesh_pb2.Answer(status=_LATE))
+        if not self.future.done():
+            self.exchange.withdraw(self.call_id, self.number)
+            self.future.set_result(mesh_pb2.Answer(status=_LATE))

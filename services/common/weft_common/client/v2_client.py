@@ -1,4 +1,4 @@
-"""A client of any V2 server: calls, streams, health and the model repository, with errors as Weft raises them."""
+"""A client of any V2 server: calls, streams, health, the repository; of a router of Weft its graph service too."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -15,7 +15,9 @@ from weft_common.protocol.rpc import ASKS_FOR_STATUS, EOF, begun, cancel, ended,
 from weft_common.protocol.status import from_rpc_error
 from weft_common.protocol.wire import fill_parameters, result_from_response
 from weft_common.security.channel import ChannelSecurity
+from weft_protos import graph_service_pb2 as graph_pb
 from weft_protos import grpc_service_pb2 as pb
+from weft_protos.graph_service_pb2_grpc import GraphServiceStub
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from weft_protos.model_config_pb2 import ModelConfig
 
@@ -182,6 +184,24 @@ class V2Client:
         with self._failures():
             await self.stub.RepositoryModelLoad(request, timeout=timeout_s)
 
+    async def graph_feedback(
+        self, request: graph_pb.GraphFeedbackRequest, *, timeout_s: float
+    ) -> graph_pb.GraphFeedbackResponse:
+        """Reward what the bandits of a graph chose; UNIMPLEMENTED: the server is no router of Weft."""
+        with self._failures():
+            response: graph_pb.GraphFeedbackResponse = await GraphServiceStub(self.channel).GraphFeedback(
+                request, timeout=timeout_s
+            )
+        return response
+
+    async def target_signatures(self, *, timeout_s: float) -> graph_pb.TargetSignaturesResponse:
+        """What the models of a router's targets take and give; UNIMPLEMENTED: the server is no router of Weft."""
+        with self._failures():
+            response: graph_pb.TargetSignaturesResponse = await GraphServiceStub(self.channel).TargetSignatures(
+                graph_pb.TargetSignaturesRequest(), timeout=timeout_s
+            )
+        return response
+
     def failure(self, error: RpcFailure) -> WeftError:
         """The error that a call ended with."""
         if isinstance(error, grpc.aio.AioRpcError):
@@ -200,6 +220,8 @@ class V2Client:
 
 def metadata_of(context: CallContext) -> tuple[tuple[str, str], ...]:
     """Headers and trace of a call, as metadata."""
+    if context.trace_context is None:
+        return tuple(context.headers.items())
     return (*context.headers.items(), *telemetry.inject(context.trace_context).items())
 
 

@@ -32,33 +32,31 @@ class Outbox:
         max_batch_bytes: Size of a message of several envelopes.
 
     Attributes:
+        envelopes: What waits, by number.
         num_bytes: Of what waits.
     """
 
     def __init__(self, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
         self.num_bytes = 0
         self._max_batch_bytes = max_batch_bytes
-        self._envelopes: OrderedDict[int, bytes] = OrderedDict()
+        self.envelopes: OrderedDict[int, bytes] = OrderedDict()
         self._numbers = itertools.count()
         self._is_ended = False
         self._taker: asyncio.Future[None] | None = None
-
-    def __len__(self) -> int:
-        """Envelopes that wait."""
-        return len(self._envelopes)
 
     def put(self, envelope: bytes) -> int:
         """The envelope goes out behind those before it, after ``end`` it does not; its number, for ``drop``."""
         number = next(self._numbers)
         if not self._is_ended:
-            self._envelopes[number] = envelope
+            self.envelopes[number] = envelope
             self.num_bytes += len(envelope)
-            self._wake()
+            if self._taker is not None and not self._taker.done():
+                self._taker.set_result(None)
         return number
 
     def drop(self, number: int) -> bool:
         """The envelope does not go out; False if it is on its way already."""
-        envelope = self._envelopes.pop(number, None)
+        envelope = self.envelopes.pop(number, None)
         if envelope is None:
             return False
         self.num_bytes -= len(envelope)
@@ -67,11 +65,12 @@ class Outbox:
     def end(self) -> None:
         """Nothing more is put; what waits still goes out."""
         self._is_ended = True
-        self._wake()
+        if self._taker is not None and not self._taker.done():
+            self._taker.set_result(None)
 
     async def take(self) -> bytes:
         """The next message; b"" when everything is out and nothing more comes. There is one taker."""
-        envelopes = self._envelopes
+        envelopes = self.envelopes
         while not envelopes:
             if self._is_ended:
                 return b""
@@ -84,7 +83,3 @@ class Outbox:
             size_bytes += len(batch[-1])
         self.num_bytes -= size_bytes
         return b"".join(batch)
-
-    def _wake(self) -> None:
-        if self._taker is not None and not self._taker.done():
-            self._taker.set_result(None)

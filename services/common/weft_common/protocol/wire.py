@@ -94,8 +94,9 @@ def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None
                 f"parameter '{key}' is reserved: keys that start with '{_RESERVED_PREFIX}' may not be set; "
                 "use another name"
             )
-    check_count("the request", len(request.inputs), MAX_TENSORS, "inputs")
-    check_count("the request", len(request.outputs), MAX_TENSORS, "requested outputs")
+    if max(len(request.inputs), len(request.outputs)) > MAX_TENSORS:
+        check_count("the request", len(request.inputs), MAX_TENSORS, "inputs")
+        check_count("the request", len(request.outputs), MAX_TENSORS, "requested outputs")
     raw = request.raw_input_contents
     inputs: dict[str, WireTensor] = {}
     position = -1  # among the inputs whose data is in the message
@@ -129,10 +130,13 @@ def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None
             f"raw_input_contents has {len(raw)} entries for {position + 1} inputs of model "
             f"'{request.model_name}'; give one entry for each input that is not in shared memory"
         )
-    outputs: tuple[RequestedOutput, ...] = ()
-    if request.outputs:
-        outputs = tuple(_requested_output(output, is_memory_allowed=memory is not None) for output in request.outputs)
-    call = InferCall(request.model_name, request.model_version, request.id, parameters, inputs, outputs)
+    outputs: list[RequestedOutput] = []
+    for output in request.outputs:
+        if output.parameters:
+            outputs.append(_requested_output(output, is_memory_allowed=memory is not None))
+        else:
+            outputs.append(RequestedOutput(output.name, {}))
+    call = InferCall(request.model_name, request.model_version, request.id, parameters, inputs, tuple(outputs))
     check_call(call)
     return call
 
@@ -302,8 +306,6 @@ def _duration(count: DurationCount) -> pb.StatisticDuration:
 def _requested_output(
     output: pb.ModelInferRequest.InferRequestedOutputTensor, *, is_memory_allowed: bool
 ) -> RequestedOutput:
-    if not output.parameters:
-        return RequestedOutput(output.name, {})
     if REGION_PARAMETER in output.parameters:
         if not is_memory_allowed:
             raise UnsupportedError(DISABLED)

@@ -14,7 +14,7 @@ from weft_common.errors import DeadlineExceededError, InternalError, RequestCanc
 from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
 from weft_common.protocol.status import cut_message, to_status, trailing_pairs
-from weft_common.security.access import KEY_HEADERS, caller_name
+from weft_common.security.access import CALLER, KEY_HEADERS, caller_name
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Request = TypeVar("Request")
@@ -41,7 +41,8 @@ class CallBoundary:
         parent: TraceContext | None = None,
     ) -> tuple[CallContext, Span]:
         """Context and SERVER span of a call that has just come in; the parent of the span is given, or in a header."""
-        client = caller_name()
+        caller = CALLER.get()
+        client = "" if caller is None else caller.name
         call_context = CallContext(deadline_ns=deadline_ns, headers=headers, client_key=client)
         if not telemetry.is_enabled():
             return call_context, INVALID_SPAN
@@ -133,11 +134,11 @@ def trailing_of(failure: WeftError, call_context: CallContext | None) -> tuple[t
 
 def headers_of(context: Context) -> dict[str, str]:
     """The client's ASCII metadata; keys that it shows to this service end here."""
-    return {
-        key: value
-        for key, value in context.invocation_metadata() or ()
-        if isinstance(value, str) and key not in KEY_HEADERS
-    }
+    headers: dict[str, str] = {}
+    for key, value in context.invocation_metadata() or ():
+        if isinstance(value, str) and key not in KEY_HEADERS:
+            headers[key] = value
+    return headers
 
 
 def deadline_ns_of(context: Context) -> int | None:

@@ -157,7 +157,8 @@ class _ServerExchange:
                     self._begin(call)
 
     def _is_full(self) -> bool:
-        return len(self._running) + len(self._outbox) >= MAX_INFLIGHT or self._outbox.num_bytes >= MAX_WAITING_BYTES
+        outbox = self._outbox
+        return len(self._running) + len(outbox.envelopes) >= MAX_INFLIGHT or outbox.num_bytes >= MAX_WAITING_BYTES
 
     def _begin(self, call: mesh_pb2.Call) -> None:
         call_id, timeout_us = call.id, call.timeout_us

@@ -6,7 +6,10 @@ Protobuf comes in and goes out here; ``weft_common.server.call_boundary`` has th
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from importlib import metadata
+
+from opentelemetry.trace import INVALID_SPAN
 
 from weft_common.client.channels import MAX_MESSAGE_BYTES
 from weft_common.core import CallContext, InferCall, InferenceCore, Parameters
@@ -200,29 +203,20 @@ class V2Servicer(SharedMemoryServicer):
         else:
             return call_context, None
         finally:
-            telemetry.end_span(span, failure)
+            if span is not INVALID_SPAN:
+                telemetry.end_span(span, failure)
             del failure  # it holds this frame, and with it the tensors
 
     def _read_call(
         self, request: pb.ModelInferRequest, call_context: CallContext
     ) -> tuple[InferCall, Mapping[str, TensorLocation]]:
         """What a request asks for, and where its outputs are to be written. Raises as the precheck does."""
-        self._check_early(request, call_context)
+        if self._precheck is not None:
+            self._precheck(request.model_name, request.model_version, partial(_parameters_of, request), call_context)
         call = call_from_request(request, self._memory)
-        access.lower_priority(call.parameters)
+        if call.parameters:
+            access.lower_priority(call.parameters)
         return call, {} if self._memory is None else output_places(request, self._memory)
-
-    def _check_early(self, request: pb.ModelInferRequest, call_context: CallContext) -> None:
-        """As the precheck raises; the parameters are read only if it asks for them."""
-        if self._precheck is None:
-            return
-
-        def parameters() -> Parameters:
-            values = parameters_from(request.parameters)
-            access.lower_priority(values)
-            return values
-
-        self._precheck(request.model_name, request.model_version, parameters, call_context)
 
     async def ModelStreamInfer(
         self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context
@@ -305,3 +299,10 @@ class V2Servicer(SharedMemoryServicer):
                 "log_format": value(string_param="json"),
             }
         )
+
+
+def _parameters_of(request: pb.ModelInferRequest) -> Parameters:
+    """The parameters of a request, with no better a priority than its key allows."""
+    values = parameters_from(request.parameters)
+    access.lower_priority(values)
+    return values

@@ -292,9 +292,9 @@ def _value_fault(field: FieldDescriptor, token: PbtxtToken) -> str:
         hint = f"; leave the quotes out: {plain}" if _NUMBER.fullmatch(plain) else f", got {text}"
         return f"'{name}' is a number, not text{hint}"
     if field.enum_type:
-        values = field.enum_type.values_by_name
-        if text in values or (text.isdecimal() and int(text) in field.enum_type.values_by_number):
+        if token.kind != "name" or text in field.enum_type.values_by_name:
             return ""
+        values = field.enum_type.values_by_name
         return f"unknown value '{text}' of {field.enum_type.name}{suggestion(_meant(text, values), values)}"
     if kind == FieldDescriptor.CPPTYPE_BOOL:
         hint = f"; leave the quotes out: {_plain(token)}" if is_string and _plain(token) in _BOOLEANS else ""

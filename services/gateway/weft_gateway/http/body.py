@@ -1,4 +1,4 @@
-"""The body of a request, from bytes to a JSON object, within limits."""
+"""Request bodies: size limits, time limits and JSON parsing."""
 
 import asyncio
 import json
@@ -10,23 +10,24 @@ from starlette.requests import Request
 
 from weft_gateway.errors import RequestError
 
-#: How long a client may take to send its body, in seconds.
-BODY_WAIT_S = 60.0
+#: Time for a client to send its body, in seconds.
+BODY_TIMEOUT_S = 60.0
 
 
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The JSON object in the body; every number in it is finite.
+    """Read and parse the body, a JSON object with finite numbers only.
 
-    A body must be declared as JSON: what a browser sends to this address for a foreign page cannot be.
+    The content type must be JSON. That blocks cross-site requests: a browser does not send it for a foreign page
+    without a preflight.
 
     Args:
-        request: Whose body was not read yet.
-        max_bytes: Of the body.
+        request: The request, with its body unread.
+        max_bytes: Size limit.
 
     Raises:
-        RequestError: It is no JSON object (400), another type (415), longer than ``max_bytes`` (413), or does not come
-            within ``BODY_WAIT_S`` (408).
-        starlette.requests.ClientDisconnect: The client left before its end.
+        RequestError: The body is not a JSON object (400), another type (415), larger than ``max_bytes`` (413), or not
+            received within ``BODY_TIMEOUT_S`` (408).
+        starlette.requests.ClientDisconnect: The client disconnected before its end.
     """
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared != "application/json":
@@ -34,16 +35,16 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
             f"content-type '{declared}' is not taken; send JSON with 'content-type: application/json'", http_status=415
         )
     try:
-        async with asyncio.timeout(BODY_WAIT_S):
+        async with asyncio.timeout(BODY_TIMEOUT_S):
             data = await _read(request, max_bytes)
     except TimeoutError:
-        raise RequestError(f"the body did not come within {BODY_WAIT_S:g} s", http_status=408) from None
+        raise RequestError(f"the body did not come within {BODY_TIMEOUT_S:g} s", http_status=408) from None
     return parse_json(data)
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
-    told = request.headers.get("content-length", "")
-    size = int(told) if told.isdecimal() and len(told) < 20 else 0
+    declared_size = request.headers.get("content-length", "")
+    size = int(declared_size) if declared_size.isdecimal() and len(declared_size) < 20 else 0
     if size > max_bytes:
         raise _too_large(f"{size} bytes", max_bytes)
     parts: list[bytes] = []
@@ -57,7 +58,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
-    """The JSON object that ``data`` is. Raises RequestError."""
+    """Parse a JSON object. Raises RequestError."""
     try:
         value = json.loads(
             data.decode(), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_object
@@ -72,7 +73,7 @@ def parse_json(data: bytes) -> dict[str, Any]:
         ) from None
     except RecursionError:
         raise RequestError("the body is nested too deeply") from None
-    except ValueError:  # more digits than Python converts
+    except ValueError:  # Python's limit of digits in an integer
         raise RequestError("the body has an integer with too many digits") from None
     if not isinstance(value, dict):
         raise RequestError(f"the body must be a JSON object, got {json_type(value)}")
@@ -80,7 +81,7 @@ def parse_json(data: bytes) -> dict[str, Any]:
 
 
 def json_type(value: object) -> str:
-    """What a value is called in JSON, for messages."""
+    """Name of a value's JSON type, for messages."""
     if value is None:
         return "null"
     kinds: dict[type, str] = {
@@ -90,7 +91,7 @@ def json_type(value: object) -> str:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose names are all different, and can be sent back in a message."""
+    """Reject objects with duplicate names, or names that cannot be encoded in an error message."""
     value = dict(pairs)
     if len(value) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
@@ -102,7 +103,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether UTF-8 can carry it: JSON's escapes can spell half of a surrogate pair."""
+    """Whether UTF-8 can encode it: JSON escapes may contain half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

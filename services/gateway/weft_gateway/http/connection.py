@@ -1,64 +1,64 @@
-"""A client's connection, which is closed when the client keeps it and does nothing."""
+"""Timeouts of client connections that uvicorn lacks."""
 
 import asyncio
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-#: How long a request line and headers may take, in seconds; and what is left of a body that was answered already.
-HEADERS_WAIT_S = 60.0
-#: How long a client may leave unread what waits for it, in seconds.
-READ_WAIT_S = 60.0
+#: Time for a request line and headers, in seconds; also for the rest of a body whose response was sent already.
+HEADERS_TIMEOUT_S = 60.0
+#: Time that a client may leave response data unread, in seconds.
+READ_TIMEOUT_S = 60.0
 
 
 class Connection(H11Protocol):  # type: ignore[misc]  # uvicorn's types are not read
-    """uvicorn's, which bounds in time only the pause between two requests."""
+    """uvicorn's protocol with more timeouts; uvicorn itself only limits the pause between two requests."""
 
-    _quiet: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
+    _idle_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """A client has come, and should say what it wants."""
+        """Start the timeout for the first request."""
         super().connection_made(transport)
-        self._watch()
+        self._update_idle_timer()
 
     def data_received(self, data: bytes) -> None:
-        """A part of a request has come."""
+        """Handle request data and update the idle timeout."""
         super().data_received(data)
-        self._watch()
+        self._update_idle_timer()
 
     def pause_writing(self) -> None:
-        """The client reads slower than it is written to."""
+        """Start the timeout of a client that does not read."""
         super().pause_writing()
-        self._unread = self.loop.call_later(READ_WAIT_S, self.transport.abort)
+        self._write_timer = self.loop.call_later(READ_TIMEOUT_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It has read."""
+        """Stop the timeout of a client that does not read."""
         super().resume_writing()
-        self._end_unread()
+        self._cancel_write_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone, or was left."""
+        """Stop all timeouts."""
         super().connection_lost(exc)
-        self._end_quiet()
-        self._end_unread()
+        self._cancel_idle_timer()
+        self._cancel_write_timer()
 
-    def _watch(self) -> None:
-        """The time runs while no request is whole; it begins anew with each request, and with no single byte."""
-        is_waited_for = self.conn.their_state is h11.IDLE or (
+    def _update_idle_timer(self) -> None:
+        """Run the idle timeout while no request is complete. Single bytes do not restart it; complete requests do."""
+        is_awaiting_client = self.conn.their_state is h11.IDLE or (
             self.conn.their_state is h11.SEND_BODY and self.cycle is not None and self.cycle.response_complete
         )
-        if not is_waited_for:
-            self._end_quiet()
-        elif self._quiet is None:
-            self._quiet = self.loop.call_later(HEADERS_WAIT_S, self.transport.abort)
+        if not is_awaiting_client:
+            self._cancel_idle_timer()
+        elif self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(HEADERS_TIMEOUT_S, self.transport.abort)
 
-    def _end_quiet(self) -> None:
-        if self._quiet is not None:
-            self._quiet.cancel()
-            self._quiet = None
+    def _cancel_idle_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
 
-    def _end_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+    def _cancel_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None

@@ -1,4 +1,4 @@
-"""Work that ends when the client leaves."""
+"""Cancellation of work when the client disconnects."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -12,37 +12,37 @@ from weft_common.errors import UnavailableError
 T = TypeVar("T")
 
 
-class ClientLeftError(Exception):
-    """The client closed the connection; nobody reads an answer."""
+class ClientDisconnectedError(Exception):
+    """The client closed the connection before the response."""
 
 
-async def unless_left(receive: Receive, stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """What ``work`` gives; it is cancelled as soon as the client leaves or the gateway must end.
+async def run_until_disconnect(receive: Receive, stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled if the client disconnects or the gateway must stop.
 
     Args:
-        receive: Of the request, whose body was read.
-        stopping: Set when what is in work has no time left.
-        work: Is over in any case when this returns or raises.
+        receive: ASGI ``receive`` of the request, whose body was read.
+        stopping: Set when the grace period is over.
+        work: Has ended in any case when this returns or raises.
 
     Raises:
-        ClientLeftError: The client left first.
+        ClientDisconnectedError: The client disconnected first.
         UnavailableError: The gateway stops.
     """
     working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_left(receive))
+    disconnecting = asyncio.create_task(_disconnected(receive))
     ending = asyncio.create_task(stopping.wait())
     try:
-        await asyncio.wait((working, leaving, ending), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, disconnecting, ending), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        if leaving.done():
-            leaving.result()  # a defect of ours is no leave
-            raise ClientLeftError
+        if disconnecting.done():
+            disconnecting.result()  # raises if receiving failed
+            raise ClientDisconnectedError
         raise UnavailableError("the gateway stops, and has no time left for this answer; ask again")
     finally:
-        await cancel_and_wait((working, leaving, ending))
+        await cancel_and_wait((working, disconnecting, ending))
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""uvicorn without its own signals, sockets and logs, which are the process's."""
+"""uvicorn as a library: signals, sockets and logs belong to the process."""
 
 import asyncio
 import contextlib
@@ -13,18 +13,18 @@ from weft_common.security.tls import ServerTls
 from weft_common.server.listening import host_and_port
 from weft_gateway.http.connection import Connection
 
-#: How long a connection without a request is kept, in seconds: longer than clients keep theirs, so that none is used at
-#: the moment when it is closed.
+#: Keep-alive timeout of idle connections in seconds: longer than that of clients, so that no client sends a request on
+#: a connection at the moment it is closed.
 KEEP_ALIVE_S = 75
 
 
 class HttpServer:
-    """Serves an application on a socket.
+    """Serves an ASGI application on a socket.
 
     Args:
         app: The application.
         tls: Certificate; None: plaintext.
-        grace_s: How long answers in work have at a stop, seconds.
+        grace_s: Time for requests in flight at a stop, in seconds.
     """
 
     def __init__(self, app: ASGIApp, tls: ServerTls | None, grace_s: float) -> None:
@@ -44,13 +44,13 @@ class HttpServer:
         config.load()
         if tls is not None:
             config.ssl = tls.content().context
-            tls.follow(config.ssl)  # the next handshake is made with the certificate that is then in force
+            tls.follow(config.ssl)  # new handshakes use the current certificate
         self._server = uvicorn.Server(config)
-        self._server.capture_signals = contextlib.nullcontext  # they are for the process
+        self._server.capture_signals = contextlib.nullcontext  # the process handles signals
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self, listening: socket.socket) -> None:
-        """It serves on the socket, which it owns from now on. Raises what keeps it from that."""
+        """Serve on the socket, which the server owns from now on. Raises errors of the start."""
         self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
         while not self._server.started:
             if self._serving.done():
@@ -58,22 +58,22 @@ class HttpServer:
             await asyncio.sleep(0.001)
 
     async def stop(self) -> None:
-        """No connection is open any more; answers in work had the grace."""
+        """Close all connections after the grace period."""
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving
 
 
 def bound_socket(host: str, port: int, *, shares_port: bool) -> socket.socket:
-    """A socket that is bound, and does not listen yet.
+    """A bound socket that does not listen yet.
 
     Args:
         host: Address.
         port: 0: chosen by the system.
-        shares_port: Whether other processes that say so too may be bound to it.
+        shares_port: Whether other processes may bind to it with the same setting (SO_REUSEPORT).
 
     Raises:
-        UnavailableError: It is taken, or not of this machine.
+        UnavailableError: The port is taken, or the address is not one of this machine.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

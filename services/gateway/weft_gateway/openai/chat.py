@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: from a body to messages, from pieces to OpenAI's objects."""
+"""``/v1/chat/completions``: parses the body and formats responses."""
 
 import asyncio
 import contextlib
@@ -13,21 +13,21 @@ from starlette.datastructures import Headers
 
 from weft_gateway.errors import RequestError
 from weft_gateway.http.body import is_encodable
-from weft_gateway.openai.ask import Ask, take_common
+from weft_gateway.openai.chat_template import ChatTemplate
+from weft_gateway.openai.deltas import ChoiceDelta
 from weft_gateway.openai.fields import Fields
-from weft_gateway.openai.generation import CollectedChoice, Usage
+from weft_gateway.openai.generate import CollectedChoice, Usage
 from weft_gateway.openai.logprobs import chat_logprobs
-from weft_gateway.openai.messages import take_messages
-from weft_gateway.openai.pieces import Piece
-from weft_gateway.openai.sampling import MAX_INT32, take_sampling
-from weft_gateway.openai.templates import ChatTemplate
+from weft_gateway.openai.messages import parse_messages
+from weft_gateway.openai.sampling import MAX_INT32, parse_sampling
+from weft_gateway.openai.text_request import TextRequest, parse_common
 
 MAX_TOP_LOGPROBS = 20
 MAX_VARIABLES = 64
 
-#: The template has written them already.
+#: The template has added them already.
 _NO_SPECIAL_TOKENS = {"add_special_tokens": False}
-#: Fields of OpenAI that ask for more than text, with values that do not.
+#: Unsupported fields of OpenAI, with their values that have no effect.
 _UNSUPPORTED: Mapping[str, Sequence[Any]] = {
     "tools": (),
     "tool_choice": ("none", "auto"),
@@ -47,25 +47,25 @@ _UNSUPPORTED: Mapping[str, Sequence[Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ChatAsk:
-    """A checked body.
+class ChatRequest:
+    """A validated body.
 
     Attributes:
-        ask: What both endpoints have.
-        messages: With ``role``, ``content`` and maybe ``name``.
-        add_generation_prompt: Whether the prompt ends where the assistant's answer begins.
-        variables: More for the template.
+        common: Fields that both endpoints share.
+        messages: Messages with ``role``, ``content`` and optionally ``name``.
+        add_generation_prompt: Whether the prompt ends with the start of the assistant's message.
+        variables: Additional template variables.
     """
 
-    ask: Ask
+    common: TextRequest
     messages: Sequence[Mapping[str, str]]
     add_generation_prompt: bool
     variables: Mapping[str, Any]
 
     async def prompt(self, template: ChatTemplate) -> str:
-        """The messages as one text, made on a thread. Raises as ``ChatTemplate.render``."""
+        """Render the messages into one prompt, on a thread. Raises like ``ChatTemplate.render``."""
         messages = self.messages
-        if not template.knows_developer:
+        if not template.supports_developer_role:
             messages = [_with_older_role(message) for message in messages]
         return await asyncio.to_thread(
             template.render,
@@ -75,25 +75,25 @@ class ChatAsk:
         )
 
 
-def parse(body: Mapping[str, Any], headers: Headers) -> ChatAsk:
-    """What a body asks for. Raises RequestError, or DeadlineExceededError for a time of 0."""
+def parse(body: Mapping[str, Any], headers: Headers) -> ChatRequest:
+    """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
     fields = Fields(body)
     for name, harmless in _UNSUPPORTED.items():
-        fields.refuse(name, harmless)
-    sampling = take_sampling(fields)
-    # Without a limit an answer may fill what the model has room for, to which models cut every number.
+        fields.reject(name, harmless)
+    sampling = parse_sampling(fields)
+    # Without a limit, the output may fill the context; models clamp the number to that.
     sampling["max_tokens"] = _max_tokens(fields) or MAX_INT32
     top_logprobs = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
     if fields.boolean("logprobs"):
         sampling["logprobs"] = top_logprobs or 0
     elif top_logprobs is not None:
         raise RequestError("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
-    messages = take_messages(fields)
+    messages = parse_messages(fields)
     add_generation_prompt = fields.boolean("add_generation_prompt")
     variables = _variables(fields)
-    ask = take_common(fields, sampling, headers)
-    return ChatAsk(
-        replace(ask, parameters={**ask.parameters, **_NO_SPECIAL_TOKENS}),
+    common = parse_common(fields, sampling, headers)
+    return ChatRequest(
+        replace(common, parameters={**common.parameters, **_NO_SPECIAL_TOKENS}),
         messages,
         add_generation_prompt is not False,
         variables,
@@ -132,12 +132,12 @@ def _with_older_role(message: Mapping[str, str]) -> Mapping[str, str]:
 
 
 class ChatWriter:
-    """Makes the answers to one request.
+    """Formats the responses to one request.
 
     Args:
-        model: As the client named it.
-        usage: Tokens so far.
-        num_top_logprobs: Tokens that are shown beside each sampled one, at most.
+        model: The model's name in the request.
+        usage: Token counts, updated during the response.
+        num_top_logprobs: Most alternatives to report per sampled token.
         has_usage_chunk: Whether a stream ends with the usage.
     """
 
@@ -148,8 +148,8 @@ class ChatWriter:
         self._num_top_logprobs = num_top_logprobs
         self._has_usage_chunk = has_usage_chunk
 
-    def whole(self, choices: Sequence[CollectedChoice]) -> dict[str, Any]:
-        """The answer as one object."""
+    def full_response(self, choices: Sequence[CollectedChoice]) -> dict[str, Any]:
+        """The response as one object."""
         return {
             **self._head,
             "object": "chat.completion",
@@ -165,25 +165,25 @@ class ChatWriter:
             "usage": self._usage.as_json(),
         }
 
-    async def chunks(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer as a stream; ``pieces`` is closed with it, and what it raises is raised.
+    async def chunks(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncGenerator[dict[str, Any], None]:
+        """The response as a stream; closes ``deltas`` and raises its errors.
 
-        The role comes before the first text of each choice.
+        The role precedes the first text of each choice.
         """
         begun: set[int] = set()
-        async with contextlib.aclosing(pieces):
-            async for piece in pieces:
-                self._usage.add(piece)
-                if not piece.has_news:
+        async with contextlib.aclosing(deltas):
+            async for delta in deltas:
+                self._usage.add(delta)
+                if not delta.is_visible:
                     continue
-                if piece.choice not in begun:
-                    begun.add(piece.choice)
-                    yield self._chunk(piece.choice, {"role": "assistant", "content": ""})
+                if delta.choice not in begun:
+                    begun.add(delta.choice)
+                    yield self._chunk(delta.choice, {"role": "assistant", "content": ""})
                 yield self._chunk(
-                    piece.choice,
-                    {"content": piece.text} if piece.text else {},
-                    finish_reason=piece.finish_reason,
-                    logprobs=chat_logprobs(piece.logprobs, self._num_top_logprobs),
+                    delta.choice,
+                    {"content": delta.text} if delta.text else {},
+                    finish_reason=delta.finish_reason,
+                    logprobs=chat_logprobs(delta.logprobs, self._num_top_logprobs),
                 )
         if self._has_usage_chunk:
             yield {**self._head, "object": _CHUNK, "choices": [], "usage": self._usage.as_json()}

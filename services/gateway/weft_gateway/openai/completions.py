@@ -1,4 +1,4 @@
-"""``/v1/completions``: from a body to prompts, from pieces to OpenAI's objects."""
+"""``/v1/completions``: parses the body and formats responses."""
 
 import contextlib
 import time
@@ -10,12 +10,12 @@ from typing import Any
 from starlette.datastructures import Headers
 
 from weft_gateway.errors import RequestError
-from weft_gateway.openai.ask import Ask, Prompt, take_common
+from weft_gateway.openai.deltas import ChoiceDelta
 from weft_gateway.openai.fields import Fields, checked_string, shown
-from weft_gateway.openai.generation import CollectedChoice, Usage
+from weft_gateway.openai.generate import CollectedChoice, Usage
 from weft_gateway.openai.logprobs import completion_logprobs
-from weft_gateway.openai.pieces import Piece
-from weft_gateway.openai.sampling import MAX_INT32, is_token_id, take_sampling
+from weft_gateway.openai.sampling import MAX_INT32, is_token_id, parse_sampling
+from weft_gateway.openai.text_request import Prompt, TextRequest, parse_common
 
 MAX_PROMPTS = 128
 MAX_PROMPT_CHARS = 16 << 20
@@ -25,25 +25,25 @@ DEFAULT_MAX_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionAsk:
-    """A checked body."""
+class CompletionRequest:
+    """A validated body."""
 
-    ask: Ask
+    common: TextRequest
     prompts: Sequence[Prompt]
 
 
-def parse(body: Mapping[str, Any], headers: Headers) -> CompletionAsk:
-    """What a body asks for. Raises RequestError, or DeadlineExceededError for a time of 0."""
+def parse(body: Mapping[str, Any], headers: Headers) -> CompletionRequest:
+    """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
     fields = Fields(body)
-    sampling = take_sampling(fields)
+    sampling = parse_sampling(fields)
     max_tokens = fields.integer("max_tokens", 1, MAX_INT32)
     sampling["max_tokens"] = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     if logprobs is not None:
         sampling["logprobs"] = logprobs
     prompts = _prompts(fields)
-    fields.refuse("echo", why="the prompt does not come back; put it before the answer yourself")
-    fields.refuse("suffix")
+    fields.reject("echo", why="the prompt does not come back; put it before the answer yourself")
+    fields.reject("suffix")
     best_of = fields.integer("best_of", 1, MAX_PROMPTS)
     num_choices = sampling.get("n", 1)
     if best_of not in (None, num_choices):
@@ -52,18 +52,18 @@ def parse(body: Mapping[str, Any], headers: Headers) -> CompletionAsk:
             param="best_of",
             code="unsupported_parameter",
         )
-    ask = take_common(fields, sampling, headers)
+    common = parse_common(fields, sampling, headers)
     if len(prompts) * num_choices > MAX_PROMPTS:
         raise RequestError(
             f"{len(prompts)} prompts with {num_choices} answers each are {len(prompts) * num_choices}; at most "
             f"{MAX_PROMPTS} are made for one request",
             param="n",
         )
-    return CompletionAsk(ask, prompts)
+    return CompletionRequest(common, prompts)
 
 
 def _prompts(fields: Fields) -> list[Prompt]:
-    """A text, several texts, the ids of a text's tokens, or those of several."""
+    """Prompts from a text, several texts, the token ids of a text, or those of several."""
     given = fields.raw("prompt")
     if isinstance(given, str):
         return [checked_string(given, "prompt", max_chars=MAX_PROMPT_CHARS)]
@@ -94,11 +94,11 @@ def _token_ids(given: list[Any], param: str) -> list[int]:
 
 
 class CompletionWriter:
-    """Makes the answers to one request.
+    """Formats the responses to one request.
 
     Args:
-        model: As the client named it.
-        usage: Tokens so far.
+        model: The model's name in the request.
+        usage: Token counts, updated during the response.
         has_usage_chunk: Whether a stream ends with the usage.
     """
 
@@ -108,8 +108,8 @@ class CompletionWriter:
         self._usage = usage
         self._has_usage_chunk = has_usage_chunk
 
-    def whole(self, choices: Sequence[CollectedChoice]) -> dict[str, Any]:
-        """The answer as one object."""
+    def full_response(self, choices: Sequence[CollectedChoice]) -> dict[str, Any]:
+        """The response as one object."""
         return {
             **self._head,
             "choices": [
@@ -119,21 +119,21 @@ class CompletionWriter:
             "usage": self._usage.as_json(),
         }
 
-    async def chunks(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer as a stream; ``pieces`` is closed with it, and what it raises is raised."""
+    async def chunks(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncGenerator[dict[str, Any], None]:
+        """The response as a stream; closes ``deltas`` and raises its errors."""
         num_chars: dict[int, int] = {}
         between = {"usage": None} if self._has_usage_chunk else {}
-        async with contextlib.aclosing(pieces):
-            async for piece in pieces:
-                self._usage.add(piece)
-                if not piece.has_news:
+        async with contextlib.aclosing(deltas):
+            async for delta in deltas:
+                self._usage.add(delta)
+                if not delta.is_visible:
                     continue
-                start = num_chars.get(piece.choice, 0)
-                num_chars[piece.choice] = start + len(piece.text)
-                logprobs = completion_logprobs(piece.logprobs, start)
+                start = num_chars.get(delta.choice, 0)
+                num_chars[delta.choice] = start + len(delta.text)
+                logprobs = completion_logprobs(delta.logprobs, start)
                 yield {
                     **self._head,
-                    "choices": [_choice(piece.choice, piece.text, piece.finish_reason, logprobs)],
+                    "choices": [_choice(delta.choice, delta.text, delta.finish_reason, logprobs)],
                     **between,
                 }
         if self._has_usage_chunk:

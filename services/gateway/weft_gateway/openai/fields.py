@@ -1,4 +1,4 @@
-"""Fields of a JSON object, read one by one with their types and ranges; what nobody has read is unknown."""
+"""Validated access to the fields of a JSON object; fields that nobody has read are unknown."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -9,11 +9,11 @@ from weft_gateway.http.body import json_type
 
 
 class Fields:
-    """A JSON object of a request. A field that is null is as one that is not there.
+    """A JSON object of a request. A null field counts as absent.
 
     Args:
         values: The object.
-        path: Where it is in the body, for messages; "" for the body itself.
+        path: Path of the object in the body, for messages; "" for the body itself.
     """
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
@@ -22,42 +22,42 @@ class Fields:
         self._known: dict[str, None] = {}
 
     def param(self, name: str) -> str:
-        """Name of a field as clients see it."""
+        """Path of a field, for messages."""
         return f"{self._path}.{name}" if self._path else name
 
     def raw(self, name: str) -> Any:
-        """Whatever it is; None: it is not there."""
+        """The unvalidated value; None if absent."""
         self._known[name] = None
         return self._values.get(name)
 
     def string(self, name: str, *, max_chars: int) -> str | None:
-        """A string that can be encoded. Raises RequestError."""
+        """A string that can be encoded in UTF-8. Raises RequestError."""
         value = self.raw(name)
         return None if value is None else checked_string(value, self.param(name), max_chars=max_chars)
 
     def boolean(self, name: str) -> bool | None:
-        """True or false. Raises RequestError."""
+        """A boolean. Raises RequestError."""
         value = self.raw(name)
         if value is not None and not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
+            raise self.error(name, "true or false")
         return value
 
     def integer(self, name: str, low: int, high: int) -> int | None:
-        """From ``low`` to ``high``. Raises RequestError."""
+        """An integer from ``low`` to ``high``. Raises RequestError."""
         value = self.raw(name)
         if value is None:
             return None
         if type(value) is not int or not low <= value <= high:
-            raise self.wrong(name, f"an integer from {low} to {high}")
+            raise self.error(name, f"an integer from {low} to {high}")
         return value
 
     def number(self, name: str, low: float, high: float) -> float | None:
-        """From ``low`` to ``high``. Raises RequestError."""
+        """A number from ``low`` to ``high``. Raises RequestError."""
         value = self.raw(name)
         if value is None:
             return None
         if type(value) not in (int, float) or not low <= value <= high:
-            raise self.wrong(name, f"a number from {low:g} to {high:g}")
+            raise self.error(name, f"a number from {low:g} to {high:g}")
         return float(value)
 
     def object(self, name: str) -> "Fields | None":
@@ -66,16 +66,16 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise self.wrong(name, "an object")
+            raise self.error(name, "an object")
         return Fields(value, self.param(name))
 
     def array(self, name: str, max_items: int) -> list[Any] | None:
-        """An array with at most ``max_items``. Raises RequestError."""
+        """An array of at most ``max_items``. Raises RequestError."""
         value = self.raw(name)
         if value is None:
             return None
         if not isinstance(value, list):
-            raise self.wrong(name, "an array")
+            raise self.error(name, "an array")
         if len(value) > max_items:
             raise RequestError(
                 f"'{self.param(name)}' has {len(value)} items; at most {max_items} are taken", param=self.param(name)
@@ -83,19 +83,19 @@ class Fields:
         return value
 
     def ignore(self, *names: str) -> None:
-        """Fields that mean nothing here and may say anything."""
+        """Accept fields that have no effect."""
         self._known.update(dict.fromkeys(names))
 
-    def refuse(self, name: str, harmless: Collection[Any] = (), why: str = "") -> None:
-        """A field that is not supported may have a value that asks for nothing.
+    def reject(self, name: str, harmless: Collection[Any] = (), why: str = "") -> None:
+        """Reject an unsupported field, unless its value has no effect.
 
         Args:
-            name: Of the field.
-            harmless: Such values, beside null, false, an empty string, array and object.
+            name: Name of the field.
+            harmless: Values without effect, besides null, false, an empty string, array and object.
             why: What to do instead.
 
         Raises:
-            RequestError: It has another one.
+            RequestError: It has any other value.
         """
         value = self.raw(name)
         if value in (None, False, "", [], {}) or value in harmless:
@@ -107,7 +107,7 @@ class Fields:
         )
 
     def finish(self) -> None:
-        """Every field is known. Raises RequestError, which names one that is not."""
+        """Raise RequestError if a field was neither read nor ignored."""
         for name in self._values:
             if name not in self._known:
                 param = self.param(name)[:80]
@@ -117,20 +117,20 @@ class Fields:
                     code="unknown_parameter",
                 )
 
-    def wrong(self, name: str, allowed: str) -> RequestError:
-        """The error of a field whose value is not what it must be."""
+    def error(self, name: str, allowed: str) -> RequestError:
+        """The error for a field with an invalid value."""
         value, param = self._values.get(name), self.param(name)
         return RequestError(f"'{param}' must be {allowed}, got {shown(value)}", param=param)
 
 
 def shown(value: object) -> str:
-    """A value in a message: what it is, and how it looks where that is short."""
+    """A value for a message: its type, and the value itself if short."""
     text = f"{value!r}" if isinstance(value, (int, float, str)) else ""
     return f"{json_type(value)}{' ' if text else ''}{text[:60]}{'...' if len(text) > 60 else ''}"
 
 
 def checked_string(value: object, param: str, *, max_chars: int) -> str:
-    """``value``, a string of at most ``max_chars`` that UTF-8 can carry. Raises RequestError, which names ``param``."""
+    """``value``, if it is a string of at most ``max_chars`` that UTF-8 can encode. Raises RequestError."""
     if not isinstance(value, str):
         raise RequestError(f"'{param}' must be a string, got {shown(value)}", param=param)
     if len(value) > max_chars:

@@ -1,19 +1,19 @@
-"""Log probabilities in the two forms that OpenAI has for them."""
+"""Log probabilities in OpenAI's two formats."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from weft_gateway.openai.pieces import AnswerLogprobs, StreamedToken
+from weft_gateway.openai.deltas import PositionLogprobs, ScoredToken
 
 
-def completion_logprobs(tokens: Sequence[AnswerLogprobs] | None, text_offset: int) -> dict[str, Any] | None:
-    """Of ``/v1/completions``; None: none were asked for.
+def completion_logprobs(tokens: Sequence[PositionLogprobs] | None, text_offset: int) -> dict[str, Any] | None:
+    """Format of ``/v1/completions``; None: not requested.
 
-    Of tokens that have the same text the most probable one is shown, because the best are keyed by text.
+    ``top_logprobs`` is keyed by text, so among tokens with the same text only the most likely one is reported.
 
     Args:
         tokens: In order.
-        text_offset: Where the text of the first begins in the choice, in characters.
+        text_offset: Offset of the first token's text in the choice, in characters.
     """
     if tokens is None:
         return None
@@ -29,8 +29,8 @@ def completion_logprobs(tokens: Sequence[AnswerLogprobs] | None, text_offset: in
     }
 
 
-def chat_logprobs(tokens: Sequence[AnswerLogprobs] | None, num_top: int) -> dict[str, Any] | None:
-    """Of ``/v1/chat/completions``, with at most ``num_top`` of the best at each token; None: none were asked for."""
+def chat_logprobs(tokens: Sequence[PositionLogprobs] | None, num_top: int) -> dict[str, Any] | None:
+    """Format of ``/v1/chat/completions``, with at most ``num_top`` alternatives per token; None: not requested."""
     if tokens is None:
         return None
     content = [
@@ -39,12 +39,12 @@ def chat_logprobs(tokens: Sequence[AnswerLogprobs] | None, num_top: int) -> dict
     return {"content": content, "refusal": None}
 
 
-def _by_text(sampled: StreamedToken, top: Sequence[StreamedToken]) -> dict[str, float]:
+def _by_text(sampled: ScoredToken, top: Sequence[ScoredToken]) -> dict[str, float]:
     best: dict[str, float] = {}
     for token in (*top, sampled):
         best.setdefault(token.text, token.logprob)
     return best
 
 
-def _chat_token(token: StreamedToken) -> dict[str, Any]:
+def _chat_token(token: ScoredToken) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": token.utf8}

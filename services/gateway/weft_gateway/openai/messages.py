@@ -1,4 +1,4 @@
-"""The messages of a chat, checked: roles and texts."""
+"""Validation of chat messages: roles and texts."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ ROLES = ("system", "developer", "user", "assistant")
 _TOOL_ROLES = ("tool", "function")
 
 
-def take_messages(fields: Fields) -> list[dict[str, str]]:
-    """Each message with ``role``, ``content`` as one string, and ``name`` where it has one.
+def parse_messages(fields: Fields) -> list[dict[str, str]]:
+    """Messages with ``role``, ``content`` as one string, and ``name`` if given.
 
     Text parts of a message are joined by line breaks.
 
     Raises:
-        RequestError: There are none, or one is not as it must be; names the place.
+        RequestError: There are none, or one is invalid; the message has its path.
     """
     messages = fields.array("messages", MAX_MESSAGES)
     if not messages:
@@ -42,7 +42,7 @@ def _message(value: Any, path: str) -> dict[str, str]:
     if role not in ROLES:
         raise RequestError(f"'{path}.role' must be one of {', '.join(ROLES)}, got {shown(role)}", param=f"{path}.role")
     for unsupported in ("tool_calls", "function_call", "audio", "refusal", "annotations"):
-        fields.refuse(unsupported)
+        fields.reject(unsupported)
     message = {"role": role, "content": _content(fields)}
     if (name := fields.string("name", max_chars=MAX_NAME_CHARS)) is not None:
         message["name"] = name

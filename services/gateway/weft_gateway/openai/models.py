@@ -1,4 +1,4 @@
-"""Which models there are, and what is known of each."""
+"""Lookup and listing of the text models behind the router."""
 
 import asyncio
 import time
@@ -11,19 +11,19 @@ from weft_gateway.openai.text_model import TextModel
 
 #: How long the router has for a list or a configuration, in seconds.
 LOOKUP_TIMEOUT_S = 5.0
-#: How long a configuration is taken for the model's, in seconds: a reload is noticed after so long at the latest.
-KEPT_S = 2.0
-_MAX_KEPT = 1024
+#: Time to live of cached configurations, in seconds: the longest delay until a reload takes effect.
+CACHE_TTL_S = 2.0
+_MAX_CACHED = 1024
 _MAX_LOOKUPS = 32
 
 
 class Models:
-    """The models behind a router, as each client may see them; owned by the event loop.
+    """The models behind a router, as visible to each client; owned by the event loop.
 
     Args:
-        router: Whose models.
-        templates: Source of a chat template by model, before that of its configuration.
-        clock_s: Seconds that only grow.
+        router: Client of the router.
+        templates: Chat template sources by model; they override those of the configurations.
+        clock_s: Monotonic clock in seconds.
     """
 
     def __init__(
@@ -32,18 +32,18 @@ class Models:
         self._router = router
         self._templates = templates
         self._clock_s = clock_s
-        #: By name and the caller's metadata, so that nobody learns by another's right; oldest first.
-        self._kept: dict[tuple[str, Metadata], tuple[float, TextModel | None]] = {}
+        #: By name and the caller's metadata, so that permissions are never shared between callers; oldest first.
+        self._cache: dict[tuple[str, Metadata], tuple[float, TextModel | None]] = {}
 
     async def find(self, name: str, metadata: Metadata) -> TextModel:
-        """The model of that name.
+        """Look up a model.
 
         Raises:
-            RequestError: There is none (404), or it is no text model (400).
-            RemoteError: The router does not answer, or the key does not allow it.
+            RequestError: There is none (404), or it is not a text model (400).
+            RemoteError: The router is unreachable, or the key does not allow access.
         """
         try:
-            model = await self._known(name, metadata)
+            model = await self._lookup(name, metadata)
         except RemoteError as error:
             if error.code == NotFoundError.code:
                 raise _no_such_model(name) from error
@@ -57,16 +57,16 @@ class Models:
         return model
 
     async def names(self, metadata: Metadata) -> Sequence[str]:
-        """Of every text model that is ready and that the caller may use. Raises RemoteError."""
+        """Names of the ready text models that the caller may use. Raises RemoteError."""
         names = await self._ready(metadata)
         free = asyncio.Semaphore(_MAX_LOOKUPS)
 
         async def is_text_model(name: str) -> bool:
             async with free:
                 try:
-                    return await self._known(name, metadata) is not None
+                    return await self._lookup(name, metadata) is not None
                 except RemoteError as error:
-                    if error.code == NotFoundError.code:  # it went meanwhile
+                    if error.code == NotFoundError.code:  # unloaded in the meantime
                         return False
                     raise
 
@@ -74,7 +74,7 @@ class Models:
         return [name for name, is_listed in zip(names, found, strict=True) if is_listed]
 
     async def check_listed(self, name: str, metadata: Metadata) -> None:
-        """The model is listed. Raises RequestError (404) or RemoteError."""
+        """Check that the model is listed. Raises RequestError (404) or RemoteError."""
         if name not in await self.names(metadata):
             raise _no_such_model(name)
 
@@ -83,19 +83,19 @@ class Models:
         index = await self._router.index(ready_only=True, timeout_s=LOOKUP_TIMEOUT_S, metadata=metadata)
         return list(dict.fromkeys(entry.name for entry in index if entry.state == "READY"))
 
-    async def _known(self, name: str, metadata: Metadata) -> TextModel | None:
-        """What is known of the model; None: it is no text model. Raises RemoteError."""
+    async def _lookup(self, name: str, metadata: Metadata) -> TextModel | None:
+        """The cached or fetched model; None: not a text model. Raises RemoteError."""
         key = (name, metadata)
         now_s = self._clock_s()
-        kept = self._kept.get(key)
-        if kept is not None and now_s < kept[0]:
-            return kept[1]
+        cached = self._cache.get(key)
+        if cached is not None and now_s < cached[0]:
+            return cached[1]
         config = await self._router.config(name, timeout_s=LOOKUP_TIMEOUT_S, metadata=metadata)
         model = TextModel.from_config(config, self._templates.get(name))
-        self._kept.pop(key, None)
-        while len(self._kept) >= _MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
-        self._kept[key] = (self._clock_s() + KEPT_S, model)
+        self._cache.pop(key, None)
+        while len(self._cache) >= _MAX_CACHED:
+            del self._cache[next(iter(self._cache))]
+        self._cache[key] = (self._clock_s() + CACHE_TTL_S, model)
         return model
 
 

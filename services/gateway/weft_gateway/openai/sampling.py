@@ -1,4 +1,4 @@
-"""OpenAI's sampling fields as the JSON that language models take as ``sampling_parameters``."""
+"""OpenAI's sampling fields as JSON for the tensor ``sampling_parameters``."""
 
 from typing import Any
 
@@ -10,19 +10,19 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_BIASES = 1024
 MAX_STOP_TOKENS = 256
-#: Ids and numbers of tokens are 32-bit in the models.
+#: Models use 32-bit token ids and counts.
 MAX_INT32 = 2**31 - 1
 _SEED_RANGE = (-(2**63), 2**63 - 1)
 
 
-def take_sampling(fields: Fields) -> dict[str, Any]:
-    """The fields that completions and chats share, under the names of vLLM; those that are not given are left out.
+def parse_sampling(fields: Fields) -> dict[str, Any]:
+    """The sampling fields that both endpoints share, by vLLM's names, without absent ones.
 
     ``seed``, ``n``, ``stop``, ``temperature``, ``top_p``, both penalties and ``logit_bias`` are OpenAI's; the others
-    are what vLLM's server takes beside them.
+    are extensions of vLLM's server.
 
     Raises:
-        RequestError: A value has the wrong type, or is outside of its range.
+        RequestError: A value has the wrong type, or is out of range.
     """
     given: dict[str, Any] = {
         "n": fields.integer("n", 1, MAX_CHOICES),
@@ -46,7 +46,7 @@ def take_sampling(fields: Fields) -> dict[str, Any]:
 
 
 def is_token_id(value: object) -> bool:
-    """Whether it may be the id of a token of some model."""
+    """Whether it is a possible token id of any model."""
     return type(value) is int and 0 <= value <= MAX_INT32
 
 

@@ -1,6 +1,6 @@
-"""A model that takes and gives text, by the tensors of vLLM's backend for Triton Inference Server.
+"""Text models: models with the tensors of Triton Inference Server's vLLM backend.
 
-Every tensor but ``text_output`` and one for the prompt may be missing, as in a graph that has no use for it.
+Only ``text_output`` and a tensor for the prompt are required; graphs may lack the others.
 """
 
 import json
@@ -14,8 +14,8 @@ from weft_common.protocol.wire import fill_parameters
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import encode_bytes
 from weft_gateway.errors import RequestError
-from weft_gateway.openai.ask import Ask, Prompt
-from weft_gateway.openai.pieces import (
+from weft_gateway.openai.chat_template import ChatTemplate
+from weft_gateway.openai.deltas import (
     FINISH_REASON,
     LOGPROBS,
     NUM_CACHED_TOKENS,
@@ -24,7 +24,7 @@ from weft_gateway.openai.pieces import (
     OUTPUT_IDS,
     TEXT_OUTPUT,
 )
-from weft_gateway.openai.templates import ChatTemplate
+from weft_gateway.openai.text_request import Prompt, TextRequest
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig
 
@@ -34,23 +34,23 @@ STREAM = "stream"
 SAMPLING = "sampling_parameters"
 EXCLUDE_INPUT = "exclude_input_in_output"
 
-#: Outputs that each answer is made of, as far as the model has them.
+#: Requested outputs, if the model has them.
 _OUTPUTS = (TEXT_OUTPUT, FINISH_REASON, NUM_INPUT_TOKENS, NUM_CACHED_TOKENS, NUM_OUTPUT_TOKENS)
-#: And these where log probabilities are asked for: ids tell which of the tokens was sampled.
+#: Further outputs if log probabilities are requested; the ids identify the sampled tokens.
 _LOGPROBS_OUTPUTS = (LOGPROBS, OUTPUT_IDS)
-#: Parameters of a configuration with texts of special tokens, for the chat template.
+#: Model parameters with the texts of special tokens, for the chat template.
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _CHAT_TEMPLATE = "chat_template"
 
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """What the gateway knows of a model.
+    """The interface of a text model.
 
     Attributes:
         signature: Its tensors.
         template_source: Its chat template; "": it has none.
-        special_tokens: Of its tokenizer, by the name that templates use.
+        special_tokens: Special tokens of its tokenizer, by their names in templates.
     """
 
     signature: ModelSignature
@@ -59,11 +59,11 @@ class TextModel:
 
     @classmethod
     def from_config(cls, config: ModelConfig, template_source: str | None = None) -> Self | None:
-        """The model with this configuration; None: it is no text model.
+        """The model with this configuration; None: not a text model.
 
         Args:
-            config: As the router gives it.
-            template_source: Chat template in place of that of the configuration.
+            config: Configuration from the router.
+            template_source: Chat template that overrides that of the configuration.
         """
         signature = ModelSignature.from_config(config, "")
         inputs, outputs = {spec.name for spec in signature.inputs}, {spec.name for spec in signature.outputs}
@@ -77,7 +77,7 @@ class TextModel:
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """Name of the model."""
         return self.signature.name
 
     def template(self) -> ChatTemplate:
@@ -85,7 +85,7 @@ class TextModel:
 
         Raises:
             RequestError: The model has none.
-            InternalError: It has one that cannot be compiled; why is the cause, and not for clients.
+            InternalError: It does not compile; the cause is not sent to clients.
         """
         if not self.template_source:
             raise RequestError(
@@ -100,11 +100,11 @@ class TextModel:
         except InvalidArgumentError as error:
             raise InternalError(f"the chat template of the model '{self.name}' cannot be used") from error
 
-    def request(self, ask: Ask, prompt: Prompt, request_id: str) -> pb.ModelInferRequest:
-        """The request for one prompt.
+    def make_request(self, text_request: TextRequest, prompt: Prompt, request_id: str) -> pb.ModelInferRequest:
+        """The inference request for one prompt.
 
         Raises:
-            RequestError: The model does not take what the request has.
+            RequestError: The model does not support the request.
         """
         request = pb.ModelInferRequest(model_name=self.name, id=request_id)
         specs = {spec.name: spec for spec in self.signature.inputs}
@@ -117,24 +117,24 @@ class TextModel:
                 f"the model '{self.name}' takes no token ids; send the prompt as a string", param="prompt"
             )
         if SAMPLING in specs:
-            self._add(request, specs[SAMPLING], _texts(json.dumps(ask.sampling)))
-        elif ask.sampling.keys() - {"max_tokens"}:
-            names = ", ".join(sorted(ask.sampling))
+            self._add(request, specs[SAMPLING], _texts(json.dumps(text_request.sampling)))
+        elif text_request.sampling.keys() - {"max_tokens"}:
+            names = ", ".join(sorted(text_request.sampling))
             raise RequestError(f"the model '{self.name}' takes no sampling parameters, got {names}; leave them out")
-        outputs = (*_OUTPUTS, *(_LOGPROBS_OUTPUTS if "logprobs" in ask.sampling else ()))
-        # vLLM's own backend gives what these inputs ask for, others what the request names.
-        flags = {STREAM: ask.is_stream, EXCLUDE_INPUT: True} | {f"return_{name}": True for name in outputs}
+        outputs = (*_OUTPUTS, *(_LOGPROBS_OUTPUTS if "logprobs" in text_request.sampling else ()))
+        # vLLM's own backend returns what these inputs select, others what the request names.
+        flags = {STREAM: text_request.is_stream, EXCLUDE_INPUT: True} | {f"return_{name}": True for name in outputs}
         for name, value in flags.items():
             if name in specs:
                 self._add(request, specs[name], b"\1" if value else b"\0")
         for spec in self.signature.outputs:
             if spec.name in outputs:
                 request.outputs.add(name=spec.name)
-        fill_parameters(request.parameters, ask.parameters)
+        fill_parameters(request.parameters, text_request.parameters)
         return request
 
     def _add(self, request: pb.ModelInferRequest, spec: TensorSpec, data: bytes, length: int = 1) -> None:
-        """A tensor of one row, of ``length`` where the model leaves that open."""
+        """Add a tensor of one row, of ``length`` elements if the model leaves that open."""
         dims = [length if dim < 0 else dim for dim in spec.dims]
         shape = [1, *dims] if self.signature.max_batch_size > 0 else dims
         request.inputs.add(name=spec.name, datatype=spec.datatype, shape=shape)

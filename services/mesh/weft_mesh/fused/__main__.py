@@ -16,7 +16,7 @@ from weft_serving.calls.nested_calls import Callee
 from weft_serving.core import ServingCore
 from weft_serving.main import add_arguments, make_core, usage_fault
 
-#: Where each service has its backends; imported when it is asked for, as it may not be installed.
+#: Module with the backends of each service; imported when the service is to run here, as it may not be installed.
 _BACKENDS = {
     "preprocess": "weft_preprocess.transforms",
     "model": "weft_model.backends",
@@ -25,18 +25,18 @@ _BACKENDS = {
 
 
 class _Service(NamedTuple):
-    """A service that is to be in this process."""
+    """A service to run in this process."""
 
     name: str
     options: argparse.Namespace
 
     def maker(self) -> Callable[[Callee], ServingCore]:
-        """Makes its core. Raises ImportError if the service is not installed."""
+        """A function that makes its core. Raises ImportError if the service is not installed."""
         return partial(make_core, self.options, import_module(_BACKENDS[self.name]).BACKENDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve graphs and models until told to stop; the exit status is that of ``weft_router.__main__.main``.
+    """Serve graphs and models until a signal stops it; the exit status is that of ``weft_router.__main__.main``.
 
     Args:
         argv: Arguments; those of the process when None.
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises what an ordinary one ends the process with."""
+    """A parser that raises its errors; an ordinary one ends the process."""
 
     def error(self, message: str) -> NoReturn:
         """As ``ArgumentParser.error``."""

@@ -21,12 +21,12 @@ from weft_serving.core import ServingCore
 class FusedCore:
     """A router whose targets are, among others, cores of this process; make it on the event loop it will run on.
 
-    What the router answers is what it answers of services in processes of their own, but that it is ready only while
-    the models are too, that a client can load and unload models through it, and that the counters of a model are those
-    of its own service. Models call other models and graphs through the router.
+    It answers as a router does over services in processes of their own, with three differences: it is ready only while
+    the models are ready too, clients load and unload models through it, and a model's counters are those of its own
+    service. Models call other models and graphs through the router.
 
     Args:
-        services: Make the cores, by service; each is given what its models call.
+        services: Functions that make the cores, by service; each takes what its models call.
         make_router: Makes the router over these targets and its others.
     """
 
@@ -40,12 +40,12 @@ class FusedCore:
         self._router = make_router([InProcessTarget(name, core) for name, core in self._cores.items()])
 
     async def start(self) -> None:
-        """Models and graphs serve, or the index says why not. Raises as the cores do."""
+        """Start the models, then the graphs; the index says what cannot serve. Raises as the cores do."""
         await asyncio.gather(*(core.start() for core in self._cores.values()))
         await self._router.start()
 
     async def close(self, *, grace_s: float) -> None:
-        """The router has stopped, then every model."""
+        """Stop the router, then every model."""
         end_s = time.monotonic() + grace_s
         await self._router.close(grace_s=grace_s)
         left_s = max(0.0, end_s - time.monotonic())

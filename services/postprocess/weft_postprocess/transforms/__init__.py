@@ -1,4 +1,4 @@
-"""Transforms after a model."""
+"""Backends of the postprocess service: transforms after a model."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What ``softmax`` and ``sigmoid`` share: from scores to listed classes."""
+"""Base of ``softmax`` and ``sigmoid``: from scores to ranked classes."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -17,20 +17,20 @@ SCORES = ("FP32", "FP16", "BF16")
 
 
 class ClassifierBackend(RowBackend):
-    """Lists the most likely classes of each row whose probability is at least a threshold."""
+    """Ranks the most likely classes of each row whose probability reaches a threshold."""
 
     #: Default of the parameter ``threshold``.
     default_threshold: ClassVar[float]
 
-    #: Whether all classes are listed by default; otherwise one.
+    #: Whether all classes are listed by default; otherwise only one.
     lists_all: ClassVar[bool]
 
-    #: Whether the probabilities of a row are one distribution, which has an entropy.
+    #: Whether the probabilities of a row form a distribution, and so have an entropy.
     has_entropy: ClassVar[bool]
 
     @abstractmethod
     def probabilities(self, scores: Array) -> Array:
-        """Probabilities of ``scores``, both float32 ``[num_rows, num_classes]``; raises on scores that have none."""
+        """Probabilities of ``scores``, both float32 ``[num_rows, num_classes]``; raises on invalid scores."""
 
     def load(self) -> None:
         """Read the parameters and the labels."""
@@ -75,7 +75,7 @@ class ClassifierBackend(RowBackend):
         return {self.input: scores}
 
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
-        """Probabilities, then the best classes."""
+        """Compute probabilities, then the best classes."""
         probabilities = self.probabilities(inputs[self.input].astype(np.float32, copy=False))
         if self._outputs.keys() == {"PROBS"}:
             return {"PROBS": probabilities}

@@ -1,4 +1,4 @@
-"""``distribution``: outputs of a model that are parameters of a distribution to its mean, variance and quantiles."""
+"""``distribution``: mean, variance, quantiles and entropy of a distribution whose parameters a model predicts."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ _FLOATS = ("FP32", "FP64")
 
 
 class DistributionBackend(RowBackend):
-    """Answers with what one wants to know of the distribution that a model's outputs are the parameters of.
+    """Computes statistics of the distribution whose parameters a model outputs.
 
     ::
 
@@ -25,18 +25,18 @@ class DistributionBackend(RowBackend):
 
         MEAN, VARIANCE, ENTROPY FP32 [n, D], QUANTILES FP32 [n, D, Q]
 
-    Of the outputs, those that are declared are computed. A quantile at level p is the smallest x with P(X <= x) >= p.
+    Only declared outputs are computed. A quantile at level p is the smallest x with P(X <= x) >= p.
     For ``student_t`` the mean is NaN for df up to 1, the variance NaN for df up to 1 and infinite for df up to 2. The
-    entropy of a Poisson distribution has no closed form and is not offered; that of classes is an output of the backend
+    entropy of a Poisson distribution has no closed form and is not offered; that of classes is an output of backend
     ``softmax``.
 
     Parameters (``family`` required):
         family: ``gaussian``, ``laplace``, ``student_t`` or ``poisson``.
-        levels: Levels of the quantiles, between 0 and 1, ascending, commas between. Default 0.05,0.5,0.95.
-        link: What VARIANCE, SCALE, DF and RATE are given as: ``identity``, ``exp`` (their logarithm) or ``softplus``.
-            Default identity.
+        levels: Levels of the quantiles, between 0 and 1, ascending, comma-separated. Default 0.05,0.5,0.95.
+        link: Function that maps the inputs VARIANCE, SCALE, DF and RATE to values: ``identity``, ``exp`` or
+            ``softplus``. Default identity.
 
-    Numbers that are not finite, and a variance, scale, df or rate below 0 (df: 0 too), are INVALID_ARGUMENT for their
+    Numbers that are not finite, and a variance, scale, df or rate below 0 (df: also 0), are INVALID_ARGUMENT for their
     own request alone.
 
     Source:
@@ -44,7 +44,7 @@ class DistributionBackend(RowBackend):
     """
 
     def load(self) -> None:
-        """Read the parameters and hold them against the declared tensors."""
+        """Read the parameters and validate them against the declared tensors."""
         parameters = ParameterReader(self.model)
         family = parameters.choice("family", "", tuple(FAMILIES))
         levels = parameters.numbers("levels", (0.05, 0.5, 0.95))
@@ -65,9 +65,9 @@ class DistributionBackend(RowBackend):
         self._functions = {name: functions[name] for name in outputs}
 
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
-        """What is declared, computed in float64."""
+        """Compute the declared outputs in float64."""
         parameters = [self._checked(name, inputs[name].astype(np.float64)) for name in self._family.inputs]
-        with np.errstate(divide="ignore", over="ignore"):  # no spread at all is an entropy of minus infinity
+        with np.errstate(divide="ignore", over="ignore"):  # zero variance has an entropy of minus infinity
             return {name: function(*parameters).astype(np.float32) for name, function in self._functions.items()}
 
     def _checked(self, name: str, array: Array) -> Array:
@@ -81,7 +81,7 @@ class DistributionBackend(RowBackend):
         return values
 
     def _read_inputs(self, family: str) -> int:
-        """The number of targets D; -1 for any."""
+        """Validate the inputs; returns the number of targets D, -1 for any."""
         inputs = {spec.name: spec for spec in self.model.signature.inputs}
         wanted = self._family.inputs
         if set(inputs) != set(wanted):

@@ -1,4 +1,4 @@
-"""Families of distributions: mean, variance, quantiles and entropy of many of them at once."""
+"""Families of distributions: vectorised mean, variance, quantiles and entropy."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
@@ -9,17 +9,18 @@ import numpy as np
 from weft_common.tensors import Array
 from weft_serving.backends.loading import require
 
-#: Takes the parameters, float64 ``[n, D]`` each; quantiles are ``[n, D, Q]``, everything else ``[n, D]``.
+#: Function of the parameters, float64 ``[n, D]`` each; quantiles are ``[n, D, Q]``, other results ``[n, D]``.
 Function = Callable[..., Array]
 
 
 class Family(NamedTuple):
-    """What a family is given by.
+    """Parameters and functions of a family.
 
     Attributes:
         inputs: Its parameters, in the order in which the functions take them.
-        positive: Those of them that cannot be below 0.
-        functions: Makes the functions by output from the levels of the quantiles. What has no closed form is absent.
+        positive: Parameters that must not be negative.
+        functions: Returns the functions by output name, given the quantile levels. Outputs without a closed form are
+            absent.
     """
 
     inputs: tuple[str, ...]
@@ -78,7 +79,7 @@ def _poisson(levels: Sequence[float]) -> Mapping[str, Function]:
 
     def quantiles(rate: Array) -> Array:
         rate = rate[..., None]
-        above = np.ceil(special.pdtrik(p, rate))  # of a function that is continuous; it may be one too large
+        above = np.ceil(special.pdtrik(p, rate))  # inverse of the continuous extension, up to one too large
         below = np.maximum(above - 1, 0)
         values: Array = np.where(special.pdtr(below, rate) >= p, below, above)
         return values

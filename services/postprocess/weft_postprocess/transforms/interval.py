@@ -1,4 +1,4 @@
-"""``interval``: predictions of a number to the interval that holds the true one with a given probability."""
+"""``interval``: prediction intervals with a given coverage."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from weft_serving.backends.rows import RowBackend, check_finite
 from weft_serving.request.request import InferenceRequest
 
 _FLOATS = ("FP32", "FP64")
-#: Inputs of each method; those in the second tuple may be left out of the configuration.
+#: Required and optional inputs of each method.
 _INPUTS = {
     "conformal": (("PREDICTION",), ("SCALE",)),
     "conformal_quantile": (("QUANTILES",), ()),
@@ -26,7 +26,7 @@ _INPUTS = {
 
 
 class IntervalBackend(RowBackend):
-    """Answers with the lower and the upper end of a prediction interval.
+    """Computes the lower and the upper end of a prediction interval.
 
     ::
 
@@ -38,9 +38,9 @@ class IntervalBackend(RowBackend):
         conformal_quantile  QUANTILES as above                       quantiles at (1 -+ coverage) / 2, -+ w
 
     ``z`` is the quantile of the normal distribution at (1 + coverage) / 2. Quantiles between two ``levels`` are
-    interpolated; those of a row that cross are sorted first. ``w`` comes from held-out rows that are like those to come
-    (exchangeable): of their m scores it is the one at place ceil((m + 1) * coverage) in ascending order, so that the
-    interval holds at least that share of true values, whatever the model and the distribution. The score of a row is
+    interpolated; crossing quantiles of a row are sorted first. ``w`` comes from held-out rows that are exchangeable
+    with future ones: of their m scores it is the one at rank ceil((m + 1) * coverage) in ascending order, so that the
+    interval covers at least that share of true values, whatever the model and the distribution. The score of a row is
 
     ::
 
@@ -48,15 +48,15 @@ class IntervalBackend(RowBackend):
         conformal_quantile   max(lower - target, target - upper)        may be below 0: the interval then shrinks
 
     For the conformal methods the version folder holds ``calibration.json`` or ``calibration.npz`` (or
-    ``default_model_filename``) with ``target`` [m, D], and what the model gave for these rows: ``prediction`` [m, D]
-    and maybe ``scale`` [m, D], or ``quantiles`` [m, D, Q].
+    ``default_model_filename``) with ``target`` [m, D] and the model's outputs for these rows: ``prediction`` [m, D]
+    and optionally ``scale`` [m, D], or ``quantiles`` [m, D, Q].
 
     Parameters (``method`` required):
         method: ``gaussian``, ``quantile``, ``conformal`` or ``conformal_quantile``.
         coverage: Between 0 and 1. Default 0.9.
-        levels: For QUANTILES: the Q levels, ascending, commas between.
-        link: What VARIANCE and SCALE are given as: ``identity``, ``exp`` (their logarithm) or ``softplus``. Default
-            identity. Those in the calibration file are taken as they are.
+        levels: For QUANTILES: the Q levels, ascending, comma-separated.
+        link: Function that maps VARIANCE and SCALE to values: ``identity``, ``exp`` or ``softplus``. Default
+            identity. Not applied to the calibration file.
 
     Numbers that are not finite, and a variance or scale below 0, are INVALID_ARGUMENT for their own request alone.
 
@@ -66,7 +66,7 @@ class IntervalBackend(RowBackend):
     """
 
     def load(self) -> None:
-        """Read the parameters and the calibration, and hold them against the declared tensors."""
+        """Read the parameters and the calibration, and validate them against the declared tensors."""
         parameters = ParameterReader(self.model)
         self._method = parameters.choice("method", "", tuple(_INPUTS))
         self._coverage = parameters.number("coverage", 0.9)
@@ -93,18 +93,18 @@ class IntervalBackend(RowBackend):
         return arrays
 
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
-        """Both ends, as far as they are declared."""
+        """Compute the declared ends."""
         lower, upper = self._ends(inputs)
         ends = {"LOWER": lower, "UPPER": upper}
         return {name: ends[name].astype(np.float32) for name in self._outputs}
 
     def _ends(self, inputs: dict[str, Array]) -> tuple[Array, Array]:
-        """Float64 ``[n, D]`` each."""
+        """Lower and upper ends, float64 ``[n, D]`` each."""
         if self._has_quantiles:
             check_finite(inputs["QUANTILES"], "QUANTILES")
             lower, upper = self._interpolated(inputs["QUANTILES"])
             lower, upper = lower - self._width, upper + self._width
-            middle = (lower + upper) / 2  # an interval that shrank to less than nothing
+            middle = (lower + upper) / 2  # collapse an interval whose ends crossed
             return np.minimum(lower, middle), np.maximum(upper, middle)
         if self._method == "gaussian":
             center, half = inputs["MEAN"], self._z * np.sqrt(positive(inputs["VARIANCE"], "VARIANCE", self._link))
@@ -171,7 +171,7 @@ class IntervalBackend(RowBackend):
 
 
 def _interpolation(levels: tuple[float, ...], level: float) -> Callable[[Array], Array]:
-    """Takes the value at ``level`` from values at ``levels`` along the last axis."""
+    """A function that interpolates the value at ``level`` from values at ``levels`` along the last axis."""
     right = min(max(1, int(np.searchsorted(levels, level))), len(levels) - 1)
     left = max(right - 1, 0)
     span = levels[right] - levels[left]

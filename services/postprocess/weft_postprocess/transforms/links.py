@@ -1,4 +1,4 @@
-"""Outputs of a network as the positive numbers that they stand for."""
+"""Link functions: network outputs to positive parameters."""
 
 from collections.abc import Callable, Mapping
 
@@ -15,10 +15,10 @@ LINKS: Mapping[str, Callable[[Array], Array]] = {
 
 
 def positive(array: Array, name: str, link: str) -> Array:
-    """``link`` of ``array``, both ``[num_rows, ...]``: finite numbers of at least 0.
+    """Apply ``link`` to ``array``; shape ``[num_rows, ...]``, results finite and at least 0.
 
     Raises:
-        InvalidArgumentError: They are not; the message has input, row and value.
+        InvalidArgumentError: A result is not; the message has input, row and value.
     """
     check_finite(array, name)
     with np.errstate(over="ignore"):

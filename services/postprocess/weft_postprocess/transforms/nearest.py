@@ -1,4 +1,4 @@
-"""``nearest``: the entry of a table whose embedding is most like the query's."""
+"""``nearest``: nearest-neighbour lookup of an embedding in a table."""
 
 import json
 
@@ -14,7 +14,7 @@ _MIN_NORM = np.float32(1e-12)
 
 
 class NearestBackend(RowBackend):
-    """Answers with the table entry of the highest cosine similarity, and that similarity.
+    """Finds the table entry of the highest cosine similarity, and that similarity.
 
     ::
 
@@ -22,14 +22,14 @@ class NearestBackend(RowBackend):
 
         score[i] = q . t[i] / (max(|q|, 1e-12) * max(|t[i]|, 1e-12))         TEXT = entries[argmax_i score[i]]
 
-    Tensors may have any names: the BYTES output gets the entry, the FP32 output the score; one of them may be left out.
-    Of equal scores the entry that comes first wins; a zero query scores 0 with every entry.
+    Tensors may have any names: the BYTES output is the entry, the FP32 output the score; one of them may be undeclared.
+    Among equal scores the first entry wins; a zero query scores 0 with every entry.
 
     The version folder holds ``table.safetensors`` (or ``default_model_filename``) with the tensor ``embeddings``,
     float32 [N, D], and ``entries.json``, a list of N strings.
 
     Parameters:
-        entries: Name of the file with the strings. Default entries.json.
+        entries: File name of the strings. Default entries.json.
 
     An embedding that is not finite is INVALID_ARGUMENT for its own request alone.
     """
@@ -52,7 +52,7 @@ class NearestBackend(RowBackend):
             )
 
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
-        """Compare with every entry."""
+        """Compare each query with every entry."""
         query = inputs[self._input]
         check_finite(query, self._input)
         query = query / np.maximum(np.linalg.norm(query, axis=-1, keepdims=True), _MIN_NORM)
@@ -67,7 +67,7 @@ class NearestBackend(RowBackend):
         safetensors = require("safetensors.numpy", "postprocess")
         try:
             tensors = safetensors.load_file(path)
-        except Exception as error:  # the package has an exception of its own, and passes on those of the file system
+        except Exception as error:  # the package's own exception, or an OSError
             raise InvalidArgumentError(f"{path} is not a safetensors file: {error}") from error
         table = tensors.get("embeddings")
         if (

@@ -1,11 +1,11 @@
-"""``nms``: the boxes of a detector without those that show the same object again."""
+"""``nms``: non-maximum suppression of a detector's boxes."""
 
 import numpy as np
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.signature import TensorSpec
 from weft_common.tensors import Array
-from weft_postprocess.transforms.boxes import corners, kept
+from weft_postprocess.transforms.boxes import non_max_suppression, xyxy_from_cxcywh
 from weft_postprocess.transforms.ranking import label_filename, read_labels
 from weft_serving.backends.base import Batch
 from weft_serving.backends.loading import check_tensor, outputs_among
@@ -15,36 +15,36 @@ from weft_serving.request.request import InferenceRequest, InferenceResponse, Ou
 
 _FLOATS = ("FP32", "FP16", "BF16")
 _BOXES, _SCORES, _TRANSFORM = "BOXES", "SCORES", "TRANSFORM"
-# Scores that are looked at at a time: what they are compared to then stays in the processor's cache.
+# Scores compared with the threshold at once, so that they fit in the processor's cache.
 _MAX_SCORES = 2**20
 _PER_DETECTION = ("BOX", "SCORE", "INDEX", "LABEL")
 
 
 class NmsBackend(RowBackend):
-    """Answers with the boxes that greedy non-maximum suppression keeps, best first.
+    """Selects boxes by greedy non-maximum suppression, best first.
 
     ::
 
         BOXES     FP32 [n, N, 4]               ->  BOX    FP32  [n, M, 4]   x1, y1, x2, y2
         SCORES    FP32 [n, N, C] or [n, N]         SCORE  FP32  [n, M]
-        TRANSFORM FP32 [n, 4] (may be absent)      INDEX  INT64 [n, M]      class
+        TRANSFORM FP32 [n, 4] (optional)      INDEX  INT64 [n, M]      class
                                                    LABEL  BYTES [n, M]
                                                    COUNT  INT64 [n, 1]      how many of the M there are
 
         IoU(a, b) = area(a and b) / area(a or b)
 
-    Every pair of box and class with a score of at least ``threshold`` is a candidate; the best ``max_candidates`` of a
-    row go on, of equal ones the one that comes first. From the best to the last, a candidate is kept unless its IoU
-    with a kept one of its class is above ``iou_threshold``; the first ``max_detections`` of these are the answer. With
-    ``class_agnostic`` each box stands for its best class alone, and boxes of all classes suppress one another.
+    Every pair of box and class with a score of at least ``threshold`` is a candidate. The best ``max_candidates`` of a
+    row are considered, the first among equals. From best to worst, a candidate is kept unless its IoU with a kept one
+    of its class exceeds ``iou_threshold``; the first ``max_detections`` kept ones are returned. With ``class_agnostic``
+    each box counts for its best class only, and boxes of all classes suppress each other.
 
-    Inputs may be FP16 or BF16 too; of the outputs, those that are declared are computed. If they are declared with M =
-    max_detections, what comes after COUNT is padding: box and score 0, class -1, an empty label. If they are declared
-    with -1, a request's outputs are as long as its row with the most detections. TRANSFORM is what the backend
-    ``image`` gives: boxes are then in pixels of the picture before it was resized.
+    Inputs may also be FP16 or BF16; only declared outputs are computed. If they are declared with M =
+    max_detections, elements behind COUNT are padding: box and score 0, class -1, an empty label. If they are declared
+    with -1, a request's outputs are as long as its row with the most detections. TRANSFORM is an output of the backend
+    ``image``: boxes are then in pixels of the original image.
 
     Parameters (all optional):
-        threshold: Least score; one number, or one per class, commas between. Default 0.25.
+        threshold: Minimum score; one number, or one per class, comma-separated. Default 0.25.
         iou_threshold: 0 to 1. Default 0.45.
         max_detections: M. Default 100.
         max_candidates: Bounds time and memory, which grow with its square. Default 1000.
@@ -54,7 +54,7 @@ class NmsBackend(RowBackend):
             Default: ``label_filename`` of the output LABEL, else ``labels.txt``.
 
     Numbers that are not finite, a scale of TRANSFORM that is not above 0, and another N of boxes and scores are
-    INVALID_ARGUMENT for their own request alone. A box whose corners are the wrong way round has area 0.
+    INVALID_ARGUMENT for their own request alone. A box with swapped corners has area 0.
 
     Source:
         The rules are those of NonMaxSuppression of ONNX (one class at a time) and of ``torchvision.ops.nms``.
@@ -93,7 +93,7 @@ class NmsBackend(RowBackend):
             self._labels = read_labels(self.model, filename, num_classes, _SCORES)
 
     def prepare(self, request: InferenceRequest) -> dict[str, Array]:
-        """Boxes and scores of one length, scores with their classes, and a transform."""
+        """Boxes and scores of equal length, scores with a class axis, and a transform."""
         boxes, scores = self.rows(request, _BOXES), self.rows(request, _SCORES)
         if boxes.shape[1] != scores.shape[1]:
             raise InvalidArgumentError(
@@ -119,7 +119,7 @@ class NmsBackend(RowBackend):
         return outcomes
 
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
-        """Choose candidates, suppress, and lay out what is kept."""
+        """Select candidates, suppress, and lay out the detections."""
         boxes, scores, transforms = (
             inputs[name].astype(np.float32, copy=False) for name in (_BOXES, _SCORES, _TRANSFORM)
         )
@@ -131,9 +131,9 @@ class NmsBackend(RowBackend):
         )
         box, classes, values = self._candidates(scores)
         candidates = np.take_along_axis(boxes, box[:, :, None], axis=1)
-        candidates = corners(candidates) if self._has_centers else candidates
+        candidates = xyxy_from_cxcywh(candidates) if self._has_centers else candidates
         groups = np.zeros_like(classes) if self._is_class_agnostic else classes
-        keeps = kept(
+        keeps = non_max_suppression(
             candidates,
             groups,
             np.isfinite(values),
@@ -158,7 +158,7 @@ class NmsBackend(RowBackend):
         return {name: outputs[name] for name in [*self._outputs, *(["COUNT"] if self._is_trimmed else [])]}
 
     def _candidates(self, scores: Array) -> tuple[Array, Array, Array]:
-        """Box, class and score of the candidates, each ``[n, K]``, best first; the score of no candidate is -inf."""
+        """Box, class and score of the candidates, each ``[n, K]``, best first; padding has score -inf."""
         num_rows = len(scores)
         step = max(1, _MAX_SCORES // max(1, scores[:1].size))
         parts = [self._over_threshold(scores, start, start + step) for start in range(0, max(1, num_rows), step)]
@@ -176,7 +176,7 @@ class NmsBackend(RowBackend):
         return box[places], classes[places], np.take_along_axis(laid_out, order, axis=1)
 
     def _over_threshold(self, scores: Array, start: int, stop: int) -> tuple[Array, Array, Array, Array]:
-        """Row, box, class and score of every candidate in some rows, in the order of the scores."""
+        """Row, box, class and score of every candidate in rows ``start`` to ``stop``, in the order of the scores."""
         part = scores[start:stop]
         if not np.isfinite(part).all():
             check_finite(scores, _SCORES)
@@ -202,7 +202,7 @@ class NmsBackend(RowBackend):
             del outcome.outputs["COUNT"]
 
     def _read_inputs(self) -> None:
-        """Check BOXES, SCORES and maybe TRANSFORM, and note the number of classes; -1 if any."""
+        """Validate BOXES, SCORES and optionally TRANSFORM, and set the number of classes; -1 for any."""
         inputs = {spec.name: spec for spec in self.model.signature.inputs}
         if inputs.keys() - {_TRANSFORM} != {_BOXES, _SCORES}:
             raise self.model.fault(
@@ -219,7 +219,7 @@ class NmsBackend(RowBackend):
 
 
 def _padded(array: Array, length: int, value: int) -> Array:
-    """``array`` ``[n, m, ...]`` with ``value`` after it, ``[n, length, ...]``."""
+    """Pad ``array`` ``[n, m, ...]`` with ``value`` to ``[n, length, ...]``."""
     missing = length - array.shape[1]
     if not missing:
         return array

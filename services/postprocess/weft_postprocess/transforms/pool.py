@@ -13,13 +13,13 @@ from weft_serving.backends.rows import RowBackend, check_rows
 from weft_serving.request.request import InferenceRequest, Outcome
 
 _MIN_NORM = np.float32(1e-12)
-#: Name of the vectors between ``prepare`` and ``run``; no input has it.
+#: Key of the pooled vectors between ``prepare`` and ``run``; no input has this name.
 _POOLED = ""
 _POOLINGS = ("mean", "cls", "max", "last_token")
 
 
 class PoolBackend(RowBackend):
-    """Answers with one vector for the tokens that the mask keeps, scaled to length 1.
+    """Pools the hidden states of the unmasked tokens into one vector of length 1.
 
     ::
 
@@ -32,12 +32,12 @@ class PoolBackend(RowBackend):
 
         e = p / max(|p|, 1e-12)
 
-    Tensors may have any names: the input of two dimensions is the hidden state (FP32, FP16 or BF16), the other one
+    Tensors may have any names: the input of two dims is the hidden state (FP32, FP16 or BF16), the other one
     (INT64, INT32 or BOOL) the mask of 0 and 1, padded on either side. A row whose mask is all 0 gives a zero vector.
-    Whatever stands under a mask of 0 does not matter, unless it is not finite and the pooling is mean.
+    Masked hidden states do not matter, unless they are not finite and the pooling is mean.
 
-    Requests of different L share batches where the inputs have ``allow_ragged_batch``: each is pooled by itself,
-    without a copy of its hidden states, and only the vectors are put together.
+    Requests of different L share batches if the inputs have ``allow_ragged_batch``: each is pooled separately,
+    without a copy of its hidden states, and only the vectors are concatenated.
 
     Parameters (all optional):
         pooling: ``mean``, ``cls``, ``max`` or ``last_token``. Default mean.
@@ -51,7 +51,7 @@ class PoolBackend(RowBackend):
     """
 
     def load(self) -> None:
-        """Find out which input is which, and read the parameters."""
+        """Identify the inputs by their dims, and read the parameters."""
         signature = self.model.signature
         if len(signature.inputs) != 2 or len(signature.outputs) != 1:
             raise self.model.fault(
@@ -69,14 +69,14 @@ class PoolBackend(RowBackend):
         parameters.finish()
 
     def execute(self, batch: Batch) -> list[Outcome]:
-        """As ``RowBackend.execute``; the pooling of each request is counted as inference too."""
+        """Like ``RowBackend.execute``, but the pooling of each request counts as inference time too."""
         start_ns = time.monotonic_ns()
         outcomes = super().execute(batch)
         batch.infer_start_ns = start_ns
         return outcomes
 
     def prepare(self, request: InferenceRequest) -> dict[str, Array]:
-        """The vectors of one request, not scaled."""
+        """The pooled vectors of one request, not normalised."""
         hidden, mask = self.rows(request, self._hidden), self.rows(request, self._mask)
         if hidden.shape[:2] != mask.shape:
             raise InvalidArgumentError(
@@ -91,7 +91,7 @@ class PoolBackend(RowBackend):
         return {_POOLED: self._pooled(hidden, mask)}
 
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
-        """Scale."""
+        """Normalise."""
         pooled = inputs[_POOLED]
         with np.errstate(over="ignore", invalid="ignore"):
             norm = np.linalg.norm(pooled, axis=1, keepdims=True)
@@ -105,7 +105,7 @@ class PoolBackend(RowBackend):
         return {self._output: pooled}
 
     def _pooled(self, hidden: Array, mask: Array) -> Array:
-        """float32 ``[n, H]`` of ``hidden`` ``[n, L, H]`` and ``mask``, bool ``[n, L]``; a new array."""
+        """Pool ``hidden`` ``[n, L, H]`` with ``mask``, bool ``[n, L]``, into a new float32 array ``[n, H]``."""
         if not hidden.shape[1]:
             return np.zeros((len(hidden), hidden.shape[2]), np.float32)
         if self._pooling == "mean":

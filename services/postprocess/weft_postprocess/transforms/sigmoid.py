@@ -1,4 +1,4 @@
-"""``sigmoid``: scores of classes that may hold together to probabilities and labels."""
+"""``sigmoid``: multi-label classification, from scores to probabilities and labels."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from weft_serving.backends.rows import check_rows
 
 
 class SigmoidBackend(ClassifierBackend):
-    """Answers with the probability of each class for itself, and with those that reach the threshold, best first.
+    """Computes the independent probability of each class, and ranks those that reach the threshold.
 
     ::
 
@@ -18,14 +18,14 @@ class SigmoidBackend(ClassifierBackend):
                                 LABEL     BYTES [n, k]    their labels, then empty
                                 COUNT     INT64 [n, 1]    how many of the k there are
 
-    The input may have any name, and be FP16 or BF16 too; of the outputs, those that are declared are computed. Of equal
+    The input may have any name, and also be FP16 or BF16; only declared outputs are computed. Among equal
     probabilities the lower class comes first.
 
     Parameters (all optional):
         temperature: T, above 0; larger is flatter. Dimensionless. Default 1.
         top_k: k, 1 to C. Default C; 1 where C is declared as -1.
-        threshold: Classes of smaller probability are not listed; one number from 0 to 1, or one per class, commas
-            between. Default 0.5.
+        threshold: Classes of smaller probability are not listed; one number from 0 to 1, or one per class,
+            comma-separated. Default 0.5.
         labels: File with one label per line, UTF-8, in the version folder or the model's folder; needed for LABEL only.
             Default: ``label_filename`` of the output LABEL, else ``labels.txt``.
 
@@ -41,7 +41,7 @@ class SigmoidBackend(ClassifierBackend):
         check_rows(
             ~np.isnan(scores), self.input, lambda row: f"nan at [{np.isnan(scores[row]).argmax()}]; send numbers"
         )
-        with np.errstate(over="ignore"):  # what overflows is as good as infinite
+        with np.errstate(over="ignore"):  # an overflow to infinity gives the right limit
             scaled = scores / self.temperature
         small = np.exp(-np.abs(scaled))
         probabilities: Array = np.where(scaled >= 0, np.float32(1), small) / (1 + small)

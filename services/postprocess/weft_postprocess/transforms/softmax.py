@@ -1,4 +1,4 @@
-"""``softmax``: scores of classes that exclude one another to probabilities and the best labels."""
+"""``softmax``: single-label classification, from scores to probabilities and the best labels."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from weft_serving.backends.rows import check_rows
 
 
 class SoftmaxBackend(ClassifierBackend):
-    """Answers with the softmax of the scores, and with the ``k`` most likely classes, best first.
+    """Computes the softmax of the scores, and the ``k`` most likely classes, best first.
 
     ::
 
@@ -17,17 +17,17 @@ class SoftmaxBackend(ClassifierBackend):
                                 INDEX     INT64 [n, k]    their classes
                                 LABEL     BYTES [n, k]    their labels
                                 COUNT     INT64 [n, 1]    how many of the k reach the threshold
-                                ENTROPY   FP32  [n, 1]    -sum_c p[c] ln p[c], in nats; 0: sure, ln C: no idea
+                                ENTROPY   FP32  [n, 1]    -sum_c p[c] ln p[c], in nats; 0: certain, ln C: uniform
 
-    The input may have any name, and be FP16 or BF16 too; of the outputs, those that are declared are computed. Places
-    after COUNT hold probability 0, class -1 and an empty label. With k = 1, LABEL and TOP_PROBS are a label and its
+    The input may have any name, and also be FP16 or BF16; only declared outputs are computed. Elements
+    behind COUNT hold probability 0, class -1 and an empty label. With k = 1, LABEL and TOP_PROBS are a label and its
     confidence.
 
     Parameters (all optional):
         temperature: T, above 0; larger is flatter. Dimensionless. Default 1.
         top_k: k, 1 to C. Default 1.
-        threshold: Classes of smaller probability are not listed; one number from 0 to 1, or one per class, commas
-            between. Default 0.
+        threshold: Classes of smaller probability are not listed; one number from 0 to 1, or one per class,
+            comma-separated. Default 0.
         labels: File with one label per line, UTF-8, in the version folder or the model's folder; needed for LABEL only.
             Default: ``label_filename`` of the output LABEL, else ``labels.txt``.
 
@@ -48,7 +48,7 @@ class SoftmaxBackend(ClassifierBackend):
         check_rows(
             np.isfinite(largest), self.input, lambda row: f"the largest score is {largest[row, 0]}; it must be finite"
         )
-        with np.errstate(over="ignore"):  # what overflows becomes -inf, and its probability 0
+        with np.errstate(over="ignore"):  # an overflow to -inf gives probability 0
             probabilities: Array = np.exp((scores - largest) / self.temperature)
         probabilities /= probabilities.sum(axis=1, keepdims=True)
         return probabilities

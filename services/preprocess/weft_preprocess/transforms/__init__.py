@@ -1,4 +1,4 @@
-"""Transforms before a model."""
+"""Backends of the preprocess service: transforms before a model."""
 
 from collections.abc import Mapping
 

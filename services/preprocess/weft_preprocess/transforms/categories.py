@@ -1,4 +1,4 @@
-"""Categories to numbers: the columns of the ``features`` transform that are no numbers."""
+"""Encoding of categorical columns for the ``features`` transform."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +16,10 @@ class CategoryEncoder:
     """Encodes the columns of a matrix of categories.
 
     Args:
-        categories: Of each column, in the order of their codes.
+        categories: Categories of each column, in the order of their codes.
         encodings: ``one_hot`` or ``ordinal``, for each column.
-        is_strict: Whether a value that is no category is an error; otherwise it is all zeros (one_hot) or -1 (ordinal).
-        replacements: What stands for a missing value (an empty string) in each column; None: it is a value like others.
+        is_strict: Whether an unknown category is an error; otherwise it becomes zeros (one_hot) or -1 (ordinal).
+        replacements: Category that replaces a missing value (an empty string) in each column; None: no replacement.
 
     Attributes:
         width: Number of columns of the result.
@@ -45,10 +45,10 @@ class CategoryEncoder:
         self._starts = np.cumsum([0, *widths[:-1]])
 
     def encode(self, values: Array, name: str) -> Array:
-        """Numbers of ``values`` ``[n, K]``, float64 ``[n, width]``.
+        """Encode ``values`` ``[n, K]`` as float64 ``[n, width]``.
 
         Raises:
-            InvalidArgumentError: A value is no category, and that is an error; the message has row and column.
+            InvalidArgumentError: A category is unknown and the encoder is strict; the message has row and column.
         """
         encoded = np.zeros((len(values), self.width))
         for column, (codes_by_value, start) in enumerate(zip(self._codes, self._starts, strict=True)):

@@ -1,4 +1,4 @@
-"""Encoded bytes to a picture, bounded before anything is decoded."""
+"""Image decoding with limits that are checked before any pixel is decoded."""
 
 import io
 import struct
@@ -11,10 +11,10 @@ from weft_serving.backends.loading import require
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 
 _PREFIX_BYTES = 16
-# Pillow turns these into L or RGB without loss of range; 16-bit and float pixels it would clip.
+# Pillow converts these to L or RGB without loss of range; it would clip 16-bit and float pixels.
 _EIGHT_BIT_MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"})
 _EXIF_ORIENTATION = 0x0112
-# How a picture of that EXIF orientation is turned to stand upright.
+# Transposition that makes an image of that EXIF orientation upright.
 _TURNS = {
     2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
     8: "ROTATE_90",
@@ -25,10 +25,10 @@ class ImageDecoder:
     """Decodes files of a few formats.
 
     Args:
-        formats: Some of ``FORMATS``; what is none of them never reaches a decoder.
-        max_encoded_bytes: Of a file.
-        max_pixels: Width times height of a picture, as its header has it.
-        applies_orientation: Whether pictures are turned as their EXIF orientation says.
+        formats: Some of ``FORMATS``; other data never reaches a decoder.
+        max_encoded_bytes: Size limit of a file.
+        max_pixels: Limit of width times height, as declared in the header.
+        applies_orientation: Whether to apply the EXIF orientation.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class ImageDecoder:
         self._applies_orientation = applies_orientation
 
     def decode(self, data: bytes, mode: str) -> Any:
-        """The picture, upright, in Pillow's ``mode``; of an animation the first frame, without its transparency.
+        """Decode an image, upright, in Pillow's ``mode``; of an animation the first frame; transparency is dropped.
 
         Raises:
-            InvalidArgumentError: It is no such image, is truncated, or is over a limit.
+            InvalidArgumentError: The data is not an image of these formats, is truncated, or exceeds a limit.
         """
         if len(data) > self._max_encoded_bytes:
             raise InvalidArgumentError(
@@ -80,7 +80,7 @@ class ImageDecoder:
             raise InvalidArgumentError(f"pixels of mode {picture.mode} are not supported; send 8 bits per channel")
 
     def _turn(self, picture: Any) -> Any:
-        """The transposition that makes the picture stand upright; None if it does, or its EXIF data cannot be read."""
+        """The transposition that makes the image upright; None if it is, or if its EXIF data cannot be read."""
         try:
             return self._turns.get(picture.getexif().get(_EXIF_ORIENTATION))
         except (SyntaxError, ValueError, TypeError, KeyError, IndexError, struct.error):

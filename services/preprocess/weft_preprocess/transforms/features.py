@@ -1,4 +1,4 @@
-"""``features``: columns of numbers and categories to one vector of numbers, scaled as in training."""
+"""``features``: numeric and categorical columns to one scaled feature vector."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,15 +21,15 @@ _INTEGERS = ("INT64", "INT32")
 
 
 class FeaturesBackend(RowBackend):
-    """Answers each row with its numbers scaled, then its categories as numbers.
+    """Scales the numbers and encodes the categories of each row into one vector.
 
     ::
 
         NUMBERS    FP32, FP64, INT64 or INT32 [n, D]    ->  FEATURES FP32 or FP64 [n, F]
         CATEGORIES BYTES, INT64 or INT32      [n, K]
 
-    One of the two inputs may be left out; the output may have any name. ``F`` is D, and for each category column 1
-    (ordinal) or its number of categories (one_hot). The steps are applied in their order, in float64:
+    One of the two inputs may be undeclared; the output may have any name. ``F`` is D, plus for each category column 1
+    (ordinal) or its number of categories (one_hot). The steps are applied in the given order, in float64:
 
     ==========  =========================================  =========================================================
     step        a number x of column d becomes             file
@@ -42,20 +42,20 @@ class FeaturesBackend(RowBackend):
     clip        min(max(x, min[d]), max[d])                clip.min [D], clip.max [D]; null or NaN is no bound
     ==========  =========================================  =========================================================
 
-    The version folder holds ``features.json`` or ``features.npz`` (or ``default_model_filename``). The names are those
-    of scikit-learn's attributes without the underscore at the end; ``categories.0`` to ``categories.{K-1}`` are the
-    categories of each column in the order of their codes; ``categories.missing``, if it is there, is what an empty
-    string stands for in each column.
+    The version folder holds ``features.json`` or ``features.npz`` (or ``default_model_filename``). Names are those
+    of scikit-learn's attributes without the trailing underscore; ``categories.0`` to ``categories.{K-1}`` are the
+    categories of each column in the order of their codes; ``categories.missing``, if present, is the category that
+    replaces an empty string in each column.
 
     Parameters (all optional):
-        steps: Some of the steps above in the order in which they are applied, commas between. Default: none.
-        encoding: ``one_hot`` or ``ordinal``, one for all category columns or one for each, commas between. Default
+        steps: Steps to apply, in order, comma-separated. Default: none.
+        encoding: ``one_hot`` or ``ordinal``, one for all category columns or one for each, comma-separated. Default
             one_hot.
-        unknown: What a value that is no category is: ``error``, or ``ignore``: all zeros (one_hot), -1 (ordinal).
+        unknown: Treatment of unknown categories: ``error``, or ``ignore``: all zeros (one_hot), -1 (ordinal).
             Default error.
-        missing: What NaN after the last step is: ``error``, or ``keep`` for models that take NaN. Default error.
+        missing: Treatment of NaN after the last step: ``error``, or ``keep`` for models that accept NaN. Default error.
 
-    Numbers that are infinite, NaN where ``missing`` is error, and unknown categories are INVALID_ARGUMENT for their own
+    Infinite numbers, NaN if ``missing`` is error, and unknown categories are INVALID_ARGUMENT for their own
     request alone.
 
     Source:
@@ -64,7 +64,7 @@ class FeaturesBackend(RowBackend):
     """
 
     def load(self) -> None:
-        """Read the parameters and the file, and hold them against the declared tensors."""
+        """Read the parameters and the file, and validate them against the declared tensors."""
         numbers, categories = self._declared_inputs()
         parameters = ParameterReader(self.model)
         file = array_file(self.model, "features")
@@ -100,7 +100,7 @@ class FeaturesBackend(RowBackend):
         if not is_number.all():
             check_rows(is_number, _NUMBERS, lambda row: f"{first_bad(values[row], is_number[row])} must be finite")
         scaled = values
-        with np.errstate(invalid="ignore", divide="ignore"):  # the logarithm of -1 and less is told below
+        with np.errstate(invalid="ignore", divide="ignore"):  # an invalid logarithm is reported below
             for step in self._steps:
                 scaled = step(scaled)
         is_good = np.isfinite(scaled) | (np.isnan(values) if self._keeps_missing else False)
@@ -114,7 +114,7 @@ class FeaturesBackend(RowBackend):
         return scaled
 
     def _declared_inputs(self) -> tuple[TensorSpec | None, TensorSpec | None]:
-        """NUMBERS and CATEGORIES, as far as they are declared, with their number of columns."""
+        """NUMBERS and CATEGORIES, if declared; their number of columns is fixed."""
         inputs = {spec.name: spec for spec in self.model.signature.inputs}
         if not inputs or not set(inputs) <= {_NUMBERS, _CATEGORIES}:
             raise self.model.fault(
@@ -161,7 +161,7 @@ class FeaturesBackend(RowBackend):
 
 
 def _categories(file: ArrayFile, name: str, is_text: bool) -> list[Any]:
-    """Categories of one column, as the elements of the input are."""
+    """Categories of one column, with the element type of the input."""
     values: list[Any]
     if is_text:
         values = [text.encode() for text in file.strings(name)]

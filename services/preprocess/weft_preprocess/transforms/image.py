@@ -8,7 +8,7 @@ import numpy as np
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import NUMPY_BY_DATATYPE, Array
 from weft_preprocess.transforms.decoding import FORMATS, ImageDecoder
-from weft_preprocess.transforms.resizing import Placement, crop, exact, letterbox, resized
+from weft_preprocess.transforms.resizing import Placement, crop, exact, letterbox, resize
 from weft_serving.backends.base import Backend, Batch
 from weft_serving.backends.loading import check_tensor, only_input, require
 from weft_serving.backends.parameters import ParameterReader
@@ -21,7 +21,7 @@ _TRANSFORM = "TRANSFORM"
 
 
 class ImageBackend(Backend):
-    """Answers each encoded image with an array of pixels, resized, scaled and normalised.
+    """Decodes each image into an array of pixels, resized, scaled and normalised.
 
     ::
 
@@ -29,43 +29,43 @@ class ImageBackend(Backend):
         pixels = (scale * value - mean[channel]) / std[channel]         value: 0 to 255
 
     Input and output may have any name. ``shape`` is [C, H, W], [H, W, C] or, for FLAT, [C * H * W] in the order of CHW;
-    the output is declared with it. UINT8 are the values themselves, neither scaled nor normalised. A picture is turned
-    upright by its EXIF orientation; its transparency is dropped; of an animation the first frame is taken; palettes,
-    grays and CMYK become ``mode``.
+    the output is declared with it. UINT8 are the raw values, neither scaled nor normalised. The EXIF orientation is
+    applied; transparency is dropped; of an animation the first frame is used; palettes,
+    grayscale and CMYK are converted to ``mode``.
 
-    The output TRANSFORM, if declared, is scale_x, scale_y, offset_x, offset_y from the upright picture to the result:
-    x' = scale_x * x + offset_x. The backend ``nms`` takes it to give boxes in pixels of the picture.
+    The output TRANSFORM, if declared, is scale_x, scale_y, offset_x, offset_y from the upright image to the result:
+    x' = scale_x * x + offset_x. The backend ``nms`` uses it to return boxes in pixels of the original image.
 
     Parameters (``width`` and ``height`` required, the rest optional):
         width, height: Size of the result in pixels.
-        resize: ``exact`` stretches the picture; ``crop`` scales its shorter side to ``shortest_side`` and cuts out the
-            centre; ``letterbox`` scales it to fit, centred, the rest being ``fill``. Default exact.
+        resize: ``exact`` stretches the image; ``crop`` scales its shorter side to ``shortest_side`` and cuts out the
+            centre; ``letterbox`` scales it to fit, centred on a background of ``fill``. Default exact.
         shortest_side: For crop, in pixels, at least width and height; 256 with a width of 224 is usual. Default: the
             larger one of width and height.
-        fill: For letterbox, 0 to 255, one number, or one per channel with commas between. Default 0.
+        fill: For letterbox, 0 to 255, one number, or one per channel, comma-separated. Default 0.
         mode: ``RGB``, ``BGR`` (C = 3) or ``L`` (grayscale, C = 1). Default RGB.
         layout: ``CHW``, ``HWC`` or ``FLAT``. Default CHW.
         resample: ``nearest``, ``box``, ``bilinear``, ``hamming``, ``bicubic`` or ``lanczos``. Default bilinear.
         scale: Factor on the pixel value 0 to 255; a fraction such as 16/255 is allowed. Default 1/255.
-        mean, std: One number, or one per channel with commas between, in units after ``scale``. Defaults 0 and 1.
+        mean, std: One number, or one per channel, comma-separated, in units after ``scale``. Defaults 0 and 1.
         exif_orientation: Whether the EXIF orientation is applied. Default true.
-        formats: Accepted formats out of PNG, JPEG, WEBP, BMP and GIF, commas between. Default PNG,JPEG.
-        max_encoded_bytes: Larger files are refused, in bytes. Default 10485760.
-        max_pixels: Images of more pixels (width times height) are refused before they are decoded. Default 16777216.
+        formats: Accepted formats out of PNG, JPEG, WEBP, BMP and GIF, comma-separated. Default PNG,JPEG.
+        max_encoded_bytes: Size limit of a file, in bytes. Default 10485760.
+        max_pixels: Limit of width times height, checked before decoding. Default 16777216.
 
-    What is no such image, is truncated or is over a limit is INVALID_ARGUMENT for its own request alone.
+    Data in another format, truncated or over a limit is INVALID_ARGUMENT for its own request alone.
 
     Source:
-        Resampling is Pillow's, which filters when it makes smaller, as torchvision does with ``antialias``; crop is
+        Resampling is Pillow's, which is antialiased like torchvision's with ``antialias``; crop is
         ``Resize`` and ``CenterCrop`` of https://github.com/pytorch/vision; letterbox is ``LetterBox`` of
-        https://github.com/ultralytics/ultralytics with an even border.
+        https://github.com/ultralytics/ultralytics with a symmetric border.
     """
 
     is_repeatable: ClassVar[bool] = True
     can_use_gpu: ClassVar[bool] = False
 
     def load(self) -> None:
-        """Read the parameters and hold them against the declared tensors."""
+        """Read the parameters and validate them against the declared tensors."""
         self._input = only_input(self.model, ("BYTES",), (1,)).name
         parameters = ParameterReader(self.model)
         width, height = (parameters.integer(key, 0, minimum=1, maximum=_MAX_SIDE) for key in ("width", "height"))
@@ -116,10 +116,10 @@ class ImageBackend(Backend):
         return outputs
 
     def _draw(self, data: bytes, result: Array) -> tuple[float, float, float, float]:
-        """Fill ``result``, uint8 ``[H, W, C]``, with the picture, and say where it went."""
+        """Decode and resize the image into ``result``, uint8 ``[H, W, C]``; returns its transform."""
         picture = self._decoder.decode(data, "L" if self._mode == "L" else "RGB")
         placement = self._placement(picture.size)
-        values = np.asarray(resized(picture, placement, self._resample))
+        values = np.asarray(resize(picture, placement, self._resample))
         values = values.reshape(*placement.size[::-1], result.shape[-1])
         (left, upper), (width, height) = placement.offset, placement.size
         if placement.size != self._size:
@@ -135,7 +135,7 @@ class ImageBackend(Backend):
         )
 
     def _normalised(self, values: Array) -> Array:
-        """``values``, uint8 ``[n, H, W, C]``, in the layout and datatype of the output."""
+        """Normalise ``values``, uint8 ``[n, H, W, C]``, into the layout and datatype of the output."""
         values = values if self._layout == "HWC" else values.transpose(0, 3, 1, 2)
         if self._dtype == np.uint8:
             return np.ascontiguousarray(values).reshape(len(values), *self._shape)
@@ -151,7 +151,7 @@ class ImageBackend(Backend):
             raise parameters.fault("fill", fill, "whole numbers from 0 to 255")
 
     def _read_output(self, parameters: ParameterReader) -> None:
-        """Shape, datatype and normalisation."""
+        """Read shape, datatype and normalisation."""
         (width, height), channels = self._size, _CHANNELS[self._mode]
         self._shape = {
             "CHW": (channels, height, width),

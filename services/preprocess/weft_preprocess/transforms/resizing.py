@@ -1,20 +1,20 @@
-"""Which part of a picture goes to which part of the result."""
+"""Image placement: which part of an image maps to which part of the result."""
 
 from typing import Any, NamedTuple
 
-# Pillow resizes across first, which makes a picture of the result's width and the old height: for one of 1 x 16777216
+# Pillow resizes horizontally first, into an image of the result's width and the old height: for one of 1 x 16777216
 # pixels and a result of 224 x 224 that would be 15 GB.
 _MAX_INTERMEDIATE_PIXELS = 2**24
 
 
 class Placement(NamedTuple):
-    """How one picture becomes one result of a fixed size.
+    """Mapping of one image to a result of fixed size.
 
     Attributes:
-        box: Part of the picture that is resized: left, upper, right, lower, in its pixels; may be fractions.
-        size: Width and height that it is resized to, in pixels of the result.
-        offset: Where its left upper corner stands in the result.
-        transform: ``scale_x, scale_y, offset_x, offset_y`` from the picture to the result: x' = scale_x * x + offset_x.
+        box: Part of the image to resize: left, upper, right, lower, in its pixels; may be fractional.
+        size: Width and height after resizing, in pixels of the result.
+        offset: Position of its upper left corner in the result.
+        transform: ``scale_x, scale_y, offset_x, offset_y`` from the image to the result: x' = scale_x * x + offset_x.
     """
 
     box: tuple[float, float, float, float]
@@ -24,16 +24,16 @@ class Placement(NamedTuple):
 
 
 def exact(source: tuple[int, int], target: tuple[int, int]) -> Placement:
-    """The whole picture is stretched to the whole result."""
+    """Stretch the whole image to the whole result."""
     scale_x, scale_y = target[0] / source[0], target[1] / source[1]
     return Placement((0, 0, *source), target, (0, 0), (scale_x, scale_y, 0, 0))
 
 
 def crop(source: tuple[int, int], target: tuple[int, int], shortest_side: int) -> Placement:
-    """The picture, scaled so that its shorter side is ``shortest_side``, is cut to its centre.
+    """Scale the image so that its shorter side is ``shortest_side``, and cut out the centre.
 
-    Only the part that stays is resized, so that a very long picture costs no more than another one. Sizes and offsets
-    are rounded as torchvision's ``Resize`` and ``CenterCrop`` do.
+    Only the visible part is resized, so a very long image costs no more than another. Sizes and offsets are rounded
+    like in torchvision's ``Resize`` and ``CenterCrop``.
     """
     shorter = min(source)
     scaled = tuple(int(shortest_side * side / shorter) for side in source)
@@ -49,15 +49,15 @@ def crop(source: tuple[int, int], target: tuple[int, int], shortest_side: int) -
 
 
 def letterbox(source: tuple[int, int], target: tuple[int, int]) -> Placement:
-    """The whole picture, scaled to fit, stands in the middle of the result; the rest is to be filled."""
+    """Scale the whole image to fit, centred; the caller fills the border."""
     scale = min(target[0] / source[0], target[1] / source[1])
     width, height = (max(1, round(side * scale)) for side in source)
     offset = (target[0] - width) // 2, (target[1] - height) // 2
     return Placement((0, 0, *source), (width, height), offset, (width / source[0], height / source[1], *offset))
 
 
-def resized(picture: Any, placement: Placement, resample: Any) -> Any:
-    """The ``box`` of the picture in the ``size`` of the placement; memory is that of the two, whatever their shape."""
+def resize(picture: Any, placement: Placement, resample: Any) -> Any:
+    """Resize the ``box`` of the image to the ``size`` of the placement, with bounded intermediate memory."""
     left, upper, right, lower = placement.box
     width, height = placement.size
     if width * (lower - upper) > _MAX_INTERMEDIATE_PIXELS and width > picture.width:

@@ -1,4 +1,4 @@
-"""Scaling of numeric columns: the steps of the ``features`` transform, each as one function of a whole matrix."""
+"""Scaling of numeric columns: the steps of the ``features`` transform, each a function of a whole matrix."""
 
 from collections.abc import Callable
 
@@ -38,7 +38,7 @@ def _robust(file: ArrayFile, num_columns: int) -> Step:
 
 
 def _centred(file: ArrayFile, step: str, center: str, num_columns: int) -> Step:
-    """``(x - center) / scale``; both are optional as in scikit-learn, but one of them must be there."""
+    """``(x - center) / scale``; both are optional like in scikit-learn, but one of them must be present."""
     absent = [name for name in (center, "scale") if f"{step}.{name}" not in file]
     if len(absent) == 2:
         raise InvalidArgumentError(

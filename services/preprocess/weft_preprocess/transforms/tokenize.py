@@ -20,7 +20,7 @@ _INTEGERS = ("INT64", "INT32")
 
 
 class _Output(NamedTuple):
-    """Where an output comes from, and what it holds where there is no token."""
+    """Attribute of an encoding that provides an output, and its padding value."""
 
     attribute: str
     padding: int = 0
@@ -39,7 +39,7 @@ _PAD_TOKENS = ("[PAD]", "<pad>")
 
 
 class TokenizeBackend(Backend):
-    """Answers each text, or pair of texts, with its token ids, padded to the longest row of its own request.
+    """Tokenizes each text, or pair of texts, padded to the longest row of its own request.
 
     ::
 
@@ -49,27 +49,27 @@ class TokenizeBackend(Backend):
                                                      special_tokens_mask  1 for [CLS] and the like, and for padding
                                                      offset_mapping       [n, L, 2]
 
-    The inputs may have any names; the first one declared is the text, the second its pair, and may be ``optional``. Of
-    the outputs, those that are declared are computed. ``offset_mapping`` is where a token begins and ends in its text,
+    The inputs may have any names; the first one declared is the text, the second its pair, and may be ``optional``.
+    Only declared outputs are computed. ``offset_mapping`` is the start and end of a token in its text,
     in characters; 0, 0 for special tokens and padding. ``L`` is the number of tokens of the longest row of the request,
-    rounded up to ``pad_to_multiple_of``, at least 1 and at most ``max_length``. Requests that share a batch do not
-    lengthen one another.
+    rounded up to ``pad_to_multiple_of``, at least 1 and at most ``max_length``. Requests in one batch do not
+    lengthen each other.
 
-    The version folder holds ``tokenizer.json`` (or ``default_model_filename``); what it says about truncation and
-    padding are the defaults.
+    The version folder holds ``tokenizer.json`` (or ``default_model_filename``); its truncation and
+    padding settings are the defaults.
 
     Parameters (all optional, named as in transformers):
         max_length: Longest row in tokens, special tokens included. Default: the truncation in ``tokenizer.json``;
             without one the parameter is required.
-        truncation: Which text of a row that is too long is cut: ``longest_first``, ``only_first`` or ``only_second``;
-            ``do_not_truncate`` refuses the row. Default longest_first.
+        truncation: Which text of an overlong row is cut: ``longest_first``, ``only_first`` or ``only_second``;
+            ``do_not_truncate`` rejects the row. Default longest_first.
         truncation_side: ``right`` cuts the end, ``left`` the beginning. Default right.
         padding: ``longest``, or ``max_length``: L is always max_length. Default longest.
-        padding_side: ``right`` or ``left``, for models that generate. Default right.
+        padding_side: ``right``, or ``left`` for generative models. Default right.
         pad_to_multiple_of: L is a multiple of this, so that fewer distinct shapes reach the model. Default 1.
         pad_token: Default: that of ``tokenizer.json``, else [PAD] or <pad>, else the token with id 0.
         add_special_tokens: Whether to add tokens such as [CLS] and [SEP]. Default true.
-        max_text_bytes: A longer text is refused, in bytes of UTF-8. Default 1048576.
+        max_text_bytes: Limit of a text, in bytes of UTF-8. Default 1048576.
 
     A text that is not UTF-8 or is too long is INVALID_ARGUMENT for its own request alone.
 
@@ -89,7 +89,7 @@ class TokenizeBackend(Backend):
         tokenizers = require("tokenizers", "preprocess")
         try:
             tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-        except Exception as error:  # tokenizers raises nothing more special
+        except Exception as error:  # tokenizers raises nothing more specific
             raise InvalidArgumentError(f"{path} is not a tokenizer: {error}") from error
         parameters = ParameterReader(self.model)
         self._adds_special_tokens = parameters.flag("add_special_tokens", True)
@@ -99,7 +99,7 @@ class TokenizeBackend(Backend):
         parameters.finish()
         outputs = self._declared_outputs()
         self._outputs = {name: NUMPY_BY_DATATYPE[spec.datatype] for name, spec in outputs.items()}
-        # Without offsets the tokenizer saves itself the counting of characters.
+        # Without offsets the tokenizer need not count characters.
         self._encode = tokenizer.encode_batch if "offset_mapping" in outputs else tokenizer.encode_batch_fast
 
     def execute(self, batch: Batch) -> list[Outcome]:
@@ -122,10 +122,10 @@ class TokenizeBackend(Backend):
         ]
 
     def _encodings(self, rows: Sequence[Any]) -> list[Any]:
-        """One encoding for each row; a fault names the row if only one request is there."""
+        """One encoding per row; an error names the row if there is only one request."""
         try:
             encodings: list[Any] = self._encode(rows, add_special_tokens=self._adds_special_tokens)
-        except Exception as error:  # tokenizers raises nothing more special; the next try has one request
+        except Exception as error:  # tokenizers raises nothing more specific; the caller retries with one request
             for row, text in enumerate(rows):
                 try:
                     self._encode([text], add_special_tokens=self._adds_special_tokens)
@@ -204,7 +204,7 @@ class TokenizeBackend(Backend):
         return [check_tensor(self.model, spec, ("BYTES",), (1,)).name for spec in inputs]
 
     def _declared_outputs(self) -> Mapping[str, TensorSpec]:
-        """Of any length; where every row is padded to ``max_length``, that may be declared too."""
+        """Outputs of any length, or of ``max_length`` if every row is padded to it."""
         declared = {spec.dims[0] for spec in self.model.signature.outputs}
         length = self._max_length if self._pads_to_max and declared == {self._max_length} else -1
         return outputs_among(

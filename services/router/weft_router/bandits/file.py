@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from weft_common.errors import UnavailableError
 from weft_common.observing.logs import get_logger
-from weft_router.bandits.algorithms import Arm
+from weft_router.bandit_algorithms import Arm
 from weft_router.bandits.store import BanditStore, KnownArm
 
 FILENAME = "bandits.json"

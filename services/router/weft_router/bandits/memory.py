@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from weft_common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from weft_router.bandits.algorithms import Bandit
+from weft_router.bandits.bandit import Bandit
 from weft_router.reporting.path import SKIPPED, NodeRecord
 
 MAX_REQUESTS = 100_000

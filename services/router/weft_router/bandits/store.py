@@ -6,7 +6,8 @@ from math import isfinite
 from typing import NamedTuple
 
 from weft_common.errors import InvalidArgumentError
-from weft_router.bandits.algorithms import Arm, Bandit
+from weft_router.bandit_algorithms import Arm
+from weft_router.bandits.bandit import Bandit
 from weft_router.bandits.memory import Pull, RecentPulls
 from weft_router.graph.plan import BanditPlan, NodePlan
 from weft_router.reporting.path import NodeRecord

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor
+from weft_router.bandit_algorithms import BanditAlgorithm
 from weft_router.combine import CombineMethod
 from weft_router.scope import RequestScope
 
@@ -68,15 +69,6 @@ class NodeKind(Enum):
     SPLITTER = "splitter"
     ENSEMBLE = "ensemble"
     CASCADE = "cascade"
-
-
-class BanditAlgorithm(Enum):
-    """How a bandit chooses the next step."""
-
-    EPSILON_GREEDY = "EPSILON_GREEDY"
-    THOMPSON = "THOMPSON"
-    UCB1 = "UCB1"
-    EXP3 = "EXP3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +143,7 @@ class BanditPlan:
 
     Attributes:
         algorithm: How the next step is chosen.
-        epsilon: Share of requests that explore: EPSILON_GREEDY; EXP3's gamma.
+        epsilon: Share of requests that explore, of an algorithm that takes it.
         min_pulls: Requests that each step gets first.
     """
 

@@ -11,7 +11,7 @@ from weft_router.graph.description import (
     shadow_flows,
     share,
 )
-from weft_router.graph.plan import BanditAlgorithm, BanditPlan, NodePlan
+from weft_router.graph.plan import BanditPlan, NodePlan
 
 
 def describe_splitter(plan: NodePlan) -> Description:
@@ -36,8 +36,7 @@ def describe_splitter(plan: NodePlan) -> Description:
 
 
 def _bandit_notes(bandit: BanditPlan) -> list[str]:
-    explores = bandit.algorithm in (BanditAlgorithm.EPSILON_GREEDY, BanditAlgorithm.EXP3)
-    notes = [f"{bandit.algorithm.value}{f', epsilon {bandit.epsilon:g}' * explores}"]
+    notes = [f"{bandit.algorithm.name}{f', epsilon {bandit.epsilon:g}' * bandit.algorithm.takes_epsilon}"]
     if bandit.min_pulls:
         notes.append(f"first {counted(bandit.min_pulls, 'request')} for each by weight")
     return notes

@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from weft_router.bandits.algorithms import Arm
+from weft_router.bandit_algorithms import Arm
 from weft_router.repository.table import GraphTable
 
 

@@ -11,14 +11,16 @@ class Schedule:
 
     Attributes:
         first: Indexes of the steps that wait for nothing.
+        chain: Indexes of all steps in order, where each waits for the one before alone; None elsewhere.
     """
 
-    __slots__ = ("_consumers", "_num_dependencies", "first")
+    __slots__ = ("_consumers", "_num_dependencies", "chain", "first")
 
     def __init__(self, plan: NodePlan) -> None:
         self._consumers = tuple(step.consumers for step in plan.steps)
         self._num_dependencies = [step.num_dependencies for step in plan.steps]
         self.first = [index for index, count in enumerate(self._num_dependencies) if count == 0]
+        self.chain = self._chain()
 
     def pending(self) -> list[int]:
         """For each step, how many others it waits for; ``released_by`` counts them down for one run."""
@@ -32,3 +34,10 @@ class Schedule:
             if pending[consumer] == 0:
                 released.append(consumer)
         return released
+
+    def _chain(self) -> list[int] | None:
+        chain, pending, ready = [], self.pending(), self.first
+        while len(ready) == 1:
+            chain += ready
+            ready = self.released_by(ready[0], pending)
+        return chain if len(chain) == len(self._consumers) else None

@@ -20,6 +20,9 @@ class SequenceNode(Node):
         plan: What it is made of.
         steps: Those of the plan, in its order.
         error_context: The graph, for messages.
+
+    Attributes:
+        chain: The steps in order, where each waits for the one before alone; None elsewhere.
     """
 
     def __init__(self, plan: NodePlan, steps: Sequence[Step], error_context: ErrorContext) -> None:
@@ -28,9 +31,15 @@ class SequenceNode(Node):
         self._error_context = error_context
         self._schedule = Schedule(plan)
         self._shadows = frozenset(index for index, step in enumerate(plan.steps) if step.shadow is not None)
+        chain = None if self._shadows else self._schedule.chain
+        self.chain = None if chain is None else tuple(self._steps[index] for index in chain)
 
     async def run(self, run: Run) -> None:
         """As ``Node.run``."""
+        if self.chain is not None:
+            for step in self.chain:
+                await step.run(run)
+            return
         steps, schedule, shadows = self._steps, self._schedule, self._shadows
         pending = schedule.pending()
         ready = schedule.first

@@ -7,7 +7,7 @@ from weft_common.observing import telemetry
 from weft_common.statistics import MAX_COUNTED_LEVEL, LatencyHistogram, ModelStatistics
 
 
-def count_success(
+def count_answer(
     counters: ModelStatistics,
     call: InferCall,
     context: CallContext,
@@ -16,38 +16,37 @@ def count_success(
     arrival_ns: int,
     start_ns: int,
     end_ns: int,
+    is_cached: bool = False,
 ) -> None:
     """Count an answered request; the parts add up to the whole.
 
     ``success`` is arrival to end, ``compute_input`` arrival to start, ``compute_infer`` start to end. ``queue`` counts
-    requests and no time: nothing here has a queue.
+    requests and no time: nothing here has a queue. An answer that was kept is a success and no execution, as Triton
+    Inference Server counts it: in place of ``compute_infer`` it counts in ``cache_hit``.
     """
-    counters.last_inference_ms = time.time_ns() // 1_000_000
-    counters.inference_count += num_rows
-    counters.execution_count += 1
-    counters.success.add(end_ns - arrival_ns)
-    counters.queue.add(0)
-    counters.compute_input.add(start_ns - arrival_ns)
-    counters.compute_infer.add(end_ns - start_ns)
-    counters.compute_output.add(0)
-    _observe(counters, call, context, end_ns - arrival_ns)
-
-
-def count_cache_hit(
-    counters: ModelStatistics, call: InferCall, context: CallContext, *, start_ns: int, end_ns: int
-) -> None:
-    """Count a request whose answer was kept: a success and no execution, as Triton Inference Server counts it."""
-    counters.success.add(end_ns - context.arrival_ns)
-    counters.queue.add(0)
-    counters.cache_hit.add(end_ns - start_ns)
-    _observe(counters, call, context, end_ns - context.arrival_ns)
-
-
-def _observe(counters: ModelStatistics, call: InferCall, context: CallContext, duration_ns: int) -> None:
-    priority = call.parameters.get("priority", 0)
+    duration_ns = end_ns - arrival_ns
+    parts = [(counters.success, duration_ns), (counters.queue, 0)]
+    if is_cached:
+        parts.append((counters.cache_hit, end_ns - start_ns))
+    else:
+        counters.last_inference_ms = time.time_ns() // 1_000_000
+        counters.inference_count += num_rows
+        counters.execution_count += 1
+        parts += (
+            (counters.compute_input, start_ns - arrival_ns),
+            (counters.compute_infer, end_ns - start_ns),
+            (counters.compute_output, 0),
+        )
+    for part, part_ns in parts:
+        part.count += 1
+        part.total_ns += part_ns
+    priority = call.parameters.get("priority", 0) if call.parameters else 0
     level = min(max(priority, 0), MAX_COUNTED_LEVEL) if isinstance(priority, int) else 0
     histogram = counters.request_latency.get(level)
     if histogram is None:
         histogram = counters.request_latency[level] = LatencyHistogram()
-    trace_id = telemetry.trace_id_of(context.trace_context)
-    histogram.observe(duration_ns / 1e9, trace_id=trace_id, unix_time_s=time.time())
+    if context.trace_context is None:
+        histogram.observe(duration_ns / 1e9)
+    else:
+        trace_id = telemetry.trace_id_of(context.trace_context)
+        histogram.observe(duration_ns / 1e9, trace_id=trace_id, unix_time_s=time.time())

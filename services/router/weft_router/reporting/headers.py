@@ -34,10 +34,9 @@ def forwarded_headers(headers: Mapping[str, str], *, is_traced: bool) -> dict[st
         headers: The client's, lower-case keys.
         is_traced: Spans are made here, so each call carries a trace context of its own; else the client's goes through.
     """
-    return {
-        key: value
-        for key, value in headers.items()
-        if key not in _NOT_FORWARDED
-        and not key.startswith(("grpc-", ":"))
-        and not (is_traced and key in _TRACE_CONTEXT)
-    }
+    forwarded: dict[str, str] = {}
+    for key, value in headers.items():
+        if key in _NOT_FORWARDED or key.startswith(("grpc-", ":")) or (is_traced and key in _TRACE_CONTEXT):
+            continue
+        forwarded[key] = value
+    return forwarded

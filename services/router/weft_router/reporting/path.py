@@ -19,6 +19,7 @@ shadows. A whole example: ``root.lid;clf=by_language[de];post``. After an error 
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft_router.graph.plan import NodeKind
@@ -42,15 +43,13 @@ BRACKETS = {
 _MARKS = {"OK": "", "CANCELLED": "~"}
 
 
+@dataclass(slots=True, eq=False)
 class NodeRecord:
     """One run of a node: the steps that it started, in that order."""
 
-    __slots__ = ("kind", "name", "steps")
-
-    def __init__(self, name: str, kind: NodeKind) -> None:
-        self.name = name
-        self.kind = kind
-        self.steps: list[StepRecord] = []
+    name: str
+    kind: NodeKind
+    steps: "list[StepRecord]" = field(default_factory=list)
 
 
 class StepRecord:
@@ -102,6 +101,28 @@ class StepRecord:
         if self.status == "OK":
             return True
         return self.fallbacks is not None and self.fallbacks.steps[-1].has_answered
+
+
+class UsualPath:
+    """The path of runs that all do the same, unless a step does not answer; it is written by the first.
+
+    Args:
+        num_steps: That such a run starts.
+    """
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._text = ""
+
+    def text_of(self, record: NodeRecord) -> str:
+        """As ``path_text``."""
+        if len(record.steps) != self._num_steps:
+            return path_text(record)
+        for step in record.steps:
+            if step.status != "OK" or step.is_stale:
+                return path_text(record)
+        self._text = self._text or path_text(record)
+        return self._text
 
 
 def path_text(run: NodeRecord) -> str:

@@ -35,24 +35,39 @@ def call_attributes(model: str, version: str, target: Target) -> Attributes:
     }
 
 
+def start_step_span(path: str, kind: SpanKind, attributes: Mapping[str, str | int], parent: "Context | None") -> Span:
+    """The span of a step that starts."""
+    return telemetry.start_span(f"step {path}", parent=parent, kind=kind, attributes=attributes)
+
+
+def end_step_span(span: Span, record: StepRecord, error: BaseException | None) -> None:
+    """The span of a step that is over says which way it went, and how it failed."""
+    _tell_outcome(span, record)
+    end_span(span, error)
+
+
 @contextmanager
 def step_span(
     path: str, kind: SpanKind, attributes: Mapping[str, str | int], parent: "Context | None"
 ) -> Iterator[tuple[Span, "Context"]]:
     """A span around the block, and the context for spans within; it ends with the error that leaves the block."""
-    span = telemetry.start_span(f"step {path}", parent=parent, kind=kind, attributes=attributes)
+    span = start_step_span(path, kind, attributes, parent)
     try:
         yield span, telemetry.context_of(span, parent)
-    except (asyncio.CancelledError, GeneratorExit):
-        telemetry.end_span(span, RequestCancelledError("the step was cancelled"))
+    except BaseException as error:
+        end_span(span, error)
         raise
-    except Exception as error:
-        telemetry.end_span(span, error)
-        raise
-    telemetry.end_span(span)
+    end_span(span, None)
 
 
-def tell_outcome(span: Span, record: StepRecord) -> None:
+def end_span(span: Span, error: BaseException | None) -> None:
+    """The span ends, with the error if there is one; an error that withdraws the step says so."""
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        error = RequestCancelledError("the step was cancelled")
+    telemetry.end_span(span, error)
+
+
+def _tell_outcome(span: Span, record: StepRecord) -> None:
     """The span of a step says which way it went.
 
     A failure that the request survived, because the step is soft, is an error of this span and of none above it.

@@ -1,4 +1,4 @@
-"""A graph as a ``ModelConfig``, for clients that ask for one."""
+"""Graphs and signatures as ``ModelConfig`` messages."""
 
 from collections.abc import Iterator
 

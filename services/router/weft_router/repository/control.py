@@ -1,17 +1,15 @@
-"""Load, unload and rollback as clients ask for them."""
+"""Loads, unloads and rollbacks that clients ask for."""
 
-import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 
 from weft_common.core import ParameterValue
-from weft_common.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from weft_common.errors import InvalidArgumentError, UnsupportedError
+from weft_common.repository.control import ClientControl
 from weft_router.repository.lifecycle import GraphLifecycle
 
 
 class GraphControl:
-    """Lets clients change what serves, as far as the mode of the router allows it.
-
-    What was begun goes on when the client is gone, so that a graph is never left half loaded.
+    """Changes which graphs serve, as far as the mode of the router allows it.
 
     Args:
         lifecycle: Changes the graphs.
@@ -20,13 +18,12 @@ class GraphControl:
 
     def __init__(self, lifecycle: GraphLifecycle, mode: str) -> None:
         self._lifecycle = lifecycle
-        self._mode = mode
-        self._running: set[asyncio.Task[None]] = set()
+        self._control = ClientControl(mode, "router")
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """Load or reload a graph; a version that does not compile does not replace one that serves.
 
-        With the parameter ``rollback: true`` what served before the last change serves again; also in poll mode.
+        With the parameter ``rollback: true`` it puts back what served before the last change, also in poll mode.
 
         Raises:
             UnavailableError: The mode does not allow it.
@@ -37,13 +34,13 @@ class GraphControl:
         is_rollback = parameters.get("rollback", False)
         if not isinstance(is_rollback, bool):
             raise InvalidArgumentError(f"load parameter 'rollback' must be true or false, got {is_rollback!r:.80}")
-        if not (is_rollback and self._mode == "poll"):
-            self._check_mode()
+        if not (is_rollback and self._control.mode == "poll"):
+            self._control.check()
         if unknown := sorted(set(parameters) - {"rollback"}):
             raise UnsupportedError(
                 f"load parameters {unknown} are not supported for graphs; change the file and load it again"
             )
-        await self._to_its_end(self._lifecycle.rollback(name) if is_rollback else self._lifecycle.load(name))
+        await self._control.finish(self._lifecycle.rollback(name) if is_rollback else self._lifecycle.load(name))
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """Unload a graph; requests in flight finish.
@@ -53,33 +50,14 @@ class GraphControl:
             UnsupportedError: ``unload_dependents``: the models belong to other services.
             NotFoundError: No graph has that name.
         """
-        self._check_mode()
+        self._control.check()
         if unload_dependents:
             raise UnsupportedError(
                 f"unload_dependents is not supported for graphs: the models of '{name}' are unloaded at the services "
                 "that serve them"
             )
-        await self._to_its_end(self._lifecycle.unload(name))
+        await self._control.finish(self._lifecycle.unload(name))
 
     async def close(self) -> None:
-        """Nothing is in work any more."""
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
-
-    async def _to_its_end(self, change: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(change)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        await asyncio.shield(task)
-
-    def _check_mode(self) -> None:
-        if self._mode == "poll":
-            raise UnavailableError(
-                "explicit model load / unload is not allowed if polling is enabled; change the files, or start the "
-                "router with --model-control-mode explicit"
-            )
-        if self._mode != "explicit":
-            raise UnavailableError(
-                "explicit model load / unload is not allowed; start the router with --model-control-mode explicit"
-            )
+        """Cancel changes in progress."""
+        await self._control.close()

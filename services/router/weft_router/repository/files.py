@@ -1,19 +1,16 @@
 """The graph files of a repository."""
 
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft_common.observing.logs import get_logger
+from weft_common.repository.layout import is_model
 from weft_common.text import pbtxt
-from weft_common.text.layout import is_model
+from weft_common.versions import is_version, versions_to_serve
 from weft_protos import graph_pb2
 from weft_router.graph.syntax.source import GraphSource
-
-#: As Triton Inference Server has it: a whole number of at least 1 without leading zeros.
-_VERSION_FOLDER = re.compile(r"[1-9][0-9]{0,17}")
 
 _log = get_logger("weft.router.graphs")
 
@@ -26,8 +23,8 @@ class VersionFile:
         name: The folder's name.
         version: Numeric, as a string.
         path: ``<name>/<version>/graph.pbtxt``, or ``<name>/config.pbtxt`` of a Triton Inference Server ensemble.
-        stamp: Time of the inode's last change in nanoseconds, size in bytes, inode: different where the file was
-            changed, also by a tool that puts the file's own time back.
+        stamp: Time of the inode's last change in nanoseconds, size in bytes, inode: differs after each change of the
+            file, also by a tool that restores its modification time.
     """
 
     name: str
@@ -41,7 +38,7 @@ class VersionFile:
 
 
 class GraphRepository:
-    """Finds graph files under a folder; names that clients send are compared with what is there, never made a path.
+    """Finds graph files under a folder; names from clients are compared with its entries, never joined to a path.
 
     Args:
         root: The repository.
@@ -56,12 +53,12 @@ class GraphRepository:
         self.unreadable: frozenset[str] = frozenset()
         self._root = root
 
-    def scan(self) -> dict[str, list[VersionFile]]:
+    def scan(self) -> dict[str, Sequence[VersionFile]]:
         """Every graph with its versions to serve, lowest first.
 
-        A folder without a graph file, or with a model's ``config.pbtxt``, is left out. All versions that have a
-        ``graph.pbtxt`` are served; of a Triton Inference Server ensemble those that its ``version_policy`` says. What
-        looks like a graph and cannot be one is among ``faults``, and is logged when it gets there.
+        A folder without a graph file, or with a model's ``config.pbtxt``, is left out. All versions with a
+        ``graph.pbtxt`` are served, and of a Triton Inference Server ensemble those of its ``version_policy``. A folder
+        that looks like a graph and cannot be one is among ``faults``, and logged once.
 
         Raises:
             OSError: The repository cannot be read.
@@ -77,7 +74,7 @@ class GraphRepository:
         return {name: contents.files for name, contents in found.items() if contents.files}
 
     def find(self, name: str, version: str) -> GraphSource | None:
-        """A graph for the compiler, which inlines it where another graph names it; version "" means the latest."""
+        """A graph for the compiler, which inlines it into graphs that name it; version "" means the latest."""
         if name.startswith(".") or name not in os.listdir(self._root):
             return None
         files = _contents(self._root / name).files
@@ -91,7 +88,7 @@ class GraphRepository:
 
 @dataclass(slots=True)
 class _Contents:
-    """What a folder has: versions to serve, lowest first, and what is wrong with the rest."""
+    """Contents of a graph's folder: versions to serve, lowest first, and faults of the rest."""
 
     files: list[VersionFile] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -124,16 +121,16 @@ def _contents(folder: Path) -> _Contents:
 
 
 def _look_at(entry: Path, versions: list[str], found: _Contents) -> None:
-    """Add what is in a graph's folder, if it is a version."""
+    """Add an entry of a graph's folder, if it is a version."""
     path, label = entry / "graph.pbtxt", f"'{_shown(entry.name)}/graph.pbtxt'"
     try:
-        is_version = _VERSION_FOLDER.fullmatch(entry.name) is not None
-        if is_version and entry.is_dir():
+        is_numbered = is_version(entry.name)
+        if is_numbered and entry.is_dir():
             versions.append(entry.name)
         if not path.exists():
             if path.is_symlink():
                 found.leave_out(f"{label} is a link that leads nowhere", is_readable=False)
-        elif not is_version:
+        elif not is_numbered:
             found.leave_out(f"{label}: the folder is no version, which is a whole number from 1 without leading zeros")
         elif not path.is_file():
             found.leave_out(f"{label} is no regular file")
@@ -154,19 +151,9 @@ def _shown(name: str) -> str:
 
 
 def _served_versions(config: Path, versions: list[str]) -> list[str]:
-    """Versions of an ensemble to serve: the highest, where the file says nothing else or cannot be read."""
+    """Versions of an ensemble to serve; the highest, if the file has no policy or cannot be read."""
     try:
         graph, _ = pbtxt.parse(config.read_bytes(), graph_pb2.Graph(), file=str(config))
     except (pbtxt.PbtxtError, OSError):
         return versions[-1:]  # the compiler reports it
-    policy = graph.version_policy
-    match policy.WhichOneof("policy_choice"):
-        case "all":
-            return versions
-        case "specific":
-            wanted = {str(version) for version in policy.specific.versions}
-            return [version for version in versions if version in wanted]
-        case "latest":
-            return versions[-max(policy.latest.num_versions, 1) :]
-        case _:
-            return versions[-1:]
+    return list(map(str, versions_to_serve(graph.version_policy, list(map(int, versions)))))

@@ -1,4 +1,4 @@
-"""Graphs from file to ready to unloaded: each version has one reference to what serves it, and it is swapped whole."""
+"""Loads, reloads, rolls back and unloads graphs; each version swaps one reference to the graph that serves it."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ class GraphLifecycle:
         runtime: What all graphs share.
 
     Attributes:
-        files: The files that were taken over last, by graph.
+        files: The files that were loaded last, by graph; a graph that is gone has none.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class GraphLifecycle:
         self._lock = asyncio.Lock()
 
     async def load_at_start(self, names: Sequence[str]) -> None:
-        """Every graph of the repository is known, and those of ``names`` ("*" is all) were tried.
+        """Learn of every graph in the repository, and load those of ``names`` ("*" is all).
 
-        What cannot serve says why in ``reason``.
+        Why a version cannot serve is in its ``reason``.
 
         Raises:
             UnavailableError: The repository cannot be read.
@@ -70,9 +70,9 @@ class GraphLifecycle:
                 self._table.choose_defaults([name])
 
     async def recheck(self) -> None:
-        """Graphs that failed were tried again; those whose models changed were compiled anew.
+        """Try graphs that failed again, and compile those anew whose models have changed.
 
-        A graph that does not fit its models any more is taken out of service.
+        A graph that no longer fits its models goes out of service.
         """
         async with self._lock:
             wanted = [entry for entry in self._table if entry.is_wanted]
@@ -105,19 +105,28 @@ class GraphLifecycle:
             if not files:
                 raise self._not_found(name)
             for entry in self._graphs.get(name, Graph()).versions.values():
-                entry.logged = ""  # who asks is told again
+                entry.logged = ""  # log the reason again for a new request
             failures = await self._take_over({name: files})
             failure = failures.get(self._graphs[name].versions[files[-1].version])
             if failure is not None:
                 raise failure
 
-    async def take_over(self, files: Files) -> None:
-        """The files of these graphs are what is to serve, as ``load`` does; no file: the graph is gone."""
+    def scan_readable(self) -> Files:
+        """The files of every graph, for the watcher; one that cannot be read is as in ``files``. Raises OSError."""
+        found = self._repository.scan()
+        for name in self._repository.unreadable:
+            found.pop(name, None)
+            if name in self.files:
+                found[name] = self.files[name]
+        return found
+
+    async def take_over(self, changes: Mapping[str, Sequence[VersionFile] | None]) -> None:
+        """Load these files, as ``load`` does; None: the graph is gone."""
         async with self._lock:
-            await self._take_over(files)
+            await self._take_over({name: files or () for name, files in changes.items()})
 
     async def unload(self, name: str) -> None:
-        """No version of the graph takes requests; those in flight finish.
+        """Take every version of the graph out of service; requests in flight finish.
 
         Raises:
             NotFoundError: No graph has that name.
@@ -130,9 +139,9 @@ class GraphLifecycle:
             self._table.choose_defaults([name])
 
     async def rollback(self, name: str) -> None:
-        """What served before the last change of the graph's files serves again; a second rollback takes that back.
+        """Put back what served before the last change of the graph's files; a second rollback undoes the first.
 
-        Nothing is compiled, unless models or nested graphs have changed since. It holds until files are loaded again.
+        Compiles nothing, unless models or nested graphs have changed since. It holds until files are loaded again.
 
         Raises:
             NotFoundError: No graph has that name.
@@ -186,10 +195,11 @@ class GraphLifecycle:
         return graph
 
     async def _take_over(self, files: Files) -> dict[GraphVersion, WeftError]:
-        """Load these files; gives what could not be loaded, and why."""
+        """Load these files; returns the versions that cannot be loaded, and why."""
         entries: list[GraphVersion] = []
         for name, given in files.items():
-            self.files[name] = given
+            if given:
+                self.files[name] = given
             graph = self._graphs.setdefault(name, Graph())
             for version in graph.versions.keys() - {file.version for file in given}:
                 graph.versions[version].is_gone = True
@@ -202,14 +212,14 @@ class GraphLifecycle:
             for name in files:
                 self._drop_gone(name)
         for entry in failures:
-            if entry.candidate is None:  # it cannot be read: to whoever watches the files it has changed until it can
+            if entry.candidate is None:  # it cannot be read: for the watcher it has changed until it can
                 self.files[entry.file.name] = [replace(entry.file, stamp=(0, 0, 0))]
         await self._renew_around(files.keys())
         return failures
 
     @contextlib.contextmanager
     def _remembered(self, names: Iterable[str]) -> Iterator[None]:
-        """What these graphs serve before the block can be put back, if it serves other files after it, or is gone."""
+        """Keep what these graphs serve before the block for a rollback, where they serve other files after it."""
         before = {name: self._graphs[name].serving for name in names}
         yield
         for name, serving in before.items():
@@ -219,7 +229,7 @@ class GraphLifecycle:
                 graph.previous = serving
 
     def _drop_gone(self, name: str) -> None:
-        """Versions whose file is gone are gone, except for one that is ready while none that is left is."""
+        """Remove versions whose file is gone, but not one that is ready while no other version is."""
         graph = self._graphs[name]
         gone = [entry for entry in graph.versions.values() if entry.is_gone]
         left = [entry for entry in graph.versions.values() if not entry.is_gone]
@@ -234,7 +244,7 @@ class GraphLifecycle:
         self._table.choose_defaults([name])
 
     async def _settle(self, entries: Collection[GraphVersion]) -> dict[GraphVersion, WeftError]:
-        """Every candidate was tried, again after others that it may contain were loaded; gives the failures."""
+        """Load candidates, again after others that they may contain; returns the failures."""
         pending = list(entries)
         failures: dict[GraphVersion, WeftError] = {}
         while pending:
@@ -247,7 +257,7 @@ class GraphLifecycle:
         return failures
 
     async def _renew_around(self, names: Collection[str]) -> None:
-        """Graphs that contain one of these are made of what serves now."""
+        """Bring graphs that contain one of these up to what serves now."""
         for entry in list(self._table):
             serving = entry.serving
             if serving is not None and serving.contains(names):

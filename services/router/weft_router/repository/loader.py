@@ -1,4 +1,4 @@
-"""Makes what a graph's file says serve: reads, compiles, checks that the models are there, swaps one reference."""
+"""Puts a graph's file into service: reads, compiles, checks that the models are ready, swaps one reference."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from weft_common.errors import InternalError, UnavailableError, WeftError
 from weft_common.observing.logs import get_logger
 from weft_router.graph.syntax.source import GraphSource
 from weft_router.repository.files import GraphRepository, VersionFile
-from weft_router.repository.serving import GraphSources, Served, ServingGraph, compiled, why_not_ready
+from weft_router.repository.serving import GraphSources, ServedSources, ServingGraph, compiled, why_not_ready
 from weft_router.repository.versions import GraphVersion
 from weft_router.runtime import Runtime
 from weft_router.targets.catalog import TargetCatalog
@@ -16,14 +16,14 @@ _log = get_logger("weft.router.graphs")
 
 
 class GraphLoader:
-    """Loads one version at a time; its owner sees to that.
+    """Loads one version at a time, which its owner ensures.
 
     Args:
         repository: Where the files are.
         catalog: What the targets serve.
         runtime: What all graphs share.
-        served: What serves, for graphs that contain others; asked on other threads, and only while a method runs.
-        on_swap: Called with the graph's name when another graph answers for one of its versions, or none does.
+        served: What serves, for graphs that contain others; called on other threads, only while a method runs.
+        on_swap: Called with the graph's name when one of its versions has another graph, or none, in service.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class GraphLoader:
         repository: GraphRepository,
         catalog: TargetCatalog,
         runtime: Runtime,
-        served: Served,
+        served: ServedSources,
         on_swap: Callable[[str], None],
     ) -> None:
         self._repository = repository
@@ -65,7 +65,7 @@ class GraphLoader:
         return None
 
     async def renew(self, entry: GraphVersion) -> None:
-        """What serves is compiled anew; where that fails it goes out of service, unless it still fits its models."""
+        """Compile what serves anew; on failure it goes out of service, unless it still fits its models."""
         serving = entry.serving
         if serving is None:
             return
@@ -82,7 +82,7 @@ class GraphLoader:
         self._on_swap(entry.file.name)
 
     async def refresh(self, entry: GraphVersion) -> None:
-        """What serves is made of what serves under the names of the graphs that it contains."""
+        """Compile what serves anew if a graph that it contains has changed."""
         if entry.serving is not None and not await asyncio.to_thread(entry.serving.is_made_of, self._sources()):
             await self.renew(entry)
 

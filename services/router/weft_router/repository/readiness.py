@@ -1,4 +1,4 @@
-"""What of a graph must be ready for it to answer: a model whose loss the graph is made to bear is not among it."""
+"""Which models of a graph must be ready for it to answer; those that it can do without need not be."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class Missing(NamedTuple):
 
 
 def missing_call(node: NodePlan, is_ready: IsReady) -> Missing | None:
-    """A call that keeps the node from answering some request; None where there is none.
+    """A call that keeps the node from answering some request; None if there is none.
 
     A step can do without its model if one of its fallbacks is ready, a node without a step that is soft, as long as
     there are answers enough. Shadows do not count. Every branch of a switch or splitter is needed.

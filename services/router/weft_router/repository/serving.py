@@ -1,4 +1,4 @@
-"""What answers for one version of a graph: made once from a file, then never changed."""
+"""The graph in service for one version: made once from a file, immutable."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -19,26 +19,26 @@ from weft_router.repository.readiness import Missing, borne_calls, missing_call,
 from weft_router.runtime import Runtime
 from weft_router.targets.catalog import TargetCatalog
 
-#: What serves under a graph's name: version -> source.
-Served = Callable[[str], Mapping[str, GraphSource]]
+#: The sources in service under a graph's name, by version.
+ServedSources = Callable[[str], Mapping[str, GraphSource]]
 
 _log = get_logger("weft.router.graphs")
 
 
 class GraphSources:
-    """The graphs that steps of a graph may name: what serves under a name, else what the repository has.
+    """The graphs that steps of a graph may name: the one in service, else the file in the repository.
 
-    So a file that was changed and not loaded, or that cannot be loaded, changes no graph that contains it.
+    So a file that has changed and is not loaded, or cannot be loaded, does not change a graph that contains it.
 
     Args:
-        served: What serves.
-        repository: Has the others.
+        served: The graphs in service.
+        repository: The other graphs.
 
     Attributes:
-        found: What was asked for, by name and version, and what there was.
+        found: Result of each ``find``, by name and version.
     """
 
-    def __init__(self, served: Served, repository: GraphRepository) -> None:
+    def __init__(self, served: ServedSources, repository: GraphRepository) -> None:
         self._served = served
         self._repository = repository
         self.found: dict[tuple[str, str], GraphSource | None] = {}
@@ -65,7 +65,7 @@ class CompiledGraph:
         source: The file.
         plan: What it was compiled to.
         config: The graph as a model's configuration.
-        nested: The graphs that were asked for, by name and version, and what there was.
+        nested: The graphs that it may contain, by name and version; None where there is none.
     """
 
     source: GraphSource
@@ -75,7 +75,7 @@ class CompiledGraph:
 
 
 def compiled(source: GraphSource, catalog: TargetCatalog, graphs: GraphSources) -> CompiledGraph:
-    """The graph, ready to serve; its warnings are logged. May run on any thread.
+    """Compile a graph and log its warnings; runs on any thread.
 
     Raises:
         GraphError: With every error.
@@ -88,7 +88,7 @@ def compiled(source: GraphSource, catalog: TargetCatalog, graphs: GraphSources) 
 
 
 class ServingGraph:
-    """A compiled graph and what belongs to it; in-flight requests keep theirs when it is replaced.
+    """A compiled graph with its executor and counters; requests in flight keep theirs when it is replaced.
 
     Args:
         graph: The graph.
@@ -122,7 +122,7 @@ class ServingGraph:
         self._nested = dict(graph.nested)
 
     def fits(self, catalog: TargetCatalog) -> bool:
-        """Whether every model that is called and known has the signature that the graph was compiled with."""
+        """Whether every known model that it calls has the signature that it was compiled with."""
         for call in self.calls:
             found = catalog.find(call.model_name, call.model_version)
             if found is not None and found != (call.target, call.signature):
@@ -130,11 +130,11 @@ class ServingGraph:
         return True
 
     def contains(self, names: Collection[str]) -> bool:
-        """Whether one of these graphs is a part of it."""
+        """Whether it contains one of these graphs."""
         return any(name in names for (name, _), source in self._nested.items() if source is not None)
 
     def is_made_of(self, graphs: GraphSources) -> bool:
-        """Whether the graphs that are a part of it are what they were when it was compiled. Reads files."""
+        """Whether the graphs that it contains are the same as when it was compiled. Reads files."""
         try:
             return all(graphs.find(*key) == source for key, source in self._nested.items())
         except OSError:
@@ -142,14 +142,14 @@ class ServingGraph:
 
 
 def why_not_ready(plan: GraphPlan, catalog: TargetCatalog) -> str:
-    """The step and its model for want of which a graph cannot answer every request; "" where there is none."""
+    """The step and model that keep a graph from answering every request; "" if none does."""
     missing = missing_call(plan.root, partial(_is_ready, catalog))
-    return "" if missing is None else _told(missing, catalog)
+    return "" if missing is None else _described(missing, catalog)
 
 
 def why_degraded(plan: GraphPlan, catalog: TargetCatalog) -> str:
-    """The steps that a graph that is ready answers without, as their models are not; "" where there is none."""
-    return "; ".join(_told(missing, catalog) for missing in borne_calls(plan.root, partial(_is_ready, catalog)))
+    """The steps that a ready graph answers without, because their models are not ready; "" if none."""
+    return "; ".join(_described(missing, catalog) for missing in borne_calls(plan.root, partial(_is_ready, catalog)))
 
 
 def _is_ready(catalog: TargetCatalog, call: CallPlan) -> bool:
@@ -157,8 +157,8 @@ def _is_ready(catalog: TargetCatalog, call: CallPlan) -> bool:
     return found is not None and found.model.is_ready
 
 
-def _told(missing: Missing, catalog: TargetCatalog) -> str:
-    """The step, the model, where it is, since when it is not ready and why."""
+def _described(missing: Missing, catalog: TargetCatalog) -> str:
+    """Step, model, target, and since when and why the model is not ready."""
     step, call = missing
     version = f" version {call.model_version}" if call.model_version else ""
     text = f"step '{step.path}': model '{call.model_name}'{version} on target '{call.target}' is not ready"

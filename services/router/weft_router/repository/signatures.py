@@ -1,9 +1,10 @@
-"""Signatures of models as messages: what ``weft lock`` keeps."""
+"""Signatures of models as messages, as ``weft lock`` keeps them."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from weft_common.signature import ModelSignature, TensorSpec, datatype_name
+from weft_common.versions import version_order
 from weft_protos import graph_service_pb2 as pb
 from weft_protos.model_config_pb2 import ModelInput, ModelOutput
 from weft_router.repository.config import config_of_signature
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def signatures_of(catalog: "TargetCatalog") -> pb.TargetSignaturesResponse:
-    """What the targets of a catalog said last."""
+    """The models of a catalog, by name and version."""
     entries = sorted(catalog.entries(), key=_order)
     return pb.TargetSignaturesResponse(
         model=[message_of(entry.target, entry.model.signature) for entry in entries if entry.model.is_ready],
@@ -41,7 +42,7 @@ def message_of(target: str, signature: ModelSignature) -> pb.ModelSignature:
 
 
 def signature_of(message: pb.ModelSignature) -> ModelSignature:
-    """The signature that a message tells; its platform is not known."""
+    """The signature in a message, which has no platform."""
     return ModelSignature(
         name=message.name,
         version=message.version,
@@ -62,4 +63,4 @@ def _specs(tensors: Iterable[ModelInput | ModelOutput]) -> Iterable[TensorSpec]:
 
 def _order(entry: "CatalogEntry") -> tuple[str, int, str]:
     version = entry.model.signature.version
-    return entry.model.signature.name, int(version) if version.isdecimal() else 0, version
+    return entry.model.signature.name, version_order(version), version

@@ -1,10 +1,10 @@
-"""The graphs of a router as they are now: which version answers, and what keeps the others from it."""
+"""The graphs of a router: which version answers, and why the others cannot."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from weft_common.core import IndexEntry
 from weft_common.errors import NotFoundError
-from weft_common.validation import version_number
+from weft_common.versions import version_number
 from weft_router.graph.plan import GraphPlan
 from weft_router.graph.syntax.source import GraphSource
 from weft_router.reporting.step_counters import StepCounters
@@ -14,14 +14,14 @@ from weft_router.targets.catalog import TargetCatalog
 
 
 class GraphTable:
-    """Knows every graph; a ``GraphLifecycle`` changes it.
+    """Every graph; a ``GraphLifecycle`` changes it.
 
     Args:
         catalog: What the targets serve.
-        on_choice: Called after ``choose_defaults``, and so whenever something else may serve.
+        on_choice: Called after ``choose_defaults``, which is whenever another version may serve.
 
     Attributes:
-        graphs: By name. One that is gone has no versions.
+        graphs: By name; a graph that is gone has no versions.
     """
 
     def __init__(self, catalog: TargetCatalog, on_choice: Callable[[], None] = lambda: None) -> None:
@@ -31,7 +31,7 @@ class GraphTable:
         self._defaults: dict[str, GraphVersion] = {}
 
     def __iter__(self) -> Iterator[GraphVersion]:
-        """Every version of every graph; copied first, because the metrics thread reads too."""
+        """Every version of every graph; copies, because the metrics thread reads too."""
         for graph in list(self.graphs.values()):
             yield from list(graph.versions.values())
 
@@ -56,7 +56,7 @@ class GraphTable:
         return found
 
     def plans(self, name: str, version: int = 0) -> list[GraphPlan]:
-        """What serves of a graph, the default version first; of a version above 0 that alone.
+        """The plans in service for a graph, the default version first; for a version above 0 that one alone.
 
         Raises:
             NotFoundError: The graph has no such version.
@@ -69,7 +69,7 @@ class GraphTable:
         return list({id(e): e.serving.plan for e in entries if e.serving is not None}.values())
 
     def served(self, name: str) -> Mapping[str, GraphSource]:
-        """The files that serve under a name, by version."""
+        """The sources in service under a name, by version."""
         graph = self.graphs.get(name)
         return {} if graph is None else {version: serving.source for version, serving in graph.serving.items()}
 
@@ -83,12 +83,12 @@ class GraphTable:
         return why_not_ready(entry.serving.plan, self._catalog)
 
     def why_degraded(self, entry: GraphVersion) -> str:
-        """What a graph that is ready answers without: models of soft steps, or of steps with fallbacks; "" for none."""
+        """The steps that a ready graph answers without, soft ones or ones with fallbacks; "" if none."""
         serving = entry.serving
         return "" if serving is None or self.why_not_ready(entry) else why_degraded(serving.plan, self._catalog)
 
     def index_entry(self, entry: GraphVersion) -> IndexEntry:
-        """State of a version. One that serves though its file, or a model it can do without, is bad says so."""
+        """State of a version; the reason of a READY one says that its reload failed, or which models are missing."""
         name, version = entry.file.name, entry.file.version
         if not entry.is_wanted and not entry.reason:
             return IndexEntry(name, version, "", "")  # never loaded
@@ -101,16 +101,16 @@ class GraphTable:
         return IndexEntry(name, version, "UNAVAILABLE" if fault else "READY", reasons)
 
     def step_counters(self) -> Iterator[StepCounters]:
-        """Those of every step that serves."""
+        """Those of every step in service."""
         for entry in self:
-            if (serving := entry.serving) is not None:  # once: the metrics thread asks
+            if (serving := entry.serving) is not None:  # read once: this is the metrics thread
                 yield from serving.step_counters
 
     def choose_defaults(self, names: Iterable[str] | None = None) -> None:
-        """Requests without a version go to the highest one that is ready now; call it when readiness may have changed.
+        """Send requests without a version to the highest one that is ready; to be called when readiness may change.
 
         Args:
-            names: Graphs; None is all.
+            names: Of graphs; None is all.
         """
         for name in list(self.graphs) if names is None else names:
             versions = self.graphs[name].versions

@@ -1,4 +1,4 @@
-"""What the router knows of the versions of a graph."""
+"""The versions of a graph and their states."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,16 +14,16 @@ class GraphVersion:
     """One version of a graph, loaded or not.
 
     Attributes:
-        file: Where it is written.
+        file: Its file.
         statistics: Counters; they outlive a reload.
-        serving: What answers; None while it cannot.
-        candidate: What is to serve and does not yet, because it cannot be loaded; None where there is nothing.
+        serving: The graph in service; None: it takes no requests.
+        candidate: A source to load that cannot be loaded yet; None: there is none.
         is_wanted: Whether it is to serve at all.
-        is_gone: Whether its file is.
-        reason: Why it is not wanted, or why ``candidate`` cannot be loaded, or why it serves without a file.
-        is_loading: Whether it is being loaded for the first time.
-        logged: The reason that was told last.
-        num_load_failures: How often it could not be loaded; once for each reason in a row.
+        is_gone: Whether its file is gone.
+        reason: Why it is not wanted, why ``candidate`` cannot be loaded, or why it serves without a file.
+        is_loading: Whether its first load is in progress.
+        logged: The reason that was logged last.
+        num_load_failures: Failed loads; those with the same reason in a row count once.
     """
 
     file: VersionFile
@@ -43,12 +43,12 @@ class GraphVersion:
         return f"graph '{self.file.name}' version {self.file.version}"
 
     def put(self, serving: ServingGraph) -> None:
-        """It answers from now on."""
+        """Put a graph into service."""
         self.serving, self.candidate, self.reason, self.logged = serving, None, "", ""
         self.is_wanted, self.is_gone = True, False
 
     def withdraw(self, reason: str) -> None:
-        """It takes no requests and is not wanted any more; those in flight finish."""
+        """Take it out of service, and want it no longer; requests in flight finish."""
         self.serving, self.candidate, self.reason, self.logged = None, None, reason, ""
         self.is_wanted, self.is_gone = False, False
 
@@ -59,7 +59,7 @@ class Graph:
 
     Attributes:
         versions: By number.
-        previous: What served before the last change of its files, by version; None before the first.
+        previous: What served before the last change of its files, by version; None: they have not changed.
     """
 
     versions: dict[str, GraphVersion] = field(default_factory=dict)
@@ -67,11 +67,11 @@ class Graph:
 
     @property
     def serving(self) -> dict[str, ServingGraph]:
-        """What serves now, by version."""
+        """The graphs in service, by version."""
         return {version: entry.serving for version, entry in self.versions.items() if entry.serving is not None}
 
     def entry(self, file: VersionFile) -> GraphVersion:
-        """The version of a file, new if it was not known; it is wanted."""
+        """The version of a file, added if it is new; it is wanted."""
         entry = self.versions.get(file.version)
         if entry is None:
             entry = self.versions[file.version] = GraphVersion(file, ModelStatistics(file.name, file.version))
@@ -80,5 +80,5 @@ class Graph:
 
 
 def texts(serving: Mapping[str, ServingGraph]) -> dict[str, str | bytes]:
-    """What was written in the files, by version."""
+    """Texts of the files, by version."""
     return {version: graph.source.text for version, graph in serving.items()}

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from weft_common.core import RequestedOutput
 from weft_common.tensors import WireTensor
-from weft_router.graph.plan import GraphPlan
+from weft_router.graph.plan import CallPlan, GraphPlan
 from weft_router.graph.pruning import live_steps
 from weft_router.nodes import SequenceNode
+from weft_router.reporting.path import UsualPath
 from weft_router.requests.intermediates import Intermediate, Intermediates
 from weft_router.steps import Node, Run
 from weft_router.streams.decoupled import DecoupledRoot
@@ -27,6 +28,7 @@ class Selection(NamedTuple):
         slots: For each of the graph's own outputs its slot in the root's frame, and its rank.
         keys: For each intermediate tensor the key that steps put it aside under.
         captures: What steps are to put aside; None for nothing.
+        usual_path: Of a request in which every step answers; None where the request decides.
     """
 
     node: Node
@@ -35,6 +37,7 @@ class Selection(NamedTuple):
     slots: Mapping[str, tuple[int, int | None]]
     keys: Mapping[str, str]
     captures: Mapping[str, tuple[str, ...]] | None
+    usual_path: UsualPath | None
 
     def outputs(self, run: Run) -> dict[str, WireTensor]:
         """The outputs that have a value after a run of ``node``."""
@@ -62,6 +65,9 @@ class Selections:
     Args:
         plan: The graph.
         root: Its root.
+
+    Attributes:
+        all: What a request asks for that names no output.
     """
 
     def __init__(self, plan: GraphPlan, root: Node) -> None:
@@ -71,13 +77,11 @@ class Selections:
         is_batching = plan.signature.max_batch_size > 0
         ranks = {spec.name: full_rank(spec, is_batching=is_batching) for spec in plan.signature.outputs}
         self._slots = {name: (slot, ranks.get(name)) for name, slot in plan.root.outputs}
-        self._all = self._made(tuple(self._slots), is_whole=True)
+        self.all = self._made(tuple(self._slots), is_whole=True)
         self._known: dict[tuple[str, ...], Selection] = {}
 
     def of(self, requested: Sequence[RequestedOutput]) -> Selection:
-        """What a request asks for; all outputs of the graph if it names none."""
-        if not requested:
-            return self._all
+        """What a request asks for that names outputs."""
         names = tuple(dict.fromkeys([output.name for output in requested]))
         found = self._known.get(names)
         if found is None:
@@ -98,7 +102,16 @@ class Selections:
                 stages = DecoupledRoot(node, steps, self._plan.max_inflight_responses)
             elif not is_whole:
                 node = node.only(live)
-        return Selection(node, stages, names, self._slots, keys, _captures(asked.values()) if asked else None)
+        captures = _captures(asked.values()) if asked else None
+        return Selection(node, stages, names, self._slots, keys, captures, None if stages else _usual_path(node))
+
+
+def _usual_path(node: Node) -> UsualPath | None:
+    """That of calls which follow one another."""
+    chain = node.chain if isinstance(node, SequenceNode) else None
+    if chain is None or not all(isinstance(step.plan.action, CallPlan) for step in chain):
+        return None
+    return UsualPath(len(chain))
 
 
 def _captures(asked: Iterable[Intermediate]) -> Mapping[str, tuple[str, ...]]:

@@ -10,8 +10,9 @@ from weft_common.tensors import WireTensor
 from weft_router.graph.plan import CallPlan, Frame, StepPlan
 from weft_router.reporting.path import StepRecord
 from weft_router.reporting.spans import call_attributes
+from weft_router.scope import RequestScope
 from weft_router.steps.base import Action, ErrorContext
-from weft_router.steps.run import GraphRequest, Run
+from weft_router.steps.run import Run
 from weft_router.target import Target
 from weft_router.tensors.adaption import fitted_input, full_rank, restored_outputs
 from weft_router.tensors.answers import broken_promise, misfit, rows_of
@@ -56,16 +57,13 @@ class CallAction(Action):
     async def act(self, run: Run, record: StepRecord) -> None:
         """As ``Action.act``."""
         frame, request = run.frame, run.request
+        captured = () if request.captures is None else request.captures.get(self._path, ())
         try:
-            inputs, is_fitted = self._gather(frame)
-            scope = request.scope
-            captured = self._captured(request)
-            requested = self._requested_with(captured) if captured else self._requested
+            call, num_rows, is_fitted = self._call(frame, request.scope, captured)
             result = await self._target_object.infer(
-                InferCall(self.model, self._sent_version, scope.request_id, scope.parameters, inputs, requested),
+                call,
                 CallContext(run.deadline_ns, request.headers, [], run.context, record.start_ns, tried=record.tried),
             )
-            num_rows = rows_of(inputs, is_batching=self._is_batching)
             restored = self._store(result.outputs, frame, num_rows, is_fitted=is_fitted)
             if captured:
                 self._capture(captured, result.outputs, restored, request.captured, num_rows)
@@ -76,8 +74,14 @@ class CallAction(Action):
         if result.parameters:
             request.response_parameters.update(result.parameters)
 
-    def _gather(self, frame: Frame) -> tuple[dict[str, WireTensor], bool]:
-        """The call's inputs, and whether the batch dimension of one had to be added or taken away."""
+    def _call(self, frame: Frame, scope: RequestScope, captured: Sequence[str]) -> tuple[InferCall, int, bool]:
+        """The call, its rows (-1: none to count), and whether the batch dimension of an input was added or taken away.
+
+        Args:
+            frame: Has the inputs.
+            scope: Of the request.
+            captured: Outputs that the client asked for by the step's path.
+        """
         inputs: dict[str, WireTensor] = {}
         is_fitted = False
         for name, slot, rank in self._inputs:
@@ -88,11 +92,12 @@ class CallAction(Action):
                 tensor = fitted_input(tensor, rank, self._signature, name)
                 is_fitted = True
             inputs[name] = tensor
-        return inputs, is_fitted
-
-    def _captured(self, request: GraphRequest) -> Sequence[str]:
-        """Outputs that the client asked for by the step's path."""
-        return () if request.captures is None else request.captures.get(self._path, ())
+        num_rows = rows_of(inputs, is_batching=self._is_batching)
+        requested = self._requested_with(captured) if captured else self._requested
+        call = InferCall(
+            self.model, self._sent_version, scope.request_id, scope.parameters, inputs, requested, max(num_rows, 1)
+        )
+        return call, num_rows, is_fitted
 
     def _requested_with(self, captured: Sequence[str]) -> tuple[RequestedOutput, ...]:
         """What the step needs, and what is captured beside."""

@@ -6,6 +6,7 @@ from weft_common.errors import DeadlineExceededError, WeftError
 from weft_router.admission import InflightLimit
 from weft_router.graph.plan import OK, Condition, NodeKind, StepPlan
 from weft_router.reporting.path import SKIPPED, NodeRecord, StepRecord
+from weft_router.reporting.spans import end_step_span
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.steps.base import Action, ConditionFailedError, ErrorContext
 from weft_router.steps.defaults import Defaults
@@ -50,16 +51,29 @@ class GuardedStep(Step):
 
     async def run(self, run: Run) -> bool:
         """As ``Step.run``."""
-        if self._when is not None and not self.error_context.holds(self._when, run, self._path):
-            record = StepRecord(self._name, self._path, self._clock_ns(), self._target, self._model, self._version)
+        is_due = self._when is None or self.error_context.holds(self._when, run, self._path)
+        record = StepRecord(self._name, self._path, self._clock_ns(), self._target, self._model, self._version)
+        run.record.steps.append(record)
+        if not is_due:
             record.status = SKIPPED
-            run.record.steps.append(record)
             self._counters.count_failure(SKIPPED)
             self.defaults.fill(run.frame)
             return False
-        return await super().run(run)
+        if not run.request.is_traced:
+            return await self._run(run, record)
+        span, run = self._traced(run)
+        failure: BaseException | None = None
+        try:
+            return await self._run(run, record)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            end_step_span(span, record, failure)
+            del failure  # it holds this frame
 
     async def _run(self, run: Run, record: StepRecord) -> bool:
+        """The step has run, been replaced, or is missing."""
         try:
             await self._act(run, record)
         except ConditionFailedError as error:

@@ -3,10 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
+from opentelemetry.trace import Span
+
 from weft_common.errors import WeftError
+from weft_common.observing import telemetry
 from weft_router.graph.plan import Frame, StepPlan
 from weft_router.reporting.path import StepRecord
-from weft_router.reporting.spans import step_attributes, step_span, tell_outcome
+from weft_router.reporting.spans import end_step_span, start_step_span, step_attributes
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.steps.base import Action, ErrorContext
 from weft_router.steps.defaults import Defaults
@@ -65,31 +68,33 @@ class Step:
         """
         record = StepRecord(self._name, self._path, self._clock_ns(), self._target, self._model, self._version)
         run.record.steps.append(record)
+        if self._timeout_ns:
+            run = run.until(record.start_ns + self._timeout_ns)
+        span = None
         if run.request.is_traced:
-            return await self._run_traced(run, record)
-        return await self._run(run, record)
+            span, run = self._traced(run)
+        failure: BaseException | None = None
+        try:
+            await self.action.act(run, record)
+            self._answered(record)
+        except BaseException as error:
+            failure = error
+            self._failed(record, error)
+            raise
+        finally:
+            if span is not None:
+                end_step_span(span, record, failure)
+            del failure  # it holds this frame
+        return True
 
     def fill_defaults(self, frame: Frame) -> None:
         """The outputs are as if the step had not run: absent, or their defaults."""
         self.defaults.fill(frame)
 
-    async def _run_traced(self, run: Run, record: StepRecord) -> bool:
-        with step_span(self._path, self.action.kind, self._span_attributes, run.context) as (span, context):
-            try:
-                return await self._run(run.under(context), record)
-            finally:
-                tell_outcome(span, record)
-
-    async def _run(self, run: Run, record: StepRecord) -> bool:
-        if self._timeout_ns:
-            run = run.until(record.start_ns + self._timeout_ns)
-        try:
-            await self.action.act(run, record)
-        except BaseException as error:
-            self._failed(record, error)
-            raise
-        self._answered(record)
-        return True
+    def _traced(self, run: Run) -> tuple[Span, Run]:
+        """A span for the step, and the run under it."""
+        span = start_step_span(self._path, self.action.kind, self._span_attributes, run.context)
+        return span, run.under(telemetry.context_of(span, run.context))
 
     def _answered(self, record: StepRecord) -> None:
         record.end_ns = now_ns = self._clock_ns()

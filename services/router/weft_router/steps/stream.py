@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
-from weft_common.core import CallContext, InferCall, InferResult, ParameterValue
+from weft_common.core import CallContext, InferResult, ParameterValue
 from weft_common.errors import WeftError
 from weft_common.tensors import WireTensor
 from weft_router.admission import InflightLimit
@@ -49,17 +49,13 @@ class StreamAction(CallAction):
     async def act(self, run: Run, record: StepRecord) -> None:
         """As ``Action.act``; the stream is to be closed, unless this raises. It may have no response at all."""
         frame, request = run.frame, run.request
+        captured = () if request.captures is None else request.captures.get(self._path, ())
         try:
-            inputs, is_fitted = self._gather(frame)
+            call, _, is_fitted = self._call(frame, request.scope, captured)
             if self._admission is not None:
                 self._admission.enter()
         except WeftError as error:
             raise self._error_context.wrap(error, self.where) from error
-        scope = request.scope
-        captured = self._captured(request)
-        call = InferCall(
-            self.model, self._sent_version, scope.request_id, scope.parameters, inputs, self._requested_with(captured)
-        )
         call_context = CallContext(
             run.deadline_ns, request.headers, [], run.context, record.start_ns, tried=record.tried
         )

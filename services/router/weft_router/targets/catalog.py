@@ -11,6 +11,7 @@ from weft_common.errors import WeftError
 from weft_common.observing.logs import get_logger
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
+from weft_common.versions import version_order
 from weft_router.budgets.retry_throttle import RetryThrottle
 from weft_router.target import Target, TargetModel
 from weft_router.targets.in_process import InProcessTarget
@@ -225,5 +226,4 @@ def _stamped(model: TargetModel, before: TargetModel | None) -> TargetModel:
 
 def _preference(entry: CatalogEntry) -> tuple[bool, int]:
     """Orders versions: ready ones last, then by number; what is no number comes before."""
-    version = entry.model.signature.version
-    return entry.model.is_ready, int(version) if version.isdecimal() else -1
+    return entry.model.is_ready, version_order(entry.model.signature.version)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import UnavailableError, WeftError
-from weft_router.targets.balancing import LeastOutstanding, LeastResponseTime, Rule, Sticky, rendezvous_first
+from weft_router.targets.balancing.least_outstanding import LeastOutstanding
+from weft_router.targets.balancing.sticky import Sticky, rendezvous_first
 from weft_router.targets.ejection import OutlierDetector
 from weft_router.targets.pins import Pins
 from weft_router.targets.replica import Ready, Replica, having
@@ -56,7 +57,8 @@ class ReplicaChooser:
         self._by_grpc = by_grpc
         self._detector = detector
         self._clock_ns = clock_ns
-        self._rule = _rule_of(policy, generator)
+        make_rule = policy.type.make_rule or LeastOutstanding  # while gRPC cannot choose
+        self._rule = make_rule(generator)
         self._sequence_rule = Sticky(self._rule)
         self._pins = pins
         self._ready_replicas: dict[tuple[str, str], Ready] = {}
@@ -109,7 +111,7 @@ class ReplicaChooser:
             lull_s = SHORT_LULL_S if failed.is_healthy else LULL_S
             if error.code != "UNAVAILABLE" or not await self._comes(since_ns, lull_s, context):
                 raise error
-        other = self._rule.pick(others, self._key_of(call, context))
+        other = self._rule.pick(others, self._policy.key_of(call, context))
         if sequence is not None:
             self._pins.set(sequence, other.address)
         return other
@@ -138,7 +140,7 @@ class ReplicaChooser:
         if self._by_grpc is not None and ready.well and ready.is_everywhere:
             return self._by_grpc
         replicas = _fresh(ready.well, context) or ready.well or _fresh(ready.ill, context) or ready.ill
-        return self._rule.pick(replicas, self._key_of(call, context))
+        return self._rule.pick(replicas, self._policy.key_of(call, context))
 
     def _home_of(self, sequence: SequenceKey, call: InferCall) -> Replica:
         """The replica that a sequence lives on, or is to live on."""
@@ -188,15 +190,6 @@ class ReplicaChooser:
         staying = {one for one in replicas if one.is_healthy and not one.is_leaving}
         return Ready(well, ill, is_everywhere=staying <= set(found))
 
-    def _key_of(self, call: InferCall, context: CallContext) -> str:
-        match self._policy.key_kind:
-            case "parameter":
-                return str(call.parameters.get(self._policy.key_name, ""))
-            case "header":
-                return context.headers.get(self._policy.key_name, "")
-            case _:
-                return ""
-
 
 def _fresh(replicas: Sequence[Replica], context: CallContext) -> Sequence[Replica]:
     """Those that were not called for this request yet."""
@@ -214,13 +207,3 @@ def _sequence_of(call: InferCall) -> SequenceKey | None:
     if not given or isinstance(given, bool) or not isinstance(given, int | str):
         return None
     return call.model_name, given
-
-
-def _rule_of(policy: BalancingPolicy, generator: random.Random) -> Rule:
-    match policy.name:
-        case "least_response_time":
-            return LeastResponseTime(generator)
-        case "sticky":
-            return Sticky(LeastOutstanding(generator))
-        case _:
-            return LeastOutstanding(generator)

@@ -73,7 +73,7 @@ class GrpcTarget:
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``; the time that is left becomes the gRPC deadline."""
-        timeout_s = self._timeout_s(call, context)
+        timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
         metadata = metadata_of(context)
         try:
             begun_call = None if self._exchange is None else self._exchange.begin(call, metadata, timeout_s)
@@ -89,7 +89,7 @@ class GrpcTarget:
 
     def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``; each call has a stream of its own."""
-        timeout_s = self._timeout_s(call, context)
+        timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
         failed = partial(self._failure, call=call, timeout_s=timeout_s, late="the stream of {} did not end")
         return self._client.stream(
             request_from_call(call), timeout_s=timeout_s, metadata=metadata_of(context), failed=failed
@@ -159,11 +159,9 @@ class GrpcTarget:
         )
         return TargetModel(ModelSignature(name, version, response.platform, 0, inputs, outputs), False)
 
-    def _timeout_s(self, call: InferCall, context: CallContext) -> float | None:
+    def _timeout_s(self, call: InferCall, deadline_ns: int) -> float:
         """The time that is left, in seconds. Raises DeadlineExceededError when none is."""
-        if context.deadline_ns is None:
-            return None
-        timeout_s = min((context.deadline_ns - time.monotonic_ns()) / 1e9, MAX_TIMEOUT_S)
+        timeout_s = min((deadline_ns - time.monotonic_ns()) / 1e9, MAX_TIMEOUT_S)
         if timeout_s <= 0:
             raise DeadlineExceededError(
                 f"the deadline passed {-timeout_s * 1e3:.1f} ms before {self._where(call)} was called"

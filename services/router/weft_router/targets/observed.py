@@ -10,9 +10,8 @@ from weft_common.errors import WeftError
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics, failure_reason
 from weft_router.budgets.retry_throttle import RetryThrottle
-from weft_router.reporting.counters import count_success
+from weft_router.reporting.counters import count_answer
 from weft_router.target import Target, TargetModel
-from weft_router.tensors.answers import rows_of
 
 ModelVersion = tuple[str, str]
 
@@ -57,7 +56,15 @@ class ObservedTarget:
         except (WeftError, asyncio.CancelledError) as error:
             self._failed(call, error, start_ns)
             raise
-        self._succeeded(call, context, result.model_version, start_ns)
+        count_answer(
+            self._statistics.get((call.model_name, result.model_version)) or self._of(call, result.model_version),
+            call,
+            context,
+            num_rows=call.num_rows,
+            arrival_ns=start_ns,
+            start_ns=start_ns,
+            end_ns=time.monotonic_ns(),
+        )
         return result
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
@@ -73,7 +80,15 @@ class ObservedTarget:
         except (WeftError, asyncio.CancelledError, GeneratorExit) as error:
             self._failed(call, error, start_ns)
             raise
-        self._succeeded(call, context, version, start_ns)
+        count_answer(
+            self._of(call, version),
+            call,
+            context,
+            num_rows=call.num_rows,
+            arrival_ns=start_ns,
+            start_ns=start_ns,
+            end_ns=time.monotonic_ns(),
+        )
 
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
         """As ``Target.discover``."""
@@ -83,21 +98,6 @@ class ObservedTarget:
         """As ``Target.close``."""
         await self._target.close()
 
-    def _num_rows(self, call: InferCall) -> int:
-        signature = self._signature_of(call.model_name, call.model_version)
-        return max(rows_of(call.inputs, is_batching=signature is not None and signature.max_batch_size > 0), 1)
-
-    def _succeeded(self, call: InferCall, context: CallContext, version: str, start_ns: int) -> None:
-        count_success(
-            self._of(call.model_name, version or call.model_version),
-            call,
-            context,
-            num_rows=self._num_rows(call),
-            arrival_ns=start_ns,
-            start_ns=start_ns,
-            end_ns=time.monotonic_ns(),
-        )
-
     def _failed(self, call: InferCall, error: BaseException, start_ns: int) -> None:
         reason = "CANCELED"
         if isinstance(error, WeftError):
@@ -106,10 +106,12 @@ class ObservedTarget:
                 self._on_unavailable(self.name)
         signature = self._signature_of(call.model_name, call.model_version)
         version = call.model_version or (signature.version if signature is not None else "1")
-        self._of(call.model_name, version).record_failure(reason, time.monotonic_ns() - start_ns)
+        self._of(call, version).record_failure(reason, time.monotonic_ns() - start_ns)
 
-    def _of(self, name: str, version: str) -> ModelStatistics:
-        counters = self._statistics.get((name, version))
+    def _of(self, call: InferCall, version: str) -> ModelStatistics:
+        """The counters of the version that answered, made with its first call; "" is the one that was asked for."""
+        key = call.model_name, version or call.model_version
+        counters = self._statistics.get(key)
         if counters is None:
-            counters = self._statistics[name, version] = ModelStatistics(name, version)
+            counters = self._statistics[key] = ModelStatistics(*key)
         return counters

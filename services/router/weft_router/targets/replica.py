@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from weft_common.errors import UnavailableError
 from weft_common.signature import ModelSignature
+from weft_common.versions import version_order
 from weft_router.target import Target, TargetModel
-from weft_router.targets.balancing import ResponseTime
+from weft_router.targets.balancing.rule import ResponseTime
 from weft_router.targets.ejection import Record
 
 ModelVersion = tuple[str, str]
@@ -158,7 +159,7 @@ def _default_version(replica: Replica, name: str) -> ModelSignature | None:
 
 
 def _number(signature: ModelSignature) -> int:
-    return int(signature.version) if signature.version.isdecimal() else -1
+    return version_order(signature.version)
 
 
 def _anonymous(signature: ModelSignature) -> ModelSignature:

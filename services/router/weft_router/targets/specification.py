@@ -1,28 +1,30 @@
 """What a target is on the command line: its addresses, and how calls are spread over them."""
 
 import json
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-DEFAULT_POLICY = "least_outstanding"
-_OWN = (DEFAULT_POLICY, "least_response_time", "sticky")
-_BY_GRPC = ("round_robin", "weighted_round_robin")
+from weft_router.targets.balancing import POLICIES, PolicyType
+
+if TYPE_CHECKING:
+    from weft_common.core import CallContext, InferCall
+
+#: Where a call's key may stand.
 _KEY_KINDS = ("parameter", "header")
 #: Whose health gRPC asks for.
 _SERVICE = "inference.GRPCInferenceService"
 _SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:")
-_ALLOWED = f"{', '.join((*_OWN, *_BY_GRPC))}, sticky:parameter=NAME, sticky:header=NAME"
 
 
 class BalancingPolicy(NamedTuple):
-    """How calls are spread over replicas.
+    """How calls are spread over the replicas of one target.
 
     Attributes:
-        name: One of those of ``parse_policy``.
-        key_kind, key_name: Of ``sticky``: calls with the same value of this parameter or header go to the same replica;
-            "": sequences alone do.
+        name: In ``POLICIES``.
+        key_kind, key_name: Calls with the same value of this parameter or header belong together; "": none do but
+            those of a sequence.
     """
 
-    name: str = DEFAULT_POLICY
+    name: str = next(iter(POLICIES))
     key_kind: str = ""
     key_name: str = ""
 
@@ -32,9 +34,28 @@ class BalancingPolicy(NamedTuple):
         return f"{self.name}:{self.key_kind}={self.key_name}" if self.key_kind else self.name
 
     @property
+    def type(self) -> PolicyType:
+        """What it is."""
+        return POLICIES[self.name]
+
+    @property
     def is_by_grpc(self) -> bool:
         """Whether gRPC chooses, on one channel to all replicas."""
-        return self.name in _BY_GRPC
+        return self.type.make_rule is None
+
+    def key_of(self, call: "InferCall", context: "CallContext") -> str:
+        """Key of a call; "" where it has none."""
+        if not self.key_kind:
+            return ""
+        if self.key_kind == "header":
+            return context.headers.get(self.key_name, "")
+        return str(call.parameters.get(self.key_name, ""))
+
+
+def policy_names() -> str:
+    """Every policy as it may be written, the default first."""
+    keyed = (f"{name}:{kind}=NAME" for name, policy in POLICIES.items() if policy.takes_key for kind in _KEY_KINDS)
+    return ", ".join((*POLICIES, *keyed))
 
 
 def parse_policy(text: str) -> BalancingPolicy:
@@ -44,14 +65,11 @@ def parse_policy(text: str) -> BalancingPolicy:
         ValueError: It names none.
     """
     name, colon, key = text.partition(":")
-    kind, equals, key_name = key.partition("=")
-    if name not in (*_OWN, *_BY_GRPC) or (colon and (name != "sticky" or kind not in _KEY_KINDS or not key_name)):
-        raise ValueError(f"'{text}' is no policy; it must be one of {_ALLOWED}")
-    return (
-        BalancingPolicy(name, kind, key_name.lower() if kind == "header" else key_name)
-        if equals
-        else BalancingPolicy(name)
-    )
+    kind, _, key_name = key.partition("=")
+    found = POLICIES.get(name)
+    if found is None or (colon and not (found.takes_key and kind in _KEY_KINDS and key_name)):
+        raise ValueError(f"'{text}' is no policy; it must be one of {policy_names()}")
+    return BalancingPolicy(name, kind, key_name.lower() if kind == "header" else key_name)
 
 
 def parse_target(text: str) -> tuple[str, str]:
@@ -111,27 +129,14 @@ def channel_address(address: str) -> str:
 
 
 def channel_options(policy: BalancingPolicy) -> list[tuple[str, str]]:
-    """Options of a channel on which gRPC spreads the calls: over those that are healthy and no outliers.
-
-    Weights come from load reports out of band, which cost no call anything.
-    """
-    child: dict[str, object] = {"round_robin": {}}
-    if policy.name == "weighted_round_robin":
-        child = {
-            "weighted_round_robin": {
-                "enableOobLoadReport": True,
-                "oobReportingPeriod": "1s",
-                "blackoutPeriod": "2s",
-                "weightUpdatePeriod": "1s",
-            }
-        }
+    """Options of a channel on which gRPC spreads the calls: over those that are healthy and no outliers."""
     outliers = {
         "interval": "2s",
         "baseEjectionTime": "5s",
         "maxEjectionPercent": 50,
         "successRateEjection": {},
         "failurePercentageEjection": {"threshold": 60, "minimumHosts": 2, "requestVolume": 10},
-        "childPolicy": [child],
+        "childPolicy": [{policy.name: policy.type.grpc_config}],
     }
     config = {
         "loadBalancingConfig": [{"outlier_detection_experimental": outliers}],

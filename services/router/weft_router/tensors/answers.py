@@ -52,8 +52,11 @@ def misfit(tensor: WireTensor, spec: TensorSpec, *, has_batch: bool, num_rows: i
     datatype, shape, data = tensor
     if datatype != spec.datatype:
         return f"it is {datatype}, declared as {spec.datatype}"
-    dims = (-1, *spec.dims) if has_batch else spec.dims
-    if len(shape) != len(dims) or any(got < 0 or want not in (-1, got) for got, want in zip(shape, dims, strict=True)):
+    row_shape = shape[1:] if has_batch else shape
+    if (has_batch and (not shape or shape[0] < 0)) or (
+        (row_shape != spec.dims or -1 in row_shape) and not _fits(row_shape, spec.dims)
+    ):
+        dims = (-1, *spec.dims) if has_batch else spec.dims
         return f"its shape is [{_text(shape)}], declared as [{_text(dims)}]"
     if has_batch and num_rows not in (-1, shape[0]):
         return f"its batch size is {shape[0]}, that of the request is {num_rows}"
@@ -65,6 +68,12 @@ def misfit(tensor: WireTensor, spec: TensorSpec, *, has_batch: bool, num_rows: i
     elif len(data) != (expected := num_elements(shape) * ITEMSIZE_BYTES[datatype]):
         return f"it has {len(data)} bytes, its shape [{_text(shape)}] takes {expected}"
     return ""
+
+
+def _fits(row_shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    return len(row_shape) == len(dims) and all(
+        got >= 0 and want in (-1, got) for got, want in zip(row_shape, dims, strict=True)
+    )
 
 
 def _text(dims: tuple[int, ...]) -> str:

@@ -5,6 +5,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from urllib.parse import quote
@@ -156,23 +157,28 @@ class InstanceContext:
         return f"{quote(signature.name, safe='')}.{signature.version}.{self.token}"
 
 
+_num_rows = attrgetter("num_rows")
+
+
 @dataclass(slots=True)
 class Batch:
     """The requests of one execution, in the order they were taken.
 
     A backend stamps ``infer_start_ns`` when its inputs are ready and ``infer_end_ns`` when the model has run; what lies
     before and after is counted as compute input and compute output.
+
+    Attributes:
+        num_rows: Sum of the members' batch sizes.
     """
 
     requests: Sequence[InferenceRequest]
     start_ns: int = field(default_factory=time.monotonic_ns)
     infer_start_ns: int = 0
     infer_end_ns: int = 0
+    num_rows: int = field(init=False)
 
-    @property
-    def num_rows(self) -> int:
-        """Sum of the members' batch sizes."""
-        return sum(request.num_rows for request in self.requests)
+    def __post_init__(self) -> None:
+        self.num_rows = sum(map(_num_rows, self.requests))
 
 
 class Backend(ABC):
@@ -215,10 +221,10 @@ class Backend(ABC):
         self.on_lost: Callable[[], None] = lambda: None
 
     @classmethod
-    def num_seats(cls, model: ModelContext) -> int:
+    def num_slots(cls, model: ModelContext) -> int:
         """Requests that one instance works on at once, each for as long as it takes; 0: one batch after another.
 
-        With seats, ``execute`` takes in what enters and returns; the model must be decoupled. Raises
+        With slots, ``execute`` takes in what enters and returns; the model must be decoupled. Raises
         InvalidArgumentError for a configuration that says nothing sound about it.
         """
         return 0
@@ -280,13 +286,17 @@ class TensorBackend(Backend):
                 members.append((request, self.prepare(request)))
             except WeftError as error:
                 refused[index] = error
-        answers = iter(self._answer(batch, members) if members else ())
+        if not refused:
+            return self._answer(batch, members, batch.num_rows)
+        num_rows = sum(request.num_rows for request, _ in members)
+        answers = iter(self._answer(batch, members, num_rows) if members else ())
         return [refused[index] if index in refused else next(answers) for index in range(len(batch.requests))]
 
-    def _answer(self, batch: Batch, members: list[tuple[InferenceRequest, dict[str, Array]]]) -> list[Outcome]:
+    def _answer(
+        self, batch: Batch, members: list[tuple[InferenceRequest, dict[str, Array]]], num_rows: int
+    ) -> list[Outcome]:
         inputs = self._gatherer.gather(members)
-        num_rows = sum(request.num_rows for request, _ in members)
         batch.infer_start_ns = time.monotonic_ns()
         outputs = self.run(inputs, num_rows)
         batch.infer_end_ns = time.monotonic_ns()
-        return [InferenceResponse(answer) for answer in self._gatherer.scatter(members, outputs)]
+        return list(map(InferenceResponse, self._gatherer.scatter(members, outputs)))

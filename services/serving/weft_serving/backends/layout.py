@@ -105,12 +105,16 @@ class _RowGatherer:
         self._allocate = allocate
 
     def gather(self, members: Sequence[Member]) -> dict[str, Array]:
+        if len(members) == 1 and self._allocate is None:
+            return members[0][1]
         arrays = [prepared for _, prepared in members]
         return {k: _joined([a[k] for a in arrays], self._allocate) for k in arrays[0]}
 
     def scatter(self, members: Sequence[Member], outputs: Mapping[str, Array]) -> list[dict[str, Array]]:
         if self._signature.max_batch_size > 0:
-            num_rows = sum(request.num_rows for request, _ in members)
+            num_rows = 0
+            for request, _ in members:
+                num_rows += request.num_rows
             for name, array in outputs.items():
                 _check_rows(self._signature.name, name, array, num_rows)
         if len(members) == 1:

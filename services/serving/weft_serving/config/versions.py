@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from weft_common.versions import versions_to_serve
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_serving.config.report import ConfigReport
 
@@ -15,23 +16,18 @@ def select_versions(config: ModelConfig, available: Sequence[int], report: Confi
         report: Receives the faults; without a version folder that is one.
     """
     policy = config.version_policy
-    choice = policy.WhichOneof("policy_choice")
-    if choice is None:
+    if policy.WhichOneof("policy_choice") is None:
         policy.latest.num_versions = 1
-        choice = "latest"
     if not available:
         report.error("", f"model '{config.name}' has no version folder; put its files into a folder named 1")
-        return []
-    if choice == "all":
-        return sorted(available)
-    if choice == "latest":
-        if policy.latest.num_versions < 1:
-            report.error("version_policy.latest", "num_versions must be at least 1, got 0")
-        return sorted(available)[-max(policy.latest.num_versions, 1) :]
-    return _specific(policy.specific.versions, available, report)
+    elif policy.HasField("latest") and policy.latest.num_versions < 1:
+        report.error("version_policy.latest", "num_versions must be at least 1, got 0")
+    elif policy.HasField("specific"):
+        _check_specific(policy.specific.versions, available, report)
+    return versions_to_serve(policy, available)
 
 
-def _specific(versions: Sequence[int], available: Sequence[int], report: ConfigReport) -> list[int]:
+def _check_specific(versions: Sequence[int], available: Sequence[int], report: ConfigReport) -> None:
     if not versions:
         report.error("version_policy.specific", "specific names no version; list at least one")
     for i, version in enumerate(versions):
@@ -40,4 +36,3 @@ def _specific(versions: Sequence[int], available: Sequence[int], report: ConfigR
                 f"version_policy.specific.versions[{i}]",
                 f"version {version} has no folder; there is {', '.join(map(str, sorted(available)))}",
             )
-    return sorted(set(versions))

@@ -6,7 +6,6 @@ makes the new ones serve, then the old ones drain. If anything fails before that
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,8 +13,9 @@ from functools import partial
 
 from weft_common.caching.shared_answers import SharedAnswers
 from weft_common.core import IndexEntry, InferCall
-from weft_common.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError, WeftError
+from weft_common.errors import InternalError, NotFoundError, UnavailableError, WeftError
 from weft_common.observing.logs import get_logger
+from weft_common.versions import version_number
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_serving.backends.base import ModelContext
 from weft_serving.config import ModelDefinition
@@ -27,7 +27,6 @@ from weft_serving.scheduler.rate_limiter import RateLimiter
 from weft_serving.served.model import ServedModel
 from weft_serving.served.sequence_model import SequenceModel
 
-_VERSION = re.compile(r"0*[1-9][0-9]{0,17}", re.ASCII)
 _UNLOADED = "unloaded"
 #: How long reading and completing a configuration may take; the model's own code is run for that, in seconds.
 DEFINE_LIMIT_S = 180.0
@@ -122,22 +121,21 @@ class ManagedModel:
         """
         unknown = f"Request for unknown model: '{self.name}'"
         if not version:
-            ready = [number for number, known in self._versions.items() if known.state is VersionState.READY]
-            if ready:
-                return self._versions[max(ready)]
+            newest: ModelVersion | None = None
+            for known in self._versions.values():
+                if known.state is VersionState.READY and (newest is None or known.number > newest.number):
+                    newest = known
+            if newest is not None:
+                return newest
             if self._is_changing():
                 raise UnavailableError(f"{unknown} is not at ready state; it is loading or unloading").refused()
             raise NotFoundError(f"{unknown} has no available versions").refused()
-        if not _VERSION.fullmatch(version):
-            raise InvalidArgumentError(
-                f"failed to get model version from specified version string '{version[:80]}', version should be an "
-                "integral value > 0"
-            )
-        chosen = self._versions.get(int(version))
+        number = version_number(version)
+        chosen = self._versions.get(number)
         if chosen is None:
-            raise NotFoundError(f"{unknown} version {int(version)} is not found").refused()
+            raise NotFoundError(f"{unknown} version {number} is not found").refused()
         if chosen.state is not VersionState.READY:
-            fault = f"{unknown} version {int(version)} is not at ready state; it is {chosen.state}"
+            fault = f"{unknown} version {number} is not at ready state; it is {chosen.state}"
             raise UnavailableError(fault).refused()
         return chosen
 

@@ -86,7 +86,7 @@ class OnDemandModel:
         """It is loaded. Raises WeftError."""
         served = self._make(self.statistics)
         if isinstance(served, SequenceModel):
-            served.on_free = self._pool.freed
+            served.when_free(self._pool.freed)
         await served.start()
         self._served = served
 

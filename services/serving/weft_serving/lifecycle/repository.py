@@ -11,9 +11,9 @@ import stat
 from pathlib import Path
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
-from weft_common.text.layout import is_ensemble
+from weft_common.repository.layout import is_ensemble
+from weft_common.versions import is_version
 
-_VERSION_FOLDER = re.compile(r"[1-9][0-9]{0,17}")
 _UNSAFE = re.compile(r"[/\\\x00-\x1f\x7f]")
 _SKIPPED = "__pycache__"
 
@@ -55,9 +55,7 @@ class ModelRepository:
     def versions(self, name: str) -> list[int]:
         """Numbers of the version folders of a model, sorted; other entries are skipped."""
         return sorted(
-            int(entry.name)
-            for entry in self.directory(name).iterdir()
-            if _VERSION_FOLDER.fullmatch(entry.name) and entry.is_dir()
+            int(entry.name) for entry in self.directory(name).iterdir() if is_version(entry.name) and entry.is_dir()
         )
 
     def fingerprints(self) -> dict[str, Fingerprint]:

@@ -3,8 +3,7 @@
 from weft_common.errors import DeadlineExceededError
 from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.execution_times import ExecutionTimes
-from weft_serving.scheduler.queue import PriorityQueue
-from weft_serving.scheduler.sequence import SequenceQueue
+from weft_serving.scheduler.queue import RequestQueue
 from weft_serving.scheduler.settings import SchedulerSettings
 
 
@@ -17,19 +16,16 @@ class DeadlineAdmission:
     Args:
         settings: Of the model.
         num_instances: That execute batches at once.
+        times: How long executions took lately.
     """
 
-    def __init__(self, settings: SchedulerSettings, num_instances: int) -> None:
+    def __init__(self, settings: SchedulerSettings, num_instances: int, times: ExecutionTimes) -> None:
         self._settings = settings
         self._num_instances = num_instances
         self._max_rows = max(settings.max_batch_size, 1)
-        self._times = ExecutionTimes()
+        self._times = times
 
-    def measured(self, num_rows: int, duration_ns: int, now_ns: int) -> None:
-        """A batch of ``num_rows`` took ``duration_ns`` and ended at ``now_ns``."""
-        self._times.add(num_rows, duration_ns, now_ns)
-
-    def check(self, request: InferenceRequest, queue: PriorityQueue | SequenceQueue, now_ns: int) -> None:
+    def check(self, request: InferenceRequest, queue: RequestQueue, now_ns: int) -> None:
         """The request, if it has a deadline, may meet it; ``expected_ns`` is written into it.
 
         Raises:

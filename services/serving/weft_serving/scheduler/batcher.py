@@ -56,29 +56,22 @@ class DynamicBatcher:
 
     Args:
         settings: ``dynamic_batching`` of the model.
-        num_to_hold: Nothing is formed until this many requests are queued for the first time; for tests.
     """
 
-    def __init__(self, settings: SchedulerSettings, *, num_to_hold: int = 0) -> None:
+    def __init__(self, settings: SchedulerSettings) -> None:
         self._max_rows = max(settings.max_batch_size, 1)
         self._preferred = frozenset(settings.preferred_batch_sizes or (self._max_rows,))
         self._max_preferred = max(self._preferred)
         self._has_delay = settings.max_queue_delay_us > 0
-        self._num_to_hold = num_to_hold
 
-    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
-        """The next batch; or nothing, and until when the requests that could be in it may be held back."""
-        if self._num_to_hold:
-            if may_wait and len(queue) < self._num_to_hold:
-                return BatchDecision([])
-            self._num_to_hold = 0
-        return self._choose(queue, now_ns, may_wait)
+    def next_batch(
+        self, queue: Iterable[InferenceRequest], now_ns: int, *, may_wait: bool = True, max_rows: int | None = None
+    ) -> BatchDecision:
+        """The next batch; or nothing, and until when the requests that could be in it may be held back.
 
-    def _choose(self, queue: Iterable[InferenceRequest], now_ns: int, may_wait: bool) -> BatchDecision:
-        return self._decide(queue, now_ns, may_wait, self._max_rows)
-
-    def _decide(self, queue: Iterable[InferenceRequest], now_ns: int, may_wait: bool, max_rows: int) -> BatchDecision:
-        batch, num_best, send_by_ns, is_closed = self._collect(queue, max_rows)
+        ``max_rows`` limits it; None: ``max_batch_size`` does.
+        """
+        batch, num_best, send_by_ns, is_closed = self._collect(queue, self._max_rows if max_rows is None else max_rows)
         if not batch:
             return BatchDecision([])
         is_late = not may_wait or (self._has_delay and send_by_ns <= now_ns)
@@ -113,7 +106,7 @@ class DynamicBatcher:
         return batch, num_best, send_by_ns, num_rows >= min(self._max_preferred, max_rows)
 
 
-class BucketBatcher(DynamicBatcher):
+class BucketBatcher:
     """Forms a batch in each length bucket by itself; the bucket whose first request is served first has precedence.
 
     A full batch does not wait for one of another bucket that does.
@@ -121,20 +114,22 @@ class BucketBatcher(DynamicBatcher):
     Args:
         settings: ``dynamic_batching`` of the model.
         buckets: How large their batches may be.
-        num_to_hold: As for ``DynamicBatcher``.
     """
 
-    def __init__(self, settings: SchedulerSettings, buckets: LengthBuckets, *, num_to_hold: int = 0) -> None:
-        super().__init__(settings, num_to_hold=num_to_hold)
+    def __init__(self, settings: SchedulerSettings, buckets: LengthBuckets) -> None:
+        self._max_rows = max(settings.max_batch_size, 1)
         self._buckets = buckets
+        self._dynamic = DynamicBatcher(settings)
 
-    def _choose(self, queue: Iterable[InferenceRequest], now_ns: int, may_wait: bool) -> BatchDecision:
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
+        """The next batch of the first bucket that has one; or nothing, and until when to wait."""
         waiting: dict[object, list[InferenceRequest]] = {}
         for request in islice(queue, _MAX_LOOKAHEAD):
             waiting.setdefault(request.batch_key, []).append(request)
         wait_until_ns: int | None = None
         for key, requests in waiting.items():
-            decision = self._decide(requests, now_ns, may_wait, self._buckets.max_rows(key, self._max_rows))
+            max_rows = self._buckets.max_rows(key, self._max_rows)
+            decision = self._dynamic.next_batch(requests, now_ns, may_wait=may_wait, max_rows=max_rows)
             if decision.requests:
                 return decision
             if decision.wait_until_ns is not None and (wait_until_ns is None or decision.wait_until_ns < wait_until_ns):
@@ -142,10 +137,33 @@ class BucketBatcher(DynamicBatcher):
         return BatchDecision([], wait_until_ns)
 
 
+class HoldingBatcher:
+    """Forms no batch until so many requests are queued for the first time; for tests.
+
+    Args:
+        batcher: Forms the batches from then on.
+        num_to_hold: Number of requests.
+    """
+
+    def __init__(self, batcher: Batcher, num_to_hold: int) -> None:
+        self._batcher = batcher
+        self._num_to_hold = num_to_hold
+
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
+        """Nothing, or the next batch of the batcher."""
+        if may_wait and len(queue) < self._num_to_hold:
+            return BatchDecision([])
+        self._num_to_hold = 0
+        return self._batcher.next_batch(queue, now_ns, may_wait=may_wait)
+
+
+def holding(batcher: Batcher, num_to_hold: int) -> Batcher:
+    """The batcher, which holds its first batch back until so many requests are queued; 0: it does not."""
+    return HoldingBatcher(batcher, num_to_hold) if num_to_hold else batcher
+
+
 def make_batcher(settings: SchedulerSettings, buckets: LengthBuckets | None = None, *, num_to_hold: int = 0) -> Batcher:
     """The batcher that a model's settings ask for."""
     if not settings.is_batching:
         return SingleBatcher()
-    if buckets is not None:
-        return BucketBatcher(settings, buckets, num_to_hold=num_to_hold)
-    return DynamicBatcher(settings, num_to_hold=num_to_hold)
+    return holding(DynamicBatcher(settings) if buckets is None else BucketBatcher(settings, buckets), num_to_hold)

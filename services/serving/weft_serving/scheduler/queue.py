@@ -7,10 +7,10 @@ batcher walks it, chooses, and takes what it chose.
 import heapq
 from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from itertools import chain, count
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from weft_common.errors import DeadlineExceededError, ResourceExhaustedError, WeftError
 from weft_common.statistics import MAX_COUNTED_LEVEL
@@ -32,6 +32,35 @@ class Expired(NamedTuple):
 
     request: InferenceRequest
     error: WeftError
+
+
+class RequestQueue(Sized, Iterable[InferenceRequest], Protocol):
+    """Requests that wait for an instance, in the order of service."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait."""
+
+    def num_rows_before(self, number: int, /) -> int:
+        """Rows of the requests that a new one of level ``number`` would wait for."""
+
+    def num_by_level(self) -> dict[int, int]:
+        """Requests that wait, by level. Any thread."""
+
+    def add(self, request: InferenceRequest, now_ns: int) -> None:
+        """Queue the request. Raises a WeftError, and changes nothing, where it cannot wait."""
+
+    def take(self, requests: Iterable[InferenceRequest], now_ns: int) -> None:
+        """Remove requests, to be executed."""
+
+    def remove(self, request: InferenceRequest) -> bool:
+        """Remove a withdrawn request; returns whether it waited."""
+
+    def expire(self, now_ns: int) -> list[Expired]:
+        """Remove the requests that have waited too long."""
+
+    def next_expiry_ns(self) -> int | None:
+        """When ``expire`` has something to do next; None if never."""
 
 
 class _Level:
@@ -58,6 +87,9 @@ class PriorityQueue:
     policy puts back begins anew then, one level lower.
 
     Adding, removing and expiring a request cost O(log n) at most.
+
+    Attributes:
+        num_waiting: Requests that wait.
     """
 
     def __init__(self, settings: SchedulerSettings) -> None:
@@ -68,15 +100,17 @@ class PriorityQueue:
         self._order: list[int] = []  # keys of _levels, sorted
         self._sequence = count()
         self._expiries = Expiries()
-        self._size = 0
+        self.num_waiting = 0
 
     def __len__(self) -> int:
-        return self._size
+        return self.num_waiting
 
     def __iter__(self) -> Iterator[InferenceRequest]:
         """Waiting requests in the order of service. The queue must not be changed while it is walked."""
-        levels = [self._levels[number] for number in self._order]
-        lines = [line for level in levels for line in (level.waiting, level.delayed) if line]
+        lines: list[OrderedDict[InferenceRequest, None]] = []
+        for number in self._order:
+            level = self._levels[number]
+            lines += (level.waiting, level.delayed) if level.delayed else (level.waiting,)
         return heapq.merge(*lines, key=_rank) if self._aging_ns and len(lines) > 1 else chain.from_iterable(lines)
 
     def num_rows_before(self, number: int) -> int:
@@ -102,7 +136,7 @@ class PriorityQueue:
             ResourceExhaustedError: The level is full. Nothing was changed.
             DeadlineExceededError: The request's deadline has passed. Nothing was changed.
         """
-        number = self._settings.level_of(request.priority)
+        number = self._settings.level_of(request.priority) if self._settings.priority_levels else 0
         level = self._levels.get(number)
         policy = level.policy if level is not None else self._settings.policy_of(number)
         if 0 < policy.max_queue_size <= (0 if level is None else len(level)):
@@ -116,10 +150,11 @@ class PriorityQueue:
         if level is None:
             level = self._add_level(number, policy)
         request.priority = number
-        request.queue_timeout_us = policy.timeout_us(request.queue_timeout_us)
+        asked_us = request.queue_timeout_us
+        request.queue_timeout_us = policy.timeout_us(asked_us) if asked_us else policy.default_timeout_us
         request.enqueue_ns = now_ns
         request.sequence = next(self._sequence)
-        request.num_queued_at_arrival = self._size
+        request.num_queued_at_arrival = self.num_waiting
         if self._aging_ns:
             request.rank_ns = now_ns + (number - 1) * self._aging_ns
         request.send_by_ns = now_ns + self._delay_ns
@@ -128,7 +163,7 @@ class PriorityQueue:
             request.send_by_ns = max(now_ns, min(request.send_by_ns, deadline_ns - room_ns))
         level.waiting[request] = None
         level.num_rows += request.num_rows
-        self._size += 1
+        self.num_waiting += 1
         if request.queue_timeout_us:
             timeout_ns = now_ns + request.queue_timeout_us * 1000
             self._expiries.add(request, timeout_ns if deadline_ns is None else min(timeout_ns, deadline_ns))
@@ -146,9 +181,10 @@ class PriorityQueue:
             del level.delayed[request]
         else:
             return False
-        self._expiries.discard(request)
+        if self._expiries.requests:
+            self._expiries.discard(request)
         level.num_rows -= request.num_rows
-        self._size -= 1
+        self.num_waiting -= 1
         if len(self._order) > _MAX_IDLE_LEVELS and not len(level):
             self._order.remove(request.priority)
             del self._levels[request.priority]
@@ -188,19 +224,19 @@ class PriorityQueue:
 
     def next_expiry_ns(self) -> int | None:
         """When ``expire`` has something to do next; None if never."""
-        return self._expiries.next_ns()
+        return self._expiries.next_ns() if self._expiries.requests else None
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless sizes, levels and expiries agree; for tests."""
         waiting = list(self)
         if not (
-            len(waiting) == len(set(waiting)) == self._size
+            len(waiting) == len(set(waiting)) == self.num_waiting
             and sum(request.num_rows for request in waiting) == sum(level.num_rows for level in self._levels.values())
             and self._order == sorted(self._levels)
-            and set(self._expiries) <= set(waiting)
+            and set(self._expiries.requests.values()) <= set(waiting)
             and self._expiries.is_sound()
         ):
-            raise AssertionError(f"{self._size=} {self._order=} {waiting=} {list(self._expiries)=}")
+            raise AssertionError(f"{self.num_waiting=} {self._order=} {waiting=} {self._expiries.requests=}")
 
     def _add_level(self, number: int, policy: QueuePolicy) -> _Level:
         level = self._levels[number] = _Level(policy)

@@ -83,6 +83,11 @@ class SequenceQueue:
         return sequence_id in self._open
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    @property
     def num_sequences(self) -> int:
         """Sequences that have started and not ended, those in the backlog included."""
         return sum(map(len, self._slots.values())) + len(self._backlog)
@@ -249,7 +254,7 @@ class SequenceQueue:
             and set(self._idle) == {s for s in slotted if not s.waiting and s.running is None}
             and {s for ready in self._ready.values() for s in ready}
             == {s for s in slotted if s.waiting and s.running is None}
-            and set(self._expiries) <= set(self._waiting)
+            and set(self._expiries.requests.values()) <= set(self._waiting)
         ):
             raise AssertionError(f"{known=} {self._free=} {self._waiting=} {self._idle=} {self._ready=}")
 

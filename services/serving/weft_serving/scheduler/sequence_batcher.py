@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 
 from weft_serving.request.request import InferenceRequest
-from weft_serving.scheduler.batcher import BatchDecision, DynamicBatcher, Waiting
+from weft_serving.scheduler.batcher import BatchDecision, Batcher, DynamicBatcher, Waiting, holding
 from weft_serving.scheduler.sequence import SequenceQueue
 from weft_serving.scheduler.sequence_settings import SequenceSettings
 from weft_serving.scheduler.settings import SchedulerSettings
@@ -16,20 +16,14 @@ class SequenceBatcher(ABC):
     Args:
         sequences: The queue of the model.
         idle: Instances that are free, in the order of preference, at any time.
-        num_to_hold: Nothing is formed until this many requests are queued for the first time; for tests.
     """
 
-    def __init__(self, sequences: SequenceQueue, idle: Iterable[Hashable], *, num_to_hold: int = 0) -> None:
+    def __init__(self, sequences: SequenceQueue, idle: Iterable[Hashable]) -> None:
         self._sequences = sequences
         self._idle = idle
-        self._num_to_hold = num_to_hold
 
     def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
         """The next batch and its instance; or nothing, and until when requests may be held back."""
-        if self._num_to_hold:
-            if may_wait and len(queue) < self._num_to_hold:
-                return BatchDecision([])
-            self._num_to_hold = 0
         undecided: list[BatchDecision] = []
         for instance in self._idle:
             heads = self._sequences.heads(instance)
@@ -49,10 +43,8 @@ class SequenceBatcher(ABC):
 class DirectBatcher(SequenceBatcher):
     """Each request keeps the row of its sequence; rows that are not ready are filled by who runs the batch."""
 
-    def __init__(
-        self, sequences: SequenceQueue, settings: SequenceSettings, idle: Iterable[Hashable], *, num_to_hold: int = 0
-    ) -> None:
-        super().__init__(sequences, idle, num_to_hold=num_to_hold)
+    def __init__(self, sequences: SequenceQueue, settings: SequenceSettings, idle: Iterable[Hashable]) -> None:
+        super().__init__(sequences, idle)
         self._has_delay = settings.max_queue_delay_us > 0 and settings.minimum_slot_utilization > 0
         self._num_wanted = settings.minimum_slot_utilization * settings.num_slots
 
@@ -68,10 +60,8 @@ class DirectBatcher(SequenceBatcher):
 class OldestBatcher(SequenceBatcher):
     """Batches the oldest requests as ``dynamic_batching`` does, those that may share a batch among themselves."""
 
-    def __init__(
-        self, sequences: SequenceQueue, settings: SchedulerSettings, idle: Iterable[Hashable], *, num_to_hold: int = 0
-    ) -> None:
-        super().__init__(sequences, idle, num_to_hold=num_to_hold)
+    def __init__(self, sequences: SequenceQueue, settings: SchedulerSettings, idle: Iterable[Hashable]) -> None:
+        super().__init__(sequences, idle)
         self._dynamic = DynamicBatcher(settings)
 
     def _choose(self, heads: Sequence[InferenceRequest], now_ns: int, may_wait: bool) -> BatchDecision:
@@ -90,8 +80,8 @@ def _earliest(decisions: Iterable[BatchDecision]) -> BatchDecision:
 
 def make_sequence_batcher(
     sequences: SequenceQueue, settings: SchedulerSettings, idle: Iterable[Hashable], *, num_to_hold: int = 0
-) -> SequenceBatcher:
-    """The batcher that the settings of a model with sequences ask for."""
+) -> Batcher:
+    """The batcher that the settings of a model with stateful sequences ask for."""
     if settings.sequences is not None and settings.sequences.is_direct:
-        return DirectBatcher(sequences, settings.sequences, idle, num_to_hold=num_to_hold)
-    return OldestBatcher(sequences, settings, idle, num_to_hold=num_to_hold)
+        return holding(DirectBatcher(sequences, settings.sequences, idle), num_to_hold)
+    return holding(OldestBatcher(sequences, settings, idle), num_to_hold)

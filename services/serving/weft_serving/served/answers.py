@@ -50,6 +50,11 @@ class Answers:
             else:
                 self._release(self._order.release(request, (outcome, execution)))
 
+    def withdraw(self, request: InferenceRequest, error: WeftError) -> None:
+        """Drop the request and answer it with ``error``."""
+        self._drop(request)
+        self.give_up(request, error, time.monotonic_ns())
+
     def give_up(self, request: InferenceRequest, error: WeftError, now_ns: int) -> None:
         """A request that left the queue, or is no longer waited for, has ``error`` as its answer."""
         split = request.split

@@ -1,7 +1,6 @@
-"""What happens to a call before it is a request: it is checked, takes on the model's shapes, and is split."""
+"""Validates a call before it becomes a request, gives it the model's shapes, and splits it."""
 
-import asyncio
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from weft_common.core import InferCall
 from weft_common.signature import ModelSignature
@@ -15,18 +14,9 @@ from weft_serving.scheduler.settings import SchedulerSettings
 _MANY_STRINGS = 16_384
 
 
-class CheckedCall(NamedTuple):
-    """A call that fits its model.
-
-    Attributes:
-        call: With the shapes that the model takes.
-        num_rows: Its batch size.
-        parts: Calls of at most ``max_batch_size`` rows; empty where it is executed as it is.
-    """
-
-    call: InferCall
-    num_rows: int
-    parts: list[InferCall]
+#: A call that fits its model, with the shapes that the model takes; its batch size; and its parts, calls of at most
+#: ``max_batch_size`` rows, none where it is executed as it is.
+CheckedCall = tuple[InferCall, int, Sequence[InferCall]]
 
 
 class CallValidation:
@@ -35,24 +25,25 @@ class CallValidation:
     Args:
         signature: As clients see it.
         settings: Of the model.
+
+    Attributes:
+        checks_strings: Whether a call may take long to check. Those of stateful sequences are checked at once all the
+            same: the next one would overtake.
     """
 
     def __init__(self, signature: ModelSignature, settings: SchedulerSettings) -> None:
         self._signature = signature
         self._max_rows = settings.max_batch_size
         self._can_split = settings.can_split
-        self._keeps_order = settings.sequences is not None
+        has_strings = any(spec.datatype == "BYTES" for spec in signature.inputs)
+        self.checks_strings = has_strings and settings.sequences is None
         self._reshape = call_reshaper(signature)
 
-    async def checked(self, call: InferCall) -> CheckedCall:
-        """As ``check``; many strings are looked at on a thread, not on the event loop.
-
-        Those of sequences are not: the next request would overtake.
-        """
-        for tensor in () if self._keeps_order else call.inputs.values():
-            if tensor.datatype == "BYTES" and num_elements(tensor.shape) > _MANY_STRINGS:
-                return await asyncio.to_thread(self.check, call)
-        return self.check(call)
+    def has_many_strings(self, call: InferCall) -> bool:
+        """Whether ``check`` takes so long that it should run on a thread."""
+        return any(
+            tensor.datatype == "BYTES" and num_elements(tensor.shape) > _MANY_STRINGS for tensor in call.inputs.values()
+        )
 
     def check(self, call: InferCall) -> CheckedCall:
         """The checked call. Raises InvalidArgumentError for one that does not fit the model."""
@@ -60,5 +51,5 @@ class CallValidation:
         if self._reshape is not None:
             call = self._reshape(call)
         if not self._can_split or num_rows <= self._max_rows:
-            return CheckedCall(call, num_rows, [])
-        return CheckedCall(call, num_rows, split_call(call, num_rows, self._max_rows))
+            return call, num_rows, ()
+        return call, num_rows, split_call(call, num_rows, self._max_rows)

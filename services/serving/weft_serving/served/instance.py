@@ -5,7 +5,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from queue import Empty, SimpleQueue
@@ -44,6 +43,11 @@ class Execution:
     infer_start_ns: int
     infer_end_ns: int
     end_ns: int
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether every member, of at least one, failed."""
+        return isinstance(self.answers[0], WeftError) and all(isinstance(other, WeftError) for other in self.answers)
 
 
 class _ClosedError(Exception):
@@ -254,15 +258,18 @@ class Instance:
             self._on_loop(self._end_execution, Execution(members, answers, num_rows, now_ns, now_ns, now_ns, now_ns))
 
     def _execute(self, backend: Backend, requests: Sequence[InferenceRequest]) -> Execution:
-        members = [request for request in requests if not request.is_cancelled]
+        members: list[InferenceRequest] = []
+        for request in requests:
+            if not request.is_cancelled:
+                members.append(request)
         batch = Batch(members)
         outcomes = self._outcomes(backend, batch) if members else []
         executed_ns = time.monotonic_ns()
         infer_start_ns = min(max(batch.infer_start_ns, batch.start_ns), executed_ns)
         infer_end_ns = min(max(batch.infer_end_ns or executed_ns, infer_start_ns), executed_ns)
-        answers = [self._answer(member, outcome) for member, outcome in zip(members, outcomes, strict=True)]
-        num_rows = batch.num_rows
-        return Execution(members, answers, num_rows, batch.start_ns, infer_start_ns, infer_end_ns, time.monotonic_ns())
+        answers = list(map(self._answer, members, outcomes))
+        end_ns = time.monotonic_ns()
+        return Execution(members, answers, batch.num_rows, batch.start_ns, infer_start_ns, infer_end_ns, end_ns)
 
     def _outcomes(self, backend: Backend, batch: Batch) -> Sequence[Outcome]:
         """One outcome for each member, whatever the backend does."""
@@ -317,10 +324,12 @@ class Instance:
             return failure
 
     def _on_loop(self, function: Callable[..., None], *args: Any) -> None:
-        """Call ``function`` on the event loop, unless that is closed: then nobody is left to be told."""
+        """Call ``function`` on the event loop, unless that is closed: then nobody waits any longer."""
         if self._loop is not None:
-            with suppress(RuntimeError):
+            try:
                 self._loop.call_soon_threadsafe(function, *args)
+            except RuntimeError:
+                _LOG.debug("instance %s: the event loop is closed", self.name)
 
     def _log(self, error: InternalError, cause: BaseException | None = None, **fields: str) -> None:
         extra = {"error_id": error.error_id, "model": self._model.signature.name, "instance": self.name, **fields}

@@ -17,36 +17,35 @@ class Outages:
     Args:
         model: Name, for messages.
         num_instances: Of the model.
+
+    Attributes:
+        reasons: Why, by instance that is lost.
+        is_total: Whether every instance hangs, or is lost and could not be loaded again.
     """
 
     def __init__(self, model: str, num_instances: int) -> None:
         self._model = model
         self._num_instances = num_instances
-        self._reasons: dict[Hashable, str] = {}
+        self.reasons: dict[Hashable, str] = {}
+        self.is_total = False
         self._failed: set[Hashable] = set()
-
-    def __contains__(self, instance: Hashable) -> bool:
-        return instance in self._reasons
-
-    @property
-    def is_total(self) -> bool:
-        """Whether every instance hangs, or is lost and could not be loaded again."""
-        return len(self._failed) == self._num_instances
 
     def begin(self, instance: Hashable, reason: str, *, is_hung: bool = False) -> None:
         """The instance is lost; or, if it was, the latest attempt to load it again failed, or it hangs."""
-        if is_hung or instance in self._reasons:
+        if is_hung or instance in self.reasons:
             self._failed.add(instance)
-        self._reasons[instance] = reason
+        self.reasons[instance] = reason
+        self.is_total = len(self._failed) == self._num_instances
 
     def end(self, instance: Hashable) -> None:
         """The instance is loaded again."""
-        self._reasons.pop(instance, None)
+        self.reasons.pop(instance, None)
         self._failed.discard(instance)
+        self.is_total = False
 
     def __str__(self) -> str:
         """Every reason; "" without outage."""
-        return "; ".join(self._reasons.values())
+        return "; ".join(self.reasons.values())
 
     def error(self) -> UnavailableError:
         """What a request is told when no instance is left."""

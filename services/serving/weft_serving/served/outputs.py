@@ -1,13 +1,17 @@
 """A backend's response checked against the model's signature and encoded for the wire."""
 
+from operator import attrgetter
+
 import numpy as np
 
 from weft_common.core import InferResult
 from weft_common.errors import InternalError, InvalidArgumentError
 from weft_common.signature import ModelSignature, TensorSpec
-from weft_common.tensors import Array, WireTensor, datatype_of, encode
+from weft_common.tensors import NUMPY_BY_DATATYPE, Array, WireTensor, datatype_of, encode
 from weft_serving.request.request import InferenceRequest, InferenceResponse
 from weft_serving.request.reshape import reshaped
+
+_name = attrgetter("name")
 
 
 class OutputEncoder:
@@ -38,7 +42,7 @@ class OutputEncoder:
                     f"{', '.join(self._specs)}"
                 )
         encoded: dict[str, WireTensor] = {}
-        for name in [output.name for output in call.outputs] or outputs:
+        for name in map(_name, call.outputs) if call.outputs else outputs:
             array = outputs.get(name)
             if array is None:
                 raise InternalError(f"model '{self._model}' did not give output '{name}', which the request asked for")
@@ -50,15 +54,8 @@ class OutputEncoder:
             raise InternalError(
                 f"model '{self._model}' gave output '{spec.name}' as {type(array).__name__}; it must be a numpy array"
             )
-        try:
-            datatype = datatype_of(array)
-        except InvalidArgumentError:
-            datatype = str(array.dtype)
-        if datatype != spec.datatype:
-            raise InternalError(
-                f"model '{self._model}' gave output '{spec.name}' with datatype {datatype}; its configuration says "
-                f"{spec.datatype}"
-            )
+        if array.dtype != NUMPY_BY_DATATYPE[spec.datatype]:
+            self._check_datatype(spec, array)
         shape = array.shape
         dims = spec.dims if spec.reshape is None else spec.reshape
         expected = (num_rows, *dims) if self._has_batch else dims
@@ -71,3 +68,14 @@ class OutputEncoder:
             )
         tensor = encode(array)
         return tensor if spec.reshape is None else tensor._replace(shape=reshaped(shape, dims, spec.dims))
+
+    def _check_datatype(self, spec: TensorSpec, array: Array) -> None:
+        try:
+            datatype = datatype_of(array)
+        except InvalidArgumentError:
+            datatype = str(array.dtype)
+        if datatype != spec.datatype:
+            raise InternalError(
+                f"model '{self._model}' gave output '{spec.name}' with datatype {datatype}; its configuration says "
+                f"{spec.datatype}"
+            )

@@ -22,7 +22,7 @@ _MAX_COUNTED_RESPONSES = 1024
 
 
 class Recorder:
-    """The only writer of one model's statistics, apart from ``pending_count``."""
+    """The only writer of one model's counters."""
 
     def __init__(self, statistics: ModelStatistics) -> None:
         self._statistics = statistics
@@ -43,9 +43,11 @@ class Recorder:
         batch = statistics.batches.get(execution.num_rows)
         if batch is None:
             batch = statistics.batches[execution.num_rows] = BatchStatistics()
-        batch.compute_input.add(execution.infer_start_ns - execution.start_ns)
-        batch.compute_infer.add(execution.infer_end_ns - execution.infer_start_ns)
-        batch.compute_output.add(execution.end_ns - execution.infer_end_ns)
+        batch.add(
+            execution.infer_start_ns - execution.start_ns,
+            execution.infer_end_ns - execution.infer_start_ns,
+            execution.end_ns - execution.infer_end_ns,
+        )
 
     def succeeded(self, request: InferenceRequest, execution: Execution, now_ns: int) -> None:
         """Count a request that is answered at ``now_ns`` with what ``execution`` gave."""
@@ -66,7 +68,8 @@ class Recorder:
         compute_output.count += 1
         compute_output.total_ns += end_ns - infer_end_ns
         level = min(request.priority, MAX_COUNTED_LEVEL)
-        trace_id = trace_id_of(request.context.trace_context)
+        trace_context = request.context.trace_context
+        trace_id = "" if trace_context is None else trace_id_of(trace_context)
         unix_time_s = time.time() if trace_id else 0.0
         histograms = self._histograms.get(level)
         if histograms is None:

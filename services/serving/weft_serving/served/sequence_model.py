@@ -1,4 +1,4 @@
-"""A loaded model version whose requests belong to sequences."""
+"""A loaded model version whose requests belong to stateful sequences."""
 
 import asyncio
 import time
@@ -7,84 +7,67 @@ from contextlib import suppress
 
 from weft_common.core import InferCall
 from weft_common.errors import UnavailableError
-from weft_common.statistics import ModelStatistics
 from weft_serving.backends.base import Backend, InstanceContext, ModelContext
 from weft_serving.request.request import InferenceRequest
+from weft_serving.scheduler.batcher import Batcher
+from weft_serving.scheduler.grouping import LengthBuckets
 from weft_serving.scheduler.rate_limiter import RateLimiter
 from weft_serving.scheduler.sequence import SequenceQueue
 from weft_serving.scheduler.sequence_batcher import make_sequence_batcher
 from weft_serving.scheduler.settings import SchedulerSettings, num_to_hold
+from weft_serving.served.dispatcher import Dispatcher
 from weft_serving.served.instance import Execution, Instance
 from weft_serving.served.model import ServedModel
 
 
-class SequenceModel(ServedModel):
-    """Runs the requests of a sequence one after another on one instance.
+class SequenceDispatcher(Dispatcher):
+    """Runs the requests of a stateful sequence one after another on one instance.
 
-    A sequence ends when one of its requests is withdrawn, whether that waits or runs, and when its instance is lost;
-    its other requests then fail, and what comes later must start it again. Arguments and errors are those of
-    ``ServedModel``.
+    Arguments and errors are those of ``Dispatcher``.
 
     Attributes:
+        sequences: The queue.
+        all_over: Set when the model is closed and its last sequence has ended, or need not be waited for.
         on_free: Called when the last sequence has ended.
     """
 
-    def __init__(
-        self,
-        context: ModelContext,
-        backend: type[Backend],
-        settings: SchedulerSettings,
-        instances: Sequence[InstanceContext],
-        statistics: ModelStatistics | None = None,
-        limiter: RateLimiter | None = None,
-    ) -> None:
-        super().__init__(context, backend, settings, instances, statistics, limiter)
-        self._queue = self._sequences = SequenceQueue(settings, self.signature.name, self._instances)
-        self.statistics.count_pending_by_level = self._sequences.num_by_level
-        self._batcher = make_sequence_batcher(self._sequences, settings, self._idle, num_to_hold=num_to_hold())
-        self._all_over = asyncio.Event()
-        self._is_iterative = settings.sequences is not None and settings.sequences.is_iterative
-        self._had_sequences = False
+    sequences: SequenceQueue
+
+    def _make_queue(self) -> SequenceQueue:
+        self.all_over = asyncio.Event()
         self.on_free: Callable[[], None] = lambda: None
+        self._had_sequences = False
+        self.sequences = SequenceQueue(self._settings, self._signature.name, self._instances)
+        return self.sequences
 
-    @property
-    def has_sequences(self) -> bool:
-        """Whether a sequence has started and not ended; it may have no request here just now."""
-        return self._sequences.num_sequences > 0
-
-    def continues(self, call: InferCall) -> bool:
-        """Whether the call is one of a sequence that has started here and goes on."""
-        parameters = call.parameters
-        return (
-            self._is_accepting
-            and not self._is_iterative
-            and parameters.get("sequence_id") in self._sequences
-            and not parameters.get("sequence_start")
-        )
+    def _make_batcher(self, buckets: LengthBuckets | None) -> Batcher:
+        return make_sequence_batcher(self.sequences, self._settings, self._idle, num_to_hold=num_to_hold())
 
     async def stop(self, *, grace_s: float) -> None:
-        """As ``ServedModel.stop``; sequences that have started go on within the grace, and no other starts."""
+        """As ``Dispatcher.stop``; sequences that have started go on within the grace, and no other starts."""
         end_s = time.monotonic() + grace_s
-        self._sequences.is_closing = True
-        if self._is_accepting and self._sequences.num_sequences:
+        self.sequences.is_closing = True
+        if self.is_open and self.sequences.num_sequences:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._all_over.wait(), grace_s)
+                await asyncio.wait_for(self.all_over.wait(), grace_s)
         await super().stop(grace_s=max(end_s - time.monotonic(), 0.0))
 
-    def expect_no_more(self) -> None:
-        """Nobody can send requests any more: a stop does not wait for sequences that have started."""
-        self._all_over.set()
-
-    def _dispatch(self) -> None:
-        super()._dispatch()
-        if self.has_sequences:
+    def dispatch(self) -> None:
+        """As ``Dispatcher.dispatch``; what waits for the last sequence to end goes on when it has."""
+        super().dispatch()
+        if self.sequences.num_sequences:
             self._had_sequences = True
             return
-        if self._sequences.is_closing:
-            self._all_over.set()
+        if self.sequences.is_closing:
+            self.all_over.set()
         if self._had_sequences:
             self._had_sequences = False
             self.on_free()
+
+    def drop(self, request: InferenceRequest) -> None:
+        """As ``Dispatcher.drop``; the sequence of the request ends with it."""
+        super().drop(request)
+        self.dispatch_soon()  # others of its sequence are to be answered, and its slot is free
 
     def _on_executed(self, instance: Instance, execution: Execution) -> None:
         again = {
@@ -92,22 +75,62 @@ class SequenceModel(ServedModel):
             for request, answer in zip(execution.requests, execution.answers, strict=True)
             if answer is None and request.answer is not None and not request.answer.done()
         }
-        self._sequences.executed(self._running[instance], time.monotonic_ns(), again)
+        self.sequences.executed(self._running[instance], time.monotonic_ns(), again)
         super()._on_executed(instance, execution)
 
     def _on_outage(self, instance: Instance, reason: str) -> None:
-        if reason:
-            running = self._running.get(instance, ())
-            self._sequences.lose(instance)
-            for request in running:  # what it left behind is lost too, so that another try would begin in the middle
-                if request.answer is not None and not request.answer.done():
-                    self._withdraw(request, UnavailableError(f"instance {instance.name} is lost: {reason}"))
-        else:
-            self._sequences.regain(instance)
+        if not reason:
+            self.sequences.regain(instance)
+            super()._on_outage(instance, reason)
+            return
+        self.sequences.lose(instance)
+        for request in self._running.get(instance, ()):
+            # The state is lost too, so that another try would begin in the middle of the sequence.
+            if request.answer is not None and not request.answer.done():
+                self.answers.withdraw(request, UnavailableError(f"instance {instance.name} is lost: {reason}"))
         super()._on_outage(instance, reason)
-        if reason:
-            self._dispatch()
+        self.dispatch()
 
-    def _drop(self, request: InferenceRequest) -> None:
-        super()._drop(request)
-        self._dispatch_soon()  # others of its sequence are to be answered, and its slot is free
+
+class SequenceModel(ServedModel):
+    """Answers the requests of stateful sequences.
+
+    A sequence ends when one of its requests is withdrawn, whether that waits or runs, and when its instance is lost;
+    its other requests then fail, and what comes later must start it again. Arguments and errors are those of
+    ``ServedModel``.
+    """
+
+    _dispatcher: SequenceDispatcher
+
+    def _make_dispatcher(
+        self,
+        context: ModelContext,
+        backend: type[Backend],
+        settings: SchedulerSettings,
+        instances: Sequence[InstanceContext],
+        limiter: RateLimiter | None,
+    ) -> SequenceDispatcher:
+        return SequenceDispatcher(context, backend, settings, instances, self.statistics, limiter)
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether a sequence has started and not ended; it may have no request here just now."""
+        return self._dispatcher.sequences.num_sequences > 0
+
+    def continues(self, call: InferCall) -> bool:
+        """Whether the call continues a sequence that has started here."""
+        parameters, sequences = call.parameters, self._settings.sequences
+        return (
+            self._dispatcher.is_open
+            and not (sequences is not None and sequences.is_iterative)
+            and parameters.get("sequence_id") in self._dispatcher.sequences
+            and not parameters.get("sequence_start")
+        )
+
+    def expect_no_more(self) -> None:
+        """Have a stop not wait for sequences that have started: nobody can send requests any more."""
+        self._dispatcher.all_over.set()
+
+    def when_free(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called whenever the last sequence has ended."""
+        self._dispatcher.on_free = callback

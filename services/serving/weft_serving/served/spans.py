@@ -67,8 +67,7 @@ def record_execution(model: str, instance: str, execution: Execution) -> None:
         )
         end_span(compute, answer if isinstance(answer, WeftError) else None, end_unix_ns=end_ns)
     first = execution.answers[0]
-    has_failed = all(isinstance(answer, WeftError) for answer in execution.answers)
-    end_span(batch, first if has_failed and isinstance(first, WeftError) else None, end_unix_ns=end_ns)
+    end_span(batch, first if execution.has_failed and isinstance(first, WeftError) else None, end_unix_ns=end_ns)
 
 
 def record_generation(

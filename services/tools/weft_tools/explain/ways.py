@@ -119,12 +119,7 @@ class Way:
         step: StepPlan | None = None,
         num_options: int = 2,
     ) -> int:
-        """Number of the option that this way takes.
-
-        Args:
-            about: What is asked.
-            origins, cause, step, num_options: As of ``Decision``.
-        """
+        """Number of the option that this way takes; what is asked ``about`` limits how often."""
         self._num_asked[about] += 1
         if self._num_asked[about] > _MAX_ASKED:
             return 0 if cause or num_options > 2 else 1
@@ -250,9 +245,6 @@ class OpenChance(random.Random):
     Args:
         way: The way that is followed now.
     """
-
-    def __new__(cls, way: Callable[[], Way]) -> "OpenChance":
-        return super().__new__(cls)
 
     def __init__(self, way: Callable[[], Way]) -> None:
         super().__init__(0)

@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
+from tests.unit.weft_common.builders import make_request
 
 from weft_common.client.channels import open_channel
 from weft_common.protocol.exchange_wire import METHOD_NAME, SERVICE_NAME
@@ -137,7 +138,7 @@ async def test_unknown_method_stays_unimplemented(ports):
         assert "UNIMPLEMENTED" == await code(channel.unary_unary("/a.b/C")(b"", timeout=5))
 
 
-async def test_models_outside_the_key_are_closed_and_unseen(ports, keys, make_request):
+async def test_models_outside_the_key_are_closed_and_unseen(ports, keys):
     """Every RPC with a model checks it, the same whether there is one of that name; lists leave out the others."""
     async with open_channel(ports.grpc, security=keys.security("shop")) as channel:
         stub = GRPCInferenceServiceStub(channel)
@@ -157,7 +158,7 @@ async def test_models_outside_the_key_are_closed_and_unseen(ports, keys, make_re
         assert {"echo"} == {entry.name for entry in index.models}
 
 
-async def test_requests_of_a_stream_are_checked_one_by_one(ports, keys, make_request):
+async def test_requests_of_a_stream_are_checked_one_by_one(ports, keys):
     """A stream answers what the key allows, names the status of what it does not, and goes on."""
     async with open_channel(ports.grpc, security=keys.security("shop")) as channel:
         stream = GRPCInferenceServiceStub(channel).ModelStreamInfer(
@@ -168,7 +169,7 @@ async def test_requests_of_a_stream_are_checked_one_by_one(ports, keys, make_req
     assert "2" == answers[1].infer_response.id
 
 
-async def test_calls_of_an_exchange_are_checked_one_by_one(ports, keys, make_request):
+async def test_calls_of_an_exchange_are_checked_one_by_one(ports, keys):
     """A call of an exchange is as any other: what the key does not allow is PERMISSION_DENIED."""
     calls = [mesh_pb2.Call(id=i, request=make_request(name)) for i, name in enumerate(("echo", "fail"), 1)]
     async with open_channel(ports.grpc, security=keys.security("shop")) as channel:
@@ -194,7 +195,7 @@ async def test_control_needs_its_right(ports, keys, method):
             assert ("PERMISSION_DENIED" == await code(call(request, timeout=5))) is (name == "shop")
 
 
-async def test_registered_memory_is_not_for_everybody(ports, keys, make_request):
+async def test_registered_memory_is_not_for_everybody(ports, keys):
     """Who may not register shared memory reads and writes none, whether a region has that name or not."""
     region = shared_memory.SharedMemory(create=True, size=64)
     try:
@@ -229,7 +230,7 @@ async def test_load_stays_within_the_models_of_the_key(listen, keys, core):
     assert [("load", "echo", {})] == core.loads
 
 
-async def test_core_learns_the_name_and_never_the_key(ports, keys, core, make_request):
+async def test_core_learns_the_name_and_never_the_key(ports, keys, core):
     """A model sees who calls, its other headers, and no header with a key, whichever way the key came."""
     async with open_channel(ports.grpc) as channel:
         stub = GRPCInferenceServiceStub(channel)
@@ -246,7 +247,7 @@ async def test_core_learns_the_name_and_never_the_key(ports, keys, core, make_re
         assert not any(key in value for value in context.headers.values())
 
 
-async def test_without_keys_nobody_is_asked(listen, core, make_request):
+async def test_without_keys_nobody_is_asked(listen, core):
     """A service without ``--auth-keys`` takes every call, its caller has no name, and a key sent to it ends there."""
     ports = await listen()
     async with open_channel(ports.grpc) as channel:
@@ -257,7 +258,7 @@ async def test_without_keys_nobody_is_asked(listen, core, make_request):
     assert "secret" not in str(context.headers)
 
 
-async def test_limits_of_the_key_hold_across_rpcs(listen, keys, core, make_request):
+async def test_limits_of_the_key_hold_across_rpcs(listen, keys, core):
     """Requests of streams, of exchanges and alone count together; the one over the limit hears when to try again."""
     keys.put("small", max_inflight=1)
     ports = await listen("--auth-keys", keys.path)
@@ -274,7 +275,7 @@ async def test_limits_of_the_key_hold_across_rpcs(listen, keys, core, make_reque
         assert "OK" == await code(stub.ModelInfer(make_request("echo"), timeout=5))
 
 
-async def test_priority_is_lowered_on_the_wire(listen, keys, core, make_request):
+async def test_priority_is_lowered_on_the_wire(listen, keys, core):
     """A request above the key's best level is taken at that level."""
     keys.put("low", highest_priority=2)
     ports = await listen("--auth-keys", keys.path)
@@ -284,7 +285,7 @@ async def test_priority_is_lowered_on_the_wire(listen, keys, core, make_request)
     assert 2 == call.parameters["priority"]
 
 
-async def test_revoked_key_ends_at_once(listen, keys, core, make_request):
+async def test_revoked_key_ends_at_once(listen, keys, core):
     """A key whose line is gone opens nothing more, and a stream that it opened takes no more requests."""
     ports = await listen("--auth-keys", keys.path)
     queue = asyncio.Queue()
@@ -305,7 +306,7 @@ async def test_revoked_key_ends_at_once(listen, keys, core, make_request):
         queue.put_nowait(None)
 
 
-async def test_exchange_of_a_revoked_key_is_told_to_close(ports, keys, make_request):
+async def test_exchange_of_a_revoked_key_is_told_to_close(ports, keys):
     """Its next call is UNAUTHENTICATED, and the caller is told to open another, which begins with its new key."""
     queue = asyncio.Queue()
 
@@ -328,7 +329,7 @@ async def test_exchange_of_a_revoked_key_is_told_to_close(ports, keys, make_requ
         queue.put_nowait(None)
 
 
-async def test_new_key_of_a_client_is_sent_from_then_on(listen, keys, make_request):
+async def test_new_key_of_a_client_is_sent_from_then_on(listen, keys):
     """A client whose key file is replaced goes on over the same channel with the new key."""
     ports = await listen("--auth-keys", keys.path)
     security = keys.security("shop")
@@ -341,7 +342,7 @@ async def test_new_key_of_a_client_is_sent_from_then_on(listen, keys, make_reque
         assert "OK" == await code(stub.ModelInfer(make_request("echo"), timeout=5))
 
 
-async def test_span_names_the_client_and_nothing_has_the_key(listen, keys, make_request, otlp_collector, caplog):
+async def test_span_names_the_client_and_nothing_has_the_key(listen, keys, otlp_collector, caplog):
     """The SERVER span has the name of the key; no span and no log line has the key, or an attempt at one."""
     from weft_common.observing import telemetry
 
@@ -363,7 +364,7 @@ async def test_span_names_the_client_and_nothing_has_the_key(listen, keys, make_
     assert wrong not in told
 
 
-async def test_refusals_are_counted(listen, keys, make_request):
+async def test_refusals_are_counted(listen, keys):
     """The metrics tell how often which client was refused why; a caller without a valid key has no name."""
     import urllib.request
 

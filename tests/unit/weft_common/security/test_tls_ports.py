@@ -14,6 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from tests.certificates import Authority
+from tests.unit.weft_common.builders import make_request
 
 from weft_common import healthcheck
 from weft_common.client.channels import open_channel
@@ -178,7 +179,7 @@ async def test_bad_new_certificate_keeps_the_old_one(listen, authority, tmp_path
     assert "OK" == await status(ports.grpc, trusting(authority, name="second"))
 
 
-async def test_client_takes_over_its_new_certificate(listen, authority, tmp_path, make_request, core):
+async def test_client_takes_over_its_new_certificate(listen, authority, tmp_path, core):
     """A channel shows the certificate in its file; calls in flight end on the old connection, which then goes."""
     old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     pair, client = authority.issue("service"), old.issue("client")

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from weft_router.bandits.algorithms import Arm, Bandit
-from weft_router.graph.plan import BanditAlgorithm, BanditPlan
+from weft_protos import graph_pb2
+from weft_router.bandit_algorithms import ALGORITHMS, Arm, BanditAlgorithm
+from weft_router.bandits.bandit import Bandit
+from weft_router.graph.plan import BanditPlan
 
-ALGORITHMS = list(BanditAlgorithm)
+EVERY = list(ALGORITHMS.values())
 MEANS = (0.3, 0.6)
 NUM_ROUNDS = 4000
 
@@ -42,13 +44,18 @@ def play(subject: Bandit, means: Sequence[float], num_rounds: int, *, delay: int
     return regret
 
 
+def test_every_algorithm_of_the_language_is_there() -> None:
+    """The table has the names of the enum in ``graph.proto``, in its order."""
+    assert graph_pb2.Bandit.Algorithm.keys() == list(ALGORITHMS)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "bound"),
     [
-        (BanditAlgorithm.EPSILON_GREEDY, 130.0),
-        (BanditAlgorithm.THOMPSON, 30.0),
-        (BanditAlgorithm.UCB1, 90.0),
-        (BanditAlgorithm.EXP3, 220.0),
+        (ALGORITHMS["EPSILON_GREEDY"], 130.0),
+        (ALGORITHMS["THOMPSON"], 30.0),
+        (ALGORITHMS["UCB1"], 90.0),
+        (ALGORITHMS["EXP3"], 220.0),
     ],
 )
 @pytest.mark.parametrize("seed", range(5))
@@ -60,7 +67,7 @@ def test_the_better_step_is_found(algorithm: BanditAlgorithm, bound: float, seed
     assert subject.arms[1].num_pulls > 0.8 * NUM_ROUNDS
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", EVERY)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_best_of_many_is_found(algorithm: BanditAlgorithm, seed: int) -> None:
     """Wherever it stands; by the end it gets by far the most requests."""
@@ -75,7 +82,7 @@ def test_the_best_of_many_is_found(algorithm: BanditAlgorithm, seed: int) -> Non
         assert last[turned.index(0.8)] > 800, last
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", EVERY)
 def test_late_rewards_teach_too(algorithm: BanditAlgorithm) -> None:
     """With every reward 200 requests late the better step is still found, wherever it stands."""
     for means in (MEANS, MEANS[::-1]):
@@ -84,7 +91,7 @@ def test_late_rewards_teach_too(algorithm: BanditAlgorithm) -> None:
         assert subject.arms[means.index(0.6)].num_pulls > 0.7 * NUM_ROUNDS
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", EVERY)
 def test_a_step_that_gets_no_feedback_falls_behind(algorithm: BanditAlgorithm) -> None:
     """One whose requests fail is never rewarded, which is as good as reward 0."""
     subject = bandit(algorithm)
@@ -95,7 +102,7 @@ def test_a_step_that_gets_no_feedback_falls_behind(algorithm: BanditAlgorithm) -
     assert subject.arms[1].num_pulls > 1600
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", EVERY)
 def test_weights_decide_until_every_step_has_its_pulls(algorithm: BanditAlgorithm) -> None:
     """Shares are those of the weights, whatever the rewards say, until each step has ``min_pulls``."""
     subject = bandit(algorithm, weights=[9.0, 1.0], min_pulls=300)
@@ -111,7 +118,7 @@ def test_weights_decide_until_every_step_has_its_pulls(algorithm: BanditAlgorith
     assert subject.arms[1].num_pulls - before > 400
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", EVERY)
 def test_a_step_of_weight_0_is_never_chosen(algorithm: BanditAlgorithm) -> None:
     """It is switched off; a late reward for it is counted and changes nothing else."""
     subject = bandit(algorithm, [Arm(), Arm(), Arm()], [1.0, 0.0, 1.0], min_pulls=5)
@@ -123,7 +130,7 @@ def test_a_step_of_weight_0_is_never_chosen(algorithm: BanditAlgorithm) -> None:
     assert 1 not in {subject.choose()[0] for _ in range(50)}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", EVERY)
 def test_one_step_is_always_chosen(algorithm: BanditAlgorithm) -> None:
     """A single step needs no luck."""
     subject = bandit(algorithm, [Arm()])
@@ -133,7 +140,7 @@ def test_one_step_is_always_chosen(algorithm: BanditAlgorithm) -> None:
 def test_epsilon_is_the_share_that_explores() -> None:
     """The rest goes to the best step; explorers are drawn by weight."""
     arms = [Arm(100, 100, 90.0), Arm(100, 100, 10.0), Arm(100, 100, 10.0)]
-    subject = bandit(BanditAlgorithm.EPSILON_GREEDY, arms, [1.0, 3.0, 1.0], epsilon=0.5)
+    subject = bandit(ALGORITHMS["EPSILON_GREEDY"], arms, [1.0, 3.0, 1.0], epsilon=0.5)
     chosen = [subject.choose()[0] for _ in range(10_000)]
     assert 0.57 < chosen.count(0) / 10_000 < 0.63  # 0.5 + 0.5 / 5
     assert 0.27 < chosen.count(1) / 10_000 < 0.33  # 0.5 * 3 / 5
@@ -141,35 +148,35 @@ def test_epsilon_is_the_share_that_explores() -> None:
 
 def test_ucb1_tries_a_step_that_was_never_tried_first() -> None:
     """However well the others do."""
-    assert 1 == bandit(BanditAlgorithm.UCB1, [Arm(50, 50, 50.0), Arm()]).choose()[0]
+    assert 1 == bandit(ALGORITHMS["UCB1"], [Arm(50, 50, 50.0), Arm()]).choose()[0]
 
 
 def test_ucb1_takes_the_highest_bound() -> None:
     """Mean + sqrt(2 ln N / n): a step that was tried little may be ahead of one with a better mean."""
     few, many = Arm(10, 10, 4.0), Arm(1000, 1000, 500.0)  # 0.4 + 1.18 against 0.5 + 0.12
-    assert 0 == bandit(BanditAlgorithm.UCB1, [few, many]).choose()[0]
+    assert 0 == bandit(ALGORITHMS["UCB1"], [few, many]).choose()[0]
     few.num_pulls, few.reward_sum = 900, 360.0  # 0.4 + 0.13 against 0.5 + 0.12
-    assert 1 == bandit(BanditAlgorithm.UCB1, [few, many]).choose()[0]
+    assert 1 == bandit(ALGORITHMS["UCB1"], [few, many]).choose()[0]
 
 
 @pytest.mark.parametrize(("mean", "expected"), [(0.62, 0), (0.68, 1)])
 def test_ucb1_explores_as_much_as_its_formula_says(mean: float, expected: int) -> None:
     """0.4 + sqrt(2 ln 1100 / 100) = 0.774 lies between the bounds 0.738 and 0.798 of these means of 1000."""
     arms = [Arm(100, 100, 40.0), Arm(1000, 1000, 1000 * mean)]
-    assert expected == bandit(BanditAlgorithm.UCB1, arms).choose()[0]
+    assert expected == bandit(ALGORITHMS["UCB1"], arms).choose()[0]
 
 
 def test_thompson_chooses_a_step_as_often_as_it_is_likely_to_be_best() -> None:
     """Beta(4, 2) beats Beta(2, 4) with probability 0.8968."""
     counts = [0, 0]
     for seed in range(4000):
-        counts[bandit(BanditAlgorithm.THOMPSON, [Arm(4, 4, 3.0), Arm(4, 4, 1.0)], seed=seed).choose()[0]] += 1
+        counts[bandit(ALGORITHMS["THOMPSON"], [Arm(4, 4, 3.0), Arm(4, 4, 1.0)], seed=seed).choose()[0]] += 1
     assert 0.8968 == pytest.approx(counts[0] / 4000, abs=0.015)
 
 
 def test_exp3_weighs_a_reward_by_the_probability_of_its_pull() -> None:
     """The logarithm of a weight grows by epsilon * reward / (probability * steps); only differences are kept."""
-    subject = bandit(BanditAlgorithm.EXP3, epsilon=0.2)
+    subject = bandit(ALGORITHMS["EXP3"], epsilon=0.2)
     subject.reward(1, 0.5, 0.25)
     assert (-0.2, 0.0) == pytest.approx(tuple(arm.log_weight for arm in subject.arms))
     subject.reward(0, 1.0)  # the probability is what it is now
@@ -180,21 +187,21 @@ def test_exp3_weighs_a_reward_by_the_probability_of_its_pull() -> None:
 
 def test_exp3_begins_with_the_weights() -> None:
     """Before any reward the shares are those of the weights, but for what explores evenly."""
-    subject = bandit(BanditAlgorithm.EXP3, [Arm(), Arm()], [3.0, 1.0], epsilon=0.2)
+    subject = bandit(ALGORITHMS["EXP3"], [Arm(), Arm()], [3.0, 1.0], epsilon=0.2)
     assert {0.7, 0.3} == {round(subject.choose()[1], 12) for _ in range(100)}
 
 
 def test_exp3_learns_on_when_the_best_step_is_switched_off() -> None:
     """Those that are left are compared with one another, however far they are behind it."""
     arms = [Arm(), Arm(log_weight=-2000.0), Arm(log_weight=-2001.0)]
-    subject = bandit(BanditAlgorithm.EXP3, arms, [0.0, 1.0, 1.0], epsilon=0.2)
+    subject = bandit(ALGORITHMS["EXP3"], arms, [0.0, 1.0, 1.0], epsilon=0.2)
     share = 0.8 / (1 + 2.718281828459045**-1) + 0.1
     assert {round(share, 9), round(1 - share, 9)} == {round(subject.choose()[1], 9) for _ in range(100)}
 
 
 def test_exp3_stays_finite_for_ever() -> None:
     """A step that was far behind comes back when rewards change sides."""
-    subject = bandit(BanditAlgorithm.EXP3, epsilon=0.2)
+    subject = bandit(ALGORITHMS["EXP3"], epsilon=0.2)
     for _ in range(20_000):
         subject.reward(0, 1.0, 0.9)
     assert -2e3 > subject.arms[1].log_weight
@@ -208,5 +215,5 @@ def test_more_rewards_than_pulls_count_as_trials() -> None:
     """Feedback for requests that another router served gives no mean above 1 and no bad draw."""
     arm = Arm(num_pulls=1, num_rewards=4, reward_sum=4.0)
     assert (4, 1.0) == (arm.num_trials, arm.mean)
-    for algorithm in ALGORITHMS:
+    for algorithm in EVERY:
         assert bandit(algorithm, [arm, Arm()]).choose()[0] in (0, 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from weft_common.errors import UnavailableError
-from weft_router.bandits.algorithms import Arm
+from weft_router.bandit_algorithms import Arm
 from weft_router.bandits.file import FILENAME, BanditFile
 from weft_router.bandits.store import BanditStore, KnownArm
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from weft_common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from weft_router.bandits.algorithms import Arm
+from weft_router.bandit_algorithms import ALGORITHMS, Arm
 from weft_router.bandits.memory import MAX_ID_CHARS, MAX_PULLS, Pull, RecentPulls, settle
 from weft_router.bandits.store import BanditChoice, BanditStore, KnownArm
-from weft_router.graph.plan import BanditAlgorithm, BanditPlan, NodeKind, NodePlan, StepPlan
+from weft_router.graph.plan import BanditPlan, NodeKind, NodePlan, StepPlan
 from weft_router.reporting.path import SKIPPED, NodeRecord, StepRecord
 
-PLAN = BanditPlan(BanditAlgorithm.EPSILON_GREEDY, 0.1, 0)
+PLAN = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.1, 0)
 
 
 @dataclass

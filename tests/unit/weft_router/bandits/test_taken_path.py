@@ -15,14 +15,15 @@ from tests.unit.weft_router.virtual_clock import VirtualClock
 from weft_common.core import CallContext
 from weft_common.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft_common.tensors import WireTensor
+from weft_router.bandit_algorithms import ALGORITHMS
 from weft_router.bandits.memory import RecentPulls
 from weft_router.bandits.store import BanditStore
 from weft_router.bandits.taken_path import bandit_choices
 from weft_router.combine import METHODS
-from weft_router.graph.plan import BanditAlgorithm, BanditPlan, NodeKind, NodePlan, StepPlan
+from weft_router.graph.plan import BanditPlan, NodeKind, NodePlan, StepPlan
 from weft_router.reporting.path import MAX_PATH_CHARS
 
-BANDIT = BanditPlan(BanditAlgorithm.EPSILON_GREEDY, 0.5, 0)
+BANDIT = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.5, 0)
 
 
 def graph() -> NodePlan:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from weft_router.graph.plan import BanditAlgorithm, BanditPlan, Binding, NodeKind
+from weft_router.bandit_algorithms import ALGORITHMS
+from weft_router.graph.plan import BanditPlan, Binding, NodeKind
 
 
 def _cascade(*steps, extra=""):
@@ -106,10 +107,10 @@ def test_a_bandit_reaches_the_plan(compiled):
     text = """node { name: "root" splitter { bandit { ALGORITHM min_pulls: 5 }
       step { name: "a" weight: 2 model_name: "xlmr" } step { name: "b" weight: 1 model_name: "bert_de" } } }"""
     plain = compiled(text.replace("ALGORITHM", "")).root
-    assert BanditPlan(BanditAlgorithm.EPSILON_GREEDY, 0.1, 5) == plain.bandit
+    assert BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.1, 5) == plain.bandit
     assert [2.0, 1.0] == [step.weight for step in plain.steps]
     assert (
-        BanditPlan(BanditAlgorithm.EXP3, 0.25, 5)
+        BanditPlan(ALGORITHMS["EXP3"], 0.25, 5)
         == compiled(text.replace("ALGORITHM", "algorithm: EXP3 epsilon: 0.25")).root.bandit
     )
     assert None is compiled(text.replace("bandit { ALGORITHM min_pulls: 5 }", "")).root.bandit

@@ -41,18 +41,22 @@ def _inside(message: Message) -> Iterator[Message]:
                 yield from _inside(inner)
 
 
-GRAPHS = list(_parsed())
-#: Full name of a field -> what graphs have there.
-FOUND: dict[str, list[object]] = defaultdict(list)
-for _graph in GRAPHS:
-    for _message in _inside(_graph):
-        for _field, _value in _message.ListFields():
-            FOUND[_field.full_name] += _value.items() if is_map(_field) else _value if _field.is_repeated else [_value]
+Found = dict[str, list[object]]
 
 
-def _mutate(message: Message, field: FieldDescriptor, rng: random.Random) -> None:
+def _values_of(graphs: list[Graph]) -> Found:
+    """Full name of a field -> what graphs have there."""
+    found: Found = defaultdict(list)
+    for graph in graphs:
+        for message in _inside(graph):
+            for field, value in message.ListFields():
+                found[field.full_name] += value.items() if is_map(field) else value if field.is_repeated else [value]
+    return found
+
+
+def _mutate(message: Message, field: FieldDescriptor, found: Found, rng: random.Random) -> None:
     """Empty a field, shorten or shuffle it, or give it something that another graph has there."""
-    values, what = FOUND[field.full_name], rng.random()
+    values, what = found[field.full_name], rng.random()
     if what < 0.2 or not values:
         message.ClearField(field.name)
     elif is_map(field):
@@ -78,22 +82,23 @@ def _mutate(message: Message, field: FieldDescriptor, rng: random.Random) -> Non
         setattr(message, field.name, rng.choice([*values, *(number for number in NUMBERS if number >= low)]))
 
 
-def _mutated(rng: random.Random) -> str:
+def _mutated(graphs: list[Graph], found: Found, rng: random.Random) -> str:
     graph = Graph()
-    graph.CopyFrom(rng.choice(GRAPHS))
+    graph.CopyFrom(rng.choice(graphs))
     for _ in range(rng.randint(1, 5)):
         message = rng.choice(list(_inside(graph)))
         given = [field for field, _ in message.ListFields()]
         fields = given if given and rng.random() < 0.5 else message.DESCRIPTOR.fields
-        _mutate(message, rng.choice(fields), rng)
+        _mutate(message, rng.choice(fields), found, rng)
     return text_format.MessageToString(graph, as_utf8=True)
 
 
 def test_a_mutated_graph_is_refused_with_places_or_can_be_assembled(catalog, graphs):
     """Nothing but findings comes of it, each inside the file; what has no error compiles, and can be run."""
-    num_good = 0
+    num_good, parsed = 0, list(_parsed())
+    values = _values_of(parsed)
     for seed in range(NUM_GRAPHS):
-        text = _mutated(random.Random(seed))
+        text = _mutated(parsed, values, random.Random(seed))
         lines = text.split("\n")
         source = GraphSource(text, "mutated.pbtxt")
         found = check_graph(source, catalog, graphs)

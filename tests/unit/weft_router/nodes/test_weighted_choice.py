@@ -15,8 +15,9 @@ from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext
 from weft_common.errors import InvalidArgumentError
+from weft_router.bandit_algorithms import ALGORITHMS
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import BanditAlgorithm, BanditPlan, GraphPlan, NodeKind, NodePlan
+from weft_router.graph.plan import BanditPlan, GraphPlan, NodeKind, NodePlan
 from weft_router.nodes.weighted_choice import WeightedChoice
 from weft_router.runtime import Runtime
 
@@ -227,7 +228,7 @@ async def test_a_router_that_allows_no_pins_ignores_them() -> None:
 async def test_a_pin_goes_before_key_and_bandit() -> None:
     """And the bandit does not learn of it; without a pin it chooses, not the key."""
     steps = [make.step(n, n, {"IN": "X"}, {"OUT": "Y"}, weight=w) for n, w in (("a", 1.0), ("b", 0.0))]
-    bandit = BanditPlan(BanditAlgorithm.EPSILON_GREEDY, 0.1, 0)
+    bandit = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.1, 0)
     root = make.node("root", NodeKind.SPLITTER, steps, inputs=["X"], outputs=["Y"], bandit=bandit)
     target = FakeTarget()
     runtime = Runtime({"model": target}, is_pinning_allowed=True)

@@ -15,7 +15,7 @@ from tests.unit.weft_router.make import StartedRouter
 from tests.unit.weft_router.pipes import answered_by, named
 
 from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from weft_router.repository.watch import FileWatcher
+from weft_common.repository.watcher import RepositoryWatcher
 
 
 @dataclass
@@ -36,12 +36,13 @@ async def watched(
     root: Path, target: object, settle: Callable[[], None] = lambda: None
 ) -> AsyncIterator[WatchedRouter]:
     """A router in poll mode whose watcher looks when it is told to; `settle` is called between its two looks."""
-
-    async def settled() -> None:
-        settle()
-
     async with make.started(root, target, model_control="poll", repository_poll_s=3_600.0) as s:
-        watcher = FileWatcher(s.core._repository, s.core._lifecycle, settled)
+        watcher = s.core._watcher
+
+        async def settled() -> None:
+            settle()
+
+        watcher.settle = settled  # type: ignore[method-assign]
 
         def reason(version: str = "1") -> tuple[str, str]:
             return next((e.state, e.reason) for e in s.core.index(ready_only=False) if e[:2] == ("pipe", version))
@@ -227,14 +228,14 @@ async def test_polling_goes_on_after_a_fault(
     looked = asyncio.Event()
     count = 0
 
-    async def look(watcher: FileWatcher) -> None:
+    async def look(watcher: RepositoryWatcher) -> None:
         nonlocal count
         count += 1
         if count == 1:
             raise RuntimeError("boom")
         looked.set()
 
-    monkeypatch.setattr(FileWatcher, "look", look)
+    monkeypatch.setattr(RepositoryWatcher, "look", look)
     with caplog.at_level(logging.ERROR):
         async with make.started(tmp_path, target, model_control="poll", repository_poll_s=0.001):
             async with asyncio.timeout(10):

@@ -15,8 +15,9 @@ from tests.unit.weft_router.fake_target import FakeTarget, answering, failing
 from weft_common.core import CallContext
 from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_common.tensors import WireTensor
+from weft_router.bandit_algorithms import ALGORITHMS
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import BanditAlgorithm, BanditPlan, GraphPlan, NodeKind, ShadowPlan
+from weft_router.graph.plan import BanditPlan, GraphPlan, NodeKind, ShadowPlan
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
 
@@ -216,7 +217,7 @@ async def test_a_shadow_holds_only_the_tensors_that_it_reads(virtual_clock: Any)
 
 async def test_a_copy_is_nothing_that_a_bandit_gets_feedback_for(virtual_clock: Any) -> None:
     """What it chooses is counted, and not remembered by the request's id."""
-    bandit = BanditPlan(BanditAlgorithm.EPSILON_GREEDY, 0.1, 0)
+    bandit = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.1, 0)
     steps = [make.step("A", "shadow", {"IN": "X"}, {})]
     ab = make.node("ab", NodeKind.SPLITTER, steps, inputs=["X"], outputs=[], bandit=bandit)
     copy = make.step("s", ab, {"X": "X"}, {}, shadow=ShadowPlan(100.0, 0))

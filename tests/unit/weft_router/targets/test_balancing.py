@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from weft_router.targets.balancing import LeastOutstanding, LeastResponseTime, ResponseTime, Sticky, rendezvous_first
+from weft_router.targets.balancing.least_outstanding import LeastOutstanding
+from weft_router.targets.balancing.least_response_time import LeastResponseTime
+from weft_router.targets.balancing.rule import ResponseTime
+from weft_router.targets.balancing.sticky import Sticky, rendezvous_first
 
 
 class Clock:

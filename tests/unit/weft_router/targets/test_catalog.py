@@ -196,7 +196,9 @@ async def test_calls_are_counted_per_model_version() -> None:
     ]
     async with started(target) as s:
         caller = s.catalog.targets["model"]
-        await caller.infer(InferCall("good", "3", inputs={"IN": make.tensor(1, 2, shape=(2, 1))}), CallContext())
+        await caller.infer(
+            InferCall("good", "3", inputs={"IN": make.tensor(1, 2, shape=(2, 1))}, num_rows=2), CallContext()
+        )
         with pytest.raises(RemoteError):
             await caller.infer(InferCall("bad", parameters={"priority": 1}), CallContext())
         good, bad = s.catalog.statistics["good", "3"], s.catalog.statistics["bad", "2"]

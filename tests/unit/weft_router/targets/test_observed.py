@@ -37,7 +37,7 @@ class Observed:
         inner.answers["llm"] = hang
         batching = make.signature("llm", max_batch_size=8, version="3")
         self.target = ObservedTarget(inner, self.statistics, self.lost.append, lambda name, version: batching)
-        self.call = InferCall("llm", inputs={"IN": make.tensor(1, 2, 3, shape=(3, 1))})
+        self.call = InferCall("llm", inputs={"IN": make.tensor(1, 2, 3, shape=(3, 1))}, num_rows=3)
 
     @property
     def counted(self) -> dict[str, tuple[int, int, dict[str, int]]]:

@@ -12,7 +12,7 @@ from weft_common.core import CallContext, InferCall, InferResult, RequestedOutpu
 from weft_common.errors import InternalError
 from weft_common.tensors import WireTensor, bytes_tensor
 from weft_router.repository.config import config_of_signature
-from weft_router.serving.passthrough import pass_through, stream_through
+from weft_router.serving.model_inference import stream_infer
 from weft_router.target import TargetModel
 
 
@@ -31,7 +31,7 @@ async def answered(model: TargetModel, **outputs: WireTensor) -> dict[str, WireT
         return outputs
 
     call = InferCall("double", inputs={"X": make.tensor(1, 2, 3, 4, shape=(2, 2))})
-    return (await pass_through(FakeTarget(double=answer), model, call, CallContext())).outputs
+    return (await make.infer_of_model(FakeTarget(double=answer), model, call, CallContext())).outputs
 
 
 async def test_an_answer_of_another_number_of_rows_is_refused(
@@ -54,7 +54,7 @@ async def test_classes_are_no_broken_promise(model: TargetModel) -> None:
 
     inputs = {"X": make.tensor(1, 2, 3, 4, shape=(2, 2))}
     call = InferCall("double", inputs=inputs, outputs=(RequestedOutput("Y", {"classification": 1}),))
-    result = await pass_through(FakeTarget(double=answer), model, call, CallContext())
+    result = await make.infer_of_model(FakeTarget(double=answer), model, call, CallContext())
     assert "BYTES" == result.outputs["Y"].datatype
 
 
@@ -93,7 +93,7 @@ async def test_responses_of_a_stream_are_checked_but_for_their_rows(model: Targe
                 yield InferResult("double", "1", outputs=outputs, is_final=False)
 
     decoupled: Any = model._replace(signature=replace(model.signature, is_decoupled=True))
-    results = stream_through(Target(), decoupled, InferCall("double"), CallContext())
+    results = stream_infer(Target(), decoupled, InferCall("double"), CallContext())
     assert [(1, 2), (3, 2)] == [(await anext(results)).outputs["Y"].shape for _ in range(2)]
     with pytest.raises(InternalError, match=r"its shape is \[2\], declared as \[-1,2\]"):
         await anext(results)

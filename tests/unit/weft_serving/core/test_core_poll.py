@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from weft_common.errors import UnavailableError, WeftError
+from weft_serving import core as serving_core
 from weft_serving.core import ServingCore
-from weft_serving.lifecycle import watch
 
 
 @pytest.fixture
 async def core(repository: Any, monkeypatch: pytest.MonkeyPatch) -> ServingCore:
     """Polls a repository with model m, version 1, all the time."""
-    monkeypatch.setattr(watch, "SETTLE_S", 0.0)
+    monkeypatch.setattr(serving_core, "SETTLE_S", 0.0)
     repository.write("m", {1: 1})
     return await repository.serve(model_control="poll", load_models=(), repository_poll_s=0.01)  # type: ignore[no-any-return]
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -34,7 +34,9 @@ async def serve_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Async
         folder = tmp_path / "m" / "1"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.py").write_text(source)
-        monkeypatch.setitem(sys.modules, "model_under_test", SimpleNamespace(execute=execute))  # type: ignore[arg-type]
+        module = ModuleType("model_under_test")
+        module.__dict__["execute"] = execute
+        monkeypatch.setitem(sys.modules, module.__name__, module)
         tensors = (TensorSpec("IN", "FP32", (-1,)),), (TensorSpec("OUT", "FP32", (-1,)),)
         signature = ModelSignature("m", "1", "python", 8, *tensors, is_decoupled=is_decoupled)
         context = ModelContext(signature, folder, {"name": "m"}, parameters or {}, caller=caller)

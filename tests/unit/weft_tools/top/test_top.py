@@ -158,17 +158,20 @@ def test_a_terminal_gets_frame_after_frame(service: Service) -> None:
     seen = b""
     with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower) as process:
         os.close(follower)
-        end_s = time.monotonic() + 30
-        while seen.count(b"\x1b[H") < 3:
-            assert select.select([leader], [], [], end_s - time.monotonic())[0], seen
-            seen += os.read(leader, 65536)
-        process.send_signal(signal.SIGINT)
-        while select.select([leader], [], [], 30)[0]:
-            try:
+        try:
+            end_s = time.monotonic() + 30
+            while seen.count(b"\x1b[H") < 3:
+                assert select.select([leader], [], [], end_s - time.monotonic())[0], seen
                 seen += os.read(leader, 65536)
-            except OSError:  # Linux says so at the end
-                break
-        assert 0 == process.wait(30)
+            process.send_signal(signal.SIGINT)
+            while select.select([leader], [], [], 30)[0]:
+                try:
+                    seen += os.read(leader, 65536)
+                except OSError:  # Linux says so at the end
+                    break
+            assert 0 == process.wait(30)
+        finally:
+            process.kill()
     os.close(leader)
     assert seen.startswith(b"\x1b[?1049h")
     assert seen.endswith(b"\x1b[?1049l")

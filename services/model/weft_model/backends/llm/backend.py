@@ -61,7 +61,7 @@ class LlmBackend(Backend):
         self._loss = ""
 
     @classmethod
-    def num_seats(cls, model: ModelContext) -> int:
+    def num_slots(cls, model: ModelContext) -> int:
         """Sequences that the engine runs concurrently, and a few that wait in it for the next slot."""
         max_num_seqs = read_settings(model).engine.max_num_seqs
         return max_num_seqs + max(1, max_num_seqs // _RESERVE_SHARE)

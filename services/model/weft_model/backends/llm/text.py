@@ -48,7 +48,7 @@ class TextCodec:
         tokenizers = require("tokenizers", "model")
         try:
             self._tokenizer: Any = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-        except Exception as error:  # tokenizers raises nothing more special
+        except Exception as error:  # tokenizers raises nothing more specific
             raise InvalidArgumentError(f"{path} is not a tokenizer: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -90,7 +90,7 @@ class TextCodec:
             ) from None
         try:
             encoding = self._tokenizer.encode(decoded, add_special_tokens=adds_special_tokens)
-        except Exception as error:  # tokenizers raises nothing more special
+        except Exception as error:  # tokenizers raises nothing more specific
             raise InvalidArgumentError(f"input '{name}': the tokenizer refuses the text: {error}") from None
         return decoded, np.array(encoding.ids, np.int32)
 

@@ -13,20 +13,20 @@ from weft_serving.detokenizer import StopStrings
 
 
 class DetokenizeBackend(RowBackend):
-    """Answers with the text of each row of token ids.
+    """Decodes each row of token ids into text.
 
     ::
 
         output_ids INT64 or INT32 [n, L]  ->  TEXT BYTES [n, 1]
 
-    Input and output may have any name. Ids below 0 are padding. The text is what the tokenizer's own ``decode`` gives;
-    bytes that are no character become U+FFFD. For text that is wanted while its ids still come, see
-    ``detokenize_stream``: its pieces together are this text.
+    Input and output may have any name. Ids below 0 are padding. The text equals that of the tokenizer's own ``decode``;
+    bytes that form no character become U+FFFD. For incremental text during generation, see
+    ``detokenize_stream``: its texts concatenate to this one.
 
     The version folder holds ``tokenizer.json`` (or ``default_model_filename``).
 
     Parameters (all optional):
-        skip_special_tokens: Whether tokens such as [SEP] and </s> give no text. Default true.
+        skip_special_tokens: Whether to omit tokens such as [SEP] and </s>. Default true.
         stop: JSON list of strings; the text ends before the first of them that is complete. Default [].
 
     An id that the vocabulary does not have is INVALID_ARGUMENT for its own request alone.

@@ -1,4 +1,4 @@
-"""``detokenize_stream``: the text that one response of a language model adds to its answer."""
+"""``detokenize_stream``: incremental text for the streamed responses of a language model."""
 
 import time
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import numpy as np
 
 from weft_common.errors import InvalidArgumentError, WeftError
 from weft_common.tensors import Array
-from weft_postprocess.transforms.text.answer_text import Before, added_text
+from weft_postprocess.transforms.text.generated_text import DecodeContext, new_text
 from weft_postprocess.transforms.text.text_options import TextOptions
 from weft_postprocess.transforms.text.tokenizer_file import read_tokenizer
 from weft_serving.backends.base import Backend, Batch
@@ -32,35 +32,35 @@ _NEEDED = {_IDS, _CONTEXT, _FINISH}
 
 
 class DetokenizeStreamBackend(Backend):
-    """Answers with the text that one response of a language model adds, where an answer comes in several.
+    """Decodes the text that one streamed response of a language model adds.
 
     ::
 
         output_ids           INT32 or INT64 [L]   of this response
-        context_ids          INT32 or INT64 [C]   those before, of prompt and answer, in order
-        num_previous_tokens  UINT32, INT32 or INT64 [1]  ids of the answer before this response
+        context_ids          INT32 or INT64 [C]   ids before them, of prompt and output, in order
+        num_previous_tokens  UINT32, INT32 or INT64 [1]  output ids before this response
         finish_reason        BYTES [1]            "stop" or "length" in the last response; "" or "None" before
         sampling_parameters  BYTES [1]            of the request, JSON        ->  BYTES [1]
 
     The output may have any name. ``num_previous_tokens`` and ``sampling_parameters`` may be undeclared, or optional and
-    absent; then ``context_ids`` are all of the answer and none of the prompt, and the parameters of the request are
-    looked at in place of the others.
+    absent; then ``context_ids`` are the whole output without the prompt, and the request's parameters are
+    used as sampling parameters.
 
-    The texts of all responses, one after another, are the text of all ids at once. It ends before the first of the
-    strings in ``stop`` that is complete after ``min_tokens``, or before the token that ended it where
-    ``finish_reason`` is "stop" and no such string is met; with ``include_stop_str_in_output`` behind that. A character
-    whose bytes lie in several tokens comes whole, with its last byte; text that may become a stop string waits; what
-    still waits comes with the last response.
+    The texts of all responses concatenate to the text of all ids. It ends before the first of the
+    strings in ``stop`` that is complete after ``min_tokens``, or before the stop token if
+    ``finish_reason`` is "stop" and no such string occurs; with ``include_stop_str_in_output`` behind it. A character
+    whose bytes span several tokens is emitted with its last byte; text that may become a stop string is held back; the
+    rest is emitted with the last response.
 
-    Nothing is remembered between calls: ``context_ids`` say how far the text has come. So any replica may take any
-    response, several may be in work at once, and an answer that is cancelled leaves nothing behind. The last of them
-    are enough, as many as a character of several tokens or the beginning of a stop string may reach back; fewer are
-    refused. A model that leaves out any must itself end an answer at a stop string, as the backend ``llm`` does. With
-    ids of the prompt among them the text continues the prompt's: its first word keeps its leading space.
+    Stateless: ``context_ids`` determine the position in the text. So any replica may handle any
+    response, several may be in flight, and a cancelled generation leaves no state. The last ids
+    suffice, as many as a character of several tokens or the beginning of a stop string may span; fewer are
+    rejected. A model that omits earlier ids must itself stop at stop strings, as the backend ``llm`` does. With
+    ids of the prompt among them, the text continues the prompt: its first word keeps its leading space.
 
     The version folder holds ``tokenizer.json`` (or ``default_model_filename``). The model has no batch dimension and no
     parameters. INVALID_ARGUMENT: an id that the vocabulary does not have, too few ``context_ids``, sampling parameters
-    that make no sense, and ``n`` above 1, since ids do not say whose they are.
+    that are invalid, and ``n`` above 1, since ids do not identify their choice.
     """
 
     is_repeatable: ClassVar[bool] = True
@@ -75,7 +75,7 @@ class DetokenizeStreamBackend(Backend):
         self._max_id = max(tokenizer.get_vocab().values(), default=-1)
 
     def execute(self, batch: Batch) -> list[Outcome]:
-        """Make the texts, one request after another."""
+        """Decode the requests one by one."""
         batch.infer_start_ns = time.monotonic_ns()
         outcomes = [self._outcome(request) for request in batch.requests]
         batch.infer_end_ns = time.monotonic_ns()
@@ -90,10 +90,10 @@ class DetokenizeStreamBackend(Backend):
 
     def _text(self, request: InferenceRequest) -> str:
         options = _options(request)
-        context, ids, reason = self._ids(request, _CONTEXT), self._ids(request, _IDS), _element(request, _FINISH)
-        before = Before.of(context, _num_previous(request, len(context)))
+        context_ids, ids, reason = self._ids(request, _CONTEXT), self._ids(request, _IDS), _element(request, _FINISH)
+        context = DecodeContext.from_ids(context_ids, _num_previous(request, len(context_ids)))
         is_last, is_ended = reason not in _GOES_ON, reason == _STOP
-        return added_text(self._detokenizer, before, ids, options, is_last=is_last, is_ended=is_ended)
+        return new_text(self._detokenizer, context, ids, options, is_last=is_last, is_ended=is_ended)
 
     def _ids(self, request: InferenceRequest, name: str) -> list[int]:
         ids: Array = request.array(name)
@@ -128,7 +128,7 @@ class DetokenizeStreamBackend(Backend):
 
 
 def _options(request: InferenceRequest) -> TextOptions:
-    """Those of the input, else those among the request's own parameters, as the backend ``llm`` takes them."""
+    """Options of the input, else those among the request's own parameters, as in the backend ``llm``."""
     if _SAMPLING in request.call.inputs:
         return TextOptions.from_json(_element(request, _SAMPLING))
     return TextOptions.from_members(request.call.parameters)
@@ -144,5 +144,5 @@ def _num_previous(request: InferenceRequest, default: int) -> int:
 
 
 def _element(request: InferenceRequest, name: str) -> bytes:
-    """The one element of a BYTES input."""
+    """The single element of a BYTES input."""
     return bytes(request.array(name)[0])

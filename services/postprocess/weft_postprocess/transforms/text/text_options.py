@@ -1,4 +1,4 @@
-"""What the sampling parameters of a request say about the text of its answer."""
+"""Sampling parameters that affect detokenization."""
 
 import json
 from collections.abc import Mapping
@@ -8,13 +8,13 @@ from weft_common.errors import InvalidArgumentError
 
 
 class TextOptions(NamedTuple):
-    """The members that matter to who makes text of token ids; names and defaults are vLLM's.
+    """Options of detokenization; names and defaults are vLLM's.
 
     Attributes:
-        stop: Strings that end the text.
+        stop: Stop strings.
         shows_stop: ``include_stop_str_in_output``.
-        skips_special_tokens: Whether tokens such as ``</s>`` give no text.
-        min_tokens: So many tokens are not looked at for the end of a stop string.
+        skips_special_tokens: Whether to omit tokens such as ``</s>``.
+        min_tokens: Tokens in which no stop string may end.
     """
 
     stop: tuple[str, ...] = ()
@@ -24,10 +24,10 @@ class TextOptions(NamedTuple):
 
     @classmethod
     def from_json(cls, text: bytes) -> "TextOptions":
-        """Those of ``sampling_parameters``.
+        """Parse the options in ``sampling_parameters``.
 
         Raises:
-            InvalidArgumentError: ``text`` is no JSON object, or a member is not what it must be.
+            InvalidArgumentError: ``text`` is not a JSON object, or a member is invalid.
         """
         try:
             members = json.loads(text)
@@ -39,10 +39,10 @@ class TextOptions(NamedTuple):
 
     @classmethod
     def from_members(cls, members: Mapping[str, Any]) -> "TextOptions":
-        """Those among ``members``, of which the others are the model's.
+        """Select and validate the options among ``members``; others belong to the model.
 
         Raises:
-            InvalidArgumentError: One is not what it must be.
+            InvalidArgumentError: A member is invalid.
         """
         if members.get("n", 1) != 1:
             raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""The tokenizer of a transform that makes text."""
+"""Loading of a transform's tokenizer."""
 
 import os
 from typing import Any
@@ -9,11 +9,11 @@ from weft_serving.backends.loading import model_file, require
 
 
 def read_tokenizer(model: ModelContext) -> Any:
-    """The ``tokenizers.Tokenizer`` in the version folder: ``tokenizer.json``, or ``default_model_filename``.
+    """Load the ``tokenizers.Tokenizer`` in the version folder: ``tokenizer.json``, or ``default_model_filename``.
 
     Raises:
-        InvalidArgumentError: The file is no tokenizer.
-        NotFoundError: It is not there.
+        InvalidArgumentError: The file is not a tokenizer.
+        NotFoundError: It does not exist.
         UnavailableError: The package is not installed.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # instance threads are the parallelism
@@ -21,5 +21,5 @@ def read_tokenizer(model: ModelContext) -> Any:
     tokenizers = require("tokenizers", "postprocess")
     try:
         return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # tokenizers raises nothing more special
+    except Exception as error:  # tokenizers raises nothing more specific
         raise InvalidArgumentError(f"{path} is not a tokenizer: {error}") from error

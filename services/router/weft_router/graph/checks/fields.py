@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from weft_protos import graph_pb2 as pb
+from weft_router.bandit_algorithms import ALGORITHMS
 from weft_router.combine import METHODS, CombineMethod
 from weft_router.graph.plan import NodeKind
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition, is_race, method_of
@@ -19,7 +20,6 @@ _STEP_FIELDS = {
 _OF_THE_STEP = ("when", "case", "otherwise", "accept", "weight", "dependency", "default", "shadow")
 _OF_AN_ANSWER = ("output_map", "case", "otherwise", "accept", "weight", "dependency", "default", "fallback")
 _ANSWER_LIMITS = ("retry", "hedge", "cache", "min_remaining_ms", "max_inflight")
-_EXPLORING = {"EPSILON_GREEDY", "EXP3"}
 
 
 def check_fields(file: GraphFile, report: GraphReport) -> None:
@@ -98,10 +98,11 @@ def _check_bandit(file: GraphFile, node: NodeDefinition, report: GraphReport) ->
     splitter = node.message.splitter
     kind = _Place(file, node.kind_path, report)
     kind.refuse([("sticky_by", bool(splitter.sticky_by))], "with 'bandit', which draws anew for each request; keep one")
-    algorithm = pb.Bandit.Algorithm.Name(splitter.bandit.algorithm)
-    is_idle = bool(splitter.bandit.epsilon) and algorithm not in _EXPLORING
+    algorithm = ALGORITHMS[pb.Bandit.Algorithm.Name(splitter.bandit.algorithm)]
+    exploring = sorted(one.name for one in ALGORITHMS.values() if one.takes_epsilon)
     _Place(file, f"{node.kind_path}.bandit", report).refuse(
-        [("epsilon", is_idle)], f"with {algorithm}; it belongs to {' and '.join(sorted(_EXPLORING))}"
+        [("epsilon", bool(splitter.bandit.epsilon) and not algorithm.takes_epsilon)],
+        f"with {algorithm.name}; it belongs to {' and '.join(exploring)}",
     )
 
 

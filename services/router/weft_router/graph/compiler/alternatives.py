@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from weft_protos import graph_pb2 as pb
+from weft_router.bandit_algorithms import ALGORITHMS
 from weft_router.graph.checks.branches import decides_all
 from weft_router.graph.compiler.names import target_path
 from weft_router.graph.compiler.scope import BuiltStep, Scope, owner_text
 from weft_router.graph.compiler.sequences import outputs_sight
 from weft_router.graph.compiler.steps import StepBuilder
-from weft_router.graph.plan import BanditAlgorithm, BanditPlan, NodeKind, NodePlan, StepPlan
+from weft_router.graph.plan import BanditPlan, NodeKind, NodePlan, StepPlan
 from weft_router.graph.types.conditions import CelCondition, Purpose
 from weft_router.graph.types.signatures import TensorType, merged
 
@@ -151,5 +152,5 @@ class AlternativeBuilder(StepBuilder):
 
 
 def _bandit(message: pb.Bandit) -> BanditPlan:
-    algorithm = BanditAlgorithm(pb.Bandit.Algorithm.Name(message.algorithm))
+    algorithm = ALGORITHMS[pb.Bandit.Algorithm.Name(message.algorithm)]
     return BanditPlan(algorithm, message.epsilon or _DEFAULT_EPSILON, message.min_pulls)

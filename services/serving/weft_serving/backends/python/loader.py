@@ -63,7 +63,7 @@ def load_module(path: Path, utils: ModuleType = pb_utils) -> ModuleType:
 def unload_module(module: ModuleType) -> None:
     """Forget a module of ``load_module`` and everything that it imported from its folders."""
     package = module.__name__.partition(".")[0]
-    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+    for name in [name for name in list(sys.modules) if name == package or name.startswith(f"{package}.")]:
         del sys.modules[name]
 
 

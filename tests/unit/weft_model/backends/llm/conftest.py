@@ -1,21 +1,14 @@
-"""A tiny tokenizer, requests, and an engine that says what it is told to."""
+"""A tiny tokenizer, and an engine that says what it is told to."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import tokenizers
 
-from weft_common.core import CallContext, InferCall, RequestedOutput
-from weft_common.tensors import encode
-from weft_model.backends.llm import tensors
 from weft_model.backends.llm.text import TextCodec
 from weft_model.llm.request import Delta
-from weft_serving.request.request import InferenceRequest
-
-_DTYPES = {"TYPE_BOOL": np.bool_, "TYPE_INT32": np.int32, "TYPE_STRING": np.object_}
 
 
 def make_tokenizer(path: Path) -> None:
@@ -52,21 +45,11 @@ def ids_of(codec: TextCodec) -> Any:
     return lambda text: codec.ids(text.encode(), "x", adds_special_tokens=False)[1].tolist()
 
 
-@pytest.fixture
-def make_request() -> Any:
-    """``make_request(outputs=(), parameters={}, **inputs)``: inputs as Python values."""
+class NoMetrics:
+    """What an engine measured: nothing."""
 
-    def make(*, outputs: Any = (), parameters: Any = None, is_collected: bool = False, **inputs: Any) -> Any:
-        wire = {}
-        for name, value in inputs.items():
-            dtype = _DTYPES[tensors.INPUTS[name].data_type]
-            elements = value if isinstance(value, list) else [value.encode() if isinstance(value, str) else value]
-            wire[name] = encode(np.array(elements, dtype))
-        asked = tuple(RequestedOutput(name, {}) for name in outputs)
-        call = InferCall("m", parameters=parameters or {}, inputs=wire, outputs=asked)
-        return InferenceRequest(call, CallContext(), is_collected=is_collected)
-
-    return make
+    def totals(self, now_ns: int) -> None:
+        """Nothing."""
 
 
 class FakeEngine:
@@ -78,7 +61,7 @@ class FakeEngine:
         self.after_deltas, self.on_lost = after_deltas, on_lost
         self.refusal: Exception | None = None
         self.is_started = self.is_stopped = False
-        self.metrics = SimpleNamespace(totals=lambda now_ns: None)
+        self.metrics = NoMetrics()
 
     def start(self) -> None:
         self.is_started = True

@@ -6,6 +6,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from tests.unit.weft_model.backends.llm.builders import make_request
 
 from weft_common.errors import InvalidArgumentError, UnavailableError
 from weft_common.signature import ModelSignature
@@ -89,16 +90,16 @@ def test_wrong_parameters_are_refused(make_backend, parameters, message):
         make_backend(**parameters)
 
 
-def test_there_are_seats_for_what_runs_and_a_few_more():
-    """So that a seat is taken in the step after it is free."""
+def test_there_are_slots_for_what_runs_and_a_few_more():
+    """So that a slot is taken in the step after it is free."""
     signature = ModelSignature("m", "1", "llm", 0, (), ())
     counts = [
-        LlmBackend.num_seats(ModelContext(signature, None, {}, {"max_num_seqs": str(number)})) for number in (1, 64)
+        LlmBackend.num_slots(ModelContext(signature, None, {}, {"max_num_seqs": str(number)})) for number in (1, 64)
     ]
     assert [2, 72] == counts
 
 
-def test_requests_enter_the_engine(make_backend, engine, make_request):
+def test_requests_enter_the_engine(make_backend, engine):
     """With what the queue knows of them; one that is wrong is refused alone, as is one that the engine refuses."""
     backend = make_backend()
     requests = [make_request(text_input="a", parameters={"cache_salt": "s"}), make_request()]
@@ -118,7 +119,7 @@ def test_requests_enter_the_engine(make_backend, engine, make_request):
     assert [] == engine.cancelled  # it never was there
 
 
-def test_responses_go_through_the_stream(make_backend, engine, make_request, ids_of):
+def test_responses_go_through_the_stream(make_backend, engine, ids_of):
     """Made on the output thread; what the reader takes makes room for more."""
     backend = make_backend()
     request = make_request(text_input="a", stream=True)
@@ -136,7 +137,7 @@ def test_responses_go_through_the_stream(make_backend, engine, make_request, ids
     assert [] == engine.cancelled  # it was over
 
 
-def test_a_cancelled_request_leaves_the_engine(make_backend, engine, make_request):
+def test_a_cancelled_request_leaves_the_engine(make_backend, engine):
     """At once, and also one that left before it entered."""
     backend = make_backend()
     for is_early in (False, True):
@@ -150,7 +151,7 @@ def test_a_cancelled_request_leaves_the_engine(make_backend, engine, make_reques
         engine.cancelled.clear()
 
 
-def test_a_request_without_a_stream_is_waited_for(make_backend, engine, make_request, ids_of):
+def test_a_request_without_a_stream_is_waited_for(make_backend, engine, ids_of):
     """So does a warm-up."""
     backend = make_backend()
     submit = engine.submit
@@ -164,7 +165,7 @@ def test_a_request_without_a_stream_is_waited_for(make_backend, engine, make_req
     assert [b"ab"] == answer.outputs["text_output"].tolist()
 
 
-def test_a_lost_engine_is_loaded_again(make_backend, engines, engine, make_request):
+def test_a_lost_engine_is_loaded_again(make_backend, engines, engine):
     """The instance is told, and says why until then."""
     backend = make_backend()
     told = []
@@ -175,7 +176,7 @@ def test_a_lost_engine_is_loaded_again(make_backend, engines, engine, make_reque
     assert ("", True, 2) == (backend.why_lost(), engine.is_stopped, len(engines))
 
 
-def test_a_closed_backend_takes_nothing(make_backend, make_request, engine):
+def test_a_closed_backend_takes_nothing(make_backend, engine):
     """Engine and output thread have ended, and its figures are gone."""
     exports = ExportedMetrics()
     backend = make_backend(exports=exports)

@@ -5,6 +5,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.unit.weft_model.backends.llm.builders import make_request
 
 from weft_common.errors import InternalError
 from weft_common.observing import telemetry
@@ -21,7 +22,7 @@ def calls():
 
 
 @pytest.fixture
-def make_generation(codec, sink, make_request, calls):
+def make_generation(codec, sink, calls):
     """``make_generation(outputs, streamed=True, echo="", **sampling parameters)``."""
 
     def make(*outputs, streamed=True, echo="", **params):

@@ -1,6 +1,7 @@
 """What a request asks for, and everything that may be wrong with it."""
 
 import pytest
+from tests.unit.weft_model.backends.llm.builders import make_request
 
 from weft_common.errors import InvalidArgumentError
 from weft_model.backends.llm.generation_request import RequestReader
@@ -11,7 +12,7 @@ def reader(codec):
     return RequestReader(codec, max_choices=4)
 
 
-def test_a_text_is_tokenized(reader, make_request, codec):
+def test_a_text_is_tokenized(reader, codec):
     """With the special tokens that the tokenizer adds, unless they are in it already; never cut short."""
     asked = reader.read(make_request(text_input="abcdab"))
     assert ["<s>", "abcd", "ab"] == [codec.shown_token(token_id).text for token_id in asked.prompt_ids.tolist()]
@@ -19,7 +20,7 @@ def test_a_text_is_tokenized(reader, make_request, codec):
     assert 6 == len(asked.prompt_ids)
 
 
-def test_ids_go_as_they_are(reader, make_request):
+def test_ids_go_as_they_are(reader):
     """And ids come back, beside the text."""
     asked = reader.read(make_request(input_ids=[5, 6, 7]))
     assert [5, 6, 7] == asked.prompt_ids.tolist()
@@ -27,7 +28,7 @@ def test_ids_go_as_they_are(reader, make_request):
     assert {"output_ids"} == RequestReader(None, 4).read(make_request(input_ids=[5])).outputs
 
 
-def test_ids_count_where_both_come(reader, make_request):
+def test_ids_count_where_both_come(reader):
     """In a graph the text that they were made of may come along."""
     assert [5] == reader.read(make_request(text_input="abc", input_ids=[5])).prompt_ids.tolist()
 
@@ -42,25 +43,25 @@ def test_ids_count_where_both_come(reader, make_request):
         ({"stream": False, "exclude_input_in_output": False}, False, "abc"),
     ],
 )
-def test_the_prompt_is_repeated_as_by_triton(reader, make_request, inputs, is_streamed, echo):
+def test_the_prompt_is_repeated_as_by_triton(reader, inputs, is_streamed, echo):
     """Before the one answer unless it is excluded, and never in a stream."""
     asked = reader.read(make_request(text_input="abc", **inputs))
     assert (is_streamed, echo) == (asked.is_streamed, asked.echo)
 
 
-def test_a_collected_stream_is_one_answer(reader, make_request):
+def test_a_collected_stream_is_one_answer(reader):
     """With the text that the stream would have had."""
     asked = reader.read(make_request(text_input="abc", stream=True, is_collected=True))
     assert (False, "") == (asked.is_streamed, asked.echo)
 
 
-def test_the_text_of_ids_is_repeated_where_asked(reader, make_request, ids_of):
+def test_the_text_of_ids_is_repeated_where_asked(reader, ids_of):
     """Their text is made for that."""
     request = make_request(input_ids=ids_of("abc"), exclude_input_in_output=False)
     assert "abc" == reader.read(request).echo
 
 
-def test_outputs_by_name_or_by_flag(reader, make_request):
+def test_outputs_by_name_or_by_flag(reader):
     """Names decide where there are any."""
     assert {"text_output"} == reader.read(make_request(text_input="a")).outputs
     flags = {"return_finish_reason": True, "return_num_output_tokens": True, "return_logprobs": False}
@@ -70,7 +71,7 @@ def test_outputs_by_name_or_by_flag(reader, make_request):
     assert {"logprobs"} == asked.outputs
 
 
-def test_sampling_parameters(reader, make_request):
+def test_sampling_parameters(reader):
     """From the input; else from the request's own parameters, where others stand too; what an output needs is added."""
     request = make_request(text_input="a", sampling_parameters='{"top_k": 3}', parameters={"temperature": 0.5})
     assert (3, 1.0) == (reader.read(request).params.top_k, reader.read(request).params.temperature)
@@ -102,7 +103,7 @@ def test_sampling_parameters(reader, make_request):
         ),
     ],
 )
-def test_what_is_wrong_is_refused(reader, make_request, request_, message):
+def test_what_is_wrong_is_refused(reader, request_, message):
     """With what was got and what is allowed."""
     with pytest.raises(InvalidArgumentError, match=message):
         reader.read(make_request(**request_))
@@ -116,7 +117,7 @@ def test_what_is_wrong_is_refused(reader, make_request, request_, message):
         ({"input_ids": [1], "sampling_parameters": '{"stop": "x"}'}, "stop needs a tokenizer"),
     ],
 )
-def test_without_a_tokenizer_there_is_no_text(make_request, request_, message):
+def test_without_a_tokenizer_there_is_no_text(request_, message):
     """The message says what to send instead."""
     with pytest.raises(InvalidArgumentError, match=f"{message}.*tokenizer.json"):
         RequestReader(None, 4).read(make_request(**request_))

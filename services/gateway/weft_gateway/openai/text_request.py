@@ -1,4 +1,4 @@
-"""What a request asks for, whatever endpoint it came to, and the fields that both endpoints share."""
+"""Fields that both endpoints share, and their validation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,32 +10,32 @@ from weft_common.errors import DeadlineExceededError
 from weft_gateway.errors import RequestError
 from weft_gateway.openai.fields import Fields
 
-#: A text, or the ids of its tokens.
+#: Text or token ids.
 Prompt: TypeAlias = str | list[int]
 
 MAX_MODEL_CHARS = 256
 MAX_SALT_CHARS = 1024
 MAX_PRIORITY = 2**31 - 1
-#: Longest time that a request may ask for, in seconds.
+#: Largest accepted timeout, in seconds.
 MAX_TIMEOUT_S = 86_400.0
-#: HTTP header with the time that the client will wait, in seconds.
+#: HTTP header with the client's timeout, in seconds.
 TIMEOUT_HEADER = "x-request-timeout"
 
-#: Fields of OpenAI that change nothing here: who asks, and how its own servers may keep or charge a request.
-_WITHOUT_MEANING = ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "store", "user")
+#: Fields of OpenAI without effect here: user identity, storage and billing on OpenAI's servers.
+_IGNORED = ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "store", "user")
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A checked request.
+class TextRequest:
+    """A validated request.
 
     Attributes:
         model: Name of the model or graph.
-        sampling: As JSON for the model; without ``logprobs`` none are asked for.
-        is_stream: Whether the answer comes piece by piece.
+        sampling: Sampling parameters for the model, as JSON; ``logprobs`` only if requested.
+        is_stream: Whether to stream the response.
         has_usage_chunk: Whether a stream ends with a chunk that has the usage.
-        parameters: Of the model's request: ``priority`` and ``cache_salt``, where given, and what an endpoint adds.
-        timeout_s: How long the answer may take, in seconds; None: as long as the gateway allows.
+        parameters: Request parameters: ``priority`` and ``cache_salt``, if given, and those that the endpoint adds.
+        timeout_s: Timeout in seconds; None: that of the gateway.
     """
 
     model: str
@@ -47,16 +47,16 @@ class Ask:
 
     @property
     def num_choices(self) -> int:
-        """Answers to each prompt."""
+        """Choices per prompt."""
         return int(self.sampling.get("n", 1))
 
 
-def take_common(fields: Fields, sampling: Mapping[str, Any], headers: Headers) -> Ask:
-    """The fields that are about the request rather than the text; afterwards every field of the body must be known.
+def parse_common(fields: Fields, sampling: Mapping[str, Any], headers: Headers) -> TextRequest:
+    """Parse the fields that both endpoints share, and reject fields of the body that nobody has parsed.
 
     Raises:
-        RequestError: A field is wrong, missing, unsupported or unknown.
-        DeadlineExceededError: The client gives no time at all.
+        RequestError: A field is invalid, missing, unsupported or unknown.
+        DeadlineExceededError: The timeout is 0.
     """
     model = fields.string("model", max_chars=MAX_MODEL_CHARS)
     if not model:
@@ -70,18 +70,18 @@ def take_common(fields: Fields, sampling: Mapping[str, Any], headers: Headers) -
         if not is_stream:
             raise RequestError("'stream_options' needs 'stream': true", param="stream_options")
         has_usage_chunk = options.boolean("include_usage") or False
-        options.refuse("include_obfuscation")
+        options.reject("include_obfuscation")
         options.finish()
     given = {
         "priority": fields.integer("priority", 0, MAX_PRIORITY),
         "cache_salt": fields.string("cache_salt", max_chars=MAX_SALT_CHARS),
     }
     timeout_s = _timeout_s(fields, headers)
-    fields.refuse("service_tier", ("auto", "default"))
-    fields.ignore(*_WITHOUT_MEANING)
+    fields.reject("service_tier", ("auto", "default"))
+    fields.ignore(*_IGNORED)
     fields.finish()
     parameters = {name: value for name, value in given.items() if value is not None}
-    return Ask(model, sampling, is_stream, has_usage_chunk, parameters, timeout_s)
+    return TextRequest(model, sampling, is_stream, has_usage_chunk, parameters, timeout_s)
 
 
 def _timeout_s(fields: Fields, headers: Headers) -> float | None:

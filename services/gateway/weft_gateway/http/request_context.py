@@ -1,4 +1,4 @@
-"""One HTTP request from its arrival to its end: its span, its count, and what it sends on to the router."""
+"""Context of an HTTP request: its span, its metrics, and the metadata of its calls to the router."""
 
 import time
 from collections import Counter
@@ -18,7 +18,7 @@ from weft_common.observing.logs import get_logger
 from weft_gateway.errors import RequestError
 
 _KEY = "weft_call"
-#: What the router takes a key from.
+#: Headers with API keys.
 _KEY_HEADERS = ("authorization", "x-api-key")
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _MAX_HEADER_CHARS = 4096
@@ -27,24 +27,24 @@ _OTHER = "other"
 _log = get_logger("weft.gateway")
 
 
-class PendingCall:
-    """A request in work.
+class RequestContext:
+    """A request in flight.
 
     Args:
-        endpoint: Of the interface, for spans and counts.
-        headers: The client's.
-        forwarded: Headers that go on to the router beside keys and trace.
+        endpoint: Path of the endpoint, for spans and metrics.
+        headers: The client's headers.
+        forwarded: Headers to forward to the router besides keys and trace context.
 
     Attributes:
-        arrival_ns: On the clock of ``time.monotonic_ns``.
-        failure: What it ended with; None: nothing went wrong.
-        has_left: Whether the client did not wait for the end.
+        arrival_ns: Arrival by ``time.monotonic_ns``.
+        failure: The error that ended it; None: none.
+        is_disconnected: Whether the client disconnected before the end.
     """
 
     def __init__(self, endpoint: str, headers: Headers, forwarded: Sequence[str]) -> None:
         self.arrival_ns = time.monotonic_ns()
         self.failure: WeftError | None = None
-        self.has_left = False
+        self.is_disconnected = False
         self._headers = headers
         self._forwarded = forwarded
         parent = telemetry.extract({name: headers[name] for name in _TRACE_HEADERS if name in headers})
@@ -52,23 +52,23 @@ class PendingCall:
         self._context = telemetry.context_of(self.span, parent) if telemetry.is_enabled() else None
 
     def identity(self) -> Metadata:
-        """The client's keys and forwarded headers, as metadata; equal for calls of one client.
+        """The client's keys and forwarded headers, as metadata; equal for calls of the same client.
 
         Raises:
-            RequestError: One cannot be sent.
+            RequestError: A header cannot be sent as metadata.
         """
         names = (*_KEY_HEADERS, *self._forwarded)
         return tuple((name, _sendable(name, value)) for name in names if (value := self._headers.get(name)) is not None)
 
-    def trace(self) -> Metadata:
-        """The trace that what is called belongs to."""
+    def trace_metadata(self) -> Metadata:
+        """Trace context for calls to the router."""
         if self._context is not None:
             return tuple(telemetry.inject(self._context).items())
         given = ((name, self._headers.get(name, "")) for name in _TRACE_HEADERS)
         return tuple((name, value) for name, value in given if value and value.isascii() and value.isprintable())
 
-    def failed(self, error: Exception) -> WeftError:
-        """The error that the client gets; INTERNAL, with its cause in the log, for what is a defect of somebody."""
+    def record_failure(self, error: Exception) -> WeftError:
+        """Record an error and return it as the client sees it: a defect becomes INTERNAL, with its cause in the log."""
         failure = error if isinstance(error, WeftError) else InternalError("the gateway failed")
         if isinstance(failure, InternalError):
             trace_id = telemetry.trace_id_of(self._context)
@@ -77,25 +77,25 @@ class PendingCall:
         self.failure = failure
         return failure
 
-    def left(self) -> None:
-        """The client has gone."""
-        self.has_left = True
-        self.failure = RequestCancelledError("the client left")
+    def record_disconnect(self) -> None:
+        """Record that the client disconnected."""
+        self.is_disconnected = True
+        self.failure = RequestCancelledError("the client disconnected")
 
 
-def call_of(scope: Scope) -> PendingCall:
-    """The call that a request is."""
-    call: PendingCall = scope[_KEY]
-    return call
+def context_of(scope: Scope) -> RequestContext:
+    """The context of a request."""
+    context: RequestContext = scope[_KEY]
+    return context
 
 
-class CallsInWork(Collector):
-    """Makes a ``PendingCall`` of each request, and counts them; an ASGI middleware, collected on the metrics thread.
+class RequestTracker(Collector):
+    """ASGI middleware that creates a ``RequestContext`` per request and exports metrics, which another thread collects.
 
     Args:
-        app: Answers.
-        endpoints: Paths that are counted by themselves; a request to another one is ``other``.
-        forwarded: As of ``PendingCall``.
+        app: The application.
+        endpoints: Paths with metrics of their own; any other path counts as ``other``.
+        forwarded: See ``RequestContext``.
     """
 
     def __init__(self, app: ASGIApp, endpoints: Sequence[str], forwarded: Sequence[str]) -> None:
@@ -103,16 +103,16 @@ class CallsInWork(Collector):
         self._endpoints = frozenset(endpoints)
         self._forwarded = tuple(forwarded)
         self._num_ended: Counter[tuple[str, str]] = Counter()
-        self._num_left: Counter[str] = Counter()
+        self._num_disconnected: Counter[str] = Counter()
         self._num_open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         endpoint = scope["path"] if scope["path"] in self._endpoints else f"/{_OTHER}"
-        call = scope[_KEY] = PendingCall(endpoint, Headers(scope=scope), self._forwarded)
+        context = scope[_KEY] = RequestContext(endpoint, Headers(scope=scope), self._forwarded)
         status = 0
 
         async def watched(message: Message) -> None:
@@ -127,26 +127,26 @@ class CallsInWork(Collector):
         finally:
             self._num_open -= 1
             self._num_ended[endpoint, str(status)] += 1
-            if call.has_left:
-                self._num_left[endpoint] += 1
-            call.span.set_attribute("http.response.status_code", status)
-            telemetry.end_span(call.span, None if isinstance(call.failure, RequestError) else call.failure)
+            if context.is_disconnected:
+                self._num_disconnected[endpoint] += 1
+            context.span.set_attribute("http.response.status_code", status)
+            telemetry.end_span(context.span, None if isinstance(context.failure, RequestError) else context.failure)
 
     def collect(self) -> Iterator[Metric]:
-        """Requests by endpoint and status, those whose client left, and those in work."""
+        """Requests by endpoint and status, disconnects by endpoint, and requests in flight."""
         requests = CounterMetricFamily(
             "weft_gateway_requests", "HTTP requests that ended", labels=("endpoint", "status")
         )
         for labels, count in list(self._num_ended.items()):
             requests.add_metric(labels, count)
         yield requests
-        left = CounterMetricFamily(
-            "weft_gateway_disconnects", "HTTP requests whose client left before the end", labels=("endpoint",)
+        disconnects = CounterMetricFamily(
+            "weft_gateway_disconnects", "HTTP requests whose client disconnected before the end", labels=("endpoint",)
         )
-        for endpoint, count in list(self._num_left.items()):
-            left.add_metric((endpoint,), count)
-        yield left
-        yield GaugeMetricFamily("weft_gateway_inflight", "HTTP requests in work", self._num_open)
+        for endpoint, count in list(self._num_disconnected.items()):
+            disconnects.add_metric((endpoint,), count)
+        yield disconnects
+        yield GaugeMetricFamily("weft_gateway_inflight", "HTTP requests in flight", self._num_open)
 
 
 def _sendable(name: str, value: str) -> str:

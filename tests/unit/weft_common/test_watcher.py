@@ -2,13 +2,13 @@
 
 import os
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from weft_serving.lifecycle.repository import ModelRepository
-from weft_serving.lifecycle.watch import RepositoryWatcher
+from weft_common.repository.watcher import RepositoryWatcher
+from weft_serving.lifecycle.repository import Fingerprint, ModelRepository
 
 
 class Followed:
@@ -18,7 +18,10 @@ class Followed:
         self.root = root
         self.done: list[tuple[str, str]] = []
         self.on_settle: Callable[[], object] = lambda: None
-        self.watcher = RepositoryWatcher(ModelRepository(root), self._note("load"), self._note("unload"), self._settle)
+        self.known: dict[str, Fingerprint] = {}
+        self.scan = ModelRepository(root).fingerprints
+        self.watcher = RepositoryWatcher("model repository", self.scan, self.known, self._take_over, 0.0)
+        self.watcher.settle = self._settle  # type: ignore[method-assign]
 
     def write(self, name: str, text: str = "x") -> Path:
         """A model of one file."""
@@ -33,11 +36,8 @@ class Followed:
         await self.watcher.look()
         return sorted(self.done)
 
-    def _note(self, action: str) -> Callable[[str], Awaitable[None]]:
-        async def note(name: str) -> None:
-            self.done.append((action, name))
-
-        return note
+    async def _take_over(self, changes: Mapping[str, Fingerprint | None]) -> None:
+        self.done += [("unload" if state is None else "load", name) for name, state in changes.items()]
 
     async def _settle(self) -> None:
         self.on_settle()
@@ -49,7 +49,7 @@ async def followed(tmp_path: Path) -> Followed:
     followed = Followed(tmp_path)
     followed.write("a")
     followed.write("b")
-    await followed.watcher.start()
+    followed.known.update(followed.scan())
     return followed
 
 
@@ -107,11 +107,14 @@ async def test_what_python_writes_when_it_imports_is_no_change(followed: Followe
     assert [] == await followed.look()
 
 
-async def test_a_repository_that_cannot_be_read(followed: Followed) -> None:
-    """A look at a repository that is away raises, and changes nothing."""
+async def test_a_repository_that_cannot_be_read(followed: Followed, caplog: pytest.LogCaptureFixture) -> None:
+    """Looks at a repository that is away change nothing; the log says it once."""
     away = followed.root.with_name("away")
     followed.root.rename(away)
-    with pytest.raises(FileNotFoundError):
-        await followed.look()
+    for _ in range(2):
+        assert [] == await followed.look()
+    assert ["the model repository cannot be read, what serves goes on"] == [
+        record.message.partition(":")[0] for record in caplog.records
+    ]
     away.rename(followed.root)
     assert [] == await followed.look()

@@ -1,4 +1,4 @@
-"""What a language model answers, response by response: pieces of each choice."""
+"""Parsing of a language model's responses into deltas of choices."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,21 +16,21 @@ NUM_CACHED_TOKENS = "num_cached_tokens"
 NUM_OUTPUT_TOKENS = "num_output_tokens"
 LOGPROBS = "logprobs"
 
-#: Of a choice that goes on.
+#: Finish reasons of an unfinished choice.
 _NO_REASON = ("", "None")
-#: In place of minus infinity, which JSON has not; as OpenAI says it.
+#: OpenAI's substitute for minus infinity, which JSON lacks.
 _LEAST_LOGPROB = -9999.0
-#: In place of what is no text by itself, as a part of a character.
+#: Replacement for bytes that form no character by themselves.
 _NO_CHARACTER = "\ufffd"
 
 
-class StreamedToken(NamedTuple):
-    """A token.
+class ScoredToken(NamedTuple):
+    """A token with its log probability.
 
     Attributes:
-        text: Its own.
-        logprob: Logarithm of its probability.
-        data: Its bytes, which need not be whole characters; None: the model does not tell.
+        text: Its text.
+        logprob: Its log probability.
+        data: Its bytes, possibly incomplete characters; None: not reported by the model.
     """
 
     text: str
@@ -39,82 +39,82 @@ class StreamedToken(NamedTuple):
 
     @property
     def utf8(self) -> list[int] | None:
-        """Bytes of the token; None: they are not known."""
+        """Bytes of the token; None: unknown."""
         if self.data is not None:
             return list(self.data)
         return None if _NO_CHARACTER in self.text else list(self.text.encode())
 
 
-class AnswerLogprobs(NamedTuple):
-    """A token of an answer, and the most probable tokens in its place, best first."""
+class PositionLogprobs(NamedTuple):
+    """The sampled token of a position, and the most likely tokens there, best first."""
 
-    sampled: StreamedToken
-    top: Sequence[StreamedToken]
+    sampled: ScoredToken
+    top: Sequence[ScoredToken]
 
 
-class Piece(NamedTuple):
+class ChoiceDelta(NamedTuple):
     """What one response adds to one choice.
 
     Attributes:
         choice: Index of the choice.
-        text: What follows the text so far.
-        finish_reason: ``stop`` or ``length``, once, with the last piece of the choice; None before, or where the model
-            does not tell.
-        logprobs: Of its tokens; None: the model gives none.
-        num_input_tokens: Tokens of the prompt; None: the model does not tell.
-        num_output_tokens: Tokens of this piece; None: the model does not tell.
-        num_cached_tokens: Tokens of the prompt that the model had kept; None: the model does not tell.
+        text: New text.
+        finish_reason: ``stop`` or ``length``, once, with the last delta of the choice; None before, or if the model
+            does not report it.
+        logprobs: Log probabilities of its tokens; None: not reported.
+        num_input_tokens: Tokens of the prompt; None: not reported.
+        num_output_tokens: Tokens of this delta; None: not reported.
+        num_cached_tokens: Prefix-cached tokens of the prompt; None: not reported.
     """
 
     choice: int
     text: str
     finish_reason: str | None = None
-    logprobs: Sequence[AnswerLogprobs] | None = None
+    logprobs: Sequence[PositionLogprobs] | None = None
     num_input_tokens: int | None = None
     num_output_tokens: int | None = None
     num_cached_tokens: int | None = None
 
     @property
-    def has_news(self) -> bool:
-        """Whether a client sees anything of it; tokens that may begin a stop string, for example, have no text yet."""
+    def is_visible(self) -> bool:
+        """Whether it has content for the client; tokens that may begin a stop string, for example, have no text yet."""
         return bool(self.text or self.finish_reason or self.logprobs)
 
 
-class PieceReader:
-    """Reads the responses to one prompt; each has a text for every choice, maybe an empty one.
+class DeltaReader:
+    """Parses the responses to one prompt; each has a text for every choice, possibly empty.
 
     Args:
-        num_choices: Answers that were asked for.
+        num_choices: Requested choices.
     """
 
     def __init__(self, num_choices: int) -> None:
         self._num_choices = num_choices
         self._ended: set[int] = set()
 
-    def read(self, result: InferResult) -> Iterator[Piece]:
-        """The pieces of choices that a response says something new of.
+    def read(self, result: InferResult) -> Iterator[ChoiceDelta]:
+        """The deltas of choices with an update.
 
         Raises:
-            InternalError: The tensors do not fit together: the model is not what it says.
+            InternalError: The tensors are inconsistent: the model violates its declared interface.
         """
         try:
-            for piece in _pieces(result.outputs, self._num_choices):
-                is_told = piece.choice in self._ended
-                if is_told and not piece.text:
+            for delta in _deltas(result.outputs, self._num_choices):
+                is_finished = delta.choice in self._ended
+                if is_finished and not delta.text:
                     continue
-                if piece.finish_reason is not None:
-                    self._ended.add(piece.choice)
-                yield piece
+                if delta.finish_reason is not None:
+                    self._ended.add(delta.choice)
+                yield delta
         except (InvalidArgumentError, LookupError, AttributeError, TypeError, ValueError) as error:
-            raise unfit_answer(result.model_name) from error
+            raise invalid_response(result.model_name) from error
 
 
-def unfit_answer(model: str) -> InternalError:
-    """The error for a model that is not what it says."""
+def invalid_response(model: str) -> InternalError:
+    """The error for a model that violates its declared interface."""
     return InternalError(f"the model '{model}' answered with tensors that do not fit")
 
 
-def _pieces(outputs: Mapping[str, WireTensor], num_choices: int) -> Iterator[Piece]:
+def _deltas(outputs: Mapping[str, WireTensor], num_choices: int) -> Iterator[ChoiceDelta]:
     texts = _strings(outputs, TEXT_OUTPUT) or []
     if len(texts) > num_choices:
         raise ValueError(f"{len(texts)} texts for {num_choices} choices")
@@ -126,7 +126,7 @@ def _pieces(outputs: Mapping[str, WireTensor], num_choices: int) -> Iterator[Pie
         num_tokens = num_output[choice] if num_output else None
         own_ids = ids[first_id : first_id + num_tokens] if ids and num_tokens is not None else []
         first_id += num_tokens or 0
-        yield Piece(
+        yield ChoiceDelta(
             choice,
             text,
             None if not reasons or reasons[choice] in _NO_REASON else reasons[choice],
@@ -147,11 +147,10 @@ def _numbers(outputs: Mapping[str, WireTensor], name: str) -> list[int] | None:
     return decode(outputs[name], name=name).ravel().tolist() if name in outputs else None
 
 
-def _logprobs(text: str, ids: Sequence[int]) -> list[AnswerLogprobs] | None:
-    """Of the tokens of a piece, from JSON: for each a map of ids to ``logprob``, ``rank`` and ``decoded_token``.
+def _logprobs(text: str, ids: Sequence[int]) -> list[PositionLogprobs] | None:
+    """Parse the JSON of a delta's tokens: per token a map from ids to ``logprob``, ``rank`` and ``decoded_token``.
 
-    The sampled token is the one of ``ids``; where the model does not tell these, the one without a rank, else the
-    first.
+    The sampled token is the one of ``ids``; if the model does not report ids, the one without a rank, else the first.
     """
     maps = json.loads(text) if text else None
     if maps is None:
@@ -161,11 +160,11 @@ def _logprobs(text: str, ids: Sequence[int]) -> list[AnswerLogprobs] | None:
         unranked = next((key for key, one in by_id.items() if one["rank"] is None), next(iter(by_id), ""))
         sampled = str(ids[index]) if index < len(ids) else unranked
         ranked = sorted((one for one in by_id.values() if one["rank"] is not None), key=lambda one: int(one["rank"]))
-        found.append(AnswerLogprobs(_token(by_id[sampled]), tuple(map(_token, ranked))))
+        found.append(PositionLogprobs(_token(by_id[sampled]), tuple(map(_token, ranked))))
     return found
 
 
-def _token(value: Mapping[str, Any]) -> StreamedToken:
+def _token(value: Mapping[str, Any]) -> ScoredToken:
     logprob = float(value["logprob"])
     text, data = value["decoded_token"] or "", value.get("bytes")
-    return StreamedToken(text, logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB, data)
+    return ScoredToken(text, logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB, data)

@@ -1,7 +1,7 @@
-"""Chat templates: from messages to one prompt, by the model's own Jinja template in a sandbox.
+"""Chat templates: render messages into one prompt with the model's Jinja template, in a sandbox.
 
-A template is part of the model repository and trusted as that is; the messages are not, and the sandbox keeps what a
-template does with them to values, without attributes of Python objects, imports or changes.
+A template belongs to the model repository and is as trusted as that; messages are not trusted. The sandbox prevents
+access to attributes of Python objects, imports and mutation.
 """
 
 import functools
@@ -23,9 +23,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 from weft_gateway.errors import RequestError
 
-#: Longest prompt that a template may make, in characters.
+#: Longest rendered prompt, in characters.
 MAX_PROMPT_CHARS = 16 << 20
-#: How long it may take, in seconds, looked at with each piece that it writes, each round of a loop and each call.
+#: Time limit in seconds, checked at each output fragment, loop iteration and call.
 MAX_RENDER_S = 5.0
 MAX_TEMPLATE_BYTES = 1 << 20
 
@@ -34,32 +34,32 @@ class ChatTemplate:
     """A compiled template.
 
     Args:
-        source: Jinja, as Hugging Face's ``tokenizer_config.json`` has it.
-        special_tokens: Texts of ``bos_token``, ``eos_token`` and others that the template may name.
+        source: Jinja source, as in Hugging Face's ``tokenizer_config.json``.
+        special_tokens: Texts of ``bos_token``, ``eos_token`` and others that the template may refer to.
 
     Raises:
-        InvalidArgumentError: It is no template, or too long.
+        InvalidArgumentError: It does not compile, or is too long.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._template = _compiled(source)
         self._special_tokens = special_tokens
-        #: Elsewhere OpenAI's role for instructions is the older name of it.
-        self.knows_developer = "developer" in source
+        #: For other templates OpenAI's role ``developer`` becomes ``system``, its older name.
+        self.supports_developer_role = "developer" in source
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, Any]
     ) -> str:
-        """The prompt; takes as long as the template does, so call it on a thread.
+        """Render the prompt. Blocks as long as the template runs, so call it on a thread.
 
         Args:
-            messages: Each with ``role`` and ``content``.
-            add_generation_prompt: Whether the prompt ends where the assistant's answer begins.
-            variables: More of what the template may look at; they hide nothing of the above, and no function.
+            messages: Messages with ``role`` and ``content``.
+            add_generation_prompt: Whether the prompt ends with the start of the assistant's message.
+            variables: Additional template variables; they cannot override the above or any function.
 
         Raises:
-            RequestError: The template refuses the messages, with its own words, or the prompt becomes too long.
-            InternalError: It fails; how is its cause.
+            RequestError: The template rejects the messages, with its own message, or the prompt becomes too long.
+            InternalError: The template fails.
         """
         given = {
             **_ABSENT,
@@ -69,76 +69,76 @@ class ChatTemplate:
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
         }
-        pieces: list[str] = []
+        deltas: list[str] = []
         num_chars = 0
-        end = _END_S.set(time.monotonic() + MAX_RENDER_S)
+        end = _DEADLINE_S.set(time.monotonic() + MAX_RENDER_S)
         try:
-            for piece in self._template.generate(given):
-                num_chars += len(piece)
+            for delta in self._template.generate(given):
+                num_chars += len(delta)
                 if num_chars > MAX_PROMPT_CHARS:
                     raise RequestError(
                         f"the chat makes a prompt of more than {MAX_PROMPT_CHARS} characters; send fewer messages",
                         param="messages",
                     )
                 _check_time()
-                pieces.append(piece)
-        except _RefusedByTemplateError as refusal:
+                deltas.append(delta)
+        except _TemplateRejectionError as refusal:
             raise RequestError(f"the chat template refuses: {refusal.text[:500]}", param="messages") from None
         except WeftError:
             raise
-        except Exception as error:  # whatever a template may get wrong
+        except Exception as error:  # any defect of the template
             raise InternalError("the model's chat template failed") from error
         finally:
-            _END_S.reset(end)
-        return "".join(pieces)
+            _DEADLINE_S.reset(end)
+        return "".join(deltas)
 
 
-class _RefusedByTemplateError(Exception):
-    """A template called ``raise_exception``."""
+class _TemplateRejectionError(Exception):
+    """The template called ``raise_exception``."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
 
 
-#: When the template that is being rendered has no time left, on the clock of ``time.monotonic``.
-_END_S: ContextVar[float] = ContextVar("end_s")
+#: Deadline of the current rendering, by ``time.monotonic``.
+_DEADLINE_S: ContextVar[float] = ContextVar("end_s")
 _TIMED = "weft_timed"
-#: What Hugging Face's own renderer always gives, so that templates ask for None and not whether it is there.
+#: Variables that Hugging Face's renderer always defines, so templates compare them with None.
 _ABSENT = {"tools": None, "documents": None}
 
 
 def _check_time() -> None:
-    """Raises RequestError when the time is over."""
-    if time.monotonic() > _END_S.get():
+    """Raise RequestError after the deadline."""
+    if time.monotonic() > _DEADLINE_S.get():
         raise RequestError(
             f"the chat template took more than {MAX_RENDER_S:g} s; send fewer messages", param="messages"
         )
 
 
-def _timed(items: Iterable[Any]) -> Iterator[Any]:
-    """The same, as long as there is time: a loop that writes nothing ends too."""
+def _time_limited(items: Iterable[Any]) -> Iterator[Any]:
+    """Check the deadline on each item, so that loops without output end too."""
     for item in items:
         _check_time()
         yield item
 
 
-class _TimedEnvironment(ImmutableSandboxedEnvironment):  # type: ignore[misc]  # jinja2's types are not read
-    """Macros that call themselves end in time."""
+class _TimeLimitedEnvironment(ImmutableSandboxedEnvironment):  # type: ignore[misc]  # jinja2's types are not read
+    """Checks the deadline on each call, so that recursive macros end."""
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """A call in a template."""
+        """Call an object of the template."""
         _check_time()
         return super().call(context, obj, *args, **kwargs)
 
 
-class _Generation(Extension):  # type: ignore[misc]
-    """``{% generation %}`` marks what the assistant said, for training; here it means nothing."""
+class _GenerationTag(Extension):  # type: ignore[misc]
+    """``{% generation %}`` marks the assistant's output for training; without effect here."""
 
     tags = {"generation"}  # noqa: RUF012  # as the class above it has them
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The nodes within."""
+        """The enclosed nodes."""
         next(parser.stream)
         within: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return within
@@ -146,14 +146,14 @@ class _Generation(Extension):  # type: ignore[misc]
 
 @functools.lru_cache(maxsize=64)
 def _compiled(source: str) -> jinja2.Template:
-    """The template. Raises InvalidArgumentError."""
+    """Compile and cache a template. Raises InvalidArgumentError."""
     if len(source.encode(errors="replace")) > MAX_TEMPLATE_BYTES:
         raise InvalidArgumentError(f"a chat template may have {MAX_TEMPLATE_BYTES} bytes; this one has more")
-    environment = _TimedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    environment = _TimeLimitedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
     )
-    environment.filters |= {"tojson": _to_json, _TIMED: _timed}
-    del environment.globals["lipsum"]  # makes text of any length in one call
+    environment.filters |= {"tojson": _to_json, _TIMED: _time_limited}
+    del environment.globals["lipsum"]  # could create text of any length in one call
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     try:
         tree = environment.parse(source)
@@ -167,7 +167,7 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 def read_template(path: Path) -> str:
-    """Source of a template in a file, checked. Raises InvalidArgumentError, which names the file."""
+    """Read and validate a template file. Raises InvalidArgumentError, which names the file."""
     try:
         with path.open("rb") as file:
             source = file.read(MAX_TEMPLATE_BYTES + 1).decode()
@@ -182,7 +182,7 @@ def read_template(path: Path) -> str:
 
 
 def _raise_exception(text: object) -> NoReturn:
-    raise _RefusedByTemplateError(str(text))
+    raise _TemplateRejectionError(str(text))
 
 
 def _strftime_now(form: str) -> str:
@@ -197,5 +197,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without the escapes for HTML that Jinja's own filter makes; arguments as Hugging Face's templates give them."""
+    """JSON without the HTML escapes of Jinja's own filter; arguments as in Hugging Face's renderer."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

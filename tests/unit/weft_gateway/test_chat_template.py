@@ -7,8 +7,8 @@ import pytest
 
 from weft_common.errors import InternalError, InvalidArgumentError
 from weft_gateway.errors import RequestError
-from weft_gateway.openai import templates
-from weft_gateway.openai.templates import ChatTemplate, read_template
+from weft_gateway.openai import chat_template as templates
+from weft_gateway.openai.chat_template import ChatTemplate, read_template
 
 MESSAGES = [{"role": "user", "content": "<hi> & ü"}]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from weft_common.errors import InvalidArgumentError
-from weft_postprocess.transforms.text.answer_text import Before, added_text
+from weft_postprocess.transforms.text.generated_text import DecodeContext, new_text
 from weft_postprocess.transforms.text.text_options import TextOptions
 from weft_serving.detokenizer import Detokenizer
 
@@ -97,9 +97,9 @@ def first_stop(text, options):
 
 def said_from_few(name, context, num_previous, ids, options, **ending):
     """The text where only the last ids before it are known; None: refused."""
-    before = Before.of(context, num_previous)
+    before = DecodeContext.from_ids(context, num_previous)
     try:
-        return added_text(make_detokenizer(name), before, ids, options, **ending)
+        return new_text(make_detokenizer(name), before, ids, options, **ending)
     except InvalidArgumentError:
         return None
 
@@ -116,7 +116,9 @@ def test_texts_together_are_the_text_at_once(answer, data):
     while start < len(ids) or not texts:
         end = min(len(ids), start + data.draw(st.integers(1, 4)))
         ending = {"is_last": end == len(ids), "is_ended": end == len(ids) and ends_by_token}
-        whole = added_text(make_detokenizer(name), Before(prompt, ids[:start], 0), ids[start:end], options, **ending)
+        whole = new_text(
+            make_detokenizer(name), DecodeContext(prompt, ids[:start], 0), ids[start:end], options, **ending
+        )
         few = data.draw(st.integers(0, 12))
         for known in range(few, min(few + 4, start)):
             text = said_from_few(name, ids[start - known : start], start, ids[start:end], options, **ending)
@@ -146,7 +148,7 @@ def test_no_number_of_known_ids_gives_a_wrong_text(name, tokens, options):
     for start in range(len(ids)):
         ending = {"is_last": start == len(ids) - 1, "is_ended": False}
         new = ids[start : start + 1]
-        whole = added_text(make_detokenizer(name), Before([], ids[:start], 0), new, options, **ending)
+        whole = new_text(make_detokenizer(name), DecodeContext([], ids[:start], 0), new, options, **ending)
         for known in range(start):
             text = said_from_few(name, ids[start - known : start], start, new, options, **ending)
             assert text in (None, whole)
@@ -160,17 +162,22 @@ def test_a_few_words_before_are_enough(name):
     tokenizer = make_tokenizer(name)
     ids = [tokenizer.token_to_id("Ġab" if name == "byte level" else "東")] * 9
     options, detokenizer = TextOptions(), make_detokenizer(name)
-    whole = added_text(detokenizer, Before([], ids, 0), ids[:2], options, is_last=True, is_ended=False)
-    before = Before.of(ids[:5], len(ids))
-    assert whole == added_text(detokenizer, before, ids[:2], options, is_last=True, is_ended=False)
+    whole = new_text(detokenizer, DecodeContext([], ids, 0), ids[:2], options, is_last=True, is_ended=False)
+    before = DecodeContext.from_ids(ids[:5], len(ids))
+    assert whole == new_text(detokenizer, before, ids[:2], options, is_last=True, is_ended=False)
 
 
 def test_the_first_word_continues_the_prompt():
     """Its leading space is lost only where the prompt is not known."""
     word = make_tokenizer("llama").token_to_id("▁a")
     texts = [
-        added_text(
-            make_detokenizer("llama"), Before.of(context, 0), [word], TextOptions(), is_last=False, is_ended=False
+        new_text(
+            make_detokenizer("llama"),
+            DecodeContext.from_ids(context, 0),
+            [word],
+            TextOptions(),
+            is_last=False,
+            is_ended=False,
         )
         for context in ([], [word])
     ]
@@ -181,7 +188,12 @@ def test_too_few_ids_are_refused():
     """With how many there are, of how many, and why."""
     byte = make_tokenizer("llama").token_to_id("<0x61>")
     with pytest.raises(InvalidArgumentError) as error:
-        added_text(
-            make_detokenizer("llama"), Before.of([byte] * 3, 9), [byte], TextOptions(), is_last=True, is_ended=False
+        new_text(
+            make_detokenizer("llama"),
+            DecodeContext.from_ids([byte] * 3, 9),
+            [byte],
+            TextOptions(),
+            is_last=True,
+            is_ended=False,
         )
     assert "the last 3 of 9 token ids before a response are too few for its text" in error.value.message

@@ -1,0 +1,52 @@
+"""Versions of models and graphs: whole numbers of at least 1. Imports nothing heavy."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from weft_common.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from weft_protos.model_config_pb2 import ModelVersionPolicy
+
+_CANONICAL = re.compile(r"[1-9][0-9]{0,17}")
+#: Leading zeros mean nothing, as in TIS; a longer number is no version of anything.
+_SENT = re.compile(r"0*[1-9][0-9]{0,17}")
+
+
+def is_version(text: str) -> bool:
+    """Whether a text, such as a folder's name, is a version: as in TIS without leading zeros."""
+    return _CANONICAL.fullmatch(text) is not None
+
+
+def version_number(version: str) -> int:
+    """The number of a version as a client sends it; "" is not one.
+
+    Raises:
+        InvalidArgumentError: It is no whole number of at least 1.
+    """
+    if not _SENT.fullmatch(version):
+        raise InvalidArgumentError(
+            f"failed to get model version from specified version string '{version[:80]}', version should be an "
+            "integral value > 0"
+        )
+    return int(version)
+
+
+def version_order(version: str) -> int:
+    """Sort key of what a server calls a version; what is no number comes first."""
+    return int(version) if version.isdecimal() else -1
+
+
+def versions_to_serve(policy: "ModelVersionPolicy", available: Sequence[int]) -> list[int]:
+    """The versions that ``version_policy`` picks of those available, lowest first; without a policy the highest."""
+    ordered = sorted(available)
+    match policy.WhichOneof("policy_choice"):
+        case "all":
+            return ordered
+        case "specific":
+            return [version for version in ordered if version in policy.specific.versions]
+        case "latest":
+            return ordered[-max(policy.latest.num_versions, 1) :]
+        case _:
+            return ordered[-1:]

@@ -1,0 +1,277 @@
+"""The dispatching half of a loaded model version: from its queue over batches and instances to the answers."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from weft_common.errors import UnavailableError
+from weft_common.observing import telemetry
+from weft_common.observing.logs import get_logger
+from weft_common.statistics import ModelStatistics
+from weft_serving.backends.base import Backend, InstanceContext, ModelContext
+from weft_serving.request.request import InferenceRequest
+from weft_serving.scheduler.batcher import Batcher, holding, make_batcher
+from weft_serving.scheduler.execution_times import ExecutionTimes
+from weft_serving.scheduler.grouping import LengthBuckets
+from weft_serving.scheduler.queue import PriorityQueue, RequestQueue
+from weft_serving.scheduler.rate_limiter import RateLimiter
+from weft_serving.scheduler.retry_after import RetryAfter
+from weft_serving.scheduler.settings import SchedulerSettings, num_to_hold
+from weft_serving.scheduler.slots import SlotBatcher
+from weft_serving.served import spans
+from weft_serving.served.alarm import Alarm
+from weft_serving.served.answers import Answers
+from weft_serving.served.decoupled import DecoupledRequests
+from weft_serving.served.instance import Execution, Instance
+from weft_serving.served.outages import Outages
+from weft_serving.served.rate_limited import idle_instances
+from weft_serving.served.recorder import Recorder
+
+_LOG = get_logger("weft.serving")
+
+#: Least time that backends get to close.
+_MIN_CLOSE_S = 5.0
+
+
+class Dispatcher:
+    """Forms batches of the requests in its queue, runs them on the instances, and answers the requests.
+
+    Every method is called on one event loop. Model code runs on the threads of the instances alone.
+
+    Args:
+        context: The model version.
+        backend: The class that runs it.
+        settings: Queue and batching.
+        places: Where to run it, at least one.
+        statistics: Of the version.
+        limiter: Of the resources that instances share; None: nothing is limited.
+
+    Attributes:
+        queue: Requests that wait for an instance.
+        answers: Ends requests.
+        decoupled: Requests of a decoupled model that have not ended.
+        outages: Instances that are lost.
+        recorder: Writes the statistics.
+        times: How long executions took.
+        retry_after: When a request that finds the queue full may come back.
+        is_open: Whether the model accepts requests; if not, it forms batches without delay.
+        is_due: Whether ``dispatch`` runs again in this turn of the event loop.
+        num_slots: As of ``Backend.num_slots``.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        backend: type[Backend],
+        settings: SchedulerSettings,
+        places: Sequence[InstanceContext],
+        statistics: ModelStatistics,
+        limiter: RateLimiter | None,
+    ) -> None:
+        self._signature = signature = context.signature
+        self._settings = settings
+        self._statistics = statistics
+        limit_s = settings.execution_timeout_us / 1e6
+        self._instances = [
+            Instance(context, backend, place, self._on_executed, self._on_outage, limit_s) for place in places
+        ]
+        self.queue = self._make_queue()
+        self._idle = idle_instances(limiter, self._instances, places, lambda: self.queue, self.dispatch)
+        self.num_slots = backend.num_slots(context)
+        self._slots = SlotBatcher(settings, self.num_slots, self._idle) if self.num_slots else None
+        self._batcher = self._make_batcher(context.layout.buckets)
+        self._running: dict[Instance, Sequence[InferenceRequest]] = {}
+        self.recorder = Recorder(statistics)
+        self.answers = Answers(signature.name, self.recorder, is_ordered=settings.preserve_ordering, drop=self.drop)
+        self.decoupled = DecoupledRequests(
+            signature, self.recorder, withdraw=self.answers.withdraw, on_end=self._on_stream_end
+        )
+        self.outages = Outages(signature.name, len(places))
+        self.times = ExecutionTimes()
+        num_at_once = len(places) * max(self.num_slots, 1)
+        self.retry_after = RetryAfter(num_at_once, has_sequences=settings.sequences is not None)
+        self.is_open = self.is_due = False
+        self._alarm: Alarm | None = None
+        self._drained = asyncio.Event()
+        statistics.count_pending_by_level = self.queue.num_by_level
+        statistics.occupancy = self._occupancy
+
+    def _make_queue(self) -> RequestQueue:
+        return PriorityQueue(self._settings)
+
+    def _make_batcher(self, buckets: LengthBuckets | None) -> Batcher:
+        if self._slots is not None:
+            return holding(self._slots, num_to_hold())
+        return make_batcher(self._settings, buckets, num_to_hold=num_to_hold())
+
+    async def start(self) -> None:
+        """Load every instance, one after another, and open the model.
+
+        Raises:
+            WeftError: Why an instance cannot be loaded; those loaded before are closed again.
+        """
+        self._alarm = Alarm(asyncio.get_running_loop(), self.dispatch)
+        try:
+            self._idle.open()
+            for instance in self._instances:
+                await instance.load()
+        except BaseException:
+            await self._close(_MIN_CLOSE_S)
+            raise
+        self._idle.extend(self._instances)
+        self.is_open = True
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Close the model: answer the requests that it has accepted, then close the backends.
+
+        Args:
+            grace_s: Time in seconds for queued and running requests; those not answered by then fail with
+                UnavailableError.
+        """
+        self.is_open = False
+        end_s = time.monotonic() + grace_s
+        self.dispatch()
+        if not self._drained.is_set():
+            try:
+                await asyncio.wait_for(self._drained.wait(), grace_s)
+            except TimeoutError:
+                self._abandon()
+        await self._close(max(end_s - time.monotonic(), _MIN_CLOSE_S))
+
+    def not_ready(self) -> UnavailableError:
+        """Error for a request that the model does not accept, or did not answer in time before it stopped."""
+        return UnavailableError(
+            f"model '{self._signature.name}' version {self._signature.version} is not at ready state: it is loading or "
+            "being unloaded; try again later"
+        )
+
+    def check_call(self, request: InferenceRequest) -> None:
+        """Raise ResourceExhaustedError for a nested call that waits for the resources of its own caller."""
+        self._idle.check_call(request)
+
+    def request_added(self, now_ns: int) -> None:
+        """Dispatch the queue, to which a request was added, as soon as that is of use."""
+        if not self._idle:
+            self._wake_at(self.queue.next_expiry_ns(), now_ns)
+        elif not self._settings.is_batching:
+            self.dispatch()
+        else:
+            self.dispatch_soon()  # requests that arrive in the same turn of the loop may share a batch
+
+    def dispatch_soon(self) -> None:
+        """Call ``dispatch`` once, after what the event loop does in this turn."""
+        if not self.is_due:
+            self.is_due = True
+            asyncio.get_running_loop().call_soon(self.dispatch)
+
+    def dispatch(self) -> None:
+        """Answer expired requests, give idle instances what they may run now, and set the alarm for the rest."""
+        self.is_due = False
+        queue, now_ns = self.queue, time.monotonic_ns()
+        expiry_ns = queue.next_expiry_ns()
+        if expiry_ns is not None and expiry_ns <= now_ns:
+            for request, error in queue.expire(now_ns):
+                self.answers.give_up(request, error, now_ns)
+        wake_ns = None
+        while self._idle and queue.num_waiting:
+            requests, wake_ns, wanted = self._batcher.next_batch(queue, now_ns, may_wait=self.is_open)
+            if not requests:
+                break
+            queue.take(requests, now_ns)
+            instance = self._idle.take(wanted)
+            if self._slots is not None:
+                self._slots.enter(requests, instance)
+            self._running[instance] = requests
+            instance.execute(requests)
+        if wake_ns is not None:
+            self._wake_at(wake_ns, now_ns)
+        if expiry_ns is not None:
+            self._wake_at(queue.next_expiry_ns(), now_ns)
+        if not self.is_open:
+            self._check_drained()
+
+    def drop(self, request: InferenceRequest) -> None:
+        """Take a request that nobody waits for any longer out of the queue, or flag it if it runs."""
+        request.cancel()
+        self.queue.remove(request)
+
+    def _wake_at(self, at_ns: int | None, now_ns: int) -> None:
+        if at_ns is not None and self._alarm is not None:
+            self._alarm.set(at_ns, now_ns)
+
+    def _on_executed(self, instance: Instance, execution: Execution) -> None:
+        """A batch has run: give the instance the next one first, then answer the members."""
+        del self._running[instance]
+        self._idle.give_back(instance, is_lost=instance in self.outages.reasons)
+        self.dispatch()
+        requests = execution.requests
+        if not requests:
+            return
+        duration_ns = execution.end_ns - execution.start_ns
+        if self._slots is None:  # else the requests still run
+            self.retry_after.measured(len(requests), duration_ns)
+        if not execution.has_failed:
+            self.recorder.executed(execution)
+            self.times.add(execution.num_rows, duration_ns, execution.end_ns)
+        self.answers.deliver(execution)
+        if telemetry.is_enabled():
+            spans.record_execution(self._signature.name, instance.name, execution)
+
+    def _on_stream_end(self, request: InferenceRequest) -> None:
+        """A request of a decoupled model has ended: free its slot, if it had one."""
+        if self._slots is not None and self._slots.leave(request):
+            self.retry_after.measured(1, time.monotonic_ns() - request.start_ns)
+            self.dispatch_soon()
+        self._check_drained()
+
+    def _on_outage(self, instance: Instance, reason: str) -> None:
+        """The instance is lost, or ("") back; requests that no instance is left for fail."""
+        if not reason:
+            self.outages.end(instance)
+            self._statistics.restart_count += not instance.is_hung  # else it was never loaded again
+            if instance not in self._running:
+                self._idle.append(instance)
+            self.dispatch()
+            return
+        self.outages.begin(instance, reason, is_hung=instance.is_hung)
+        self._idle.discard(instance)
+        if self.outages.is_total:
+            for request in list(self.queue):
+                self.answers.withdraw(request, self.outages.error())
+            self._check_drained()
+
+    def _abandon(self) -> None:
+        """Fail every request that waits or runs."""
+        now_ns = time.monotonic_ns()
+        running = [request for requests in self._running.values() for request in requests]
+        for request in [*self.queue, *running, *self.decoupled.unfinished]:
+            self.drop(request)
+            if request.answer is not None and not request.answer.done():
+                self.answers.give_up(request, self.not_ready(), now_ns)
+
+    def _check_drained(self) -> None:
+        if not (self.is_open or self._running or self.queue.num_waiting or self.decoupled.unfinished):
+            self._drained.set()
+
+    async def _close(self, grace_s: float) -> None:
+        """Close every idle backend, for at most ``grace_s`` seconds; the others close when they return."""
+        if self._alarm is not None:
+            self._alarm.close()
+            self._alarm = None
+        self._idle.close()
+        closing = [(instance, instance.close()) for instance in self._instances]
+        idle = [closed for instance, closed in closing if instance not in self._running and not instance.is_loading]
+        if idle:
+            await asyncio.wait(idle, timeout=grace_s)
+        for instance, closed in closing:
+            if not closed.done():
+                _LOG.warning("instance %s still runs; it closes when its model returns", instance.name)
+                instance.abort()
+
+    def _occupancy(self) -> float:
+        """As ``ModelStatistics.occupancy``."""
+        num_instances, num_waiting = len(self._instances), self.queue.num_waiting
+        if self._slots is not None:
+            return (len(self._slots) + num_waiting) / (num_instances * self.num_slots)
+        num_rows = num_instances * max(self._settings.max_batch_size, 1)
+        return len(self._running) / num_instances + num_waiting / num_rows
