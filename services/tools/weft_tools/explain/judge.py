@@ -13,7 +13,7 @@ from weft_router.graph.plan import OK, Condition, Frame, NodePlan, StepPlan
 from weft_router.graph.types.expression import Use, read_expression
 from weft_router.scope import RequestScope
 from weft_router.tensors.rows import split
-from weft_tools.explain.values import UNKNOWN_VALUE, Knowledge, Unknown, Unreadable, sized
+from weft_tools.explain.values import UNKNOWN_VALUE, Knowledge, Unknown, Unread, sized
 
 #: Tensors that may be absent: both ways are tried, for so many of them.
 _MAX_UNSURE = 6
@@ -64,7 +64,7 @@ class Judge:
         for name, slot in condition.tensors:
             if slot in tensors:
                 is_sized = name in only_sized and min(tensors[slot].known.shape, default=0) >= 0
-                base[slot] = sized(tensors[slot]) if is_sized else cast(WireTensor, Unreadable(tensors[slot]))
+                base[slot] = sized(tensors[slot]) if is_sized else cast(WireTensor, Unread(tensors[slot]))
         unsure = [slot for slot, tensor in tensors.items() if tensor.known.may_be_absent][:_MAX_UNSURE]
         trials = []
         for absent in product((False, True), repeat=len(unsure)):
@@ -98,7 +98,7 @@ class Judge:
 
     def _evaluated(self, condition: Condition, frame: Frame) -> Verdict:
         """The verdict for one frame; an error is certain only if nobody looked at elements that are not known."""
-        hidden = [tensor for tensor in cast(list[object], frame) if isinstance(tensor, Unreadable)]
+        hidden = [tensor for tensor in cast(list[object], frame) if isinstance(tensor, Unread)]
         for tensor in hidden:
             tensor.was_read = False
         try:

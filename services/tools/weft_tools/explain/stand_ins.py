@@ -35,7 +35,7 @@ AGAIN = "again"
 _LATE_S = 80_000.0
 
 
-class Outcome(Protocol):
+class _NodeEffect(Protocol):
     """What a node inside does: it fails, or gives outputs by slot."""
 
     @property
@@ -48,7 +48,7 @@ class Outcome(Protocol):
 
 
 @dataclass(slots=True)
-class Stage:
+class Scene:
     """What the stand-ins share.
 
     Attributes:
@@ -62,11 +62,11 @@ class Stage:
     """
 
     judge: Judge
-    outcome: "Callable[[NodePlan, Frame, int | None], Outcome | None]"
+    outcome: "Callable[[NodePlan, Frame, int | None], _NodeEffect | None]"
     way: Way = field(init=False)
     targets: dict[str, "StandInModel"] = field(default_factory=dict)
     nodes: dict[int, NodePlan] = field(default_factory=dict)
-    places: dict[int, "_Place"] = field(default_factory=dict)
+    places: dict[int, "_Stand"] = field(default_factory=dict)
 
     def assembly(self, plan: GraphPlan, root: NodePlan) -> "_OneNode":
         """Makes the nodes of the rewritten ``root`` of a graph."""
@@ -90,13 +90,13 @@ class Stage:
         action: CallPlan | NodePlan
         if isinstance(step.action, CallPlan):
             target, signature = str(len(self.targets)), step.action.signature
-            self.targets[target] = StandInModel(target, _Place(self, step, node, is_tried), step.action)
+            self.targets[target] = StandInModel(target, _Stand(self, step, node, is_tried), step.action)
             outputs = tuple(replace(spec, dims=small(spec.dims)) for spec in signature.outputs)
             action = replace(step.action, target=target, signature=replace(signature, outputs=outputs))
         else:
             action = self.node(step.action)
             self.nodes[id(step)] = action
-            self.places[id(action)] = _Place(self, step, node, is_tried)
+            self.places[id(action)] = _Stand(self, step, node, is_tried)
         fallback = None if step.fallback is None else self._step(step.fallback, node, is_tried=step.is_soft or is_tried)
         shadow = None if step.shadow is None else ShadowPlan(100, 0)
         kept = {"action": action, "fallback": fallback, "shadow": shadow}
@@ -131,18 +131,18 @@ class Stage:
         return self._fields(value, owner, node) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-class _Place:
+class _Stand:
     """Where a stand-in stands: it takes part in what is decided on the way.
 
     Args:
-        stage: Shared.
+        scene: Shared.
         step: That it is the action of.
         node: Around the step.
         is_tried: Whether something else follows if it fails.
     """
 
-    def __init__(self, stage: Stage, step: StepPlan, node: NodePlan, is_tried: bool) -> None:
-        self.stage = stage
+    def __init__(self, scene: Scene, step: StepPlan, node: NodePlan, is_tried: bool) -> None:
+        self.scene = scene
         self.step = step
         self.node = node
         self._is_tried = is_tried
@@ -150,7 +150,7 @@ class _Place:
 
     async def arrive(self, call: Call, deadline_ns: int | None = None) -> None:
         """The call is made, and answered now or later. Raises UnavailableError if it fails on this way."""
-        way, step = self.stage.way, self.step
+        way, step = self.scene.way, self.step
         way.calls.append(call)
         if step.shadow is not None:
             return
@@ -185,7 +185,7 @@ class StandInModel:
 
     address = ""
 
-    def __init__(self, name: str, place: _Place, call: CallPlan) -> None:
+    def __init__(self, name: str, place: _Stand, call: CallPlan) -> None:
         self.name = name
         self._place = place
         self._signature = call.signature
@@ -202,7 +202,7 @@ class StandInModel:
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``: one response, or none."""
-        step, way = self._place.step, self._place.stage.way
+        step, way = self._place.step, self._place.scene.way
         await self._place.arrive(Call(step), context.deadline_ns)
         if way.ask((id(step), STREAM), (f"the responses of {self._of}",), cause=STREAM, step=step) == 0:
             yield self._answer(call)
@@ -217,7 +217,7 @@ class StandInModel:
     def _answer(self, call: InferCall) -> InferResult:
         is_batched, tensors = self._signature.max_batch_size > 0, list(call.inputs.values())
         num_rows = tensors[0].shape[0] if is_batched and tensors and tensors[0].shape else 1
-        is_open = self._place.stage.way.is_vague or any(
+        is_open = self._place.scene.way.is_vague or any(
             isinstance(tensor, Unknown) and tensor.known.shape[:1] == (-1,) for tensor in tensors
         )
         outputs: dict[str, WireTensor] = {}
@@ -231,19 +231,19 @@ class StandInModel:
 class _StandInNode(Node):
     """A node inside the one that runs: it was explained, and does what is known of it."""
 
-    def __init__(self, plan: NodePlan, place: _Place) -> None:
+    def __init__(self, plan: NodePlan, place: _Stand) -> None:
         super().__init__(plan)
         self._place = place
 
     async def run(self, run: Run) -> None:
         """As ``Node.run``."""
-        stage, plan = self._place.stage, self.plan
-        way = stage.way
+        scene, plan = self._place.scene, self.plan
+        way = scene.way
         frame: Frame = [None] * plan.num_slots
         for _, slot in plan.inputs:
-            frame[slot] = stage.seen(run.frame[slot])
+            frame[slot] = scene.seen(run.frame[slot])
         limit_ns = None if run.deadline_ns is None else run.deadline_ns - way.clock_ns
-        outcome = stage.outcome(plan, frame, limit_ns)
+        outcome = scene.outcome(plan, frame, limit_ns)
         if outcome is None:
             way.missing = way.missing or (plan, frame, limit_ns)
             raise UnavailableError("it is explained first")
@@ -260,13 +260,13 @@ class _OneNode(Assembly):
 
     Args:
         plan, runtime: As of ``Assembly``.
-        stage: Has the rewritten nodes.
+        scene: Has the rewritten nodes.
     """
 
-    def __init__(self, plan: GraphPlan, runtime: Runtime, stage: Stage) -> None:
+    def __init__(self, plan: GraphPlan, runtime: Runtime, scene: Scene) -> None:
         super().__init__(plan, runtime)
         self.plan = plan
-        self._stage = stage
+        self._scene = scene
         self._opened: NodePlan | None = None
 
     def opened(self, plan: NodePlan) -> Node:
@@ -276,7 +276,7 @@ class _OneNode(Assembly):
 
     def node(self, plan: NodePlan, graph: str = "") -> Node:
         """As ``Assembly.node``."""
-        return super().node(plan, graph) if plan is self._opened else _StandInNode(plan, self._stage.places[id(plan)])
+        return super().node(plan, graph) if plan is self._opened else _StandInNode(plan, self._scene.places[id(plan)])
 
 
 class _OpenCondition:
@@ -285,19 +285,19 @@ class _OpenCondition:
     Args:
         condition: The condition.
         site: Where it stands.
-        stage: Shared.
+        scene: Shared.
     """
 
-    def __init__(self, condition: Condition, site: Site, stage: Stage) -> None:
+    def __init__(self, condition: Condition, site: Site, scene: Scene) -> None:
         self.source = condition.source
         self.tensors = condition.tensors
         self._condition = condition
         self._site = site
-        self._stage = stage
+        self._scene = scene
 
     def evaluate(self, frame: Frame, request: RequestScope) -> bool | str:
         """As ``Condition.evaluate``."""
-        verdict = self._stage.judge.verdict(self._condition, self._seen(frame))
+        verdict = self._scene.judge.verdict(self._condition, self._seen(frame))
         self._note(Evaluation([verdict]))
         value: bool | str = self._values([verdict])[0]
         return value
@@ -308,24 +308,24 @@ class _OpenCondition:
         """As ``Condition.evaluate_rows``."""
         rows = range(num_rows) if numbers is None else numbers
         seen = self._seen(frame)
-        verdicts = self._stage.judge.row_verdicts(self._condition, seen, num_rows, rows)
+        verdicts = self._scene.judge.row_verdicts(self._condition, seen, num_rows, rows)
         self._note(Evaluation(verdicts, rows))
         values = self._values(verdicts)
         is_one = num_rows == 1 and all(
             tensor.known.shape[:1] != (-1,) for _, slot in self.tensors if isinstance(tensor := seen[slot], Unknown)
         )
         if not is_one and not all(verdict.is_known for verdict in verdicts):
-            self._stage.way.is_vague = True
+            self._scene.way.is_vague = True
         return values
 
     def _seen(self, frame: Frame) -> Frame:
         seen = frame.copy()
         for name, slot in self.tensors:
-            seen[slot] = self._stage.seen(frame[slot], is_flag=name.startswith("steps."))
+            seen[slot] = self._scene.seen(frame[slot], is_flag=name.startswith("steps."))
         return seen
 
     def _note(self, evaluation: Evaluation) -> None:
-        way = self._stage.way
+        way = self._scene.way
         way.verdicts[self._site].append(evaluation)
         if self._site[1] == AGAIN:
             way.rounds.append(len(way.calls))
@@ -336,7 +336,7 @@ class _OpenCondition:
         if failing is not None:
             raise InvalidArgumentError(failing.error)
         origins = tuple(dict.fromkeys(origin for verdict in verdicts for origin in verdict.depends_on))
-        is_open, way = not all(verdict.is_known for verdict in verdicts), self._stage.way
+        is_open, way = not all(verdict.is_known for verdict in verdicts), self._scene.way
         value: object = None
         if is_open and self._site[1] in TEXTS:
             value = OpenText.of(way, self._site, origins)
@@ -346,32 +346,32 @@ class _OpenCondition:
 
 
 class _OpenShadows(ShadowPool):
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, scene: Scene) -> None:
         super().__init__()
-        self._stage = stage
+        self._scene = scene
 
     def start(self, work: Coroutine[Any, Any, None], on_end: Callable[[asyncio.Task[None]], None]) -> None:
         """``work`` is done when the node has run."""
-        self._stage.way.copies.append(work)
+        self._scene.way.copies.append(work)
 
 
 class _OpenBandits(BanditStore):
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, scene: Scene) -> None:
         super().__init__()
-        self._stage = stage
+        self._scene = scene
 
     def chooser(self, graph: str, node: NodePlan, plan: BanditPlan) -> StepChooser:
         """Chooses any step."""
-        return _OpenChooser(self._stage, node)
+        return _OpenChooser(self._scene, node)
 
 
 class _OpenChooser(StepChooser):
-    def __init__(self, stage: Stage, node: NodePlan) -> None:
-        self._stage = stage
+    def __init__(self, scene: Scene, node: NodePlan) -> None:
+        self._scene = scene
         self._open_node = node
 
     def choose(self, request_id: str, pulls: list[Pull] | None, run: NodeRecord) -> int:
         """Any step."""
-        way = self._stage.way
+        way = self._scene.way
         way.is_drawn = True
         return way.ask((id(self._open_node), "bandit"), (), num_options=len(self._open_node.steps))

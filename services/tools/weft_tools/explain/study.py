@@ -11,7 +11,7 @@ from weft_router.reporting.path import SKIPPED, NodeRecord, StepRecord
 from weft_router.requests.selection import Selections
 from weft_router.steps import GraphRequest, Node, Run
 from weft_tools.explain.question import Question
-from weft_tools.explain.stand_ins import Stage
+from weft_tools.explain.stand_ins import Scene
 from weft_tools.explain.values import Knowledge, Known, Unknown, joined, key_of
 from weft_tools.explain.ways import Call, Decision, Evaluation, TimelessLoop, Way, deciding, follow
 
@@ -81,12 +81,13 @@ class Studies:
     """
 
     def __init__(self, plan: GraphPlan, question: Question) -> None:
-        self._stage = stage = Stage(question.judge, self._outcome)
+        self._scene = scene = Scene(question.judge, self._outcome)
         self._question = question
-        self._root = stage.node(plan.root)
-        self._assembly = stage.assembly(plan, self._root)
+        self._root = scene.node(plan.root)
+        self._assembly = scene.assembly(plan, self._root)
         selections = Selections(self._assembly.plan, self._assembly.opened(self._root))
-        self._selection = selections.of([RequestedOutput(name, {}) for name in question.outputs])
+        asked = [RequestedOutput(name, {}) for name in question.outputs]
+        self._selection = selections.of(asked) if asked else selections.all
         self._nodes: dict[int, Node] = {id(self._root): self._selection.node}
         self._known: dict[Hashable, Study] = {}
         self._loop = TimelessLoop()
@@ -108,7 +109,7 @@ class Studies:
 
     def inside(self, step: StepPlan, study: Study) -> Study:
         """The node in the place of a step that ran: as it is with any of the inputs that it ran with."""
-        plan, calls = self._stage.nodes[id(step)], study.calls(step)
+        plan, calls = self._scene.nodes[id(step)], study.calls(step)
         frames = [call.frame for call in calls if call.frame is not None]
         limits = [call.limit_ns for call in calls]
         limit_ns = None if None in limits else max((limit for limit in limits if limit is not None), default=None)
@@ -130,7 +131,7 @@ class Studies:
         """The way of a script; nodes inside that it comes to are studied first."""
         while True:
             way = Way(script, _START_NS, NodeRecord(plan.name, plan.kind), frame.copy())
-            self._stage.way = way
+            self._scene.way = way
             self._loop.run_until_complete(self._run(way, plan, limit_ns))
             if way.missing is None:
                 return way

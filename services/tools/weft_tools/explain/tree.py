@@ -234,7 +234,7 @@ class _Tree:
                 f"pinned by header {ROUTE_HEADER}, if the router runs with --allow-route-header: {pinned}"
             )
         if is_drawn and node.bandit is not None:
-            entry.decisions.append(f"{node.bandit.algorithm.value} on feedback; before it: {shares}")
+            entry.decisions.append(f"{node.bandit.algorithm.name} on feedback; before it: {shares}")
         elif is_drawn:
             entry.decisions.append(f"random: {shares}")
         entry.decisions += description.exit.notes

@@ -121,7 +121,7 @@ def joined(tensors: Iterable[WireTensor | None], origin: str = "the branch taken
     return Unknown.of(present[0].datatype, known, present[0].shape[0] if present[0].shape else None)
 
 
-class Unreadable:
+class Unread:
     """In place of a placeholder where a condition is tried: it has a shape, and elements that cannot be read.
 
     Attributes:
