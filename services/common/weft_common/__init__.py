@@ -1,1 +1,1 @@
-"""What every Weft service shares: errors, tensors, the V2 servicer, health, telemetry and the server bootstrap."""
+"""Shared foundation of all services: errors, tensors, V2 servicer and client, telemetry, server bootstrap."""

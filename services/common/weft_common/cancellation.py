@@ -1,4 +1,4 @@
-"""Tasks that must not outlive the block that started them."""
+"""Cancellation of tasks that must not outlive their block."""
 
 import asyncio
 from collections.abc import Collection
@@ -6,9 +6,9 @@ from typing import Any
 
 
 async def cancel_and_wait(tasks: Collection["asyncio.Task[Any]"]) -> None:
-    """Every task has ended, those that still ran by a cancel; what they raised is taken note of and dropped.
+    """Cancel all tasks and wait for their end; their exceptions are retrieved and dropped.
 
-    A cancel of the awaiting task meanwhile is raised when all are over.
+    If the awaiting task is cancelled in the meantime, CancelledError is raised after all have ended.
     """
     interrupt: asyncio.CancelledError | None = None
     while rest := [task for task in tasks if not task.done()]:
@@ -25,4 +25,4 @@ async def cancel_and_wait(tasks: Collection["asyncio.Task[Any]"]) -> None:
         try:
             raise interrupt
         finally:
-            interrupt = None  # an error that holds a frame that holds the error is freed late
+            interrupt = None  # breaks the reference cycle between error and frame

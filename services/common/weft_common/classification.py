@@ -1,7 +1,6 @@
-"""Outputs that are answered as their best classes, in place of the tensor.
+"""The V2 extension "classification": outputs as their top classes.
 
-Source: the extension "classification" of the V2 protocol, ``protocol/extension_classification.md`` of Triton Inference
-Server.
+Source: ``protocol/extension_classification.md`` of Triton Inference Server.
 """
 
 import asyncio
@@ -17,12 +16,12 @@ from weft_common.tensors import num_elements as count_elements
 
 PARAMETER = "classification"
 
-#: Largest number of elements of a row that is sorted for its best.
+#: Largest row, in elements, that can be classified.
 MAX_ELEMENTS = 1_000_000
 
 
 def check_classification(requested: Sequence[RequestedOutput]) -> bool:
-    """Whether the request asks for classes. Raises InvalidArgumentError for a wrong number of them."""
+    """Whether the request asks for classes. Raises InvalidArgumentError for an invalid number of them."""
     asks_for_classes = False
     for output in requested:
         if output.parameters and PARAMETER in output.parameters:
@@ -45,12 +44,12 @@ async def classified(
 
 
 def classify(result: InferResult, requested: Sequence[RequestedOutput], signature: ModelSignature) -> None:
-    """Outputs of ``result`` that were asked for as classes are classes.
+    """Replace outputs that were requested as classes by their top classes.
 
     Args:
         result: Its ``outputs`` are replaced.
-        requested: What the request asks for; checked.
-        signature: Of the model or graph that answered; has the labels.
+        requested: Requested outputs; validated.
+        signature: Signature with the labels.
 
     Raises:
         InvalidArgumentError: An output has no order, or too many elements.
@@ -64,15 +63,15 @@ def classify(result: InferResult, requested: Sequence[RequestedOutput], signatur
 
 
 def best_classes(name: str, tensor: WireTensor, count: int, labels: Sequence[str], *, is_batching: bool) -> WireTensor:
-    """BYTES ``value:index`` or ``value:index:label`` of the ``count`` greatest elements of each row, greatest first.
+    """BYTES ``value:index`` or ``value:index:label`` of the ``count`` largest elements of each row, largest first.
 
-    Of equal elements the one with the lower index comes first; NaN comes last.
+    Among equal elements the lower index comes first; NaN comes last.
 
     Args:
-        name: Of the output, for messages.
-        tensor: Numeric; a row is all that is not the batch dimension.
-        count: At least 1; a row with fewer elements gives them all.
-        labels: Name of each class; a class without one is told by value and index.
+        name: Name of the output, for messages.
+        tensor: Numeric; a row is everything but the batch dimension.
+        count: At least 1; a row with fewer elements returns all.
+        labels: Name of each class; a class without one is described by value and index.
         is_batching: Whether the first dimension is the batch.
 
     Returns:
@@ -109,7 +108,7 @@ def best_classes(name: str, tensor: WireTensor, count: int, labels: Sequence[str
 
 
 def _descending(rows: Array) -> Array:
-    """Keys that sort upwards as ``rows`` sort downwards; the least integer has no negative."""
+    """Sort keys for descending order; integers are inverted bitwise, because the smallest one has no negative."""
     return -rows if rows.dtype.kind == "f" else np.invert(rows)
 
 

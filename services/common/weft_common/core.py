@@ -1,7 +1,7 @@
-"""What a V2 server does, without gRPC: the interface between the one servicer and what is behind it.
+"""Interface between the V2 servicer and its implementations, independent of gRPC.
 
-``weft_common.server.servicer`` turns RPCs into calls of an ``InferenceCore``; the serving library and the router each
-are one.
+``weft_common.server.servicer`` converts RPCs to calls of an ``InferenceCore``; the serving library and the router each
+implement one.
 """
 
 import time
@@ -24,7 +24,7 @@ Parameters = Mapping[str, ParameterValue]
 
 
 class RequestedOutput(NamedTuple):
-    """An output that the client asked for, with its own parameters (``classification``, shared memory)."""
+    """An output that the client requested, with its own parameters (``classification``, shared memory)."""
 
     name: str
     parameters: Parameters
@@ -32,16 +32,15 @@ class RequestedOutput(NamedTuple):
 
 @dataclass(slots=True)
 class InferCall:
-    """One inference request as the protocol carries it.
+    """One inference request, independent of the transport.
 
     Attributes:
         model_name: Model or graph.
         model_version: As sent; "" means the highest ready version.
-        request_id: Client's id, echoed; may be "".
-        parameters: Request parameters; ``priority`` and ``timeout`` (microseconds) among them.
+        request_id: The client's id, echoed; may be "".
+        parameters: Request parameters, including ``priority`` and ``timeout`` (microseconds).
         inputs: By name, in the order sent.
         outputs: Requested outputs in order; empty means all.
-        num_rows: Batch size as whoever made or checked the call counted it; 1 without batch dimension.
     """
 
     model_name: str
@@ -55,15 +54,15 @@ class InferCall:
 
 @dataclass(slots=True)
 class InferResult:
-    """One inference response: outputs by name, in the order answered.
+    """One inference response: outputs by name, in the model's order.
 
     Attributes:
-        is_final: No response to the request follows.
-        is_null: A decoupled model has sent all its responses; this is none, it only says so. Clients see it if they
-            asked for it with the parameter ``triton_enable_empty_final_response``.
-        is_unordered: Of a decoupled model: it does not wait for answers to requests that came before on its stream.
-        error: What this response of a decoupled model is in place of outputs; others follow. An error that ends the
-            request is raised.
+        is_final: No further response to the request follows.
+        is_null: End marker of a decoupled model without outputs. Sent only to clients that request it with the
+            parameter ``triton_enable_empty_final_response``.
+        is_unordered: Decoupled models: may be sent before responses to earlier requests of its stream.
+        error: Decoupled models: error in place of outputs; further responses follow. An error that ends the request is
+            raised.
     """
 
     model_name: str
@@ -79,17 +78,17 @@ class InferResult:
 
 @dataclass(slots=True)
 class CallContext:
-    """What surrounds one call.
+    """Context of one call.
 
     Attributes:
-        deadline_ns: When the answer is no longer wanted, on the clock of ``time.monotonic_ns``; None without deadline.
-        headers: The client's ASCII metadata, lower-case keys; binary headers are left out.
-        trailing_metadata: Pairs that are sent after the answer, also after an error.
-        trace_context: OpenTelemetry context whose span is the parent of everything done for this call.
-        arrival_ns: When the request was received, ``time.monotonic_ns``.
-        tried: Replicas of the target that were called for this request, the latest last; the target adds the one that
-            it chooses, and chooses another while there is one. None: nobody asks for it.
-        client_key: Who calls, for limits by client: the authenticated principal; "" without authentication.
+        deadline_ns: Deadline by ``time.monotonic_ns``; None: no deadline.
+        headers: The client's ASCII metadata, lower-case keys; binary headers are omitted.
+        trailing_metadata: Pairs to send after the response, also after an error.
+        trace_context: OpenTelemetry context with the parent span of all work for this call.
+        arrival_ns: Arrival of the request, by ``time.monotonic_ns``.
+        tried: Replicas of the target that this request has called, latest last; the target appends the one that it
+            chooses, and avoids those in the list. None: not tracked.
+        client_key: Key for limits per client: the authenticated principal; "" without authentication.
     """
 
     deadline_ns: int | None = None
@@ -102,7 +101,7 @@ class CallContext:
 
 
 class IndexEntry(NamedTuple):
-    """One version of a model in ``RepositoryIndex``; ``state`` is READY, UNAVAILABLE, LOADING, UNLOADING or ""."""
+    """One model version in ``RepositoryIndex``; ``state`` is READY, UNAVAILABLE, LOADING, UNLOADING or ""."""
 
     name: str
     version: str
@@ -114,7 +113,7 @@ class InferenceCore(Protocol):
     """A V2 server without its transport. Every method may raise a ``WeftError``."""
 
     def is_ready(self) -> bool:
-        """Whether every model that should serve is ready."""
+        """Whether every configured model is ready."""
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Whether the version ("" = default) is ready. Raises NotFoundError for an unknown model or version."""
@@ -123,7 +122,7 @@ class InferenceCore(Protocol):
         """Names, types and shapes of a ready model. Raises NotFoundError or UnavailableError."""
 
     def config(self, name: str, version: str) -> "ModelConfig":
-        """The full configuration, ``name`` filled in. The message is the core's own: do not modify."""
+        """The full configuration with ``name`` set. Owned by the core: do not modify."""
 
     def index(self, *, ready_only: bool) -> list[IndexEntry]:
         """Every known model version."""
@@ -132,16 +131,16 @@ class InferenceCore(Protocol):
         """Counters of one model (``name`` given) or of all."""
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """Answer one request. Cancelling the awaiting task withdraws the request wherever it is."""
+        """Process one request. Cancelling the awaiting task cancels the request wherever it is."""
 
     def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """Answers of one request, the last with ``is_final``. A model that is not decoupled gives exactly one.
+        """Responses to one request, the last with ``is_final``. A model that is not decoupled yields exactly one.
 
-        The next answer is made when it is asked for. Closing the iterator withdraws the request.
+        Responses are produced on demand. Closing the iterator cancels the request.
         """
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """Load or reload a model, if model control is on; returns when it serves or raises why it cannot."""
+        """Load or reload a model, if model control is on; returns when it is ready, or raises why it is not."""
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """Unload every version of a model, if model control is on; in-flight requests finish."""

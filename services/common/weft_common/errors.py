@@ -3,20 +3,20 @@
 ::
 
     WeftError
-    ├── InvalidArgumentError       INVALID_ARGUMENT    wrong name, shape, dtype, size; no switch branch matches
-    ├── UnauthenticatedError       UNAUTHENTICATED     no key, or one that is not valid
+    ├── InvalidArgumentError       INVALID_ARGUMENT    invalid name, shape, dtype, size; no switch branch matches
+    ├── UnauthenticatedError       UNAUTHENTICATED     missing or invalid key
     ├── PermissionDeniedError      PERMISSION_DENIED   the key does not allow it
     ├── NotFoundError              NOT_FOUND           unknown model, version or region
-    ├── AlreadyExistsError         ALREADY_EXISTS      a name is taken
+    ├── AlreadyExistsError         ALREADY_EXISTS      name in use
     ├── ResourceExhaustedError     RESOURCE_EXHAUSTED  queue full, limit reached; carries ``retry_after_ms``
     ├── DeadlineExceededError      DEADLINE_EXCEEDED   deadline or queue timeout passed
-    ├── RequestCancelledError      CANCELLED           the caller no longer wants the answer
+    ├── RequestCancelledError      CANCELLED           the caller cancelled
     ├── UnavailableError           UNAVAILABLE         not ready, target down, draining
     ├── UnsupportedError           UNIMPLEMENTED       the server does not offer this
-    ├── UnknownError               UNKNOWN             a user model said so
+    ├── UnknownError               UNKNOWN             reported by a user model
     └── InternalError              INTERNAL            user code raised, or a defect; carries ``error_id``
 
-``code`` is the name of a gRPC status code; ``weft_common.protocol.status`` turns it into one. Policy code raises these
+``code`` is the name of a gRPC status code, which ``weft_common.protocol.status`` converts. Policy code raises these
 and never imports gRPC.
 """
 
@@ -25,13 +25,13 @@ from typing import ClassVar, Self
 
 
 class WeftError(Exception):
-    """An error with a gRPC status and a message meant for the client.
+    """An error with a gRPC status and a message for the client.
 
     Args:
         message: What is wrong, the value got, the value allowed, the cure.
 
     Attributes:
-        is_refused: The request was never begun, so that the same call at another server cannot do anything twice.
+        is_refused: The request was never started, so that it is safe to retry at another server.
     """
 
     code: ClassVar[str] = "UNKNOWN"
@@ -42,12 +42,12 @@ class WeftError(Exception):
         self.message = message
 
     def refused(self) -> Self:
-        """This error, of a request that was never begun."""
+        """Mark this error as one of a request that was never started; returns it."""
         self.is_refused = True
         return self
 
     def with_message(self, message: str) -> "WeftError":
-        """The same error (class, code and extra fields) with another message; used to add where it happened."""
+        """A copy (same class, code and extra fields) with another message; used to add context."""
         copy = type(self).__new__(type(self))
         copy.__dict__.update(self.__dict__)
         Exception.__init__(copy, message)
@@ -56,19 +56,19 @@ class WeftError(Exception):
 
 
 class InvalidArgumentError(WeftError):
-    """The request is wrong and will be wrong again. INVALID_ARGUMENT."""
+    """The request is invalid; retrying cannot help. INVALID_ARGUMENT."""
 
     code = "INVALID_ARGUMENT"
 
 
 class UnauthenticatedError(WeftError):
-    """The caller showed no key, or one that is not valid. UNAUTHENTICATED."""
+    """The key is missing or invalid. UNAUTHENTICATED."""
 
     code = "UNAUTHENTICATED"
 
 
 class PermissionDeniedError(WeftError):
-    """The caller is known and may not do this. PERMISSION_DENIED."""
+    """The caller is authenticated but not authorised. PERMISSION_DENIED."""
 
     code = "PERMISSION_DENIED"
 
@@ -90,7 +90,7 @@ class ResourceExhaustedError(WeftError):
 
     Args:
         message: Names the limit and both numbers.
-        retry_after_ms: When trying again may succeed, in milliseconds; None where it never will.
+        retry_after_ms: When a retry may succeed, in milliseconds; None: never.
     """
 
     code = "RESOURCE_EXHAUSTED"
@@ -119,13 +119,13 @@ class UnavailableError(WeftError):
 
 
 class UnsupportedError(WeftError):
-    """The server does not offer this. UNIMPLEMENTED."""
+    """The server does not support this. UNIMPLEMENTED."""
 
     code = "UNIMPLEMENTED"
 
 
 class UnknownError(WeftError):
-    """A model reported an error of no known kind. UNKNOWN."""
+    """A model reported an error of unknown kind. UNKNOWN."""
 
     code = "UNKNOWN"
 
@@ -133,11 +133,11 @@ class UnknownError(WeftError):
 class InternalError(WeftError):
     """User code raised, or Weft has a defect. INTERNAL.
 
-    The client sees an id, never the exception's text; the log line and the span with the same id have the rest.
+    The client sees an id, never the exception's text; the log line and the span with the same id have the details.
 
     Args:
         message: What failed, without details of the exception.
-        error_id: Id to look for in the log; made here when absent.
+        error_id: Id for the log; generated if absent.
     """
 
     code = "INTERNAL"
@@ -166,14 +166,14 @@ ERROR_BY_CODE: dict[str, type[WeftError]] = {
 
 
 class RemoteError(WeftError):
-    """An error that another service answered with; keeps its status code.
+    """An error returned by another service, with its status code.
 
     Args:
         code: gRPC status name, for example ``"UNAVAILABLE"``.
-        message: The other service's text, or where and what.
+        message: The other service's message, or what failed where.
         retry_after_ms: The other service's hint, if any.
-        is_unanswered: Nobody answered: the connection could not be made, or was lost.
-        error_id: What to look for in the other service's log, if it said so.
+        is_unanswered: There was no response: the connection failed or was lost.
+        error_id: Id for the other service's log, if given.
     """
 
     def __init__(
@@ -188,5 +188,5 @@ class RemoteError(WeftError):
         super().__init__(message)
         self.is_unanswered = is_unanswered
         self.error_id = error_id
-        self.code = code  # type: ignore[misc]  # per instance here: the code is data, not a kind
+        self.code = code  # type: ignore[misc]  # the code is instance data here
         self.retry_after_ms = retry_after_ms

@@ -1,4 +1,4 @@
-"""``python -m weft_common.healthcheck HOST:PORT``: exit status 0 if a service answers SERVING; for container images."""
+"""``python -m weft_common.healthcheck HOST:PORT``: exit status 0 if the service is SERVING; for container images."""
 
 import argparse
 import sys
@@ -16,7 +16,7 @@ _TIMEOUT_S = 3.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if the server at the address is SERVING, 1 if it is not or does not answer, 2 for wrong usage."""
+    """Check health; returns 0 if SERVING, 1 if not or unreachable, 2 for invalid usage."""
     parser = argparse.ArgumentParser(prog="python -m weft_common.healthcheck", description="Ask a service for health.")
     parser.add_argument("address", metavar="HOST:PORT")
     add_channel_arguments(parser, takes_key=False)

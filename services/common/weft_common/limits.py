@@ -1,8 +1,8 @@
-"""What one request may hold, checked before anything is made of it.
+"""Limits of one request, checked before memory is allocated for it.
 
-The size of the message bounds everything else already; these bound what a small message could make of itself: an empty
-string costs 4 bytes on the wire and more than 40 in memory. Nobody can raise them and no second try helps, so what is
-beyond one is INVALID_ARGUMENT: RESOURCE_EXHAUSTED is tried again, and taken for load.
+The message size bounds most things; these bound what a small message could expand to: an empty string takes 4 bytes on
+the wire and more than 40 in memory. They are fixed and a retry cannot help, so exceeding one is INVALID_ARGUMENT:
+RESOURCE_EXHAUSTED would be retried and taken for overload.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from weft_common.core import InferCall, Parameters
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import num_elements
 
-#: Inputs of a request, and outputs asked for.
+#: Inputs of a request, and requested outputs.
 MAX_TENSORS = 1024
-#: Dimensions of a tensor; those that numpy has.
+#: Dimensions of a tensor, the limit of numpy.
 MAX_DIMS = 64
 #: Elements of a BYTES tensor.
 MAX_STRINGS = 1 << 20
@@ -23,22 +23,21 @@ MAX_PARAMETERS = 256
 MAX_PARAMETER_CHARS = 1 << 20
 #: Characters of a name or an id.
 MAX_NAME_CHARS = 1024
-#: Bytes of the metadata of one call, names and values; gRPC itself refuses more than 16 KiB of it.
+#: Bytes of the metadata of one call, names and values; the limit of gRPC.
 MAX_HEADER_BYTES = 16 << 10
 
 
 def check_count(what: str, count: int, limit: int, unit: str) -> None:
-    """No more than ``limit``. Raises InvalidArgumentError, which has both numbers."""
+    """Check ``count`` against ``limit``. Raises InvalidArgumentError with both numbers."""
     if count > limit:
         raise InvalidArgumentError(f"{what} has {count} {unit}; at most {limit} are allowed")
 
 
 def check_call(call: InferCall) -> None:
-    """Names, shapes and requested outputs of a call are within the limits; its parameters are checked one by one.
+    """Check names, shapes and requested outputs of a call; parameters are checked by ``check_parameters``.
 
     Raises:
-        InvalidArgumentError: It has more of something than is allowed; says what, and both numbers. Or a name has
-            characters that cannot be shown.
+        InvalidArgumentError: A limit is exceeded; the message has both numbers. Or a name has unprintable characters.
     """
     if len(call.model_name) > MAX_NAME_CHARS or not call.model_name.isprintable():
         raise _name_error("the model's name", call.model_name)
@@ -59,7 +58,7 @@ def check_call(call: InferCall) -> None:
 
 
 def check_parameters(what: str, parameters: Parameters) -> None:
-    """Names and sizes of parameters are within the limits. Raises as ``check_call``."""
+    """Check names and sizes of parameters. Raises like ``check_call``."""
     num_chars = 0
     for key, value in parameters.items():
         if len(key) > MAX_NAME_CHARS or not key.isprintable():
@@ -71,7 +70,7 @@ def check_parameters(what: str, parameters: Parameters) -> None:
 
 
 def header_fault(headers: Mapping[str, str]) -> str:
-    """Why metadata that does not travel as gRPC's own cannot be taken; "" if it can."""
+    """Error message for metadata that does not travel as gRPC metadata and exceeds the limit; "" if valid."""
     num_bytes = sum(len(key) + len(value) for key, value in headers.items())
     return f"the headers have {num_bytes} bytes; at most {MAX_HEADER_BYTES} are allowed" * (
         num_bytes > MAX_HEADER_BYTES

@@ -1,11 +1,11 @@
-"""What a model takes and gives, read from its configuration."""
+"""Model signatures: names, types and shapes from a model's configuration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from weft_protos import model_config_pb2
 
-#: Parameter of a configuration that is "true" where a decoupled model ``can_collect``; set by its server.
+#: Model parameter that is "true" if a decoupled model ``can_collect``; set by its server.
 COLLECTS_PARAMETER = "collects_responses"
 
 _DATATYPE_BY_ENUM: dict[int, str] = {
@@ -27,10 +27,10 @@ class TensorSpec:
         name: Tensor name.
         datatype: V2 datatype.
         dims: Shape without the batch dimension; -1 is any size.
-        is_optional: Inputs only: may be left out.
+        is_optional: Inputs only: may be omitted.
         allow_ragged_batch: Inputs only: requests of different shapes may share a batch.
-        labels: Outputs only: names of the classes, where the server of the model has them.
-        reshape: The dims that the model itself has, where they differ; clients do not see them.
+        labels: Outputs only: names of the classes, if the model's server has them.
+        reshape: Dims inside the model, if different; invisible to clients.
     """
 
     name: str
@@ -49,11 +49,11 @@ class ModelSignature:
     Attributes:
         name: Model name.
         version: Numeric version as a string.
-        platform: ``platform``, or ``backend`` where that is empty.
+        platform: ``platform``, or ``backend`` if that is empty.
         max_batch_size: 0 means no batch dimension.
         inputs, outputs: In declared order.
         is_decoupled: Any number of responses per request; only over ``ModelStreamInfer``, unless it ``can_collect``.
-        can_collect: A unary call is answered with everything at once, although the model is decoupled.
+        can_collect: The model supports unary calls with one complete response, although it is decoupled.
     """
 
     name: str
@@ -105,11 +105,11 @@ class ModelSignature:
         )
 
     def full_shape(self, spec: TensorSpec) -> tuple[int, ...]:
-        """Shape as ``ModelMetadata`` shows it: a leading -1 where the model batches."""
+        """Shape as in ``ModelMetadata``: with a leading -1 if the model batches."""
         return (-1, *spec.dims) if self.max_batch_size > 0 else spec.dims
 
     def for_backend(self) -> "ModelSignature":
-        """The signature as the model itself has it: each ``reshape`` in place of the dims."""
+        """The signature inside the model: ``reshape`` replaces the dims."""
         if all(spec.reshape is None for spec in (*self.inputs, *self.outputs)):
             return self
         return replace(self, inputs=_reshaped(self.inputs), outputs=_reshaped(self.outputs))

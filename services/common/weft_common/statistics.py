@@ -1,14 +1,14 @@
-"""Counters of one model version, with the meaning that ``ModelStatistics`` of the V2 protocol gives them.
+"""Counters of one model version, with the meaning of ``ModelStatistics`` in the V2 protocol.
 
-One owner writes (the event loop of the service); readers take them as they are. Durations are nanoseconds.
-Prometheus figures are derived from these at scrape time, so a request pays for one set of counters only.
+Only the event loop of the service writes; readers need no lock. Durations are nanoseconds. Prometheus metrics are
+derived from these at scrape time, so a request pays for one set of counters only.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-#: Requests of higher priority numbers are counted with this level, so that clients cannot make any number of series.
+#: Larger priority numbers count as this level, which bounds the number of metric series.
 MAX_COUNTED_LEVEL = 32
 
 LATENCY_BUCKETS_S = (
@@ -18,19 +18,19 @@ LATENCY_BUCKETS_S = (
 
 @dataclass(slots=True)
 class DurationCount:
-    """How often something happened and how long it took in sum."""
+    """Number of events and their total duration."""
 
     count: int = 0
     total_ns: int = 0
 
     def add(self, duration_ns: int, count: int = 1) -> None:
-        """Count ``count`` happenings that took ``duration_ns`` together."""
+        """Count ``count`` events with a total of ``duration_ns``."""
         self.count += count
         self.total_ns += duration_ns
 
 
 class LatencyHistogram:
-    """Cumulative-bucket latency histogram with the last exemplar of each bucket.
+    """Latency histogram with the last exemplar of each bucket.
 
     Buckets are ``LATENCY_BUCKETS_S`` and +Inf; ``counts`` are per bucket, not cumulative.
     """
@@ -71,14 +71,14 @@ class BatchStatistics:
 
 @dataclass(slots=True)
 class ResponseStatistics:
-    """The responses of one number, from 0, to requests of a decoupled model.
+    """Statistics of the n-th response, from 0, to requests of a decoupled model.
 
     Attributes:
-        compute_infer: From the response before it, or the start of the execution.
+        compute_infer: Time since the previous response, or the start of the execution.
         compute_output: Encoding of its outputs.
-        success, fail: Both together.
-        empty_response: Only said that none follows.
-        cancel: Nobody waited for it any longer.
+        success, fail: Sum of both.
+        empty_response: Empty final responses.
+        cancel: Responses to cancelled requests.
     """
 
     compute_infer: DurationCount = field(default_factory=DurationCount)
@@ -97,16 +97,16 @@ class ModelStatistics:
         last_inference_ms: Unix time of the last inference in milliseconds; 0 before the first.
         inference_count: Rows inferred (a request of batch size 3 counts 3).
         execution_count: Batches executed.
-        success: Requests answered, with their end-to-end time in this service.
-        fail: Requests answered with an error.
+        success: Successful requests, with their end-to-end time in this service.
+        fail: Failed requests.
         queue, compute_input, compute_infer, compute_output: Per request; their sum never exceeds ``success``.
         batches: By batch size in rows.
         responses: Of a decoupled model, by the response's number.
         failures_by_reason: REJECTED, CANCELED, BACKEND or OTHER.
-        count_pending_by_level: Gives the requests in the queue now by priority level; may be called from any thread.
-        occupancy: Gives the share of the instances that are busy, plus what waits in relation to what they take at
-            once; may be called from any thread.
-        restart_count: How often an instance was lost and loaded again.
+        count_pending_by_level: Returns the requests in the queue now by priority level; thread-safe.
+        occupancy: Returns the share of busy instances, plus the queue length relative to the requests that the
+            instances process at once; thread-safe.
+        restart_count: Number of times an instance was lost and reloaded.
         request_latency, queue_latency, compute_latency: By priority level.
     """
 
@@ -135,11 +135,11 @@ class ModelStatistics:
 
     @property
     def pending_count(self) -> int:
-        """Requests in the queue now; may be asked from any thread."""
+        """Requests in the queue now; thread-safe."""
         return sum(self.count_pending_by_level().values())
 
     def record_failure(self, reason: str, duration_ns: int) -> None:
-        """Count one request that was answered with an error after ``duration_ns``."""
+        """Count one failed request that took ``duration_ns``."""
         self.fail.add(duration_ns)
         self.failures_by_reason[reason] = self.failures_by_reason.get(reason, 0) + 1
 

@@ -1,6 +1,6 @@
-"""Datatypes, and tensors as they travel: bytes with a datatype and a shape.
+"""V2 datatypes, and tensors as raw bytes with a datatype and a shape.
 
-A ``WireTensor`` is never decoded on its way through a service; ``decode`` gives a numpy view where someone reads it.
+Services pass a ``WireTensor`` on without decoding it; ``decode`` returns a numpy view where it is needed.
 """
 
 import math
@@ -16,7 +16,7 @@ from weft_common.errors import InvalidArgumentError
 
 Array = npt.NDArray[Any]
 
-#: Longest element of a BYTES tensor that a request may have, for example an encoded image.
+#: Longest element of a BYTES tensor in a request, for example an encoded image.
 MAX_STRING_BYTES = 256 << 20
 
 NUMPY_BY_DATATYPE: dict[str, np.dtype[Any]] = {
@@ -47,12 +47,13 @@ _LENGTH = struct.Struct("<I")
 
 
 class WireTensor(NamedTuple):
-    """A tensor as it travels.
+    """A tensor in wire format.
 
     Attributes:
         datatype: V2 name: BOOL, (U)INT8..64, FP16, FP32, FP64, BF16 or BYTES.
-        shape: Dimensions, the batch dimension included.
-        data: Row-major little-endian elements; for BYTES each element is a 4-byte little-endian length and the bytes.
+        shape: Dimensions, including the batch dimension.
+        data: Row-major little-endian elements; each BYTES element is a 4-byte little-endian length followed by its
+            bytes.
     """
 
     datatype: str
@@ -75,7 +76,7 @@ def datatype_of(array: Array) -> str:
 
 
 def encode_bytes(elements: Iterable[bytes | str]) -> bytes:
-    """BYTES elements in wire form; str is encoded as UTF-8."""
+    """BYTES elements in wire format; str is encoded as UTF-8."""
     parts: list[bytes] = []
     for element in elements:
         value = bytes(element) if isinstance(element, (bytes, bytearray, memoryview)) else str(element).encode()
@@ -85,7 +86,7 @@ def encode_bytes(elements: Iterable[bytes | str]) -> bytes:
 
 
 def split_bytes(data: bytes | memoryview, *, name: str = "") -> list[bytes]:
-    """Elements of a BYTES tensor in wire form.
+    """Elements of a BYTES tensor in wire format.
 
     Raises:
         InvalidArgumentError: ``data`` ends inside a length or inside an element.
@@ -112,7 +113,7 @@ def split_bytes(data: bytes | memoryview, *, name: str = "") -> list[bytes]:
 
 
 def check_bytes(data: bytes, expected: int, *, name: str, model: str) -> None:
-    """Return if ``data`` is exactly ``expected`` BYTES elements; nothing is copied, and no more elements are looked at.
+    """Check that ``data`` is exactly ``expected`` BYTES elements, without copying or scanning further elements.
 
     Raises:
         InvalidArgumentError: Truncated, too few or too many elements, or one is longer than ``MAX_STRING_BYTES``.
@@ -141,7 +142,7 @@ def check_bytes(data: bytes, expected: int, *, name: str, model: str) -> None:
 
 
 def decode(tensor: WireTensor, *, name: str = "") -> Array:
-    """Numpy array of a wire tensor: a read-only view of its bytes, except BYTES (object array of ``bytes``).
+    """Decode a wire tensor: a read-only numpy view of its bytes, or an object array of ``bytes`` for BYTES.
 
     Raises:
         InvalidArgumentError: The byte size, or the number of BYTES elements, does not match the shape.
@@ -171,12 +172,12 @@ def decode(tensor: WireTensor, *, name: str = "") -> Array:
         array = np.frombuffer(data, dtype=dtype)
     try:
         return array.reshape(shape)
-    except ValueError as error:  # a dimension of 0 lets any other ones pass, which numpy cannot all represent
+    except ValueError as error:  # with a dimension of 0, the others may exceed numpy's limits
         raise InvalidArgumentError(f"shape [{','.join(map(str, shape))}] of '{name}' is too large: {error}") from None
 
 
 def encode(array: Array) -> WireTensor:
-    """Wire tensor of a numpy array; the bytes are copied.
+    """Wire tensor of a numpy array; copies the data.
 
     Raises:
         InvalidArgumentError: The dtype has no V2 datatype.

@@ -1,4 +1,4 @@
-"""Checks of a call against a signature, done before anything is queued; texts keep what clients of TIS look for."""
+"""Validation of a call against a signature, before queueing; messages match those of Triton Inference Server."""
 
 from collections.abc import Iterable
 
@@ -9,16 +9,16 @@ from weft_common.tensors import ITEMSIZE_BYTES, WireTensor, check_bytes, num_ele
 
 
 def validate(call: InferCall, signature: ModelSignature, *, can_split: bool = False) -> int:
-    """Batch size in rows of a call that fits the signature; 1 for a model without batch dimension.
+    """Validate a call and return its batch size in rows; 1 for a model without batch dimension.
 
     Args:
-        call: What came in.
-        signature: Of the model.
+        call: The call.
+        signature: Signature of the model.
         can_split: More rows than ``max_batch_size`` are allowed.
 
     Raises:
-        InvalidArgumentError: A name, datatype, shape, byte size or batch size does not fit; says which, what was
-            expected and what was got.
+        InvalidArgumentError: A name, datatype, shape, byte size or batch size does not match; the message says which,
+            the expected and the actual value.
     """
     inputs, specs = call.inputs, signature.inputs
     try:
@@ -107,7 +107,7 @@ def _check_outputs(call: InferCall, signature: ModelSignature) -> None:
 
 
 def _check_tensor(spec: TensorSpec, tensor: WireTensor, signature: ModelSignature) -> int:
-    """Rows of one input; 1 without batch dimension."""
+    """Validate one input; returns its rows, 1 without batch dimension."""
     datatype, shape, data = tensor
     model = signature.name
     if datatype != spec.datatype:

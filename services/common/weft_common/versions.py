@@ -10,20 +10,20 @@ if TYPE_CHECKING:
     from weft_protos.model_config_pb2 import ModelVersionPolicy
 
 _CANONICAL = re.compile(r"[1-9][0-9]{0,17}")
-#: Leading zeros mean nothing, as in TIS; a longer number is no version of anything.
+#: Leading zeros are ignored, as in Triton Inference Server; longer numbers are rejected.
 _SENT = re.compile(r"0*[1-9][0-9]{0,17}")
 
 
 def is_version(text: str) -> bool:
-    """Whether a text, such as a folder's name, is a version: as in TIS without leading zeros."""
+    """Whether a text, such as a folder's name, is a version: without leading zeros, as in Triton Inference Server."""
     return _CANONICAL.fullmatch(text) is not None
 
 
 def version_number(version: str) -> int:
-    """The number of a version as a client sends it; "" is not one.
+    """Parse a version sent by a client; "" is invalid.
 
     Raises:
-        InvalidArgumentError: It is no whole number of at least 1.
+        InvalidArgumentError: It is not a whole number of at least 1.
     """
     if not _SENT.fullmatch(version):
         raise InvalidArgumentError(
@@ -34,12 +34,12 @@ def version_number(version: str) -> int:
 
 
 def version_order(version: str) -> int:
-    """Sort key of what a server calls a version; what is no number comes first."""
+    """Sort key of a version; text that is not a number comes first."""
     return int(version) if version.isdecimal() else -1
 
 
 def versions_to_serve(policy: "ModelVersionPolicy", available: Sequence[int]) -> list[int]:
-    """The versions that ``version_policy`` picks of those available, lowest first; without a policy the highest."""
+    """The available versions that ``version_policy`` selects, ascending; without a policy the highest."""
     ordered = sorted(available)
     match policy.WhichOneof("policy_choice"):
         case "all":

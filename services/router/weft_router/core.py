@@ -58,7 +58,7 @@ class RouterCore:
             unload.
         load_graphs: Explicit mode: graphs to load at the start; ``"*"`` is all.
         admission: Limits on requests in flight.
-        poll_s: How often each target is asked what it serves, in seconds.
+        poll_s: Pause between two discoveries of a target, in seconds.
         repository_poll_s: Poll mode: how often the repository is looked at, in seconds.
         state_dir: Folder where bandits keep what they have learned; None: nowhere.
         allow_route_header: Whether clients may choose the steps of splitters with the header ``x-graph-route``.
@@ -87,7 +87,7 @@ class RouterCore:
         )
         self._bandit_file = None if state_dir is None else BanditFile(self._runtime.bandits, state_dir)
         self._repository = GraphRepository(repository)
-        self._graphs = GraphTable(self._catalog, self._renew_gates)
+        self._graphs = GraphTable(self._catalog, self._renew_limits)
         self._lifecycle = GraphLifecycle(self._graphs, self._repository, self._catalog, self._runtime)
         self._watcher = RepositoryWatcher(
             "graph repository",
@@ -134,7 +134,7 @@ class RouterCore:
             await self._bandit_file.close()
 
     def extension(self) -> Extension:
-        """What a router offers beside the V2 protocol: ``weft.graph.GraphService`` and its own metrics."""
+        """The service ``weft.graph.GraphService``, and the router's own metrics."""
         servicer = GraphServicer(self._graphs, self._runtime.bandits, self._catalog)
         collectors = (
             RouterCollector(self._graphs),
@@ -216,9 +216,9 @@ class RouterCore:
         signature = _signature(served)
         if signature is not None and signature.is_decoupled and not signature.can_collect:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
-        with self._admitted(served, call.parameters, context) as permit:
+        with self._admit(served, call.parameters, context) as permit:
             if permit.is_waiting:
-                await self._place(permit, served)
+                await self._wait(permit, served)
             inference = self._begin(served, call, context)
             try:
                 return inference.answer(await inference.work())
@@ -236,9 +236,9 @@ class RouterCore:
         if not _is_decoupled(served):
             yield await self.infer(call, context)  # a client that is slow to read it holds no place
             return
-        with self._admitted(served, call.parameters, context) as permit:
+        with self._admit(served, call.parameters, context) as permit:
             if permit.is_waiting:
-                await self._place(permit, served)
+                await self._wait(permit, served)
             async with contextlib.aclosing(self._answers(served, call, context)) as results:
                 async for result in results:
                     result.is_unordered = True  # as of the model's own server
@@ -271,27 +271,26 @@ class RouterCore:
             self._changed.clear()
             await self._lifecycle.recheck()
 
-    def _admitted(self, served: GraphVersion | CatalogEntry, parameters: Parameters, context: CallContext) -> Permit:
-        """The request is in, or in line, until the block is left; its ``timeout`` (us) is part of a graph's deadline.
+    def _admit(self, served: GraphVersion | CatalogEntry, parameters: Parameters, context: CallContext) -> Permit:
+        """As ``AdmissionController.admit``; the ``timeout`` (us) of a request for a graph is part of its deadline.
 
         Raises as ``AdmissionController.check``, and UnavailableError for a graph that is not loaded; its graph counts
         that.
         """
         admission = self._admission
-        if isinstance(served, GraphVersion):  # what the parameter means to a model is for that to say
+        if parameters and isinstance(served, GraphVersion):  # what the parameter means to a model is for that to say
             timeout_us = parameters.get("timeout")
             if type(timeout_us) is int and timeout_us > 0:
                 context.deadline_ns = earlier(context.deadline_ns, context.arrival_ns + timeout_us * 1_000)
         try:
-            return admission.enter(
-                self._gate(served), admission.level_of(parameters), admission.client_of(context), context
-            )
+            level = admission.level_of(parameters) if parameters else admission.default_level
+            return admission.admit(self._limit(served), level, admission.client_of(context), context)
         except WeftError as error:
             _count_refusal(served, error, context)
             raise
 
-    async def _place(self, permit: Permit, served: GraphVersion | CatalogEntry) -> None:
-        """The request has waited in line and is in. Raises as ``Permit.wait``; a graph counts that."""
+    async def _wait(self, permit: Permit, served: GraphVersion | CatalogEntry) -> None:
+        """The request has waited in the queue and is admitted. Raises as ``Permit.wait``; a graph counts that."""
         try:
             await permit.wait()
         except WeftError as error:
@@ -302,7 +301,7 @@ class RouterCore:
         """Refuse before the tensors are looked at. Raises as ``AdmissionController.check``."""
         admission = self._admission
         limit = admission.limits.get(name)
-        if limit is None or not (limit.is_crowded or admission.router.is_crowded):
+        if limit is None or not admission.is_crowded(limit):
             return
         try:
             admission.check(limit, admission.level_of(parameters()), admission.client_of(context), context)
@@ -310,22 +309,22 @@ class RouterCore:
             _count_refusal(self._graphs.find(name, version), error, context)
             raise
 
-    def _gate(self, served: GraphVersion | CatalogEntry) -> ConcurrencyLimit:
+    def _limit(self, served: GraphVersion | CatalogEntry) -> ConcurrencyLimit:
         if not isinstance(served, GraphVersion):
             signature = served.model.signature
             return self._admission.limit("model", signature.name, is_stream=signature.is_decoupled)
-        plan = serving_of(served).plan
+        plan = (served.serving or serving_of(served)).plan
         return self._admission.limit(
             "graph", served.file.name, plan.max_inflight, is_stream=plan.signature.is_decoupled
         )
 
-    def _renew_gates(self) -> None:
+    def _renew_limits(self) -> None:
         """The admission has limits of what serves alone, with the limits that their policies have now."""
         kept = []
         for name in list(self._admission.limits):
             served = self._graphs.find(name, "") or self._catalog.entry(name, "")
             if served is not None and not (isinstance(served, GraphVersion) and served.serving is None):
-                self._gate(served)
+                self._limit(served)
                 kept.append(name)
         self._admission.keep(kept)
 

@@ -30,11 +30,11 @@ class Execution:
 
     Attributes:
         start_ns: On the runtime's clock.
-        selection: What it asks for.
+        selection: The requested outputs.
         run: Of the root; the deadline of the graph is worked in.
         work: Runs the graph; await it once.
         outputs: What it gave, where that is not in the frame of ``run``.
-        is_cached: Whether the answer was in the graph's cache, or on its way to somebody else.
+        is_cached: Whether the answer came from the graph's cache, or from the run of an equal request.
     """
 
     start_ns: int
@@ -57,7 +57,7 @@ class GraphExecutor:
 
     Attributes:
         plan: As given.
-        intermediates: What can be asked for beside the outputs.
+        intermediates: Tensors that can be requested in addition to the outputs.
     """
 
     def __init__(self, plan: GraphPlan, runtime: Runtime) -> None:
@@ -98,10 +98,10 @@ class GraphExecutor:
         """A valid call before the first step; ``end`` must follow.
 
         Args:
-            call: What the client asks.
+            call: The request.
             context: Of the request.
-            is_collected: The one answer of a decoupled graph is asked for: each decoupled model gives all its responses
-                as one.
+            is_collected: Of a decoupled graph: each decoupled model gives all its responses as one, and so does the
+                graph.
 
         Raises:
             InvalidArgumentError: A parameter or a header that says how it runs is none.
@@ -150,7 +150,7 @@ class GraphExecutor:
     async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """The responses of a decoupled graph to a valid call, as they are made; the last is null.
 
-        Path and trace are there with the last. With a trace it is not null, as the client asked for what it carries.
+        Path and trace are there with the last. With a trace it is not null: the client requested what it carries.
 
         Raises:
             WeftError: As ``execute``, after the responses that were made before.
@@ -179,7 +179,7 @@ class GraphExecutor:
         return execution.selection.stages.responses(execution.run)
 
     async def _collect(self, execution: Execution) -> None:
-        """The first response of a decoupled graph, which is all that it says, is its answer."""
+        """Run a decoupled graph; its first response, which has everything, is the answer."""
         async with contextlib.aclosing(self._responses(execution)) as responses:
             answers = [(execution.selection.outputs(one), one.request) async for one in responses]
         if not answers:
@@ -188,7 +188,7 @@ class GraphExecutor:
         execution.run.request.response_parameters = request.response_parameters
 
     async def _answer_from_cache(self, execution: Execution, answers: GraphAnswers) -> None:
-        """The graph has run, unless the answer is there, or on its way to somebody else."""
+        """Take the answer from the cache, or run the graph."""
         execution.outputs, execution.is_cached = await answers.outputs(execution.run, execution.selection)
 
     def _run(self, call: InferCall, context: CallContext, start_ns: int, selection: Selection) -> Run:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 
-from weft_common.observing.watchdog import EXIT_HUNG, LoopWatchdog, Pulse
+from weft_common.observing.watchdog import EXIT_HUNG, LoopWatchdog, StallDetector
 
 HUNG = """
 import asyncio, sys, threading
@@ -26,24 +26,24 @@ asyncio.run(main())
 
 def test_lag_is_counted_and_a_stall_is_found_once():
     """A stall is told when it has lasted long enough, and again when it is over, with its length."""
-    pulse = Pulse(stall_s=5.0, abort_s=0.0, period_s=0.5)
-    assert pulse.ask(0.0)
-    assert not pulse.ask(0.1)
-    assert 0.0 == pulse.answer(0.002)
-    assert pulse.ask(1.0)
-    verdicts = [pulse.look(1.0 + 0.5 * turn) for turn in range(14)]
+    detector = StallDetector(stall_s=5.0, abort_s=0.0, period_s=0.5)
+    assert detector.ping(0.0)
+    assert not detector.ping(0.1)
+    assert 0.0 == detector.pong(0.002)
+    assert detector.ping(1.0)
+    verdicts = [detector.check(1.0 + 0.5 * turn) for turn in range(14)]
     assert ["stall"] == [verdict for verdict in verdicts if verdict]
     assert 10 == verdicts.index("stall")
-    assert 8.0 == pulse.answer(9.0)
-    assert (1, 2, 8.002) == (pulse.num_stalls, sum(pulse.counts), pulse.lag_sum_s)
+    assert 8.0 == detector.pong(9.0)
+    assert (1, 2, 8.002) == (detector.num_stalls, sum(detector.counts), detector.lag_sum_s)
 
 
 def test_a_process_that_was_stopped_has_not_stalled():
     """After SIGCONT the watchdog sees that it slept itself, and gives the loop its time."""
-    pulse = Pulse(stall_s=5.0, abort_s=10.0, period_s=0.5)
-    pulse.ask(0.0)
-    assert "" == pulse.look(0.5)
-    verdicts = [pulse.look(100.0 + 0.5 * turn) for turn in range(19)]
+    detector = StallDetector(stall_s=5.0, abort_s=10.0, period_s=0.5)
+    detector.ping(0.0)
+    assert "" == detector.check(0.5)
+    verdicts = [detector.check(100.0 + 0.5 * turn) for turn in range(19)]
     assert {8: "stall", 18: "abort"} == {turn: verdict for turn, verdict in enumerate(verdicts) if verdict}
 
 

@@ -127,15 +127,15 @@ async def test_with_an_adaptive_limit_some_wait_and_are_answered(tmp_path: Path,
         limit = s.core._admission.limits["pipe"]
         limit.median_ns = 10e9  # whoever waits has the time
         calls = [asyncio.ensure_future(stub.ModelInfer(message())) for _ in range(4)]
-        await until(lambda: len(limit.line) == 2)
+        await until(lambda: len(limit.queue) == 2)
         with pytest.raises(grpc.aio.AioRpcError, match="what was measured allows 2"):
             await stub.ModelInfer(message())
         calls[3].cancel()
-        await until(lambda: len(limit.line) == 1 or calls[3].done())
+        await until(lambda: len(limit.queue) == 1 or calls[3].done())
         held.release.set()
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert 3 == sum(isinstance(answer, pb.ModelInferResponse) for answer in answers)
-        await until(lambda: (0, 0, 0) == (limit.num_inflight, len(limit.line), s.core._admission.router.num_inflight))
+        await until(lambda: (0, 0, 0) == (limit.num_inflight, len(limit.queue), s.core._admission.router.num_inflight))
 
 
 async def test_a_deadline_that_has_no_chance_costs_nothing(tmp_path: Path, target: Any) -> None:

@@ -1,1 +1,1 @@
-"""Answers that are kept, and answers that are on their way; for steps, graphs and models."""
+"""Response caching and request coalescing, for steps, graphs and models."""

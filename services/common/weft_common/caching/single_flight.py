@@ -1,4 +1,4 @@
-"""Equal requests that come while one of them is in work wait for its answer."""
+"""Coalescing of equal concurrent work (single flight)."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -9,24 +9,24 @@ from typing import Any, Generic, TypeVar
 from weft_common.cancellation import cancel_and_wait
 from weft_common.errors import DeadlineExceededError, RequestCancelledError, WeftError
 
-#: A transport may give up so much before the deadline.
+#: A transport may time out this much before the deadline.
 _EARLY_NS = 5_000_000
 
 _Value = TypeVar("_Value")
 
 
-class StillInWorkError(DeadlineExceededError):
-    """The time was over before another's work was done."""
+class CoalescedTimeoutError(DeadlineExceededError):
+    """The deadline passed while waiting for the work of an equal request."""
 
 
 @dataclass(slots=True, eq=False)
 class _Flight(Generic[_Value]):
-    """Work that several wait for.
+    """Work with several waiters.
 
     Attributes:
-        task: Does it.
-        deadline_ns: Of the one who began it.
-        num_waiting: When the last one goes, the task is cancelled.
+        task: The work.
+        deadline_ns: Deadline of the caller that started it.
+        num_waiting: Waiters; the task is cancelled when the last one leaves.
     """
 
     task: "asyncio.Task[_Value]"
@@ -35,13 +35,13 @@ class _Flight(Generic[_Value]):
 
 
 class SingleFlight(Generic[_Value]):
-    """Does the same work once for all who want it at the same time.
+    """Runs equal concurrent work once for all callers.
 
-    The work is nobody's own: it goes on when the one who began it is cancelled, as long as another waits, and it is
-    cancelled when the last one goes.
+    The work belongs to no single caller: if the one that started it is cancelled, it continues as long as another
+    waits, and it is cancelled when the last one leaves.
 
     Args:
-        clock_ns: What deadlines are measured on.
+        clock_ns: Clock of deadlines.
     """
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
@@ -50,29 +50,30 @@ class SingleFlight(Generic[_Value]):
 
     @property
     def num_flights(self) -> int:
-        """Kinds of work that are being done."""
+        """Distinct pieces of work in progress."""
         return len(self._flights)
 
     async def run(
         self, key: bytes, start: Callable[[], Coroutine[Any, Any, _Value]], deadline_ns: int | None
     ) -> tuple[_Value, bool]:
-        """The value, and whether it is our own work.
+        """The value, and whether this call started the work.
 
         Args:
             key: Equal for equal work.
-            start: Does the work, within our deadline.
-            deadline_ns: Ours. If the work of another ends at an earlier deadline than ours, it is done again.
+            start: Does the work, within the caller's deadline.
+            deadline_ns: Deadline of the caller. Work of another caller that times out at an earlier deadline is started
+                again.
 
         Raises:
-            Exception: As the work raised it; each who waited gets an error of its own.
-            StillInWorkError: Our deadline passed while we waited for another's work.
+            Exception: Raised by the work; each waiter gets an instance of its own.
+            CoalescedTimeoutError: The deadline passed while waiting for another caller's work.
         """
         while True:
             flight = self._flights.get(key)
             is_own = flight is None
             if flight is None:
                 flight = self._flights[key] = _Flight(asyncio.create_task(start()), deadline_ns)
-                flight.task.add_done_callback(partial(self._ended, key, flight))
+                flight.task.add_done_callback(partial(self._on_done, key, flight))
             try:
                 await self._wait(key, flight, None if is_own else deadline_ns)
                 task = flight.task
@@ -83,38 +84,38 @@ class SingleFlight(Generic[_Value]):
                     return task.result(), is_own
                 if is_own or not isinstance(error, WeftError):
                     raise error
-                if error.code != "DEADLINE_EXCEEDED" or not self._ran_out_first(flight, deadline_ns):
+                if error.code != "DEADLINE_EXCEEDED" or not self._timed_out_earlier(flight, deadline_ns):
                     raise error.with_message(error.message)
             finally:
-                # An error holds the frames that it passed; they must not hold the error in turn.
+                # Breaks the reference cycle between the error and the frames of its traceback.
                 flight = task = error = None  # type: ignore[assignment]
 
     async def _wait(self, key: bytes, flight: _Flight[_Value], deadline_ns: int | None) -> None:
-        """The work is over; it is cancelled if nobody is left who waits."""
+        """Wait for the work; cancel it if no waiter is left."""
         flight.num_waiting += 1
         timeout_s = None if deadline_ns is None else max(deadline_ns - self._clock_ns(), 0) / 1e9
         try:
             await asyncio.wait((flight.task,), timeout=timeout_s)
             if not flight.task.done():
-                raise StillInWorkError("an equal request was still in work when the time was over")
+                raise CoalescedTimeoutError("an equal request was still in work when the time was over")
         finally:
             flight.num_waiting -= 1
             if flight.num_waiting == 0 and not flight.task.done():
-                self._land(key, flight)
+                self._remove(key, flight)
                 await cancel_and_wait((flight.task,))
 
-    def _ended(self, key: bytes, flight: _Flight[_Value], task: "asyncio.Task[_Value]") -> None:
-        self._land(key, flight)
+    def _on_done(self, key: bytes, flight: _Flight[_Value], task: "asyncio.Task[_Value]") -> None:
+        self._remove(key, flight)
         if not task.cancelled():
-            task.exception()  # seen, also where everybody has gone meanwhile
+            task.exception()  # retrieved, to avoid asyncio's warning if no waiter is left
 
-    def _land(self, key: bytes, flight: _Flight[_Value]) -> None:
-        """The next one who comes starts anew."""
+    def _remove(self, key: bytes, flight: _Flight[_Value]) -> None:
+        """Forget the work, so that the next caller starts anew."""
         if self._flights.get(key) is flight:
             del self._flights[key]
 
-    def _ran_out_first(self, flight: _Flight[_Value], deadline_ns: int | None) -> bool:
-        """Whether the deadline of the one who began has passed, and ours has not."""
+    def _timed_out_earlier(self, flight: _Flight[_Value], deadline_ns: int | None) -> bool:
+        """Whether the starter's deadline has passed and ``deadline_ns`` has not."""
         now_ns = self._clock_ns()
         if flight.deadline_ns is None or now_ns + _EARLY_NS < flight.deadline_ns:
             return False

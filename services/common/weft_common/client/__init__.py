@@ -1,1 +1,1 @@
-"""Calls of other services: channels, and unary calls that travel together in one stream."""
+"""Clients of other services: channels, the V2 client, multiplexed unary calls."""

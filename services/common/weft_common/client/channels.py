@@ -1,4 +1,4 @@
-"""gRPC channels and the options that clients and servers share."""
+"""gRPC channels and options for clients and servers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,14 +7,14 @@ import grpc
 
 from weft_common.security.channel import ChannelSecurity, SecuredChannel
 
-#: Message limit both ways, as TIS and its clients have it.
+#: Message limit in both directions, the same as in Triton Inference Server and its clients.
 MAX_MESSAGE_BYTES = 2**31 - 1
 
-#: Longest timeout of a call in seconds, about 3 years: gRPC takes one beyond its range as passed already.
+#: Longest timeout of a call in seconds, about 3 years: gRPC treats one beyond its range as expired.
 MAX_TIMEOUT_S = 1e8
 
-#: How long a connection may take to be made at least, whatever name gRPC gives that: at 100 ms a peer that is two round
-#: trips of 50 ms away is never reached. One that comes back is found as soon as with 100 ms (0.15-0.25 s after 0.3 s).
+#: Minimum connect timeout (gRPC's name is misleading): with 100 ms, a peer at a distance of two round
+#: trips of 50 ms is never reached. A recovered peer is found as fast as with 100 ms (0.15-0.25 s after 0.3 s).
 _MIN_CONNECT_MS = 1_000
 
 _KEEPALIVE_OPTIONS: list[tuple[str, int]] = [
@@ -25,7 +25,7 @@ _KEEPALIVE_OPTIONS: list[tuple[str, int]] = [
 
 
 def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, int]]:
-    """Options of a channel between services; a lost peer is tried again after 100 ms to 2 s."""
+    """Options of a channel between services; a lost peer is redialled after 100 ms to 2 s."""
     return [
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -37,7 +37,7 @@ def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[st
 
 
 def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, *, shares_ports: bool = False) -> list[tuple[str, int]]:
-    """Options of a server; a second process on the same port is refused unless both share it."""
+    """Options of a server; two processes can listen on one port only if both set ``shares_ports``."""
     return [
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -55,13 +55,13 @@ def open_channel(
 
     Args:
         address: ``host:port`` or any name that gRPC resolves.
-        options: Beside those of ``channel_options``; one of them given here wins.
+        options: Additional options; they override those of ``channel_options``.
         security: TLS and key; None: plaintext without a key.
 
     Raises:
-        InvalidArgumentError: A file of ``security`` is missing or wrong.
+        InvalidArgumentError: A file of ``security`` is missing or invalid.
     """
-    options = [*options, *channel_options()]  # of one given twice gRPC takes the first
+    options = [*options, *channel_options()]  # gRPC uses the first of duplicate options
     if security is None:
         return grpc.aio.insecure_channel(address, options=options)
     return SecuredChannel(address, options, security)

@@ -1,6 +1,6 @@
-"""The caller's side of ``weft.mesh.v1.Exchange``: unary calls that travel together in one stream.
+"""Client of ``weft.mesh.v1.Exchange``: multiplexes unary calls over one stream.
 
-A call that the exchange cannot take, for whatever reason, is not taken at all: the caller makes it by ``ModelInfer``.
+If the exchange cannot accept a call, for whatever reason, the caller falls back to ``ModelInfer``.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from weft_protos import grpc_service_pb2 as pb
 from weft_protos import mesh_pb2
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
-#: Calls with more tensor bytes go unary, where those beside them do not wait until all of it has been sent. An exchange
-#: is the cheaper one at each size (64 B to 8 MB, loopback, 2 cores AMD EPYC).
+#: Calls with more tensor bytes are unary, so that they do not block others in the stream. An exchange
+#: is cheaper at every size (64 B to 8 MB, loopback, 2 cores AMD EPYC).
 MAX_CALL_BYTES = 1 << 20
-#: For how long the calls of a model go unary whose answer was larger than ``MAX_CALL_BYTES``, in seconds.
+#: How long calls of a model stay unary after a response larger than ``MAX_CALL_BYTES``, in seconds.
 LARGE_ANSWER_S = 10.0
-#: How long the other side has to open an exchange, and how often one is tried that cannot be opened, in seconds.
+#: Timeout of opening an exchange, and retry period after a failure, in seconds.
 OPEN_TIMEOUT_S = 2.0
 OPEN_PERIOD_S = 2.0
 
@@ -44,11 +44,11 @@ _OK, _LATE, _UNAUTHENTICATED = 0, grpc.StatusCode.DEADLINE_EXCEEDED.value[0], gr
 
 
 class ExchangeClient:
-    """Calls to one service over an exchange, which is opened when there are calls and the service offers it.
+    """Calls to one service over an exchange, which is opened on demand if the service supports it.
 
     Args:
-        channel: To one service; stays the owner's.
-        clock_s: Seconds that only grow.
+        channel: Channel to one service; owned by the caller.
+        clock_s: Monotonic clock in seconds.
     """
 
     def __init__(self, channel: grpc.aio.Channel, *, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -60,16 +60,18 @@ class ExchangeClient:
         self._next_attempt_s = float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
-        #: Until when the calls of a model go unary.
+        #: Time until which the calls of a model are unary.
         self._large_until_s: dict[str, float] = {}
 
     @property
     def is_open(self) -> bool:
-        """Whether calls are taken."""
+        """Whether calls are accepted."""
         return self._open is not None
 
-    def begin(self, call: InferCall, headers: Iterable[tuple[str, str]], timeout_s: float | None) -> "Begun | None":
-        """A call on its way; None: it was not taken."""
+    def begin(
+        self, call: InferCall, headers: Iterable[tuple[str, str]], timeout_s: float | None
+    ) -> "PendingCall | None":
+        """Start a call; None: it was not accepted."""
         exchange = self._open
         if exchange is None:
             self._open_soon()
@@ -84,7 +86,7 @@ class ExchangeClient:
         return exchange.begin(call, headers, timeout_s)
 
     async def close(self) -> None:
-        """Calls in work fail with UNAVAILABLE, and none is taken."""
+        """Fail calls in flight with UNAVAILABLE, and accept no more."""
         self._is_closed, self._open = True, None
         for task in self._tasks:
             task.cancel()
@@ -100,7 +102,7 @@ class ExchangeClient:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self) -> None:
-        """An exchange was opened and has ended, or could not be opened; calls that it leaves have failed."""
+        """Open an exchange and serve it to its end; remaining calls fail."""
         rpc: Any = None
         exchange: _ClientExchange | None = None
         writer: asyncio.Task[None] | None = None
@@ -138,7 +140,7 @@ class ExchangeClient:
                 cancel(rpc)
 
     def _retire(self, exchange: "_ClientExchange") -> None:
-        """It takes no more calls; the next call opens another."""
+        """Accept no more calls on this exchange; the next call opens another."""
         if self._open is exchange:
             self._open = None
             self._next_attempt_s = float("-inf")
@@ -149,8 +151,8 @@ class _ClientExchange:
     """One stream.
 
     Args:
-        max_message_bytes: Largest message that the service takes.
-        on_closing: Called when the service takes no more calls here.
+        max_message_bytes: Largest message that the service accepts.
+        on_closing: Called when the service stops accepting calls on this stream.
     """
 
     def __init__(self, max_message_bytes: int, on_closing: Callable[["_ClientExchange"], None]) -> None:
@@ -161,7 +163,9 @@ class _ClientExchange:
         self._ids = itertools.count(1)
         self._is_retired = False
 
-    def begin(self, call: InferCall, headers: Iterable[tuple[str, str]], timeout_s: float | None) -> "Begun | None":
+    def begin(
+        self, call: InferCall, headers: Iterable[tuple[str, str]], timeout_s: float | None
+    ) -> "PendingCall | None":
         """As ``ExchangeClient.begin``."""
         outbox = self._outbox
         if max(len(self._waiting), len(outbox.envelopes)) >= MAX_INFLIGHT or outbox.num_bytes >= MAX_WAITING_BYTES:
@@ -178,10 +182,10 @@ class _ClientExchange:
         if len(data) > self._max_message_bytes:
             return None
         future = self._waiting[call_id] = asyncio.get_running_loop().create_future()
-        return Begun(self, call_id, outbox.put(data), future, timeout_s)
+        return PendingCall(self, call_id, outbox.put(data), future, timeout_s)
 
     def withdraw(self, call_id: int, number: int) -> None:
-        """The answer is no longer wanted; the service does not hear of a call that still waits to be sent."""
+        """Cancel a call; one that is not sent yet is only removed from the outbox."""
         if self._waiting.pop(call_id, None) is None:
             return
         if not self._outbox.drop(number):
@@ -191,17 +195,17 @@ class _ClientExchange:
         self._end_when_answered()
 
     def take(self, data: bytes) -> list[str]:
-        """The answers in a message are given to their callers; names of models whose answer was large.
+        """Resolve the responses of a message; returns the names of models with large responses.
 
         Raises:
-            DecodeError: It is no ``ExchangeResponse``.
+            DecodeError: It is not an ``ExchangeResponse``.
         """
         message = mesh_pb2.ExchangeResponse.FromString(data)
         for answer in message.answers:
             future = self._waiting.pop(answer.id, None)
             if future is not None and not future.done():
                 future.set_result(answer)
-            if answer.status == _UNAUTHENTICATED:  # the key of this stream is not valid any more
+            if answer.status == _UNAUTHENTICATED:  # the key of this stream was revoked
                 self._on_closing(self)
         if message.is_closing:
             self._on_closing(self)
@@ -212,14 +216,14 @@ class _ClientExchange:
         return [answer.response.model_name for answer in message.answers if answer.status == _OK]
 
     async def write_to(self, rpc: Any) -> None:
-        """Everything was sent, and no more comes."""
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader sees why
+        """Send everything until the outbox ends."""
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader gets the same error
             while message := await self._outbox.take():
                 await rpc.write(message)
             await rpc.done_writing()
 
     def retire(self) -> None:
-        """No call is begun any more; this side is closed when those in work are answered or withdrawn."""
+        """Start no more calls; half-close the stream when those in flight have ended."""
         self._is_retired = True
         self._end_when_answered()
 
@@ -228,7 +232,7 @@ class _ClientExchange:
             self._outbox.end()
 
     def lose(self, status: grpc.StatusCode, details: str) -> None:
-        """Every call that waits has failed with UNAVAILABLE."""
+        """Fail every call in flight with UNAVAILABLE."""
         if status is not grpc.StatusCode.UNAVAILABLE:
             details = f"Stream removed ({status.name}: {details})"
         answer = mesh_pb2.Answer(status=grpc.StatusCode.UNAVAILABLE.value[0], message=details)
@@ -239,16 +243,8 @@ class _ClientExchange:
 
 
 @dataclass(slots=True)
-class Begun:
-    """A call on its way.
-
-    Attributes:
-        exchange: That it was sent on.
-        call_id: There.
-        number: Of its envelope in the outbox.
-        future: Receives the answer.
-        timeout_s: How long it may take, in seconds; None: as long as it takes.
-    """
+class PendingCall:
+    """A call in flight."""
 
     exchange: _ClientExchange
     call_id: int
@@ -257,11 +253,11 @@ class Begun:
     timeout_s: float | None
 
     async def response(self) -> pb.ModelInferResponse:
-        """The answer. Cancelling the awaiting task cancels the call at the other side.
+        """Wait for the response. Cancelling the awaiting task cancels the call at the server.
 
         Raises:
-            AioRpcError: As ``ModelInfer`` would: the status that the service gave, DEADLINE_EXCEEDED, or UNAVAILABLE
-                when the exchange was lost.
+            AioRpcError: Like ``ModelInfer``: the status of the service, DEADLINE_EXCEEDED, or UNAVAILABLE if the
+                exchange was lost.
         """
         timer = None
         if self.timeout_s is not None:

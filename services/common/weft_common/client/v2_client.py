@@ -1,4 +1,4 @@
-"""A client of any V2 server: calls, streams, health, the repository; of a router of Weft its graph service too."""
+"""Client of any V2 server: calls, streams, health, the repository; for Weft's router also its graph service."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from weft_common.client.channels import open_channel
 from weft_common.core import CallContext, InferResult, ParameterValue
 from weft_common.errors import RemoteError, UnavailableError, WeftError
 from weft_common.observing import telemetry
-from weft_common.protocol.rpc import ASKS_FOR_STATUS, EOF, begun, cancel, ended, response_of, streamed
+from weft_common.protocol.rpc import EOF, SEND_STATUS, cancel, drain, response_of, stream_result, wait_started
 from weft_common.protocol.status import from_rpc_error
 from weft_common.protocol.wire import fill_parameters, result_from_response
 from weft_common.security.channel import ChannelSecurity
@@ -24,30 +24,30 @@ from weft_protos.model_config_pb2 import ModelConfig
 if TYPE_CHECKING:
     from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceAsyncStub
 
-#: Of a call.
+#: Metadata of a call.
 Metadata: TypeAlias = Sequence[tuple[str, str]]
-#: What ``grpc.aio`` raises: a call that failed, a call on a closed channel.
+#: Errors of ``grpc.aio``: a failed call, a call on a closed channel.
 RpcFailure: TypeAlias = grpc.aio.AioRpcError | grpc.aio.UsageError
 
 
 class V2Client:
-    """One channel to a server; make it on the event loop that uses it. It connects at the first call.
+    """One channel to a server, which connects at the first call; create it on the event loop that uses it.
 
-    Each method raises RemoteError when the server answers with an error or cannot be reached (UNAVAILABLE), and
+    Each method raises RemoteError when the server returns an error or is unreachable (UNAVAILABLE), and
     UnavailableError after ``close``. Cancelling the awaiting task cancels the call at the server.
 
     Args:
         address: ``host:port`` or any name that gRPC resolves.
-        where: Who is called, for messages; "": the address.
-        options: Of the channel, beside those that all have.
+        where: Name of the server, for messages; "": the address.
+        options: Additional channel options.
         security: TLS and key; None: plaintext without a key.
 
     Attributes:
-        channel: To the server.
-        stub: On the channel.
+        channel: Channel to the server.
+        stub: Stub on the channel.
 
     Raises:
-        InvalidArgumentError: A file of ``security`` is missing or wrong.
+        InvalidArgumentError: A file of ``security`` is missing or invalid.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class V2Client:
         metadata: Metadata = (),
         trailer: dict[str, str] | None = None,
     ) -> InferResult:
-        """The answer of a model.
+        """Run inference and return the response.
 
         Args:
-            request: To the model.
+            request: The request.
             timeout_s: Deadline from now, in seconds; None: none.
             metadata: Sent with the call.
-            trailer: Receives the trailing metadata, of an error too.
+            trailer: Receives the trailing metadata, also of an error.
         """
         with self._failures(trailer):
             rpc: Any = self.stub.ModelInfer(request, timeout=timeout_s, metadata=tuple(metadata))
@@ -105,33 +105,32 @@ class V2Client:
         trailer: dict[str, str] | None = None,
         failed: Callable[[RpcFailure], WeftError] | None = None,
     ) -> AsyncGenerator[InferResult, None]:
-        """Every response to one request; the last, and no other, ``is_final``. Closing the generator cancels the call.
+        """Every response to one request; only the last ``is_final``. Closing the generator cancels the call.
 
-        Where no response is marked as the last, a null one follows the end of the stream. The next response is read
-        when the caller wants it, so that a slow caller slows the model down. A server that sends the text of an error
-        without its status has failed with UNKNOWN.
+        If the server marks no response as final, a null one follows the end of the stream. Responses are read on
+        demand, so a slow caller slows the model down. An error message without a status fails with UNKNOWN.
 
         Args:
             request: To a decoupled model or any other.
             timeout_s: Deadline of the whole stream from now, in seconds; None: none.
             metadata: Sent with the call.
             trailer: Receives the trailing metadata of an error.
-            failed: Makes the error to raise; None: ``failure``.
+            failed: Converts the error to raise; None: ``failure``.
         """
         rpc: Any = None
         is_final = False
         version = request.model_version
         try:
-            rpc = self.stub.ModelStreamInfer(iter((request,)), timeout=timeout_s, metadata=(*metadata, ASKS_FOR_STATUS))
-            await begun(rpc)
+            rpc = self.stub.ModelStreamInfer(iter((request,)), timeout=timeout_s, metadata=(*metadata, SEND_STATUS))
+            await wait_started(rpc)
             while not is_final and (message := await rpc.read()) is not EOF:
                 if message.error_message:
                     raise RemoteError("UNKNOWN", message.error_message)
-                result = streamed(message.infer_response)
+                result = stream_result(message.infer_response)
                 is_final, version = result.is_final, result.model_version
                 yield result
             if is_final:
-                await ended(rpc)
+                await drain(rpc)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             if trailer is not None and isinstance(error, grpc.aio.AioRpcError):
                 trailer.update(_pairs(error.trailing_metadata()))
@@ -143,13 +142,13 @@ class V2Client:
             yield InferResult(request.model_name, version, request.id, is_null=True)
 
     async def is_serving(self, *, timeout_s: float) -> bool:
-        """Whether the server answers SERVING to ``grpc.health.v1``."""
+        """Whether ``grpc.health.v1`` of the server is SERVING."""
         with self._failures():
             answer = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def is_ready(self, *, timeout_s: float) -> bool:
-        """Whether all that the server is to serve is ready."""
+        """Whether every configured model of the server is ready."""
         with self._failures():
             return bool((await self.stub.ServerReady(pb.ServerReadyRequest(), timeout=timeout_s)).ready)
 
@@ -163,9 +162,9 @@ class V2Client:
         return response.models
 
     async def config(self, name: str, version: str = "", *, timeout_s: float, metadata: Metadata = ()) -> ModelConfig:
-        """Configuration of a model; version "" is the one that requests without a version reach.
+        """Configuration of a model; version "" is the default version.
 
-        It is an extension of the protocol: UNIMPLEMENTED says that the server has none.
+        This is a protocol extension: UNIMPLEMENTED if the server lacks it.
         """
         request = pb.ModelConfigRequest(name=name, version=version)
         with self._failures():
@@ -187,7 +186,7 @@ class V2Client:
     async def graph_feedback(
         self, request: graph_pb.GraphFeedbackRequest, *, timeout_s: float
     ) -> graph_pb.GraphFeedbackResponse:
-        """Reward what the bandits of a graph chose; UNIMPLEMENTED: the server is no router of Weft."""
+        """Send rewards for a graph's bandits; UNIMPLEMENTED: the server is not a Weft router."""
         with self._failures():
             response: graph_pb.GraphFeedbackResponse = await GraphServiceStub(self.channel).GraphFeedback(
                 request, timeout=timeout_s
@@ -195,7 +194,7 @@ class V2Client:
         return response
 
     async def target_signatures(self, *, timeout_s: float) -> graph_pb.TargetSignaturesResponse:
-        """What the models of a router's targets take and give; UNIMPLEMENTED: the server is no router of Weft."""
+        """Signatures of the models of a router's targets; UNIMPLEMENTED: the server is not a Weft router."""
         with self._failures():
             response: graph_pb.TargetSignaturesResponse = await GraphServiceStub(self.channel).TargetSignatures(
                 graph_pb.TargetSignaturesRequest(), timeout=timeout_s
@@ -203,7 +202,7 @@ class V2Client:
         return response
 
     def failure(self, error: RpcFailure) -> WeftError:
-        """The error that a call ended with."""
+        """Convert the error of a call."""
         if isinstance(error, grpc.aio.AioRpcError):
             return from_rpc_error(error, self._where)
         return UnavailableError(f"{self._where} is no longer called: its channel is closed")
@@ -219,7 +218,7 @@ class V2Client:
 
 
 def metadata_of(context: CallContext) -> tuple[tuple[str, str], ...]:
-    """Headers and trace of a call, as metadata."""
+    """Headers and trace context of a call, as metadata."""
     if context.trace_context is None:
         return tuple(context.headers.items())
     return (*context.headers.items(), *telemetry.inject(context.trace_context).items())

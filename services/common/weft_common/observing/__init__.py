@@ -1,1 +1,1 @@
-"""Logs, traces, the watchdog of the event loop, and load reports."""
+"""Logs, traces, the event-loop watchdog and load reports."""

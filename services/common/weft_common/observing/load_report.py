@@ -1,7 +1,7 @@
-"""Tells clients that balance by load how busy this server is: ORCA reports out of band.
+"""ORCA out-of-band load reports for clients with load-aware balancing.
 
-A client of gRPC with the policy ``weighted_round_robin`` opens one stream to each server and gives it calls in
-proportion to requests per second over utilisation. A call costs nothing for it.
+A gRPC client with the policy ``weighted_round_robin`` opens one stream to each server and weights servers by requests
+per second over utilisation. Calls themselves carry no report.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from weft_protos import load_report_pb2 as pb
 
 SERVICE_NAME = "xds.service.orca.v3.OpenRcaService"
 METHOD_NAME = "StreamCoreMetrics"
-#: Time between two reports, where the client asks for less or for nothing, in seconds.
+#: Limits and default of the reporting period that a client requests, in seconds.
 MIN_PERIOD_S = 0.1
 DEFAULT_PERIOD_S = 1.0
 MAX_PERIOD_S = 3_600.0
-#: How often the models are looked at for the mean of a report, in seconds.
+#: Sampling period of the occupancy, in seconds.
 SAMPLE_PERIOD_S = 0.02
 
 
 class LoadReporter:
-    """Answers ``StreamCoreMetrics``.
+    """Serves ``StreamCoreMetrics``.
 
     Args:
-        models: Gives the counters of every model that serves.
+        models: Returns the counters of every ready model.
         clock_ns: Monotonic.
     """
 
@@ -39,7 +39,7 @@ class LoadReporter:
         self._clock_ns = clock_ns
 
     def add_to(self, server: grpc.aio.Server) -> Sequence[str]:
-        """The server reports its load. There are no names for reflection: the messages are those of xDS."""
+        """Add the service to a server. Returns no names for reflection: the messages are those of xDS."""
         handler = grpc.unary_stream_rpc_method_handler(
             self._stream,
             request_deserializer=pb.LoadReportRequest.FromString,
@@ -62,10 +62,10 @@ class LoadReporter:
 
 
 class LoadMeter:
-    """Load of the models from one report to the next.
+    """Measures the load between two reports.
 
     Args:
-        models: Gives the counters of every model that serves.
+        models: Returns the counters of every ready model.
         clock_ns: Monotonic.
     """
 
@@ -78,18 +78,18 @@ class LoadMeter:
         self._num_answered, self._num_failed = self._counts()
 
     def sample(self) -> None:
-        """Look how busy each model is now."""
+        """Sample the occupancy of each model."""
         self._num_samples += 1
         for model in self._models():
             key = model.name, model.version
             self._sums[key] = self._sums.get(key, 0.0) + model.occupancy()
 
     def report(self) -> pb.LoadReport:
-        """Mean load since the report before; the busiest model is that of the server."""
+        """Mean load since the previous report; the busiest model determines the utilisation."""
         now_ns = self._clock_ns()
         duration_s = max((now_ns - self._begin_ns) / 1e9, 1e-9)
         num_answered, num_failed = self._counts()
-        num_new_failed = max(num_failed - self._num_failed, 0)  # a model that was unloaded takes its counters along
+        num_new_failed = max(num_failed - self._num_failed, 0)  # an unloaded model removes its counters
         num_new = max(num_answered - self._num_answered, 0) + num_new_failed
         report = pb.LoadReport(
             rps_fractional=num_new / duration_s,

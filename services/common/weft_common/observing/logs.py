@@ -1,7 +1,7 @@
-"""Logs: one JSON object per line on standard error, written by a thread, so that nobody waits for who reads them.
+"""Structured logs: one JSON object per line on standard error, written by a thread, so that no caller blocks on it.
 
-What is printed, by user models for example, warnings and exceptions that nobody caught become such lines too. What
-libraries write to the file descriptor themselves, as gRPC's core does, does not; it is rare and for people.
+Printed text, for example by user models, warnings and uncaught exceptions become log lines too. Exception: what
+libraries write to the file descriptor directly, such as gRPC's core; that is rare and meant for people.
 """
 
 import atexit
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {"message", "asctime", "taskName"}
 
-#: What may wait to be written, in bytes; lines beyond it are dropped and counted.
+#: Limit of buffered lines, in bytes; further lines are dropped and counted.
 MAX_WAITING_BYTES = 4 << 20
-#: How long an end of the process waits for what is left to be written, in seconds.
+#: How long the process waits at exit for buffered lines to be written, in seconds.
 FLUSH_S = 1.0
-#: Longest line that a program may print without a line break, in characters.
+#: Longest printed line, in characters; longer ones are split.
 _MAX_PRINTED = 1 << 16
-#: Pause after a write that failed, as on a full disk, in seconds.
+#: Pause after a failed write, for example on a full disk, in seconds.
 _PAUSE_S = 0.1
 _DROPPED = json.dumps(
     {"level": "warning", "logger": "weft.logs", "message": "%d log lines were dropped: they could not be written"}
@@ -37,7 +37,7 @@ _DROPPED = json.dumps(
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON line; what is passed in ``extra`` becomes fields (``trace_id``, ``model``)."""
+    """Formats a record as one JSON line; ``extra`` becomes fields (``trace_id``, ``model``)."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line without line breaks."""
@@ -54,29 +54,29 @@ class JsonFormatter(logging.Formatter):
 
 
 class LineWriter:
-    """Writes lines to a file descriptor on a thread of its own; what does not fit is dropped and counted.
+    """Writes lines to a file descriptor on a thread; drops and counts lines that exceed the buffer.
 
     Args:
-        fd: Written to; not closed.
-        tell_dropped: The line that tells how many lines (``%d``) were dropped, once others can be written again.
-        max_waiting_bytes: Lines that may wait; the next is dropped.
+        fd: File descriptor; not closed.
+        dropped_message: Line that reports the number of dropped lines (``%d``), once writing works again.
+        max_waiting_bytes: Size of the buffer.
 
     Attributes:
-        num_dropped: Lines that were dropped since the start.
+        num_dropped: Dropped lines since the start.
     """
 
-    def __init__(self, fd: int, tell_dropped: str, *, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+    def __init__(self, fd: int, dropped_message: str, *, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         self.num_dropped = 0
         self._fd = fd
         self._max_waiting_bytes = max_waiting_bytes
-        self._tell_dropped = tell_dropped
-        self._num_told = 0
-        self.begin()
+        self._dropped_message = dropped_message
+        self._num_reported = 0
+        self.reset()
         self._start()
         _writers.add(self)
 
-    def begin(self) -> None:
-        """Nothing waits, and the next line starts a thread; also in a forked process, which has none of ours."""
+    def reset(self) -> None:
+        """Clear the buffer; the next line starts a thread. Also called in a forked process, which has no thread."""
         self._lines: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._is_writing = False
@@ -84,7 +84,7 @@ class LineWriter:
         self._has_thread = False
 
     def write(self, line: str) -> None:
-        """The line will be written, or is dropped; never waits for the reader."""
+        """Buffer a line, or drop it; never blocks on the reader."""
         data = (line + "\n").encode(errors="backslashreplace")
         with self._changed:
             if self._waiting_bytes + len(data) > self._max_waiting_bytes:
@@ -97,7 +97,7 @@ class LineWriter:
                 self._start()
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Whether everything was written within the timeout."""
+        """Whether all lines were written within the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._lines or self._is_writing), timeout_s)
 
@@ -117,42 +117,42 @@ class LineWriter:
             with self._changed:
                 if not is_written:
                     self.num_dropped += 1
-                elif self.num_dropped > self._num_told and not self._lines:
-                    text = self._tell_dropped % (self.num_dropped - self._num_told)
-                    self._num_told = self.num_dropped
+                elif self.num_dropped > self._num_reported and not self._lines:
+                    text = self._dropped_message % (self.num_dropped - self._num_reported)
+                    self._num_reported = self.num_dropped
                     self._lines.append(text.encode() + b"\n")
                     self._waiting_bytes += len(self._lines[-1])
                 self._is_writing = False
                 self._changed.notify_all()
             if not is_written:
-                time.sleep(_PAUSE_S)  # lines wait meanwhile, and are dropped when there are too many
+                time.sleep(_PAUSE_S)  # lines are buffered in the meantime, and dropped beyond the limit
 
     def _write(self, data: bytes) -> bool:
         view = memoryview(data)
         try:
             while view:
                 view = view[os.write(self._fd, view) :]
-        except BlockingIOError:  # somebody made the pipe non-blocking
+        except BlockingIOError:  # the pipe was made non-blocking
             return False
-        except OSError:  # a full disk, a reader that has gone
+        except OSError:  # a full disk, a closed reader
             return False
         return True
 
 
-#: Whose lock a fork may have copied while it was held.
+#: Writers whose lock a fork may have copied while it was held.
 _writers: "WeakSet[LineWriter]" = WeakSet()
 
 
-def _begin_anew() -> None:
+def _reset_writers() -> None:
     for writer in _writers:
-        writer.begin()
+        writer.reset()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_writers)
 
 
 class _Handler(logging.Handler):
-    """Gives every record to the writer."""
+    """Passes every record to the writer."""
 
     def __init__(self, writer: LineWriter) -> None:
         super().__init__()
@@ -162,35 +162,35 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self.writer.write(self.format(record))
-        except Exception as error:  # a record that cannot be formatted must not end what logged it
+        except Exception as error:  # a record that cannot be formatted must not raise in its caller
             self.writer.write(
                 json.dumps({"level": "error", "logger": record.name, "message": f"bad record: {error!r}"})
             )
 
 
-class PrintedLines(io.TextIOBase):
-    """A text stream whose lines are log records.
+class LoggingStream(io.TextIOBase):
+    """A text stream whose lines become log records.
 
     Args:
-        logger: Receives them.
+        logger: Logger of the records.
         level: Their level.
     """
 
     def __init__(self, logger: logging.Logger, level: int) -> None:
         self._logger = logger
         self._level = level
-        self._parts = threading.local()  # what several threads print at once is not mixed up
+        self._parts = threading.local()  # keeps lines of concurrent threads apart
 
     def writable(self) -> bool:
-        """It can be written to."""
+        """True."""
         return True
 
     def fileno(self) -> int:
-        """Of standard error, for processes that the program starts."""
+        """That of standard error, for child processes."""
         return 2
 
     def write(self, text: str) -> int:
-        """Every whole line is logged; the rest waits for its end."""
+        """Log every complete line; the rest waits for its line break."""
         waiting = getattr(self._parts, "text", "") + text
         *lines, rest = waiting.split("\n")
         while len(rest) > _MAX_PRINTED:
@@ -204,36 +204,36 @@ class PrintedLines(io.TextIOBase):
 
 
 def configure(level: str = "info") -> None:
-    """Every log record of this process, and what it prints, goes to standard error as JSON lines.
+    """Send all log records and printed text of this process to standard error as JSON lines.
 
-    ``sys.__stdout__`` and ``sys.__stderr__`` stay what they were.
+    ``sys.__stdout__`` and ``sys.__stderr__`` are unchanged.
     """
-    # Without a standard error its number may be that of anything.
+    # Without a standard error, descriptor 2 may be any file.
     descriptor = os.open(os.devnull, os.O_WRONLY) if sys.__stderr__ is None else sys.__stderr__.fileno()
     handler = _Handler(LineWriter(descriptor, _DROPPED))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
-    sys.stdout = _as_text_io(PrintedLines(get_logger("stdout"), logging.INFO))
-    sys.stderr = _as_text_io(PrintedLines(get_logger("stderr"), logging.WARNING))
+    sys.stdout = _as_text_io(LoggingStream(get_logger("stdout"), logging.INFO))
+    sys.stderr = _as_text_io(LoggingStream(get_logger("stderr"), logging.WARNING))
     atexit.register(flush)
 
 
 def flush() -> None:
-    """What was logged is written, unless that takes more than ``FLUSH_S``."""
+    """Wait until logged lines are written, for at most ``FLUSH_S``."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _Handler):
             handler.writer.flush()
 
 
 def num_dropped() -> int:
-    """Lines that could not be written since the start."""
+    """Log lines of this process that were dropped."""
     return sum(handler.writer.num_dropped for handler in logging.getLogger().handlers if isinstance(handler, _Handler))
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger of a part of Weft, for example ``weft.serving``."""
+    """The logger of a component, for example ``weft.serving``."""
     return logging.getLogger(name)
 
 

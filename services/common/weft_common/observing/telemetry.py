@@ -1,9 +1,9 @@
-"""Traces: W3C context in and out, OTLP/gRPC export, errors always kept.
+"""Tracing: W3C trace context, OTLP/gRPC export, errors always exported.
 
 Without ``OTEL_EXPORTER_OTLP_ENDPOINT`` (or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT``) nothing is recorded and every
-function here costs one comparison. ``OTEL_TRACES_SAMPLER_ARG`` is the share of requests that are traced (default 1); a
-request that comes with a sampled ``traceparent`` is always traced, and a span that ends with an error is exported even
-if its request was not sampled.
+function here costs one comparison. ``OTEL_TRACES_SAMPLER_ARG`` is the sampling rate (default 1); a request with a
+sampled ``traceparent`` is always traced, and a span that ends with an error is exported even if its request was not
+sampled.
 """
 
 import os
@@ -27,14 +27,14 @@ from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 _PROPAGATOR = TraceContextTextMapPropagator()
 _EMPTY = Context()
 
-#: How long a stop waits for the last export, in seconds; a collector that is down must not hold up the process.
+#: Timeout of the last export at shutdown, in seconds; an unreachable collector must not delay the process.
 SHUTDOWN_WAIT_S = 2.0
 
 INTERNAL, SERVER, CLIENT = SpanKind.INTERNAL, SpanKind.SERVER, SpanKind.CLIENT
 
 
-class _KeepErrors(Sampler):
-    """Parent's decision, else by rate; what is not sampled is still recorded, so that an error can be kept."""
+class _RecordAllSampler(Sampler):
+    """Follows the parent's decision, else samples by rate; records unsampled spans too, to export errors."""
 
     def __init__(self, rate: float) -> None:
         self._by_rate = TraceIdRatioBased(rate)
@@ -62,13 +62,13 @@ class _KeepErrors(Sampler):
 
 
 class _ExportSampledOrFailed(SpanProcessor):
-    """Passes to the batch processor what is sampled, and what failed."""
+    """Passes sampled and failed spans to the batch processor."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._batch = BatchSpanProcessor(exporter)
 
     def on_start(self, span: Any, parent_context: Context | None = None) -> None:
-        """Nothing is due at the start of a span."""
+        """Do nothing."""
 
     def on_end(self, span: ReadableSpan) -> None:
         context = span.get_span_context()
@@ -95,7 +95,7 @@ class _ExportSampledOrFailed(SpanProcessor):
 
 
 class _Telemetry:
-    """The tracer of this process; one owner of the only telemetry state."""
+    """Tracer state of this process."""
 
     provider: TracerProvider | None = None
     tracer: trace.Tracer | None = None
@@ -108,7 +108,7 @@ def configure(service: str) -> bool:
     """Start exporting if an OTLP endpoint is set in the environment; returns whether it is.
 
     Args:
-        service: ``service.name`` unless ``OTEL_SERVICE_NAME`` says otherwise, for example ``weft.router``.
+        service: ``service.name`` unless ``OTEL_SERVICE_NAME`` is set, for example ``weft.router``.
 
     Raises:
         InvalidArgumentError: ``OTEL_TRACES_SAMPLER_ARG`` is not a number from 0 to 1.
@@ -126,7 +126,7 @@ def configure(service: str) -> bool:
     )
     rate_text = environment.get("OTEL_TRACES_SAMPLER_ARG") or "1"
     try:
-        sampler = _KeepErrors(float(rate_text))
+        sampler = _RecordAllSampler(float(rate_text))
     except ValueError:
         message = f"OTEL_TRACES_SAMPLER_ARG must be a number from 0 to 1, got '{rate_text}'"
         raise InvalidArgumentError(message) from None
@@ -137,12 +137,12 @@ def configure(service: str) -> bool:
 
 
 def is_enabled() -> bool:
-    """Whether spans are recorded; ask before building attributes on a hot path."""
+    """Whether spans are recorded; check before building attributes on a hot path."""
     return _state.tracer is not None
 
 
 def shutdown() -> None:
-    """Export what is left and stop; blocks for at most ``SHUTDOWN_WAIT_S``, after which the rest is lost."""
+    """Export pending spans and stop; blocks for at most ``SHUTDOWN_WAIT_S``, then drops the rest."""
     if _state.provider is not None:
         last_export = threading.Thread(target=_state.provider.shutdown, name="last-export", daemon=True)
         last_export.start()
@@ -151,14 +151,14 @@ def shutdown() -> None:
 
 
 def extract(headers: Mapping[str, str]) -> Context:
-    """Trace context of incoming metadata; an empty context without ``traceparent`` or when nothing is recorded."""
+    """Trace context of incoming metadata; empty without ``traceparent`` or while disabled."""
     if _state.tracer is None or "traceparent" not in headers:
         return _EMPTY
     return _PROPAGATOR.extract(headers, context=_EMPTY)
 
 
 def inject(context: Context | None) -> dict[str, str]:
-    """Metadata (``traceparent``, ``tracestate``) that carries ``context`` to the next service."""
+    """Metadata (``traceparent``, ``tracestate``) that propagates ``context`` to the next service."""
     if _state.tracer is None or context is None:
         return {}
     carrier: dict[str, str] = {}
@@ -175,15 +175,15 @@ def start_span(
     links: Sequence[Span] = (),
     start_unix_ns: int | None = None,
 ) -> Span:
-    """A started span; ``INVALID_SPAN`` when nothing is recorded.
+    """Start a span; ``INVALID_SPAN`` while disabled.
 
     Args:
         name: Span name.
-        parent: Context that the span is a child of; None starts a trace.
+        parent: Context of the parent span; None starts a trace.
         kind: INTERNAL, SERVER or CLIENT.
         attributes: Attributes known at the start.
-        links: Spans that this one is linked to.
-        start_unix_ns: Unix time in nanoseconds; now when absent.
+        links: Linked spans.
+        start_unix_ns: Unix time in nanoseconds; now if absent.
     """
     if _state.tracer is None:
         return INVALID_SPAN
@@ -198,7 +198,7 @@ def start_span(
 
 
 def context_of(span: Span, parent: Context | None = None) -> Context:
-    """Context whose current span is ``span``; children are started with it."""
+    """Context whose current span is ``span``; the parent of child spans."""
     return trace.set_span_in_context(span, parent if parent is not None else _EMPTY)
 
 

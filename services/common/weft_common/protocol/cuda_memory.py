@@ -1,7 +1,7 @@
-"""Memory of CUDA devices: what other processes share, and host memory that devices copy from directly.
+"""CUDA memory: device memory shared by other processes, and pinned host memory.
 
 CUDA's own libraries are called through ctypes. They come with the CUDA builds of torch, with ``nvidia-cuda-runtime`` or
-with a CUDA toolkit; nothing else is needed, and nothing is loaded before it is asked for.
+with a CUDA toolkit; nothing else is required, and nothing is loaded before its first use.
 
 Source: https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__MEMORY.html, group__CUDART__DEVICE.html,
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__CTX.html, group__CUDA__MEM.html
@@ -22,10 +22,10 @@ HANDLE_BYTES = 64
 
 _RUNTIMES = ("libcudart.so.13", "libcudart.so.12")
 _DRIVER = "libcuda.so.1"
-_STREAM_NON_BLOCKING = 1  # cudaStreamNonBlocking: waits for no stream of a model
+_STREAM_NON_BLOCKING = 1  # cudaStreamNonBlocking: not synchronised with streams of models
 _HOST_ALLOC_PORTABLE = 1  # cudaHostAllocPortable: pinned for every device
 _LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
-_MEMCPY_DEFAULT = 4  # cudaMemcpyDefault: the addresses say which way
+_MEMCPY_DEFAULT = 4  # cudaMemcpyDefault: direction inferred from the addresses
 
 
 class _IpcHandle(ctypes.Structure):
@@ -35,10 +35,10 @@ class _IpcHandle(ctypes.Structure):
 
 
 class Cuda:
-    """The few calls of CUDA that this process makes itself.
+    """The CUDA calls that this process makes itself.
 
-    Copies run on a stream of their own, so that they wait for no model. The context that is current on the calling
-    thread is so again after each call. Copies belong on one thread; memory may be released on any.
+    Copies run on a dedicated stream, so they wait for no model. Each call restores the CUDA context of the calling
+    thread. Copies must come from one thread; memory may be released on any.
 
     Args:
         runtime: ``libcudart``, with ``cudaGetErrorString`` declared to return bytes.
@@ -51,7 +51,7 @@ class Cuda:
         self._streams: dict[int, ctypes.c_void_p] = {}
 
     def check_device(self, device_id: int) -> None:
-        """Raises InvalidArgumentError if this process has no such device."""
+        """Raise InvalidArgumentError if this process has no such device."""
         count = ctypes.c_int()
         status = self._runtime.cudaGetDeviceCount(ctypes.byref(count))
         if status or not 0 <= device_id < count.value:
@@ -59,14 +59,14 @@ class Cuda:
             raise InvalidArgumentError(f"CUDA device {device_id} does not exist; this process has {known}")
 
     def open(self, handle: bytes, device_id: int) -> tuple[int, int]:
-        """Address in this process, and size in bytes, of memory of another process; ``close`` releases it.
+        """Map memory of another process; returns its address here and its size in bytes. Release it with ``close``.
 
         Args:
             handle: The ``HANDLE_BYTES`` of its ``cudaIpcMemHandle_t``.
-            device_id: Where it is; ``check_device`` holds.
+            device_id: Its device, validated by ``check_device``.
 
         Raises:
-            InvalidArgumentError: CUDA does not open it.
+            InvalidArgumentError: CUDA cannot open it.
         """
         address, base, size = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t()
         with self._on(device_id):
@@ -83,15 +83,15 @@ class Cuda:
         return address.value, base.value + size.value - address.value
 
     def close(self, address: int, device_id: int) -> None:
-        """Memory of another process is no longer seen here. Never raises: nobody could do anything about it."""
+        """Unmap memory of another process. Never raises, because no caller could handle an error."""
         with suppress(InternalError), self._on(device_id):
             self._runtime.cudaIpcCloseMemHandle(ctypes.c_void_p(address))
 
     def copy(self, target: int, source: int, num_bytes: int, device_id: int) -> None:
-        """``num_bytes`` are copied, between host and device, when this returns.
+        """Copy ``num_bytes`` between host and device; complete on return.
 
         Raises:
-            InternalError: CUDA says no.
+            InternalError: CUDA failed.
         """
         with self._on(device_id):
             stream = self._stream(device_id)
@@ -102,18 +102,18 @@ class Cuda:
                 ctypes.c_int(_MEMCPY_DEFAULT),
                 stream,
             )
-            # Also after an error: nothing may be on its way when the memory is given back.
+            # Also after an error: no copy may be in flight when the memory is released.
             self._check(self._runtime.cudaStreamSynchronize(stream) or status, f"copy {num_bytes} bytes")
 
     def allocate_pinned(self, num_bytes: int, device_id: int) -> int:
-        """Address of new host memory that devices copy from and to without help of the CPU.
+        """Allocate pinned host memory, which devices access by DMA; returns its address.
 
         Args:
             num_bytes: At least 1.
-            device_id: A device that this process uses anyway; the memory is good for all.
+            device_id: A device that this process uses anyway; the memory is pinned for all devices.
 
         Raises:
-            InternalError: There is no more.
+            InternalError: Out of memory.
         """
         address = ctypes.c_void_p()
         with self._on(device_id):
@@ -124,15 +124,15 @@ class Cuda:
         return address.value or 0
 
     def free_pinned(self, address: int, device_id: int) -> None:
-        """Memory of ``allocate_pinned`` is given back. Never raises, as ``close``."""
+        """Free memory of ``allocate_pinned``. Never raises, like ``close``."""
         with suppress(InternalError), self._on(device_id):
             self._runtime.cudaFreeHost(ctypes.c_void_p(address))
 
     @contextmanager
     def _on(self, device_id: int) -> Iterator[None]:
-        """The device is the current one of this thread.
+        """Make the device current for this thread within the block.
 
-        The context is put back, not the device: to set a device makes a context there, also where nobody wants one.
+        Restores the context, not the device: setting a device creates a context there, even if it was not wanted.
         """
         before = ctypes.c_void_p()
         self._driver.cuCtxGetCurrent(ctypes.byref(before))  # none, if CUDA has done nothing yet
@@ -161,10 +161,10 @@ class Cuda:
 
 @functools.cache
 def find_cuda() -> Cuda:
-    """CUDA of this machine. Its libraries are loaded; no device is touched yet.
+    """Load CUDA's libraries; touches no device.
 
     Raises:
-        UnsupportedError: A library is missing; the message says which, and what brings it.
+        UnsupportedError: A library is missing; the message says which, and what provides it.
     """
     try:
         driver = ctypes.CDLL(_DRIVER)
@@ -184,7 +184,7 @@ def find_cuda() -> Cuda:
 
 
 def _installed_runtimes() -> list[str]:
-    """Paths of the libraries that pip installed: ``nvidia/cu13/lib``, ``nvidia/cuda_runtime/lib``."""
+    """Paths of libraries installed by pip: ``nvidia/cu13/lib``, ``nvidia/cuda_runtime/lib``."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ()) if spec] if spec else []
     return [str(path) for name in _RUNTIMES for folder in folders for path in sorted(folder.glob(f"*/lib/{name}"))]

@@ -1,4 +1,4 @@
-"""What both sides of ``weft.mesh.v1.Exchange`` share: names, limits, and the messages on their way out."""
+"""Names, limits and the outbox of ``weft.mesh.v1.Exchange``, shared by client and server."""
 
 import asyncio
 import itertools
@@ -6,34 +6,33 @@ from collections import OrderedDict
 
 from weft_protos import mesh_pb2
 
-#: What ``ServerMetadata`` lists where exchanges are offered.
+#: Extension in ``ServerMetadata`` of servers with exchanges.
 EXTENSION = "weft_exchange"
 
 _DESCRIPTOR = mesh_pb2.DESCRIPTOR.services_by_name["Exchange"]
 SERVICE_NAME = _DESCRIPTOR.full_name
 METHOD_NAME = _DESCRIPTOR.methods[0].name
 
-#: Calls of one exchange that may be in work or wait to be sent, and bytes that may wait. Beyond either a service reads
-#: no more, which gRPC turns into back-pressure, and a caller sends no more.
+#: Limits of one exchange: calls in flight or queued to be sent, and queued bytes. Beyond either, a service stops
+#: reading, which gRPC turns into back-pressure, and a caller stops sending.
 MAX_INFLIGHT = 1024
 MAX_WAITING_BYTES = 1 << 24
 
-#: Envelopes that are larger together do not travel in one message, in bytes. One that is larger travels alone.
+#: Largest message of several envelopes, in bytes. A larger envelope is sent alone.
 MAX_BATCH_BYTES = 1 << 18
 
 
 class Outbox:
-    """Envelopes in order; what is put while a message is being written goes out together, and nothing waits when idle.
+    """Queue of envelopes; those queued while a message is being written are sent together. Adds no delay when idle.
 
-    An envelope is a serialized message with one call, or one answer. Protobuf messages that lie one behind the other
-    are read as one, their repeated fields joined; so each envelope is serialized once and copied when it is joined.
+    An envelope is a serialized message with one call, or one response. Concatenated protobuf messages parse as one
+    message with repeated fields merged, so each envelope is serialized once and joined by copying.
 
     Args:
-        max_batch_bytes: Size of a message of several envelopes.
+        max_batch_bytes: Limit of a message of several envelopes.
 
     Attributes:
-        envelopes: What waits, by number.
-        num_bytes: Of what waits.
+        num_bytes: Queued bytes.
     """
 
     def __init__(self, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
@@ -45,7 +44,7 @@ class Outbox:
         self._taker: asyncio.Future[None] | None = None
 
     def put(self, envelope: bytes) -> int:
-        """The envelope goes out behind those before it, after ``end`` it does not; its number, for ``drop``."""
+        """Queue an envelope, unless the outbox has ended; returns its number, for ``drop``."""
         number = next(self._numbers)
         if not self._is_ended:
             self.envelopes[number] = envelope
@@ -55,7 +54,7 @@ class Outbox:
         return number
 
     def drop(self, number: int) -> bool:
-        """The envelope does not go out; False if it is on its way already."""
+        """Remove a queued envelope; False if it was taken already."""
         envelope = self.envelopes.pop(number, None)
         if envelope is None:
             return False
@@ -63,13 +62,13 @@ class Outbox:
         return True
 
     def end(self) -> None:
-        """Nothing more is put; what waits still goes out."""
+        """Accept no more envelopes; queued ones are still sent."""
         self._is_ended = True
         if self._taker is not None and not self._taker.done():
             self._taker.set_result(None)
 
     async def take(self) -> bytes:
-        """The next message; b"" when everything is out and nothing more comes. There is one taker."""
+        """The next message; b"" at the end. There is one consumer."""
         envelopes = self.envelopes
         while not envelopes:
             if self._is_ended:

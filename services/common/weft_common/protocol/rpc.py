@@ -1,4 +1,4 @@
-"""Calls of ``grpc.aio`` that may be cancelled without a leak, and what a stream of responses ends with."""
+"""Leak-free cancellation of ``grpc.aio`` calls, and the end of response streams."""
 
 import asyncio
 import contextlib
@@ -10,24 +10,24 @@ from weft_common.core import InferResult
 from weft_common.protocol.wire import result_from_response
 from weft_protos import grpc_service_pb2 as pb
 
-#: How long the status of a stream is waited for when all its responses are there, in seconds; then it is cancelled.
+#: Timeout for the status of a stream after its final response, in seconds; then the stream is cancelled.
 STATUS_WAIT_S = 1.0
 
-EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
-#: The final flag comes also where no response is left to carry it.
-ASKS_FOR_FINAL = "triton_enable_empty_final_response"
-#: The first error ends a stream with its status, instead of a text without a code.
-ASKS_FOR_STATUS = ("triton_grpc_error", "true")
+EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
+#: Parameter: send an empty final response if no other one carries the final flag.
+SEND_EMPTY_FINAL = "triton_enable_empty_final_response"
+#: Metadata: the first error ends a stream with its status, instead of a message without a code.
+SEND_STATUS = ("triton_grpc_error", "true")
 
 _FINAL = "triton_final_response"
 
 
 async def response_of(rpc: Any) -> pb.ModelInferResponse:
-    """The response of a call that was started; cancelling the awaiting task cancels the call.
+    """The response of a started call; cancelling the awaiting task cancels the call.
 
-    To await the call itself would do the same, but ``grpc.aio`` loses 1 kB each time that its own task is cancelled
-    (grpcio 1.85): a race that cancels 100 losers a second would lose 8 GB a day. So that task is left to end by itself,
-    which it does as soon as the call beneath it is cancelled.
+    Awaiting the call itself would do the same, but ``grpc.aio`` leaks 1 kB each time its own task is cancelled (grpcio
+    1.85): a race that cancels 100 losers per second would leak 8 GB a day. So that task ends by itself, as soon as the
+    underlying call is cancelled.
     """
     task = getattr(rpc, "_invocation_task", None)
     if task is not None:
@@ -40,8 +40,8 @@ async def response_of(rpc: Any) -> pb.ModelInferResponse:
     return response
 
 
-async def begun(rpc: Any) -> None:
-    """The other side has begun to answer, or the call has failed.
+async def wait_started(rpc: Any) -> None:
+    """Wait until the server has started to respond, or the call has failed.
 
     The first read would wait for the same task of ``grpc.aio``, and a cancel would reach it: see ``response_of``.
     """
@@ -51,21 +51,21 @@ async def begun(rpc: Any) -> None:
 
 
 def cancel(rpc: Any) -> None:
-    """Cancel a call, unless it is over, but none of the tasks that ``grpc.aio`` has for it: they end by themselves."""
+    """Cancel a call, unless it is over, but not the tasks of ``grpc.aio``: see ``response_of``."""
     if not rpc.done():
         rpc._cython_call.cancel("the caller cancelled")
 
 
-async def ended(rpc: Any) -> None:
-    """The other side has closed the stream, or was given the time to; how it did so does not matter any more."""
+async def drain(rpc: Any) -> None:
+    """Read until the server closes the stream, for at most ``STATUS_WAIT_S``; its status is ignored."""
     with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError):
         async with asyncio.timeout(STATUS_WAIT_S):
             while await rpc.read() is not EOF:
                 pass
 
 
-def streamed(response: pb.ModelInferResponse) -> InferResult:
-    """A response of a stream; what marks it as the last does not stay among its parameters."""
+def stream_result(response: pb.ModelInferResponse) -> InferResult:
+    """Convert a response of a stream; removes the final flag from its parameters."""
     result = result_from_response(response)
     parameters = dict(result.parameters)
     result.is_final = parameters.pop(_FINAL, False) is True

@@ -1,4 +1,4 @@
-"""Regions of system and CUDA shared memory that clients register, and tensors that lie in them.
+"""System and CUDA shared memory: regions registered by clients, and tensors in them.
 
 Source: the extensions "system shared memory" and "CUDA shared memory" of the V2 protocol,
 ``protocol/extension_shared_memory.md`` of Triton Inference Server.
@@ -32,13 +32,13 @@ REGION_PARAMETER = "shared_memory_region"
 _SIZE_PARAMETER = "shared_memory_byte_size"
 _OFFSET_PARAMETER = "shared_memory_offset"
 
-#: Where Linux shows what ``shm_open`` names.
+#: Folder of ``shm_open`` objects on Linux.
 _FOLDER = Path("/dev/shm")  # noqa: S108  # no temporary file: the name is the client's
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region(ABC):
-    """Memory that a client and this server see.
+    """Memory shared by a client and this server.
 
     Attributes:
         kind: ``"system"`` or ``"CUDA"``.
@@ -53,24 +53,24 @@ class Region(ABC):
 
     @abstractmethod
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """A copy of a part that lies within the region."""
+        """Copy a part of the region."""
 
     @abstractmethod
     def write(self, offset: int, data: bytes) -> None:
-        """A part that lies within the region gets the data."""
+        """Write ``data`` into the region."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SystemRegion(Region):
-    """A part of a shared memory object.
+    """A part of a POSIX shared memory object.
 
-    It is read and written by system calls, not mapped: a client that shrinks the object while it is in use gets an
-    error, where a mapped page would end this process with SIGBUS.
+    Accessed by system calls, not mapped: if a client truncates the object while it is in use, the access fails, whereas
+    a mapped page would kill this process with SIGBUS.
 
     Attributes:
-        key: What the client gave ``shm_open``.
-        start: Where the region begins in the object, bytes.
-        descriptor: Of the object; closed with the last request that uses it.
+        key: The client's ``shm_open`` name.
+        start: Offset of the region in the object, bytes.
+        descriptor: File descriptor of the object; closed after the last request that uses it.
     """
 
     kind: ClassVar[str] = "system"
@@ -93,7 +93,7 @@ class SystemRegion(Region):
         return data
 
     def write(self, offset: int, data: bytes) -> None:
-        """The data is in the object."""
+        """Write to the object."""
         view, position = memoryview(data), self.start + offset
         while view:
             count = os.pwrite(self.descriptor, view, position)
@@ -102,12 +102,12 @@ class SystemRegion(Region):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CudaRegion(Region):
-    """Memory of a CUDA device that another process allocated.
+    """Memory of a CUDA device, allocated by another process.
 
     Attributes:
-        device_id: Where it is.
-        address: Of its start, in this process; released with the last request that uses it.
-        cuda: Copies it.
+        device_id: Its device.
+        address: Its address in this process; released after the last request that uses it.
+        cuda: Performs copies.
     """
 
     kind: ClassVar[str] = "CUDA"
@@ -120,14 +120,14 @@ class CudaRegion(Region):
         self.cuda.close(self.address, self.device_id)
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """A copy. Raises InternalError if CUDA cannot make it."""
+        """A copy. Raises InternalError if CUDA fails."""
         buffer = (ctypes.c_char * num_bytes)()
         if num_bytes:
             self.cuda.copy(ctypes.addressof(buffer), self.address + offset, num_bytes, self.device_id)
         return buffer.raw
 
     def write(self, offset: int, data: bytes) -> None:
-        """The data is on the device. Raises InternalError if CUDA cannot copy it."""
+        """Copy to the device. Raises InternalError if CUDA fails."""
         if data:
             source = ctypes.cast(ctypes.c_char_p(bytes(data)), ctypes.c_void_p).value or 0
             self.cuda.copy(self.address + offset, source, len(data), self.device_id)
@@ -137,12 +137,12 @@ AnyRegion = TypeVar("AnyRegion", SystemRegion, CudaRegion)
 
 
 class TensorLocation(NamedTuple):
-    """Where a tensor lies, or is to lie.
+    """Location of a tensor in shared memory.
 
     Attributes:
         region: The region.
-        offset: From its start, bytes.
-        byte_size: Of the place; a tensor that is written may be smaller.
+        offset: Offset in the region, bytes.
+        byte_size: Available size; a written tensor may be smaller.
     """
 
     region: Region
@@ -150,11 +150,11 @@ class TensorLocation(NamedTuple):
     byte_size: int
 
     def read(self) -> bytes:
-        """A copy, so that nothing changes while it is in work. Raises a WeftError if it cannot be made."""
+        """A copy, so that the client cannot change it during processing. Raises a WeftError."""
         return self.region.read(self.offset, self.byte_size)
 
     def write(self, data: bytes, output: str) -> None:
-        """The tensor lies at the start of the place. Raises InvalidArgumentError if it is larger."""
+        """Write a tensor at the start of the location. Raises InvalidArgumentError if it is larger."""
         if len(data) > self.byte_size:
             raise InvalidArgumentError(
                 f"shared memory size specified with the request for output '{output}' ({self.byte_size} bytes) should "
@@ -163,16 +163,16 @@ class TensorLocation(NamedTuple):
         self.region.write(self.offset, data)
 
     def parameters(self, num_bytes: int) -> dict[str, str | int]:
-        """What the response says of an output of ``num_bytes`` that was written here."""
-        told: dict[str, str | int] = {REGION_PARAMETER: self.region.name, _SIZE_PARAMETER: num_bytes}
-        return told | {_OFFSET_PARAMETER: self.offset} if self.offset else told
+        """Response parameters of an output of ``num_bytes`` that was written here."""
+        parameters: dict[str, str | int] = {REGION_PARAMETER: self.region.name, _SIZE_PARAMETER: num_bytes}
+        return parameters | {_OFFSET_PARAMETER: self.offset} if self.offset else parameters
 
 
 class SharedMemory:
-    """The regions of one server; for all its clients, as the protocol has it. System and CUDA regions share the names.
+    """The regions of one server, shared by all its clients. System and CUDA regions share a namespace.
 
     Args:
-        find_cuda: Gives CUDA, asked at the first use; raises UnsupportedError where there is none.
+        find_cuda: Returns CUDA, called at the first use; raises UnsupportedError if there is none.
     """
 
     def __init__(self, find_cuda: Callable[[], Cuda] = find_cuda) -> None:
@@ -181,7 +181,7 @@ class SharedMemory:
 
     @property
     def extensions(self) -> Sequence[str]:
-        """What the server can say that it offers: CUDA shared memory where its libraries are."""
+        """Supported protocol extensions; CUDA shared memory only if its libraries are found."""
         try:
             self._find_cuda()
         except UnsupportedError:
@@ -189,11 +189,11 @@ class SharedMemory:
         return ("system_shared_memory", "cuda_shared_memory")
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """The object ``key``, from ``offset`` on, is the region ``name``.
+        """Register the object ``key``, from ``offset`` on, as region ``name``.
 
         Raises:
-            AlreadyExistsError: There is a region of that name.
-            InvalidArgumentError: The name is empty, there is no such object, or it is too small.
+            AlreadyExistsError: The name is in use.
+            InvalidArgumentError: The name is empty, the object does not exist, or is too small.
             ResourceExhaustedError: ``MAX_REGIONS`` are registered.
         """
         self._check_name(name)
@@ -207,11 +207,11 @@ class SharedMemory:
         self._regions[name] = region
 
     def register_cuda(self, name: str, handle: bytes, device_id: int, byte_size: int) -> None:
-        """The memory behind ``handle``, a ``cudaIpcMemHandle_t``, is the region ``name``.
+        """Register the memory behind ``handle``, a ``cudaIpcMemHandle_t``, as region ``name``.
 
         Raises:
             UnsupportedError: This machine has no CUDA; the message says what is missing.
-            AlreadyExistsError: There is a region of that name.
+            AlreadyExistsError: The name is in use.
             InvalidArgumentError: The name is empty, the device or the memory does not exist, or it is too small.
             ResourceExhaustedError: ``MAX_REGIONS`` are registered.
         """
@@ -240,31 +240,31 @@ class SharedMemory:
         self._regions[name] = region
 
     def unregister(self, name: str, kind: type[Region]) -> None:
-        """The region of that kind, or with "" every one, is no longer known; none of that name is no error.
+        """Unregister the region of that kind, or all for ""; an unknown name is not an error.
 
-        Requests in flight keep what they use.
+        Requests in flight keep the regions they use.
         """
         for known in [name] if name else list(self._regions):
             if isinstance(self._regions.get(known), kind):
                 del self._regions[known]
 
     def regions(self, name: str, kind: type[AnyRegion]) -> Sequence[AnyRegion]:
-        """The region of that kind, or with "" every one. Raises NotFoundError."""
-        asked = [self._region(name)] if name else list(self._regions.values())
-        found = [region for region in asked if isinstance(region, kind)]
+        """The region of that kind, or all for "". Raises NotFoundError."""
+        candidates = [self._region(name)] if name else list(self._regions.values())
+        found = [region for region in candidates if isinstance(region, kind)]
         if name and not found:
             raise NotFoundError(
-                f"The region named '{name}' is registered as {asked[0].kind} shared memory, not {kind.kind} shared "
-                "memory"
+                f"The region named '{name}' is registered as {candidates[0].kind} shared memory, not {kind.kind} "
+                "shared memory"
             )
         return found
 
-    def place(self, parameters: Mapping[str, object], tensor: str) -> TensorLocation:
-        """Where the parameters of a tensor say that it lies.
+    def location(self, parameters: Mapping[str, object], tensor: str) -> TensorLocation:
+        """The location that the parameters of a tensor specify.
 
         Raises:
             NotFoundError: The region is not registered.
-            InvalidArgumentError: A parameter is missing or of the wrong type, or the place is not in the region.
+            InvalidArgumentError: A parameter is missing or of the wrong type, or the location exceeds the region.
         """
         region = self._region(parameters[REGION_PARAMETER])
         byte_size, offset = parameters.get(_SIZE_PARAMETER), parameters.get(_OFFSET_PARAMETER, 0)
@@ -273,13 +273,13 @@ class SharedMemory:
                 raise InvalidArgumentError(
                     f"parameter '{name}' of tensor '{tensor}' must be an integer of at least 0, got {value!r:.80}"
                 )
-        place = TensorLocation(region, int(str(offset)), int(str(byte_size)))
-        if place.offset + place.byte_size > region.byte_size:
+        location = TensorLocation(region, int(str(offset)), int(str(byte_size)))
+        if location.offset + location.byte_size > region.byte_size:
             raise InvalidArgumentError(
-                f"Invalid offset + byte size for shared memory region: '{region.name}': {place.offset} + "
-                f"{place.byte_size} bytes of tensor '{tensor}'; the region has {region.byte_size}"
+                f"Invalid offset + byte size for shared memory region: '{region.name}': {location.offset} + "
+                f"{location.byte_size} bytes of tensor '{tensor}'; the region has {region.byte_size}"
             )
-        return place
+        return location
 
     def _check_name(self, name: str) -> None:
         if not name:
@@ -298,24 +298,24 @@ class SharedMemory:
         raise NotFoundError(f"Unable to find shared memory region: {name!r:.80}; registered: {known:.400}")
 
 
-def place_of(memory: SharedMemory | None, parameters: Mapping[str, object], tensor: str) -> TensorLocation | None:
-    """Where a tensor lies; None for one that travels in the message.
+def location_of(memory: SharedMemory | None, parameters: Mapping[str, object], tensor: str) -> TensorLocation | None:
+    """Location of a tensor in shared memory; None if it is in the message.
 
     Raises:
-        UnsupportedError: It lies in shared memory, which the server does not offer.
-        PermissionDeniedError: The client may not register regions, so none is its own.
-        WeftError: As ``SharedMemory.place``.
+        UnsupportedError: It is in shared memory, which the server does not support.
+        PermissionDeniedError: The client may not register regions, so it cannot own one.
+        WeftError: See ``SharedMemory.location``.
     """
     if REGION_PARAMETER not in parameters:
         return None
     if memory is None:
         raise UnsupportedError(DISABLED)
     check_right("control", "tensors in shared memory")
-    return memory.place(parameters, tensor)
+    return memory.location(parameters, tensor)
 
 
 def _opened(key: str) -> int:
-    """Descriptor of the shared memory object. Raises InvalidArgumentError."""
+    """Open the shared memory object. Raises InvalidArgumentError."""
     name = key.removeprefix("/")
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise InvalidArgumentError(f"shared memory key {key!r:.80} is no name of shm_open; give one such as '/inputs'")

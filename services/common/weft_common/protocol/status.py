@@ -1,4 +1,4 @@
-"""The one table between Weft's errors and gRPC status codes, in both directions."""
+"""Conversion between Weft's errors and gRPC statuses; the only such table."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from weft_common.errors import RemoteError, WeftError
 MAX_TEXT_BYTES = 4000
 _CUT_MARK = " ..."
 
-#: What gRPC itself says when nobody answers at the other end; its text speaks of sockets, not of services.
+#: Parts of gRPC's own messages for connection errors, which name sockets, not services.
 _TRANSPORT_HINTS = (
     "failed to connect",
     "connections to all backends failing",
@@ -25,7 +25,7 @@ _TRANSPORT_HINTS = (
 )
 _UNREACHABLE = "cannot be reached"
 
-#: How the text begins when gRPC found no connection to send a call on: it never left this process.
+#: Prefixes of gRPC's messages for calls that were never sent, because there was no connection.
 _NEVER_SENT = (
     "failed to connect to all addresses",
     "connections to all backends failing",
@@ -34,22 +34,22 @@ _NEVER_SENT = (
     "empty address list",
 )
 
-#: What a call that the caller did not cancel ends with, as CANCELLED and without metadata, when the server at the other
-#: end stops before a handler has seen it.
+#: Message of a CANCELLED status without metadata that the caller did not cause: the server
+#: stopped before a handler saw the call.
 _STOPPED = "CANCELLED"
 
-#: Trailing metadata of an error: the request was never begun.
+#: Trailing metadata of an error: the request was never started.
 _REFUSED = ("x-refused", "true")
 
 
 def to_status(error: WeftError) -> grpc.StatusCode:
-    """GRPC status of an error."""
+    """The gRPC status of an error."""
     status: grpc.StatusCode = grpc.StatusCode[error.code]
     return status
 
 
 def cut_message(text: str) -> str:
-    """``text`` as a status message: at most ``MAX_TEXT_BYTES`` when encoded, with a mark where it was cut."""
+    """``text`` as a status message: at most ``MAX_TEXT_BYTES`` when encoded, with a mark if truncated."""
     text = text.encode(errors="replace").decode()  # a lone surrogate, as in odd file names, cannot be sent
     size_bytes = num_kept = 0
     for position, char in enumerate(text, start=1):
@@ -62,9 +62,9 @@ def cut_message(text: str) -> str:
 
 
 def trailing_pairs(error: WeftError) -> list[tuple[str, str]]:
-    """Trailing metadata that an error carries: ``retry-after-ms``, ``x-error-id`` and ``x-refused``.
+    """Trailing metadata of an error: ``retry-after-ms``, ``x-error-id`` and ``x-refused``.
 
-    That a server behind this one refused a call says nothing about what was done here.
+    A refusal by a downstream server does not imply that nothing was done here, so it is not passed on.
     """
     pairs: list[tuple[str, str]] = []
     if error.is_refused and not isinstance(error, RemoteError):
@@ -79,18 +79,20 @@ def trailing_pairs(error: WeftError) -> list[tuple[str, str]]:
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError, where: str) -> RemoteError:
-    """The error that a call ended with, its code, ``retry-after-ms``, ``x-error-id`` and ``x-refused`` kept.
+    """Convert the error of a call, with its code, ``retry-after-ms``, ``x-error-id`` and ``x-refused``.
 
     Args:
         error: As raised by a gRPC call.
-        where: Who was called, for example ``target 'model' (127.0.0.1:8021)``; names a peer that gave no answer.
+        where: The callee, for example ``target 'model' (127.0.0.1:8021)``; used in messages for unreachable peers.
     """
     details = error.details() or ""
     code = error.code()
     is_silent = not details or (_UNREACHABLE not in details and any(hint in details for hint in _TRANSPORT_HINTS))
     if code is grpc.StatusCode.CANCELLED and details == _STOPPED and not error.trailing_metadata():
         code, is_silent = grpc.StatusCode.UNAVAILABLE, True
-    is_unanswered = code is grpc.StatusCode.UNAVAILABLE and is_silent  # else a peer answered, perhaps about another
+    is_unanswered = (
+        code is grpc.StatusCode.UNAVAILABLE and is_silent
+    )  # else a peer responded, possibly about another server
     is_refused = is_unanswered and details.startswith(_NEVER_SENT)
     if is_unanswered:
         details = f"{where} {_UNREACHABLE}: {details or 'connection lost'}"

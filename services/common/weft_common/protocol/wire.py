@@ -1,4 +1,4 @@
-"""Between protobuf messages and the domain: the only file that knows both."""
+"""Conversion between protobuf messages and domain types; the only module that knows both."""
 
 from array import array
 from collections.abc import Iterable, Mapping
@@ -14,13 +14,13 @@ from weft_common.limits import (
     check_count,
     check_parameters,
 )
-from weft_common.protocol.shared_memory import DISABLED, REGION_PARAMETER, SharedMemory, TensorLocation, place_of
+from weft_common.protocol.shared_memory import DISABLED, REGION_PARAMETER, SharedMemory, TensorLocation, location_of
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.statistics import DurationCount, ModelStatistics
 from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, encode_bytes
 from weft_protos import grpc_service_pb2 as pb
 
-#: Datatype -> field of InferTensorContents and type code of ``array``. FP16 and BF16 have none: they travel raw only.
+#: Datatype -> field of InferTensorContents and type code of ``array``. FP16 and BF16 have none: raw contents only.
 _CONTENTS = {
     "BOOL": ("bool_contents", "B"),
     "INT8": ("int_contents", "b"),
@@ -37,11 +37,11 @@ _CONTENTS = {
 }
 _RESERVED_PREFIX = "triton_"
 _ALLOWED_RESERVED = "triton_enable_empty_final_response"
-_NO_PLACES: Mapping[str, TensorLocation] = {}
+_NO_LOCATIONS: Mapping[str, TensorLocation] = {}
 
 
 def parameters_from(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values of a map of InferParameter or ModelRepositoryParameter; one without a value is left out."""
+    """Plain values of a map of InferParameter or ModelRepositoryParameter; entries without a value are omitted."""
     values: dict[str, Any] = {}
     for key, parameter in message.items():
         choice = parameter.WhichOneof("parameter_choice")
@@ -79,13 +79,13 @@ def fill_parameters(message: Any, parameters: Parameters) -> None:
 
 
 def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None = None) -> InferCall:
-    """The call that a request message makes; typed ``contents`` become raw bytes, and so does what lies in ``memory``.
+    """Convert a request message; typed ``contents`` and tensors in ``memory`` become raw bytes.
 
     Raises:
         InvalidArgumentError: Data is missing, given twice, or does not fit its datatype; a reserved parameter is set; a
-            limit of ``weft_common.limits`` is passed.
+            limit of ``weft_common.limits`` is exceeded.
         NotFoundError: A region of shared memory is not registered.
-        UnsupportedError: An input lies in shared memory and there is none.
+        UnsupportedError: An input is in shared memory, which is disabled.
     """
     parameters = _checked_parameters("the request", request.parameters) if request.parameters else {}
     for key in parameters:
@@ -99,15 +99,15 @@ def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None
         check_count("the request", len(request.outputs), MAX_TENSORS, "requested outputs")
     raw = request.raw_input_contents
     inputs: dict[str, WireTensor] = {}
-    position = -1  # among the inputs whose data is in the message
+    position = -1  # index among the inputs with data in the message
     for tensor in request.inputs:
         name = tensor.name
         if name in inputs:
             raise InvalidArgumentError(f"input '{name}' is given twice in a request for model '{request.model_name}'")
         if tensor.parameters:
-            place = place_of(memory, _checked_parameters("an input", tensor.parameters), name)
-            if place is not None:
-                inputs[name] = WireTensor(tensor.datatype, tuple(tensor.shape), _data_at(place, tensor))
+            location = location_of(memory, _checked_parameters("an input", tensor.parameters), name)
+            if location is not None:
+                inputs[name] = WireTensor(tensor.datatype, tuple(tensor.shape), _data_at(location, tensor))
                 continue
         position += 1
         if raw:
@@ -142,14 +142,14 @@ def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None
 
 
 def request_from_call(call: InferCall) -> pb.ModelInferRequest:
-    """The request message of a call; every input travels raw."""
+    """The request message of a call, with raw contents."""
     request = pb.ModelInferRequest()
     fill_request(request, call)
     return request
 
 
 def fill_request(request: pb.ModelInferRequest, call: InferCall) -> None:
-    """Write a call into an empty message; every input travels raw."""
+    """Write a call into an empty message, with raw contents."""
     request.model_name = call.model_name
     request.model_version = call.model_version
     request.id = call.request_id
@@ -164,39 +164,41 @@ def fill_request(request: pb.ModelInferRequest, call: InferCall) -> None:
             fill_parameters(message.parameters, output.parameters)
 
 
-def output_places(request: pb.ModelInferRequest, memory: SharedMemory) -> dict[str, TensorLocation]:
-    """Where requested outputs are to be written; those that are not here travel in the message.
+def output_locations(request: pb.ModelInferRequest, memory: SharedMemory) -> dict[str, TensorLocation]:
+    """Shared-memory locations of requested outputs; others are sent in the message.
 
     Raises:
-        WeftError: As ``place_of``.
+        WeftError: See ``location_of``.
     """
-    places: dict[str, TensorLocation] = {}
+    locations: dict[str, TensorLocation] = {}
     for output in request.outputs:
         if output.parameters:
             parameters = parameters_from(output.parameters)
-            if (place := place_of(memory, parameters, output.name)) is not None:
+            if (location := location_of(memory, parameters, output.name)) is not None:
                 if "classification" in parameters:
                     raise InvalidArgumentError(
                         f"shared memory can't be used in conjunction with classification for output '{output.name}'"
                     )
-                places[output.name] = place
-    return places
+                locations[output.name] = location
+    return locations
 
 
 def response_from_result(
-    result: InferResult, places: Mapping[str, TensorLocation] = _NO_PLACES
+    result: InferResult, locations: Mapping[str, TensorLocation] = _NO_LOCATIONS
 ) -> pb.ModelInferResponse:
-    """The response message of a result, as ``fill_response`` makes it."""
+    """The response message of a result, see ``fill_response``."""
     response = pb.ModelInferResponse()
-    fill_response(response, result, places)
+    fill_response(response, result, locations)
     return response
 
 
-def fill_response(response: pb.ModelInferResponse, result: InferResult, places: Mapping[str, TensorLocation]) -> None:
-    """Write a result into an empty message; outputs travel raw, those that have a place are written there.
+def fill_response(
+    response: pb.ModelInferResponse, result: InferResult, locations: Mapping[str, TensorLocation]
+) -> None:
+    """Write a result into an empty message, with raw contents; outputs with a location are written there.
 
     Raises:
-        InvalidArgumentError: A place is too small.
+        InvalidArgumentError: A location is too small.
     """
     response.model_name = result.model_name
     response.model_version = result.model_version
@@ -205,20 +207,20 @@ def fill_response(response: pb.ModelInferResponse, result: InferResult, places: 
         fill_parameters(response.parameters, result.parameters)
     for name, tensor in result.outputs.items():
         output = response.outputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
-        place = places.get(name) if places else None
-        if place is None:
+        location = locations.get(name) if locations else None
+        if location is None:
             response.raw_output_contents.append(tensor.data)
         else:
-            place.write(tensor.data, name)
-            fill_parameters(output.parameters, place.parameters(len(tensor.data)))
+            location.write(tensor.data, name)
+            fill_parameters(output.parameters, location.parameters(len(tensor.data)))
             response.raw_output_contents.append(b"")  # clients find their data by position
 
 
 def result_from_response(response: pb.ModelInferResponse) -> InferResult:
-    """The result that a response message carries; outputs are paired with their bytes by position.
+    """Convert a response message; outputs are paired with their bytes by position.
 
     Raises:
-        RemoteError: INTERNAL, as the client did nothing wrong: an output has no data, or data of another datatype.
+        RemoteError: INTERNAL, since the client did nothing wrong: an output has no data, or data of another datatype.
     """
     raw = response.raw_output_contents
     outputs: dict[str, WireTensor] = {}
@@ -242,7 +244,7 @@ def result_from_response(response: pb.ModelInferResponse) -> InferResult:
 
 
 def metadata_from_signature(signature: ModelSignature, versions: Iterable[str]) -> pb.ModelMetadataResponse:
-    """The metadata message of a model with these versions; shapes show the batch dimension as a leading -1."""
+    """The metadata message of a model with these versions; shapes include the batch dimension as a leading -1."""
 
     def tensor(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
         return pb.ModelMetadataResponse.TensorMetadata(
@@ -314,17 +316,17 @@ def _requested_output(
 
 
 def _checked_parameters(what: str, message: Mapping[str, Any]) -> dict[str, Any]:
-    """``parameters_from``, within the limits."""
+    """``parameters_from``, checked against the limits."""
     check_count(what, len(message), MAX_PARAMETERS, "parameters")
     parameters = parameters_from(message)
     check_parameters(what, parameters)
     return parameters
 
 
-def _data_at(place: TensorLocation, tensor: pb.ModelInferRequest.InferInputTensor) -> bytes:
+def _data_at(location: TensorLocation, tensor: pb.ModelInferRequest.InferInputTensor) -> bytes:
     if tensor.HasField("contents"):
         raise InvalidArgumentError(f"input '{tensor.name}' lies in shared memory and has contents; give one of them")
-    return place.read()
+    return location.read()
 
 
 def _typed_contents(tensor: Any, kind: str, model_name: str) -> bytes:

@@ -1,1 +1,1 @@
-"""Model repositories: what the router and the services do alike with a folder of graphs or models."""
+"""Model repositories: control modes, layout, file watching; shared by the router and the services."""

@@ -1,4 +1,4 @@
-"""Who changes what serves: nobody, whoever writes the files, or clients. Imports nothing heavy."""
+"""Model control modes: changes are off, follow the files, or come from clients. Imports nothing heavy."""
 
 import argparse
 import asyncio
@@ -16,8 +16,8 @@ def add_control_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentG
     """Add the options of model control.
 
     Args:
-        parser: Of a service.
-        what: It loads, ``graph`` or ``model``.
+        parser: Parser of a service.
+        what: What it loads, ``graph`` or ``model``.
     """
     parser.add_argument(
         "--model-control-mode",
@@ -43,7 +43,7 @@ def add_control_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentG
 
 
 def control_fault(options: argparse.Namespace, what: str) -> str:
-    """What is wrong with arguments of ``add_control_arguments``; "" if nothing is."""
+    """Error message for invalid arguments of ``add_control_arguments``; "" if valid."""
     if options.load_model and options.model_control_mode != "explicit":
         return f"--load-model needs --model-control-mode explicit; without it every {what} is loaded"
     poll_s = options.repository_poll_secs
@@ -60,13 +60,13 @@ def control_arguments(options: argparse.Namespace) -> Iterator[str]:
 
 
 class ClientControl:
-    """Changes that clients ask for.
+    """Load and unload requests of clients.
 
-    What was begun goes on when the client is gone, so that nothing is left half loaded.
+    A change continues when its client disconnects, so that nothing stays half loaded.
 
     Args:
         mode: One of ``MODEL_CONTROL_MODES``.
-        program: What to start in another mode, for messages: ``router`` or ``service``.
+        program: Program to start in another mode, for messages: ``router`` or ``service``.
     """
 
     def __init__(self, mode: str, program: str) -> None:
@@ -85,14 +85,14 @@ class ClientControl:
         )
 
     async def finish(self, change: Coroutine[Any, Any, None]) -> None:
-        """Make a change; one whose client leaves goes on."""
+        """Run a change to its end, even if its client disconnects."""
         task = asyncio.create_task(change)
         self._running.add(task)
         task.add_done_callback(self._forget)
         await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Cancel the changes that go on."""
+        """Cancel the changes in progress."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -100,4 +100,4 @@ class ClientControl:
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # seen, even if the client has left
+            task.exception()  # retrieved, even if the client has disconnected

@@ -1,6 +1,6 @@
-"""Whether a ``config.pbtxt`` is an ensemble, which the router serves, or a model; by its text, which may be faulty.
+"""Classifies a ``config.pbtxt`` as an ensemble, which the router serves, or a model, by its text, which may be invalid.
 
-In a repository as Triton Inference Server has it both stand side by side.
+In a repository of Triton Inference Server both are in the same folder.
 """
 
 import re

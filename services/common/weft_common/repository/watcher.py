@@ -1,4 +1,4 @@
-"""Takes over what is added, changed or removed in a repository while a service runs."""
+"""Applies additions, changes and removals in a repository while a service runs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,14 +12,14 @@ _log = get_logger("weft.repository")
 
 
 class RepositoryWatcher(Generic[State]):
-    """Compares a repository with what was taken over from it: what changed and then stays as it is, is taken over.
+    """Compares a repository with the applied state; applies a change once it is stable between two scans.
 
     Args:
-        what: The repository, for the log, for example ``graph repository``.
-        scan: The state of each graph or model, by name; runs on a thread. Raises OSError.
-        known: The states that were taken over; kept up to date.
-        take_over: Receives the changes by name, None for what is gone.
-        settle_s: Pause between two scans when something has changed: a file that is being written changes meanwhile.
+        what: Name of the repository, for the log, for example ``graph repository``.
+        scan: Returns the state of each graph or model, by name; runs on a thread. Raises OSError.
+        known: The applied states; kept up to date.
+        take_over: Applies changes by name, None for removals.
+        settle_s: Pause between the two scans, in seconds: a file that is being written changes in the meantime.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class RepositoryWatcher(Generic[State]):
         self._failure = ""
 
     async def run(self, period_s: float) -> None:
-        """Look every ``period_s`` seconds, for ever."""
+        """Check every ``period_s`` seconds, for ever."""
         while True:
             await asyncio.sleep(period_s)
             try:
@@ -47,9 +47,9 @@ class RepositoryWatcher(Generic[State]):
                 _log.exception("the %s could not be followed", self._what)
 
     async def look(self) -> None:
-        """Take over what has changed; what still changes is left to the next look.
+        """Apply stable changes; unstable ones are left to the next check.
 
-        A repository that cannot be read is as it was; that is logged once.
+        If the repository cannot be read, nothing changes; that is logged once.
         """
         try:
             changes = await self._settled_changes()
@@ -68,7 +68,7 @@ class RepositoryWatcher(Generic[State]):
             await self._take_over(changes)
 
     async def _settled_changes(self) -> dict[str, State | None]:
-        """Raises OSError."""
+        """Changes that two scans agree on. Raises OSError."""
         found = await asyncio.to_thread(self._scan)
         changed = [name for name in {**self._known, **found} if self._known.get(name) != found.get(name)]
         if not changed:

@@ -1,1 +1,1 @@
-"""Who may call, and who listens: TLS from files, keys, and what a key allows. ``docs/security.md`` has the whole."""
+"""Authentication, authorisation and TLS. See ``docs/security.md``."""

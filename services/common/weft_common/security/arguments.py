@@ -1,4 +1,4 @@
-"""TLS and keys on a command line; imports nothing heavy."""
+"""Command-line arguments for TLS and keys; imports nothing heavy."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
 def add_server_arguments(parser: Parser) -> None:
-    """Add what secures the ports of a service."""
+    """Add the security options of a service's ports."""
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="PEM certificate of this service: serve TLS only")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key")
     parser.add_argument(
@@ -25,7 +25,7 @@ def add_server_arguments(parser: Parser) -> None:
 
 
 def server_fault(options: argparse.Namespace) -> str:
-    """What is wrong with the arguments of ``add_server_arguments``; "" if nothing is."""
+    """Error message for invalid arguments of ``add_server_arguments``; "" if valid."""
     if (options.tls_cert is None) != (options.tls_key is None):
         return "--tls-cert and --tls-key go together"
     if options.tls_client_ca is not None and options.tls_cert is None:
@@ -48,7 +48,7 @@ def add_channel_arguments(
     takes_key: bool = True,
     takes_name: bool = True,
 ) -> None:
-    """Add what secures calls of another service; every option begins with ``prefix``, for example ``router-``."""
+    """Add the security options of calls to another service, prefixed for example with ``router-``."""
     parser.add_argument(
         f"--{prefix}tls-ca", type=Path, metavar="FILE", help=f"call {whom} over TLS; this CA issued its certificate"
     )

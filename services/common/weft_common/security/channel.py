@@ -1,4 +1,4 @@
-"""How a channel is secured: TLS files and a key, both taken over when they change."""
+"""Channel security: TLS files and a key, both reloaded when they change."""
 
 import argparse
 import asyncio
@@ -13,14 +13,14 @@ import grpc
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.observing.logs import get_logger
-from weft_common.security.files import Reloaded, read_file, warn_if_shared
+from weft_common.security.files import ReloadingFiles, read_file, warn_if_shared
 from weft_common.security.tls import TlsContent, TlsFiles, channel_credentials
 
-#: A key is a header, and peers drop headers above 8 KiB.
+#: Keys are sent as headers, and peers drop headers above 8 KiB.
 _MAX_KEY_BYTES = 1024
 
-#: How long a connection may take to be made at least, whatever name gRPC gives that: of 100 clients at once some were
-#: not through with their handshakes in 100 ms (2 shared cores). A peer that is gone is tried again as soon as before.
+#: Minimum connect timeout (gRPC's name is misleading): of 100 concurrent clients, some had not
+#: finished their handshakes in 100 ms (2 shared cores). Lost peers are redialled as fast as before.
 _MIN_CONNECT_MS = 5_000
 
 _log = get_logger("weft.security")
@@ -28,12 +28,12 @@ _log = get_logger("weft.security")
 
 @dataclass(frozen=True, slots=True)
 class ChannelSecurity:
-    """What a client shows, and whom it trusts.
+    """Credentials of a client and the servers it trusts.
 
     Attributes:
-        tls: With ``ca`` the channel is encrypted and the server is verified; without, it is plaintext.
-        server_name: Name that the server's certificate must have; "": the host of the address.
-        key_file: Its first line is sent with each call as ``authorization: Bearer``; None: no key is.
+        tls: With ``ca`` the channel is encrypted and the server is verified; otherwise plaintext.
+        server_name: Expected name in the server's certificate; "": the host of the address.
+        key_file: Its first line is sent with each call as ``authorization: Bearer``; None: no key.
     """
 
     tls: TlsFiles = field(default_factory=TlsFiles)
@@ -47,7 +47,7 @@ class ChannelSecurity:
 
     @property
     def options(self) -> list[tuple[str, Any]]:
-        """Of gRPC."""
+        """Channel options for gRPC."""
         if not self.is_encrypted:
             return []
         name = [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
@@ -59,27 +59,27 @@ class ChannelSecurity:
         return not self.is_encrypted and self.key_file is None
 
     def check(self) -> None:
-        """The files can be used. Raises InvalidArgumentError, which says what is wrong."""
+        """Validate the files. Raises InvalidArgumentError."""
         if not self.is_encrypted and (self.tls.paths or self.server_name):
             raise InvalidArgumentError("TLS needs the CA that issued the server's certificate; give it too")
         self.read()
 
     def read(self) -> "ChannelSecrets":
-        """What the files hold. Raises InvalidArgumentError."""
+        """Read the files. Raises InvalidArgumentError."""
         content = self.tls.read() if self.is_encrypted else None
         return ChannelSecrets(content, "" if self.key_file is None else _key_in(self.key_file))
 
     @property
     def paths(self) -> list[Path]:
-        """Every file."""
+        """All files."""
         return [*self.tls.paths, *([] if self.key_file is None else [self.key_file])]
 
 
 def channel_security(options: argparse.Namespace, prefix: str = "") -> ChannelSecurity | None:
-    """Of ``security.arguments.add_channel_arguments``; None: plaintext without a key.
+    """Settings from ``security.arguments.add_channel_arguments``; None: plaintext without a key.
 
     Raises:
-        InvalidArgumentError: A file is missing or wrong.
+        InvalidArgumentError: A file is missing or invalid.
     """
 
     def given(name: str) -> Path | None:
@@ -102,16 +102,16 @@ class ChannelSecrets(NamedTuple):
 
 
 class SecuredChannel(grpc.aio.Channel):
-    """A channel that is made again when its files change; calls in flight end on the one they began on.
+    """A channel that reconnects when its files change; calls in flight finish on their original connection.
 
     Args:
         address: ``host:port`` or any name that gRPC resolves.
-        options: Of gRPC.
-        security: Where the files are.
-        clock_s: Seconds that only grow.
+        options: Options for gRPC.
+        security: Files of TLS and key.
+        clock_s: Monotonic clock in seconds.
 
     Raises:
-        InvalidArgumentError: The files are wrong now.
+        InvalidArgumentError: A file is invalid now.
     """
 
     def __init__(
@@ -123,10 +123,10 @@ class SecuredChannel(grpc.aio.Channel):
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._address = address
-        self._options = [*security.options, *options]  # of one given twice gRPC takes the first
+        self._options = [*security.options, *options]  # gRPC uses the first of duplicate options
         security.check()
-        self._secrets = Reloaded(security.paths, security.read, clock_s=clock_s)
-        self._in_force = self._secrets.get()
+        self._secrets = ReloadingFiles(security.paths, security.read, clock_s=clock_s)
+        self._current = self._secrets.get()
         self._connection = self._opened()
         self._old: set[_Connection] = set()
         self._is_closed = False
@@ -135,29 +135,29 @@ class SecuredChannel(grpc.aio.Channel):
             _log.warning("the key in %s is sent to %s in plaintext; use TLS", security.key_file, address)
 
     def current(self) -> "_Connection":
-        """For a call that begins now."""
-        secrets = self._in_force if self._is_closed else self._secrets.get()
-        if secrets is not self._in_force:
-            has_new_tls = _pem(secrets) != _pem(self._in_force)
-            self._in_force = secrets
+        """The connection for a new call."""
+        secrets = self._current if self._is_closed else self._secrets.get()
+        if secrets is not self._current:
+            has_new_tls = _pem(secrets) != _pem(self._current)
+            self._current = secrets
             if has_new_tls:
                 self._old.add(self._connection)
                 self._connection, old = self._opened(), self._connection
                 self._close_if_idle(old)
         return self._connection
 
-    def ended(self, connection: "_Connection") -> None:
-        """A call over it is over."""
+    def on_call_done(self, connection: "_Connection") -> None:
+        """Release a connection after a call."""
         connection.num_calls -= 1
         self._close_if_idle(connection)
 
     def with_key(self, metadata: Any) -> Any:
-        """The metadata of a call, and the key."""
-        key = self._in_force.key
+        """The metadata of a call, with the key."""
+        key = self._current.key
         return (*(metadata or ()), ("authorization", f"Bearer {key}")) if key else metadata
 
     async def close(self, grace: float | None = None) -> None:
-        """No call can begin; calls in flight are cancelled after ``grace`` seconds."""
+        """Start no more calls; cancel calls in flight after ``grace`` seconds."""
         self._is_closed = True
         old, self._old = self._old, set()
         await asyncio.gather(
@@ -170,37 +170,37 @@ class SecuredChannel(grpc.aio.Channel):
             try:
                 loop = asyncio.get_running_loop()
             except RuntimeError:
-                return  # it has ended, and with it everything that calls
+                return  # it has on_call_done, and with it everything that calls
             task = loop.create_task(connection.channel.close(None))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """Of the channel for calls that begin now."""
+        """State of the connection for new calls."""
         return self.current().channel.get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """As ``grpc.aio.Channel``."""
+        """See ``grpc.aio.Channel``."""
         await self.current().channel.wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        """As ``grpc.aio.Channel``."""
+        """See ``grpc.aio.Channel``."""
         await self.current().channel.channel_ready()
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``grpc.aio.Channel``."""
+        """See ``grpc.aio.Channel``."""
         return _Method(self, "unary_unary", args, kwargs)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``grpc.aio.Channel``."""
+        """See ``grpc.aio.Channel``."""
         return _Method(self, "unary_stream", args, kwargs)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``grpc.aio.Channel``."""
+        """See ``grpc.aio.Channel``."""
         return _Method(self, "stream_unary", args, kwargs)
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``grpc.aio.Channel``."""
+        """See ``grpc.aio.Channel``."""
         return _Method(self, "stream_stream", args, kwargs)
 
     async def __aenter__(self) -> "SecuredChannel":
@@ -210,16 +210,16 @@ class SecuredChannel(grpc.aio.Channel):
         await self.close(None)
 
     def _opened(self) -> "_Connection":
-        tls = self._in_force.tls
+        tls = self._current.tls
         if tls is None:
             return _Connection(grpc.aio.insecure_channel(self._address, options=self._options))
         return _Connection(grpc.aio.secure_channel(self._address, channel_credentials(tls), options=self._options))
 
 
 class _Connection:
-    """A channel with one certificate. gRPC would cancel streams when it is closed, so the calls over it are counted.
+    """A channel with one certificate. Closing it would cancel its streams, so its calls are counted.
 
-    It holds what calls over it, because gRPC keeps the socket as long as anything does.
+    It owns its multi-callables, because gRPC keeps the socket open as long as one of them exists.
     """
 
     __slots__ = ("callables", "channel", "num_calls")
@@ -231,7 +231,7 @@ class _Connection:
 
 
 class _Method:
-    """One method of a stub; each call goes through the channel that is then in force, with the key."""
+    """One method of a stub; each call uses the current connection, with the key."""
 
     __slots__ = ("_args", "_kind", "_kwargs", "_owner")
 
@@ -250,12 +250,12 @@ class _Method:
             connection.callables[self] = begin
         call = begin(*args, metadata=owner.with_key(metadata), **kwargs)
         connection.num_calls += 1
-        call.add_done_callback(lambda _: owner.ended(connection))
+        call.add_done_callback(lambda _: owner.on_call_done(connection))
         return call
 
 
 def is_local(address: str) -> bool:
-    """Whether what goes to or listens on ``host``, ``host:port`` or a Unix socket stays on this machine."""
+    """Whether traffic of ``host``, ``host:port`` or a Unix socket stays on this machine."""
     if address.startswith(("unix:", "unix-abstract:")):
         return True
     host = address.removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:").removeprefix("///")

@@ -1,4 +1,4 @@
-"""Files that are replaced while a service runs: certificates and keys."""
+"""Files that may be replaced while a service runs: certificates and keys."""
 
 import contextlib
 import functools
@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 from weft_common.errors import InvalidArgumentError
 from weft_common.observing.logs import get_logger
 
-#: Shortest time between two looks at the files, in seconds; a look is a ``stat`` of each.
-LOOK_PERIOD_S = 1.0
+#: Shortest time between two checks of the files, in seconds; a check is a ``stat`` of each.
+CHECK_PERIOD_S = 1.0
 
 _MAX_BYTES = 16 << 20
 
@@ -23,18 +23,18 @@ Content = TypeVar("Content")
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
-class Reloaded(Generic[Content]):
-    """What some files hold, read again when one of them changes; a bad new file leaves what was there.
+class ReloadingFiles(Generic[Content]):
+    """Parsed content of some files, reloaded when one changes; an invalid new version leaves the old one in force.
 
-    There is no thread and no task: who needs the content asks for it, and the files are looked at then. One thread.
+    There is no thread and no task: the files are checked when the content is requested. Not thread-safe.
 
     Args:
         paths: The files.
-        read: Reads and checks all of them. Raises InvalidArgumentError.
-        clock_s: Seconds that only grow.
+        read: Reads and validates all of them. Raises InvalidArgumentError.
+        clock_s: Monotonic clock in seconds.
 
     Raises:
-        InvalidArgumentError: The files are wrong now.
+        InvalidArgumentError: A file is invalid now.
     """
 
     def __init__(
@@ -44,22 +44,22 @@ class Reloaded(Generic[Content]):
         self._read = read
         self._clock_s = clock_s
         self._stamp = self._stamp_now()
-        self._next_look_s = clock_s() + LOOK_PERIOD_S
+        self._next_check_s = clock_s() + CHECK_PERIOD_S
         self._content = read()
 
     def get(self) -> Content:
-        """The content, at most ``LOOK_PERIOD_S`` old as long as the files are good."""
+        """The content, at most ``CHECK_PERIOD_S`` old as long as the files are valid."""
         now_s = self._clock_s()
-        if now_s >= self._next_look_s:
-            self._next_look_s = now_s + LOOK_PERIOD_S
-            self._look()
+        if now_s >= self._next_check_s:
+            self._next_check_s = now_s + CHECK_PERIOD_S
+            self._check()
         return self._content
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         stamp = self._stamp_now()
         if stamp == self._stamp:
             return
-        self._stamp = stamp  # a file that is bad is complained of once, until it changes again
+        self._stamp = stamp  # an invalid file is reported once per change
         names = ", ".join(map(str, self._paths))
         try:
             self._content = self._read()
@@ -73,10 +73,10 @@ class Reloaded(Generic[Content]):
 
 
 def read_file(path: Path, what: str) -> bytes:
-    """The bytes of a file. Raises InvalidArgumentError, which calls it ``what``."""
+    """Read a regular file. Raises InvalidArgumentError, which calls it ``what``."""
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a pipe would be there once, and then hold us
+        with open(path, "rb", opener=_open_nonblocking) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a pipe can be read once only, and could block
                 raise InvalidArgumentError(f"{what} {path} is no file; give one that can be read again")
             data = file.read(_MAX_BYTES + 1)
     except OSError as error:
@@ -86,13 +86,13 @@ def read_file(path: Path, what: str) -> bytes:
     return data
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 @functools.cache
 def warn_if_shared(path: Path) -> None:
-    """The log has said once that every user of this machine may read a secret, if that is so."""
+    """Warn once per file if a secret is readable by every user of this machine."""
     with contextlib.suppress(OSError):
         if path.stat().st_mode & stat.S_IROTH:
             _log.warning("every user of this machine may read %s, which is secret; chmod 600 it", path)
@@ -103,4 +103,4 @@ def _stamp_of(path: Path) -> tuple[int, int, int] | None:
         found = os.stat(path)  # follows links: Kubernetes replaces the folder behind one
     except OSError:
         return None
-    return found.st_ctime_ns, found.st_size, found.st_ino  # no tool puts back the time of the inode's last change
+    return found.st_ctime_ns, found.st_size, found.st_ino  # unlike mtime, ctime cannot be reset by tools

@@ -1,10 +1,10 @@
-"""The file of keys: who may call, and what each may do. It holds hashes and names of certificates, never a key.
+"""The keys file: who may call, and what each may do. It holds hashes and certificate names, never keys.
 
-One JSON object a line; empty lines and those that begin with ``#`` are skipped::
+One JSON object per line; empty lines and those starting with ``#`` are skipped::
 
     {"name": "shop", "sha256": "9f86...", "models": ["digits*"], "max_inflight": 32, "requests_per_s": 100}
 
-A key is ``NAME.SECRET`` with 256 random bits, so that a plain SHA-256 of it cannot be guessed back.
+A key is ``NAME.SECRET`` with 256 random bits, so an unsalted SHA-256 cannot be reversed.
 """
 
 import hashlib
@@ -33,17 +33,17 @@ class Grant:
     """One line of the file.
 
     Attributes:
-        name: Who holds the key.
-        sha256: Of the keys that are valid, in hex; two while one replaces the other.
-        certificates: Names, common or alternative, of client certificates that stand for a key.
-        models: Graphs and models that may be used; globs (``*``, ``?``, ``[ab]``).
-        max_inflight: Inference requests at once; 0: no limit.
-        requests_per_s: Inference requests a second in the mean; 0: no limit.
-        burst: So many may come at once after a pause; 0: as many as come in one second, at least one.
-        highest_priority: Best priority level that a request may ask for (1 is the highest level); a better one is
-            lowered to it. 0: any.
+        name: Holder of the key.
+        sha256: Hashes of the valid keys, in hex; two during a rotation.
+        certificates: Names, common or alternative, of client certificates that replace a key.
+        models: Allowed graphs and models; globs (``*``, ``?``, ``[ab]``).
+        max_inflight: Concurrent inference requests; 0: no limit.
+        requests_per_s: Mean rate of inference requests; 0: no limit.
+        burst: Requests that may come at once after a pause; 0: those of one second, at least one.
+        highest_priority: Best priority level that a request may use (1 is the highest level); a better one is lowered
+            to it. 0: any.
         control: Whether load, unload, shared memory, log and trace settings, and signatures of all models are allowed.
-        feedback: Whether rewards for bandits are taken.
+        feedback: Whether rewards for bandits are accepted.
     """
 
     name: str
@@ -58,32 +58,32 @@ class Grant:
     feedback: bool = False
 
     def allows(self, model_name: str) -> bool:
-        """Whether the graph or model may be used."""
+        """Whether access to the graph or model is allowed."""
         return any(fnmatchcase(model_name, pattern) for pattern in self.models)
 
     def holds(self, key: str) -> bool:
-        """Whether ``key`` is one of this line; takes as long for a wrong key as for a right one."""
+        """Whether ``key`` matches this line; in constant time."""
         return _is_one_of(key, self.sha256)
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """A new key and its line for the file. Raises InvalidArgumentError for a name that cannot be one."""
+    """Generate a key and its line for the file. Raises InvalidArgumentError for an invalid name."""
     _check_name(name)
     key = f"{name}.{secrets.token_urlsafe(_SECRET_BYTES)}"
     return key, json.dumps({"name": name, "sha256": _digest(key)})
 
 
 def grant_of(grants: "dict[str, Grant]", key: str) -> Grant | None:
-    """The line that a key belongs to; None if it is not valid."""
+    """The line of a key; None if it is invalid."""
     grant = grants.get(key.partition(".")[0])
     if grant is None:
-        _is_one_of(key, (_NO_DIGEST,))  # a name that is unknown takes as long as a secret that is wrong
+        _is_one_of(key, (_NO_DIGEST,))  # constant time: an unknown name takes as long as a wrong secret
         return None
     return grant if grant.holds(key) else None
 
 
 def read_keys(paths: Sequence[Path], *, may_be_empty: bool = False) -> dict[str, Grant]:
-    """The lines of some files by name. Raises InvalidArgumentError, which says file and line."""
+    """Read the lines of some files, by name. Raises InvalidArgumentError with file and line."""
     grants: dict[str, Grant] = {}
     certificates: dict[str, str] = {}
     for path in paths:
@@ -144,7 +144,7 @@ def _parsed(line: str) -> Grant:
 
 
 def _value(name: str, value: Any, default: object) -> Any:
-    """The value of a field, of the type that it must have."""
+    """The value of a field, converted to its type."""
     if name in ("sha256", "certificates", "models"):
         values = [value] if isinstance(value, str) else value
         if not isinstance(values, list) or not values or not all(isinstance(item, str) for item in values):
@@ -178,4 +178,6 @@ def _digest(key: str) -> str:
 
 def _is_one_of(key: str, digests: Sequence[str]) -> bool:
     shown = _digest(key)
-    return sum(hmac.compare_digest(shown, digest) for digest in digests) > 0  # each of them is looked at
+    return (
+        sum(hmac.compare_digest(shown, digest) for digest in digests) > 0
+    )  # compares with each of them, for constant time

@@ -22,7 +22,7 @@ from weft_common.protocol.wire import (
     call_from_request,
     fill_response,
     metadata_from_signature,
-    output_places,
+    output_locations,
     parameters_from,
     statistics_message,
 )
@@ -215,8 +215,8 @@ class V2Servicer(SharedMemoryServicer):
             self._precheck(request.model_name, request.model_version, partial(_parameters_of, request), call_context)
         call = call_from_request(request, self._memory)
         if call.parameters:
-            access.lower_priority(call.parameters)
-        return call, {} if self._memory is None else output_places(request, self._memory)
+            access.clamp_priority(call.parameters)
+        return call, {} if self._memory is None else output_locations(request, self._memory)
 
     async def ModelStreamInfer(
         self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context
@@ -304,5 +304,5 @@ class V2Servicer(SharedMemoryServicer):
 def _parameters_of(request: pb.ModelInferRequest) -> Parameters:
     """The parameters of a request, with no better a priority than its key allows."""
     values = parameters_from(request.parameters)
-    access.lower_priority(values)
+    access.clamp_priority(values)
     return values

@@ -1,1 +1,1 @@
-"""Text that people write: protobuf text format, numbers in options, and the name that was probably meant."""
+"""Human-written text: protobuf text format, command-line numbers, spelling suggestions."""

@@ -1,4 +1,4 @@
-"""Numbers in options of the command line; each function raises what argparse reports as wrong usage."""
+"""Number types for command-line options; they raise argparse's usage error."""
 
 import argparse
 import math

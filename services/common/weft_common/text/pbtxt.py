@@ -1,7 +1,7 @@
-"""Protobuf text format with positions: what was written where, and errors that point at the character.
+"""Protobuf text format with source positions and precise diagnostics.
 
-``google.protobuf.text_format`` decides what is legal. A second, tolerant pass over the same text (``pbtxt_scan``) notes
-where each field stands and finds every unknown name at once, with the name that was probably meant.
+``google.protobuf.text_format`` decides what is valid. A second, tolerant pass over the same text (``pbtxt_scan``)
+records the position of each field and finds all unknown names at once, with spelling suggestions.
 """
 
 import re
@@ -37,7 +37,7 @@ _MAX_SHOWN_COLUMNS = 200
 _CHARACTER = re.compile(r"\\(?:[xX][0-9a-fA-F]{1,2}|[0-7]{1,3}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)|.", re.DOTALL)
 _YAML = re.compile(r"^(?:---|apiVersion:)", re.MULTILINE)
 _ERROR_PREFIX = re.compile(r"^\d+(:\d+)? : ('.*': )?", re.DOTALL)
-#: What ``text_format`` says, and the same for people.
+#: Messages of ``text_format``, and clearer ones.
 _PLAIN_CAUSES = [
     (re.compile(r"Expected identifier or number, got \}"), "this '}' closes nothing; leave it out"),
     (re.compile(r"Expected identifier or number, got /"), "no field begins with '/'; a comment begins with '#'"),
@@ -60,10 +60,10 @@ _PLAIN_CAUSES = [
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One finding about a file.
+    """One finding in a file.
 
     Attributes:
-        file: As given to ``parse``.
+        file: As passed to ``parse``.
         line, column: 1-based, in characters; 0 means unknown.
         message: What is wrong and the cure.
         code: Stable code, for example ``"G011"``; may be "".
@@ -89,14 +89,14 @@ class PbtxtError(InvalidArgumentError):
 
 
 class Positions:
-    """Where each field of a parsed file stands.
+    """Source positions of the fields of a parsed file.
 
     A path is ``node[0].switch.step[2].when``; the value of a map's entry is ``input_map[KEY]``, its key
     ``input_map[KEY].key``. A path that is not in the file falls back to the nearest enclosing one.
 
     Attributes:
-        text: Of the file.
-        duplicate_keys: Paths of map entries whose key stands there more than once; protobuf keeps the last.
+        text: Text of the file.
+        duplicate_keys: Paths of map entries with duplicate keys; protobuf uses the last.
     """
 
     def __init__(self, text: str, places: dict[str, FieldSpan], duplicate_keys: tuple[str, ...] = ()) -> None:
@@ -141,7 +141,7 @@ class Positions:
         return line, offset - self._starts[line - 1] + 1
 
     def source_line(self, line: int) -> str:
-        """Text of a line without its end; "" where there is none."""
+        """Text of a line without its line break; "" if there is none."""
         if not 1 <= line <= len(self._starts):
             return ""
         start = self._starts[line - 1]
@@ -155,7 +155,7 @@ class Positions:
 
 
 def parse(text: str | bytes, message: M, *, file: str) -> tuple[M, Positions]:
-    """Fill ``message`` from a text-format file and note where everything stands.
+    """Parse a text-format file into ``message`` and record positions.
 
     Args:
         text: Content of the file; bytes must be UTF-8.
@@ -164,7 +164,7 @@ def parse(text: str | bytes, message: M, *, file: str) -> tuple[M, Positions]:
 
     Raises:
         PbtxtError: Not text, too large, a syntax error, an unknown field or enum value, a value out of range. All
-            unknown names are reported at once, each with the name that was probably meant.
+            unknown names are reported at once, each with a suggestion.
     """
     text = _checked_text(text, file)
     scan = Scan(text)
@@ -178,7 +178,7 @@ def parse(text: str | bytes, message: M, *, file: str) -> tuple[M, Positions]:
 
 
 def render(diagnostics: Iterable[Diagnostic]) -> str:
-    """Text for people: ``file:line:column: error: message  [code]``, the source line, a caret under the character."""
+    """Human-readable text: ``file:line:column: error: message  [code]``, the source line, a caret."""
     lines: list[str] = []
     for found in diagnostics:
         where = f"{found.file}:{found.line}:{found.column}" if found.line else found.file
@@ -193,7 +193,7 @@ def render(diagnostics: Iterable[Diagnostic]) -> str:
 
 
 def _diagnostics(error: Exception, file: str, findings: dict[int, str], positions: Positions) -> list[Diagnostic]:
-    """What the tolerant pass found, by offset, unless ``text_format`` stopped at something before it."""
+    """Findings of the tolerant pass, by offset, unless ``text_format`` stopped at an earlier error."""
     if yaml := _YAML.search(positions.text):
         cause = "this is YAML, not protobuf text format; of a KServe or Seldon Core graph, weft convert makes one"
         return [_diagnostic(file, positions, positions.at(yaml.start()), cause)]
@@ -209,7 +209,7 @@ def _diagnostics(error: Exception, file: str, findings: dict[int, str], position
 
 
 def _printable(text: str) -> str:
-    """On one line: names in a file may hold any character."""
+    """Escape unprintable characters: names in a file may contain any character."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -1,7 +1,7 @@
-"""The tolerant pass over protobuf text format: where each field stands, and what people get wrong.
+"""Tolerant pass over protobuf text format: positions of fields, and common mistakes.
 
-It goes on behind what is wrong, so that every unknown name and every bad value is found at once. What it does not
-understand it leaves to ``text_format``.
+It continues behind errors, so that all unknown names and invalid values are found at once. What it does not understand
+is left to ``text_format``.
 """
 
 import re
@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from weft_common.text.suggestion import suggestion
 
 _MAX_DEPTH = 64
-#: Findings about one file; who has made more mistakes mends these first.
+#: Most findings reported for one file.
 _MAX_FINDINGS = 500
 _TOKEN = re.compile(
     r"(?P<skip>\s+|\#[^\n]*)"
@@ -26,14 +26,14 @@ _TOKEN = re.compile(
 )
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]*)")
-#: Characters of a text that a finding repeats.
+#: Most characters of a text quoted in a finding.
 _MAX_SHOWN = 100
-_MAX_DIGITS = 30  # of more, Python may refuse to make an integer
+_MAX_DIGITS = 30  # Python limits the digits of an integer
 _CLOSING = {"{": "}", "<": ">"}
 _BRACKETS = {"(": 1, "[": 1, ")": -1, "]": -1}
-#: With what an expression may begin beside a word.
+#: Characters other than words that an expression may start with.
 _BEFORE_A_WORD = ("!", "(", "/")
-#: What other systems call it, or what the V2 protocol does.
+#: Names in other systems or in the V2 protocol.
 _OTHER_NAMES = {
     "service_name": "model_name",
     "serviceName": "model_name",
@@ -50,7 +50,7 @@ _OTHER_NAMES = {
     "BYTES": "STRING",
     "TYPE_BYTES": "TYPE_STRING",
 }
-#: Messages in which a field belongs that are neither around nor in this one; of more, none is told.
+#: Most messages to suggest for a misplaced field that belongs neither around nor inside the current one.
 _MAX_FAR = 3
 _BOOLEANS = ("true", "false", "True", "False", "t", "f", "0", "1")
 _LIMITS = {
@@ -63,7 +63,7 @@ _NUMBERS = (*_LIMITS, FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FL
 
 
 class PbtxtToken(NamedTuple):
-    """A word of the text; ``kind`` is name, number, string, symbol or end."""
+    """A token; ``kind`` is name, number, string, symbol or end."""
 
     kind: str
     text: str
@@ -71,7 +71,7 @@ class PbtxtToken(NamedTuple):
 
 
 class FieldSpan(NamedTuple):
-    """Offsets of a field's name and value; ``literals`` are the pieces of a string value."""
+    """Offsets of a field's name and value; ``literals`` are the parts of a string value."""
 
     name: int
     value: int
@@ -79,11 +79,11 @@ class FieldSpan(NamedTuple):
 
 
 class _StopScanError(Exception):
-    """The text is not what this pass understands; ``text_format`` will say why."""
+    """The text is beyond this pass; ``text_format`` reports the reason."""
 
 
 class Scan:
-    """The tolerant pass: places of fields, unknown names."""
+    """The tolerant pass: positions of fields, findings."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -103,7 +103,7 @@ class Scan:
         self._has_gap = False  # a closing bracket is missing somewhere before the end
 
     def run(self, descriptor: Descriptor) -> None:
-        """Fill ``places``, ``findings`` and ``duplicate_keys`` as far as the text makes sense."""
+        """Fill ``places``, ``findings`` and ``duplicate_keys`` as far as the text can be understood."""
         self._root = descriptor
         try:
             self._fields(descriptor, "", "", 0)
@@ -157,7 +157,7 @@ class Scan:
             self._values(field, token, prefix + token.text, num_seen, depth)
 
     def _check_quotes(self, token: PbtxtToken) -> None:
-        """Stop where a text has just ended at ``token``, which is no field: the quotes do not pair as was meant."""
+        """Stop if a string ends right before ``token``, which is not a field: the quotes do not pair as intended."""
         before = self._tokens[self._next - 2] if self._next > 1 else token
         if before.kind != "string" or before.offset + len(before.text) != token.offset or token.text == ":":
             return
@@ -171,7 +171,7 @@ class Scan:
         raise _StopScanError
 
     def _home(self, name: str, descriptor: Descriptor, closing: str) -> str:
-        """Where a field that ``descriptor`` has not belongs, or what was meant."""
+        """Hint where a field unknown in ``descriptor`` belongs, or what was intended."""
         around = next((one.name for one in reversed(self._around) if one and name in one.fields_by_name), "")
         places = [f"the {around} around it"] * bool(around)
         if around and self._lacks_closing:
@@ -239,7 +239,7 @@ class Scan:
             self.places[path] = FieldSpan(name.offset, token.offset, tuple(literals))
 
     def _bare_text(self, field: FieldDescriptor, name: PbtxtToken, first: PbtxtToken) -> None:
-        """Pass over a text without quotes, which may be of many words, to the next field or closing bracket."""
+        """Skip an unquoted text, possibly of several words, up to the next field or closing bracket."""
         if first.kind == "symbol" and first.text not in _BEFORE_A_WORD:
             raise _StopScanError
         last, depth, num_choices = first, _BRACKETS.get(first.text, 0), 0
@@ -276,7 +276,7 @@ class Scan:
 
 
 def _value_fault(field: FieldDescriptor, token: PbtxtToken) -> str:
-    """What is wrong with one value, as far as that can be told better than ``text_format`` does; "" for nothing."""
+    """Error message for a value, if more precise than that of ``text_format``; "" for none."""
     name, text, kind = field.name, token.text, field.cpp_type
     is_string = token.kind == "string"
     if field.message_type:
@@ -315,7 +315,7 @@ def is_map(field: FieldDescriptor) -> bool:
 
 
 def _messages_with(name: str, start: Descriptor | None, *, is_deep: bool = False) -> list[str]:
-    """Fields of ``start`` that are messages with a field ``name``; deep, also of the messages in it."""
+    """Message fields of ``start`` that have a field ``name``; if deep, also in nested messages."""
     waiting, seen, found = deque([start] if start else []), set[str](), list[str]()
     while waiting:
         one = waiting.popleft()
@@ -329,7 +329,7 @@ def _messages_with(name: str, start: Descriptor | None, *, is_deep: bool = False
 
 
 def _meant(name: str, known: Container[str]) -> str:
-    """The one of ``known`` that other systems call ``name``, else ``name``."""
+    """The entry of ``known`` that corresponds to ``name`` in other systems, else ``name``."""
     meant = _OTHER_NAMES.get(name, name)
     return meant if meant in known else name
 

@@ -1,4 +1,4 @@
-"""The name that was probably meant."""
+"""Spelling suggestions."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -8,7 +8,7 @@ _MIN_PREFIX = 3
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the nearest of ``names``, else what is allowed, else ""."""
+    """``"; did you mean 'x'?"`` for the closest of ``names``, else the allowed names, else ""."""
     known = [known for known in dict.fromkeys(names) if known]
     meant = _nearest(name, known)
     if meant:
@@ -18,8 +18,8 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 def _nearest(name: str, known: list[str]) -> str:
     lower = name.lower()
-    alike = [one for one in known if one.lower() == lower]
-    if not alike and len(name) >= _MIN_PREFIX:
-        alike = sorted((one for one in known if one.lower().startswith(lower)), key=len)
-    alike = alike or get_close_matches(name, known, n=1, cutoff=0.6)
-    return alike[0] if alike else ""
+    matches = [one for one in known if one.lower() == lower]
+    if not matches and len(name) >= _MIN_PREFIX:
+        matches = sorted((one for one in known if one.lower().startswith(lower)), key=len)
+    matches = matches or get_close_matches(name, known, n=1, cutoff=0.6)
+    return matches[0] if matches else ""

@@ -1,1 +1,1 @@
-"""OpenAI's interface: requests, responses and chat templates."""
+"""OpenAI's interface: requests, responses, chat templates."""

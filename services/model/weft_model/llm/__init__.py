@@ -1,1 +1,1 @@
-"""The language-model engine: paged KV cache, continuous batching, prefix cache, one step at a time."""
+"""The language-model engine: paged KV cache, continuous batching, prefix caching."""

@@ -2,11 +2,13 @@
 
 ::
 
-    Admission controller             of the router: every request passes it, and is let in or refused in O(1)
-      Limit           a limit, of the router or of a graph, with places kept for higher priorities and for other clients
-        AdaptiveLimit    the limit, where it follows latency
-        RetrySlots       when to come back
-    Admission        the plain limit of a node or step
+    AdmissionController    of the router: admits, queues or refuses every request in O(1)
+      ConcurrencyLimit     of the router, of a graph; keeps slots for higher priorities and for other clients
+        AdaptiveLimit      the limit, where it follows latency
+        RetrySlots         when to come back
+        WaitingQueue       requests that wait for a slot
+      Permit               a request that was not refused
+    InflightLimit          the plain limit of a node or step
 
 Policy only: no gRPC, no event loop; the clock is passed in.
 """

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 #: Priorities below this one (larger numbers) are as this one.
 LOWEST_LEVEL = 6
-#: One place in so many, for each level between a request and the highest one that was seen lately.
+#: One slot in so many is reserved, for each level between a request and the highest one seen lately.
 _RESERVE = 10
 #: How long a level counts as seen.
 _SEEN_NS = 10_000_000_000
@@ -23,8 +23,8 @@ _MEDIAN_UP, _MEDIAN_DOWN, _MIN_ANSWERS = 1.05, 0.95, 16
 #: Without an answer for this long, and twice itself, the median is not believed.
 _MEDIAN_AGE_NS = 1_000_000_000
 
-#: How many may wait in line, by the limit, and how long each, by the median latency.
-_LINE_SHARE, _MAX_WAIT_LATENCIES, _MIN_LATENCY_NS = 1.0, 4, 5_000_000
+#: How many may wait in the queue, by the limit, and how long each, by the median latency.
+_QUEUE_SHARE, _MAX_WAIT_LATENCIES, _MIN_LATENCY_NS = 1.0, 4, 5_000_000
 
 _NEVER = -(1 << 62)
 
@@ -32,7 +32,7 @@ _NEVER = -(1 << 62)
 class ConcurrencyLimit:
     """Counts requests in flight against a limit: of the router, of a graph, or of a model that is called by its name.
 
-    What is kept free, where it is asked for: a tenth of the limit, at least one place, for each level between a request
+    Slots are reserved for higher levels: a tenth of the limit, at least one slot, for each level between a request
     and the highest level seen in the last 10 s, at most half of the limit together; so all of it is there for the
     highest level, and for everyone where one level is used. Of what a level may use, a client gets at most eight times
     as much as is still free. Clients that want more than there is come to hold equally many, those that want less hold
@@ -49,12 +49,12 @@ class ConcurrencyLimit:
         limit: Requests at once; 0 means no limit.
         maximum: What ``limit`` is never above; 0 means nothing.
         setting: Where the limit is set, for messages.
-        num_inflight: Requests that were let in and have not ended.
+        num_inflight: Requests that were admitted and have not ended.
         num_named: Of these, those of clients with a key.
-        seen_ns: When a request of each level came last; whoever asks writes it.
+        seen_ns: When a request of each level came last; the controller writes it.
         median_ns: Of the latency of answers; 0 while it is not known.
         slots: Says when to come back.
-        line: Who waits for a place.
+        queue: Requests that wait for a slot.
         refusals: By reason and level.
     """
 
@@ -66,11 +66,11 @@ class ConcurrencyLimit:
         "_setting",
         "is_timed",
         "limit",
-        "line",
         "maximum",
         "median_ns",
         "num_inflight",
         "num_named",
+        "queue",
         "refusals",
         "seen_ns",
         "setting",
@@ -96,7 +96,7 @@ class ConcurrencyLimit:
         self._adaptive: AdaptiveLimit | None = adaptive
         self.set_maximum(limit)
         self.slots = RetrySlots(generator)
-        self.line: WaitingQueue[Permit] = WaitingQueue(LOWEST_LEVEL)
+        self.queue: WaitingQueue[Permit] = WaitingQueue(LOWEST_LEVEL)
         self.num_inflight = 0
         self.num_named = 0
         self._clients: dict[str, int] = {}  # without those that have nothing in flight
@@ -146,7 +146,7 @@ class ConcurrencyLimit:
         return num_free
 
     def why_refused(self, level: int, client: str, now_ns: int) -> str:
-        """Why a request cannot be let in now: ``limit``, ``priority`` or ``client_share``; "" where it can."""
+        """Why a request cannot be admitted now: ``limit``, ``priority`` or ``client_share``; "" where it can."""
         if not self.is_crowded:
             return ""
         num_places = self.num_places(level, now_ns)
@@ -155,8 +155,8 @@ class ConcurrencyLimit:
         is_shared = client or self.num_named
         return "client_share" if is_shared and self.num_of(client) >= _CLIENT_FACTOR * num_places else ""
 
-    def has_line_for(self, level: int, client: str, reason: str) -> bool:
-        """Whether a request that cannot be let in may wait: where the limit is adaptive, and not for more than a share.
+    def may_wait(self, level: int, client: str, reason: str) -> bool:
+        """Whether a request that cannot be admitted may wait: where the limit is adaptive, up to a share of it.
 
         Beside others a client may wait while it has less in flight than the limit divided by the clients.
         """
@@ -165,12 +165,12 @@ class ConcurrencyLimit:
         num_clients = len(self._clients) + (self.num_inflight > self.num_named)
         if num_clients > 1 and self.num_of(client) * num_clients >= self.limit:
             return False
-        return len(self.line) < self.max_waiting or self.line.last_below(level) is not None
+        return self.queue.num_waiting < self.max_waiting or self.queue.last_below(level) is not None
 
     @property
     def max_waiting(self) -> int:
         """How many may wait."""
-        return max(2, round(_LINE_SHARE * self.limit))
+        return max(2, round(_QUEUE_SHARE * self.limit))
 
     @property
     def max_wait_s(self) -> float:

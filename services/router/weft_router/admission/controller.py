@@ -1,4 +1,4 @@
-"""Decides of every request whether it is let into the router, in O(1) and before any work is done for it."""
+"""Decides in O(1) whether a request is admitted to the router, before any work is done for it."""
 
 import random
 import time
@@ -20,7 +20,7 @@ MAX_LIMITS = 1024
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
-    """What an operator says.
+    """What the operator has set.
 
     Attributes:
         max_inflight: Requests in the router at once; 0 means no limit.
@@ -41,13 +41,14 @@ class AdmissionController:
     """The limits of a router: its own, those of its graphs, those of its clients.
 
     Args:
-        settings: As the operator wants it.
+        settings: As the operator has set them.
         generator: Draws the jitter of ``retry_after_ms``.
         clock_ns: ``time.monotonic_ns`` except in tests.
 
     Attributes:
         router: Limit of all requests together.
         limits: Of graphs and models, by name.
+        default_level: Of requests without parameters.
         refusals: Makes the errors.
     """
 
@@ -59,6 +60,7 @@ class AdmissionController:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._settings = settings
+        self.default_level = settings.default_level
         self._generator = generator or random.Random()  # noqa: S311  # jitter
         self._clock_ns = clock_ns
         self.router = ConcurrencyLimit(
@@ -77,9 +79,9 @@ class AdmissionController:
             is_stream: It is decoupled.
         """
         limit = self.limits.get(name)
-        # One that is used is never replaced: of a name whose versions are of both kinds it would limit nothing.
+        # A limit in use is never replaced: a name may have versions that stream and versions that do not.
         if limit is None or (limit.is_timed is is_stream and not limit.num_inflight):
-            return self._new_gate(kind, name, max_inflight, is_stream)
+            return self._new_limit(kind, name, max_inflight, is_stream)
         if is_stream and limit.is_timed:
             limit.become_stream()
         if limit.maximum != max_inflight:
@@ -87,27 +89,32 @@ class AdmissionController:
         return limit
 
     def keep(self, names: Collection[str]) -> None:
-        """Gates of other names are gone; requests that are in end at theirs."""
+        """Limits of other names are gone; requests that were admitted end at theirs."""
         for name in self.limits.keys() - set(names):
             del self.limits[name]
 
     def level_of(self, parameters: Mapping[str, ParameterValue]) -> int:
-        """Level of a request, 1 to ``LOWEST_LEVEL``; a priority that is none is found out later."""
-        priority = parameters.get("priority") if parameters else None
+        """Level of a request, 1 to ``LOWEST_LEVEL``; a priority that is none is refused later."""
+        priority = parameters.get("priority")
         if type(priority) is not int or priority < 1:
-            return self._settings.default_level
+            return self.default_level
         return min(priority, LOWEST_LEVEL)
 
     def client_of(self, context: CallContext) -> str:
-        """Key of who calls; all without one are one client."""
+        """Key of the client; all without one are one client."""
         header = self._settings.client_key_header
         return context.client_key or (context.headers.get(header, "") if header else "")
 
+    def is_crowded(self, limit: ConcurrencyLimit) -> bool:
+        """Whether half of this limit, or of the router's, is in flight: from here on requests may be refused."""
+        router = self.router
+        return 2 * router.num_inflight >= router.limit > 0 or 2 * limit.num_inflight >= limit.limit > 0
+
     def check(self, limit: ConcurrencyLimit, level: int, client: str, context: CallContext) -> bool:
-        """Whether the request may come in now; if not, it may wait for a place.
+        """Whether the request may be admitted now; if not, it may wait for a slot.
 
         Raises:
-            ResourceExhaustedError: A limit is reached; ``retry_after_ms`` says when a place should be free.
+            ResourceExhaustedError: A limit is reached; ``retry_after_ms`` says when a slot should be free.
             DeadlineExceededError: The deadline has passed, or half of the latest answers took longer than is left.
         """
         now_ns, router = context.arrival_ns, self.router
@@ -120,60 +127,61 @@ class AdmissionController:
         if most and router.num_of(client) >= most:
             raise self.refusals.client_limit(router, limit, level, most, context)
         reason = limit.why_refused(level, client, now_ns)
-        if reason and not limit.has_line_for(level, client, reason):
+        if reason and not limit.may_wait(level, client, reason):
             raise self.refusals.full(limit, limit, reason, level, context)
         return not reason
 
-    def enter(self, limit: ConcurrencyLimit, level: int, client: str, context: CallContext) -> Permit:
-        """The request is in, or waits to be, until the block that this is used with is left. Raises as ``check``."""
+    def admit(self, limit: ConcurrencyLimit, level: int, client: str, context: CallContext) -> Permit:
+        """The request is admitted, or queued, until the end of the permit's ``with`` block. Raises as ``check``."""
         now_ns, deadline_ns, router = context.arrival_ns, context.deadline_ns, self.router
         router.seen_ns[level] = limit.seen_ns[level] = now_ns
-        permit = Permit(self, limit, level, client, context)
         if (
             2 * router.num_inflight >= router.limit > 0
             or 2 * limit.num_inflight >= limit.limit > 0
             or (deadline_ns is not None and deadline_ns - now_ns <= limit.median_ns)
             or self._settings.max_inflight_per_client
         ) and not self.check(limit, level, client, context):
-            permit.stand_in_line()
+            permit = Permit(self, limit, level, client, context)
+            permit.enqueue()
         else:
-            permit.let_in(now_ns)
+            permit = Permit(self, limit, level, client, context, now_ns)
+            limit.enter(client, now_ns)
         router.enter(client, now_ns)
         return permit
 
-    def why_not_let_in(self, permit: Permit) -> WeftError:
-        """What is told to who has waited in vain."""
+    def timed_out(self, permit: Permit) -> WeftError:
+        """Error for a request that timed out in the queue."""
         limit, context, now_ns = permit.limit, permit.context, self._clock_ns()
         if limit.is_too_late(context.deadline_ns, now_ns):
             return self.refusals.too_late(limit, permit.level, now_ns, context)
         return self.refusals.full(limit, limit, "waited", permit.level, context)
 
     def max_wait_s(self, permit: Permit) -> float:
-        """How long a request may wait in line from now on."""
+        """How long a request may wait in the queue from now on."""
         deadline_ns, most_s = permit.context.deadline_ns, permit.limit.max_wait_s
         return most_s if deadline_ns is None else min(most_s, (deadline_ns - self._clock_ns()) / 1e9)
 
-    def left(self, permit: Permit, outcome: Outcome) -> None:
-        """A permit is over; who waits may come in."""
+    def release(self, permit: Permit, outcome: Outcome) -> None:
+        """A permit is over; requests that wait are admitted in its place."""
         now_ns = self._clock_ns()
         limit, client = permit.limit, permit.client
         self.router.leave(client, now_ns - permit.context.arrival_ns, now_ns, outcome)
         if permit.start_ns:
             limit.leave(client, now_ns - permit.start_ns, now_ns, outcome)
-        if limit.line:
-            self._let_in(limit, now_ns)
+        if limit.queue.num_waiting:
+            self._admit_waiting(limit, now_ns)
 
-    def _let_in(self, limit: ConcurrencyLimit, now_ns: int) -> None:
-        """Whoever waits comes in while there are places; who cannot be answered in time any more is refused."""
-        while (waiting := limit.line.next()) is not None and limit.num_places(waiting[0], now_ns) > 0:
+    def _admit_waiting(self, limit: ConcurrencyLimit, now_ns: int) -> None:
+        """Requests in the queue are admitted while there are slots, or refused where there is no time left for them."""
+        while (waiting := limit.queue.next()) is not None and limit.num_places(waiting[0], now_ns) > 0:
             level, permit = waiting
-            limit.line.remove(level, permit)
+            limit.queue.remove(level, permit)
             if limit.is_too_late(permit.context.deadline_ns, now_ns):
                 permit.refuse(self.refusals.too_late(limit, level, now_ns, permit.context))
             else:
-                permit.let_in(now_ns)
+                permit.admit(now_ns)
 
-    def _new_gate(self, kind: str, name: str, max_inflight: int, is_stream: bool) -> ConcurrencyLimit:
+    def _new_limit(self, kind: str, name: str, max_inflight: int, is_stream: bool) -> ConcurrencyLimit:
         if len(self.limits) >= MAX_LIMITS:
             self.limits = {name: limit for name, limit in self.limits.items() if limit.num_inflight}
         limit = self.limits[name] = ConcurrencyLimit(

@@ -1,4 +1,4 @@
-"""One request at the admission controller, inside, or in line."""
+"""One request that the admission controller has admitted or queued."""
 
 import asyncio
 from types import TracebackType
@@ -14,70 +14,74 @@ if TYPE_CHECKING:
 
 
 class Permit:
-    """A request that was not refused; leaving its ``with`` block tells the admission controller how it ended.
+    """A request that was not refused; at the end of its ``with`` block its slot is free again.
 
     Args:
         admission: Of the router.
         limit: Of the graph or model.
         level, client, context: Of the request.
+        start_ns: When it was admitted; 0 for one that is to be queued.
 
     Attributes:
-        start_ns: When it was let in; 0 while it was not.
+        is_waiting: Whether ``wait`` is due.
     """
 
-    __slots__ = ("_admission", "_place", "client", "context", "level", "limit", "start_ns")
+    __slots__ = ("_admission", "_decision", "client", "context", "is_waiting", "level", "limit", "start_ns")
 
     def __init__(
-        self, admission: "AdmissionController", limit: ConcurrencyLimit, level: int, client: str, context: CallContext
+        self,
+        admission: "AdmissionController",
+        limit: ConcurrencyLimit,
+        level: int,
+        client: str,
+        context: CallContext,
+        start_ns: int = 0,
     ) -> None:
         self._admission = admission
         self.limit, self.level, self.client, self.context = limit, level, client, context
-        self.start_ns = 0
-        self._place: asyncio.Future[WeftError | None] | None = None
+        self.start_ns = start_ns
+        self.is_waiting = False
+        self._decision: asyncio.Future[WeftError | None] | None = None
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether ``wait`` is due."""
-        return self._place is not None
-
-    def let_in(self, now_ns: int) -> None:
-        """The request has a place."""
-        self.start_ns = now_ns
-        self.limit.enter(self.client, now_ns)
-        self._tell(None)
-
-    def stand_in_line(self) -> None:
-        """The request waits; if the line is full, the last one of a lower level gives way."""
-        line, level = self.limit.line, self.level
-        if len(line) >= self.limit.max_waiting:
-            last = line.last_below(level)
+    def enqueue(self) -> None:
+        """The request waits; if the queue is full, the last one of a lower level is refused in its place."""
+        queue, level = self.limit.queue, self.level
+        if queue.num_waiting >= self.limit.max_waiting:
+            last = queue.last_below(level)
             if last is not None:
                 other_level, other = last
-                line.remove(other_level, other)
+                queue.remove(other_level, other)
                 other.refuse(
                     self._admission.refusals.full(other.limit, other.limit, "priority", other_level, other.context)
                 )
-        self._place = asyncio.get_running_loop().create_future()
-        line.add(level, self)
+        self.is_waiting = True
+        self._decision = asyncio.get_running_loop().create_future()
+        queue.add(level, self)
+
+    def admit(self, now_ns: int) -> None:
+        """A request that waits is admitted."""
+        self.start_ns = now_ns
+        self.limit.enter(self.client, now_ns)
+        self._decide(None)
 
     def refuse(self, error: WeftError) -> None:
-        """The request does not wait any more, and will not be let in."""
-        self._tell(error)
+        """A request that waits is refused."""
+        self._decide(error)
 
     async def wait(self) -> None:
-        """The request was let in.
+        """The request has left the queue and is admitted.
 
         Raises:
-            ResourceExhaustedError: No place became free in time, or a request of a higher level took it.
+            ResourceExhaustedError: No slot became free in time, or a request of a higher level took it.
             DeadlineExceededError: The rest of the time is not enough any more.
         """
-        if self._place is None:
+        if self._decision is None:
             return
         try:
             async with asyncio.timeout(self._admission.max_wait_s(self)):
-                error = await self._place
+                error = await self._decision
         except TimeoutError:
-            error = self._admission.why_not_let_in(self)
+            error = self._admission.timed_out(self)
         if error is not None:
             raise error
 
@@ -87,13 +91,13 @@ class Permit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._place is not None:
-            self.limit.line.remove(self.level, self)
-        self._admission.left(self, Outcome.ANSWERED if error is None else outcome_of(error))
+        if self.is_waiting:
+            self.limit.queue.remove(self.level, self)
+        self._admission.release(self, Outcome.ANSWERED if error is None else outcome_of(error))
 
-    def _tell(self, error: WeftError | None) -> None:
-        if self._place is not None and not self._place.done():
-            self._place.set_result(error)
+    def _decide(self, error: WeftError | None) -> None:
+        if self._decision is not None and not self._decision.done():
+            self._decision.set_result(error)
 
 
 def outcome_of(error: BaseException) -> Outcome:

@@ -1,4 +1,4 @@
-"""What is said of a request that is not let in: to its client, in its span, in the log, and to who counts."""
+"""The refusal of a request: its error, its span, its log line and its counter."""
 
 from opentelemetry.trace import get_current_span
 
@@ -15,7 +15,7 @@ _log = get_logger("weft.router.admission")
 
 
 class Refusals:
-    """Makes the errors of a admission; each is counted at the limit of the graph that the request was for."""
+    """Makes the errors of requests that are not admitted; each is counted at the limit of its graph."""
 
     def __init__(self) -> None:
         self._num_untold = 0
@@ -36,7 +36,7 @@ class Refusals:
     def full(
         self, full: ConcurrencyLimit, limit: ConcurrencyLimit, reason: str, level: int, context: CallContext
     ) -> WeftError:
-        """``full`` lets nothing in of what is for ``limit``; the reason is one of ``why_refused``, or ``waited``."""
+        """``full`` has no slot for a request of ``limit``; the reason is one of ``why_refused``, or ``waited``."""
         self._count(limit, reason, level, context)
         why = {
             "priority": f", of which some are kept for priorities above {level}",

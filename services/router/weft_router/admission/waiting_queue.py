@@ -1,4 +1,4 @@
-"""The short line of requests that wait at a admission for a place."""
+"""The short queue of requests that wait for a slot."""
 
 from typing import Generic, TypeVar
 
@@ -12,29 +12,31 @@ class WaitingQueue(Generic[T]):
 
     Args:
         num_levels: Levels are 1, the highest, to this.
+
+    Attributes:
+        num_waiting: Requests in the queue.
     """
 
-    __slots__ = ("_levels", "_num")
+    __slots__ = ("_levels", "num_waiting")
 
     def __init__(self, num_levels: int) -> None:
         self._levels: list[dict[T, None]] = [{} for _ in range(num_levels + 1)]
-        self._num = 0
+        self.num_waiting = 0
 
     def __len__(self) -> int:
-        """Who waits."""
-        return self._num
+        return self.num_waiting
 
     def add(self, level: int, waiter: T) -> None:
         """It waits."""
         self._levels[level][waiter] = None
-        self._num += 1
+        self.num_waiting += 1
 
     def remove(self, level: int, waiter: T) -> bool:
         """It does not wait any more; whether it did."""
         if waiter not in self._levels[level]:
             return False
         del self._levels[level][waiter]
-        self._num -= 1
+        self.num_waiting -= 1
         return True
 
     def next(self) -> tuple[int, T] | None:

@@ -32,7 +32,7 @@ class AdmissionCollector(Collector):
         for name, limit in [("", self._admission.router), *self._admission.limits.items()]:
             inflight.add_metric((name,), limit.num_inflight)
             if limit.is_adaptive:
-                waiting.add_metric((name,), len(limit.line))
+                waiting.add_metric((name,), limit.queue.num_waiting)
             if limit.limit:
                 limits.add_metric((name,), limit.limit)
             for (reason, level), count in list(limit.refusals.items()):

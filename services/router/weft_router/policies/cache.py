@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
-from weft_common.caching.answer_cache import Answer, answer_key, key_base
-from weft_common.caching.shared_answers import SharedAnswers
-from weft_common.caching.single_flight import StillInWorkError
+from weft_common.caching.coalescing_cache import CoalescingCache
+from weft_common.caching.response_cache import CachedResponse, cache_key, cache_key_base
+from weft_common.caching.single_flight import CoalescedTimeoutError
 from weft_common.errors import WeftError
 from weft_router.graph.plan import CachePlan, StepPlan
 from weft_router.reporting.path import StepRecord
@@ -49,7 +49,7 @@ class Cached(StepPolicy):
         self._output_slots = [slot for _, slot in step.outputs]
         self._condition = plan.key
         self._error_context = error_context
-        self._answers = SharedAnswers(plan.max_bytes, plan.ttl_ms, runtime.clock_ns, plan.stale_if_error_ms)
+        self._answers = CoalescingCache(plan.max_bytes, plan.ttl_ms, runtime.clock_ns, plan.stale_if_error_ms)
         self._counters = counters
 
     async def act(self, run: Run, record: StepRecord) -> None:
@@ -60,16 +60,16 @@ class Cached(StepPolicy):
             extra = self._error_context.text(self._condition, run, f"{self._path}: cache key")
         captured = () if request.captures is None else self._captured_within(request.captures)
         base = self._base_with(captured) if captured else self._base
-        key = answer_key(base, [(name, frame[slot]) for name, slot in self._inputs], extra)
+        key = cache_key(base, [(name, frame[slot]) for name, slot in self._inputs], extra)
         record.cached = False
         try:
             answer, record.cached = await self._answers.answer(
                 key, lambda: self._make(run, record, captured), run.deadline_ns
             )
-        except StillInWorkError as error:
+        except CoalescedTimeoutError as error:
             raise self._error_context.wrap(error, self.where) from error
         except WeftError as error:
-            stale = self._answers.instead_of(error, key)
+            stale = self._answers.stale_on_unavailable(error, key)
             if stale is None:
                 raise
             answer, record.cached, record.is_stale = stale, True, True
@@ -91,7 +91,7 @@ class Cached(StepPolicy):
             request.response_parameters.update(answer.parameters)
 
     def _base_with(self, captured: Sequence[str]) -> blake2b:
-        return key_base((self.target, self.model, self.version), (*self._output_names, *captured))
+        return cache_key_base((self.target, self.model, self.version), (*self._output_names, *captured))
 
     def _captured_within(self, captures: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
         """Names of all that the client asked for of this step and of the steps within."""
@@ -103,9 +103,9 @@ class Cached(StepPolicy):
             for name in names
         )
 
-    async def _make(self, run: Run, record: StepRecord, captured: Sequence[str]) -> Answer:
+    async def _make(self, run: Run, record: StepRecord, captured: Sequence[str]) -> CachedResponse:
         """The answer of the action; the request that asked first may be over before it comes."""
         own = run.fork()
         await self._action.act(own, record)
         outputs = (*(own.frame[slot] for slot in self._output_slots), *map(own.request.captured.get, captured))
-        return Answer(outputs, own.request.response_parameters, record.version)
+        return CachedResponse(outputs, own.request.response_parameters, record.version)

@@ -1,4 +1,4 @@
-"""What a request did in a graph: the path that it took, and how long each step took.
+"""What a request did in a graph: its path, and how long each step took.
 
 Grammar of the path, the value of the trailing metadata ``x-graph-path``::
 
@@ -26,7 +26,7 @@ from weft_router.graph.plan import NodeKind
 
 #: Trailing metadata that carries the path.
 PATH_HEADER = "x-graph-path"
-#: Request parameter that asks for timings, and response parameter that carries them.
+#: Request parameter that requests timings, and response parameter that carries them.
 TRACE_PARAMETER = "graph_trace"
 #: gRPC peers drop headers above 8 KiB, of which an error message may take half; a longer path is cut.
 MAX_PATH_CHARS = 2000
@@ -63,7 +63,7 @@ class StepRecord:
             was tried and failed.
         node: What ran in the step's place, if it is a node; of several attempts the one that counts.
         attempts: Calls that were started, retries and hedges among them; 0 where the plan has neither.
-        cached: Whether the answer was there, or on its way to somebody else; None where there is no cache.
+        cached: Whether the answer came from the cache, or from the call of an equal request; None without a cache.
         is_stale: The answer was kept beyond its time; it was given because the action was UNAVAILABLE.
         error: Message of a failure that did not end the request, or has not yet.
         is_missing: It failed, fallbacks included, and is soft: the request goes on without its answer.

@@ -20,12 +20,12 @@ Attributes = dict[str, str | int]
 
 
 def step_attributes(name: str, path: str) -> Attributes:
-    """What the span of every step says."""
+    """Attributes of the span of every step."""
     return {"weft.step": name, "weft.path": path}
 
 
 def call_attributes(model: str, version: str, target: Target) -> Attributes:
-    """What the span of a call says beside."""
+    """Further attributes of the span of a call."""
     return {
         "weft.model": model,
         "weft.model_version": version,
@@ -41,7 +41,7 @@ def start_step_span(path: str, kind: SpanKind, attributes: Mapping[str, str | in
 
 
 def end_step_span(span: Span, record: StepRecord, error: BaseException | None) -> None:
-    """The span of a step that is over says which way it went, and how it failed."""
+    """End the span of a step with the branch that it took, and the error."""
     _tell_outcome(span, record)
     end_span(span, error)
 
@@ -61,7 +61,7 @@ def step_span(
 
 
 def end_span(span: Span, error: BaseException | None) -> None:
-    """The span ends, with the error if there is one; an error that withdraws the step says so."""
+    """End a span with its error, if any; a cancel is CANCELLED."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         error = RequestCancelledError("the step was cancelled")
     telemetry.end_span(span, error)

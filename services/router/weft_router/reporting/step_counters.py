@@ -1,4 +1,4 @@
-"""What the router counts of every step; written by the event loop, read when Prometheus asks."""
+"""Counters of every step; the event loop writes them, the metrics thread reads them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class StepCounters:
         path: Of the step.
         latency: Of the runs that ended with status OK; its buckets are their number.
         failures: Other runs by status, SKIPPED and CANCELLED among them.
-        num_retries, num_hedges: Calls beside the first.
+        num_retries, num_hedges: Further calls.
         num_refused: Retries and hedges that the retry budget did not allow.
         num_fallbacks: Runs in which a fallback was tried.
         num_cache_hits, num_cache_misses: Answers with and without a call.
@@ -53,7 +53,7 @@ class StepCounterTable:
         self._counters: WeakValueDictionary[tuple[str, str, str], StepCounters] = WeakValueDictionary()
 
     def of(self, graph: str, version: str, path: str) -> StepCounters:
-        """The counters of one step, made when they are first asked for."""
+        """The counters of one step, made on first use."""
         key = (graph, version, path)
         found = self._counters.get(key)
         if found is None:

@@ -1,7 +1,7 @@
-"""Whole answers of a graph that are kept."""
+"""The cache of whole answers of a graph."""
 
-from weft_common.caching.answer_cache import Answer, answer_key, key_base
-from weft_common.caching.shared_answers import SharedAnswers
+from weft_common.caching.coalescing_cache import CoalescingCache
+from weft_common.caching.response_cache import CachedResponse, cache_key, cache_key_base
 from weft_common.errors import WeftError
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import CachePlan, GraphPlan
@@ -11,10 +11,10 @@ from weft_router.steps import ErrorContext, Run
 
 
 class GraphAnswers:
-    """Runs a graph only for requests that differ from those whose answers are there, or on their way.
+    """Runs a graph once for equal requests: from the cache, or together while the first of them runs.
 
-    Requests are equal when their inputs and requested outputs are, and the value of the plan's key condition. What
-    differs beside, headers and parameters, does not count. Errors are not kept.
+    Requests are equal when their inputs and requested outputs are, and the value of the plan's key condition; headers
+    and parameters do not count. Errors are not kept.
 
     Args:
         plan: The graph.
@@ -28,14 +28,14 @@ class GraphAnswers:
         self._inputs = plan.root.inputs
         self._condition = cache.key
         self._error_context = error_context
-        self._answers = SharedAnswers(cache.max_bytes, cache.ttl_ms, runtime.clock_ns, cache.stale_if_error_ms)
+        self._answers = CoalescingCache(cache.max_bytes, cache.ttl_ms, runtime.clock_ns, cache.stale_if_error_ms)
 
     async def outputs(self, run: Run, selection: Selection) -> tuple[dict[str, WireTensor], bool]:
         """The outputs, and whether they took no run of our own; response parameters are in the request of ``run``.
 
         Args:
             run: Of the root.
-            selection: What it asks for.
+            selection: The requested outputs.
 
         Raises:
             WeftError: As the root raised it, for us or for an equal request, or our deadline passed meanwhile.
@@ -46,17 +46,17 @@ class GraphAnswers:
             extra = self._error_context.text(self._condition, run, "cache key of the graph")
         inputs = [(name, run.frame[slot]) for name, slot in self._inputs]
 
-        async def make() -> Answer:
+        async def make() -> CachedResponse:
             own = run.fork()
             await selection.node.run(own)
             outputs = selection.outputs(own)
-            return Answer(tuple(map(outputs.get, selection.names)), own.request.response_parameters)
+            return CachedResponse(tuple(map(outputs.get, selection.names)), own.request.response_parameters)
 
-        key = answer_key(key_base(self._subject, selection.names), inputs, extra)
+        key = cache_key(cache_key_base(self._subject, selection.names), inputs, extra)
         try:
             answer, is_cached = await self._answers.answer(key, make, run.deadline_ns)
         except WeftError as error:
-            stale = self._answers.instead_of(error, key)
+            stale = self._answers.stale_on_unavailable(error, key)
             if stale is None:
                 raise
             answer, is_cached = stale, True

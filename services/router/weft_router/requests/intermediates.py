@@ -30,12 +30,12 @@ class Intermediate(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What steps put it aside under."""
+        """The key that steps keep it under."""
         return f"{self.path}/{self.output}"
 
 
 class Intermediates:
-    """Every tensor of a graph that can be asked for by the step that gives it.
+    """Every tensor of a graph that can be requested by the step that gives it.
 
     Args:
         root: The graph's root node.

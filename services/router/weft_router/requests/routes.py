@@ -1,4 +1,4 @@
-"""Which steps a client wants a request to take where a splitter would draw: the header ``x-graph-route``.
+"""The header ``x-graph-route``: steps that a client chooses in place of splitters.
 
 The header lists splitter nodes and steps: ``ab=B`` or ``ab=B,ranker=new``.
 """

@@ -1,4 +1,4 @@
-"""What a request asks a graph for: which steps run for it, and where its outputs are afterwards."""
+"""The requested outputs of a graph: which steps run for them, and where they are afterwards."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from weft_router.steps import Node, Run
 from weft_router.streams.decoupled import DecoupledRoot
 from weft_router.tensors.adaption import fitted_output, full_rank
 
-#: Sets of requested outputs for which a graph keeps what is worked out; the oldest goes first.
+#: Selections that a graph keeps; the oldest goes first.
 MAX_SELECTIONS = 64
 
 
@@ -26,8 +26,8 @@ class Selection(NamedTuple):
         stages: The same of a decoupled graph; None of any other.
         names: Of the outputs, in the order in which they are answered.
         slots: For each of the graph's own outputs its slot in the root's frame, and its rank.
-        keys: For each intermediate tensor the key that steps put it aside under.
-        captures: What steps are to put aside; None for nothing.
+        keys: For each intermediate tensor the key that steps keep it under.
+        captures: Outputs that steps keep, by the step's path; None for nothing.
         usual_path: Of a request in which every step answers; None where the request decides.
     """
 
@@ -57,7 +57,7 @@ class Selection(NamedTuple):
 
 
 class Selections:
-    """Works out what requests ask for, once for each set of outputs.
+    """Computes selections, once for each set of outputs.
 
     Where the root is a sequence, steps are left out that the outputs do not need. Intermediate tensors are outputs as
     any other: a request for them alone runs what they need and no more.
@@ -67,7 +67,7 @@ class Selections:
         root: Its root.
 
     Attributes:
-        all: What a request asks for that names no output.
+        all: Of a request that names no output.
     """
 
     def __init__(self, plan: GraphPlan, root: Node) -> None:
@@ -81,7 +81,7 @@ class Selections:
         self._known: dict[tuple[str, ...], Selection] = {}
 
     def of(self, requested: Sequence[RequestedOutput]) -> Selection:
-        """What a request asks for that names outputs."""
+        """The selection of a request that names outputs."""
         names = tuple(dict.fromkeys([output.name for output in requested]))
         found = self._known.get(names)
         if found is None:

@@ -1,7 +1,7 @@
 """A target's model called by its own name: traced, checked, reported and named in errors as a step of a graph is.
 
 Its answer is held against its configuration. Metadata, which are all that some servers have, do not say which dimension
-is that of the batch, and are often vague beside: there the client gets what the target sent.
+is that of the batch, and are often vague: there the client gets what the target sent.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ class ModelInference:
         return result
 
     def check(self, result: InferResult, num_rows: int) -> None:
-        """Return if the outputs are as the model declares them, which those asked for as classes are not.
+        """Check the outputs against the model's signature, except those requested as classes.
 
         Args:
             result: Of the model.
@@ -91,7 +91,7 @@ class ModelInference:
         check_outputs(outputs, self._model.signature, num_rows)
 
     def add_trace(self, result: InferResult) -> None:
-        """The last result has the time that the call took, if the client asked for it."""
+        """Add the time that the call took to the last result, if the client requested it."""
         self.record.status, self.record.end_ns = "OK", time.monotonic_ns()
         if self._call.parameters and self._call.parameters.get(TRACE_PARAMETER) is True:
             trace = trace_text(self._path, self.record.start_ns)

@@ -10,7 +10,7 @@ is loaded and only where the plan has them, in this order::
             Attempt  a number and a span for each call
               CallAction | StreamAction | NodeAction
 
-A step without any of this is a plain ``Step`` over its action. A shadow is a ``ShadowStep``, which nobody waits for.
+A step without any of this is a plain ``Step`` over its action. A ``ShadowStep`` runs in the background.
 """
 
 from weft_router.steps.base import Action, ConditionFailedError, ErrorContext, Node, StepPolicy

@@ -1,4 +1,4 @@
-"""What nodes and steps are to one another: a node runs steps, a step runs an action, an action may be a node again."""
+"""Interfaces: a node runs steps, a step runs an action, an action may run a node again."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class Node(ABC):
 
     @abstractmethod
     async def run(self, run: Run) -> None:
-        """The node's outputs are in the frame of ``run``.
+        """Write the node's outputs into the frame of ``run``.
 
         Args:
             run: Of this node; its frame has the inputs.
@@ -92,7 +92,7 @@ class Action(ABC):
         kind: Of the span.
         target, model, version: Of a call, for reports; "" elsewhere.
         where: Path of the step, and model, for messages.
-        span_attributes: What its span says beside the step's name and path.
+        span_attributes: Attributes of its span, in addition to the step's name and path.
     """
 
     kind = telemetry.INTERNAL
@@ -108,7 +108,7 @@ class Action(ABC):
 
     @abstractmethod
     async def act(self, run: Run, record: StepRecord) -> None:
-        """The step's outputs are in the frame, and what the answer says beside is in the request and ``record``.
+        """Write the step's outputs into the frame, response parameters into the request, and the rest into ``record``.
 
         Args:
             run: Of the node around the step, the step's own timeout worked in; of its frame nothing but the step's

@@ -15,11 +15,11 @@ from weft_router.steps.base import Action, ErrorContext
 from weft_router.steps.run import Run
 from weft_router.target import Target
 from weft_router.tensors.adaption import fitted_input, full_rank, restored_outputs
-from weft_router.tensors.answers import broken_promise, misfit, rows_of
+from weft_router.tensors.answers import broken_promise, misfit
 
 
 class CallAction(Action):
-    """Calls a model; tensors go from answer to call as they are.
+    """Calls a model; tensors are passed from answer to call without a copy.
 
     Args:
         plan: The step that calls.
@@ -80,10 +80,11 @@ class CallAction(Action):
         Args:
             frame: Has the inputs.
             scope: Of the request.
-            captured: Outputs that the client asked for by the step's path.
+            captured: Outputs that the client requested by the step's path.
         """
         inputs: dict[str, WireTensor] = {}
         is_fitted = False
+        num_rows = -1
         for name, slot, rank in self._inputs:
             tensor = frame[slot]
             if tensor is None:
@@ -92,7 +93,8 @@ class CallAction(Action):
                 tensor = fitted_input(tensor, rank, self._signature, name)
                 is_fitted = True
             inputs[name] = tensor
-        num_rows = rows_of(inputs, is_batching=self._is_batching)
+            if self._is_batching and num_rows < 0 and tensor.shape:
+                num_rows = tensor.shape[0]
         requested = self._requested_with(captured) if captured else self._requested
         call = InferCall(
             self.model, self._sent_version, scope.request_id, scope.parameters, inputs, requested, max(num_rows, 1)
@@ -100,14 +102,14 @@ class CallAction(Action):
         return call, num_rows, is_fitted
 
     def _requested_with(self, captured: Sequence[str]) -> tuple[RequestedOutput, ...]:
-        """What the step needs, and what is captured beside."""
+        """The outputs that the graph uses, and the captured ones."""
         known = {output.name for output in self._requested}
         return (*self._requested, *(RequestedOutput(name, {}) for name in captured if name not in known))
 
     def _store(
         self, outputs: dict[str, WireTensor], frame: Frame, num_rows: int, *, is_fitted: bool
     ) -> dict[str, WireTensor]:
-        """Check the answer against what the model declares, and put it into the frame.
+        """Check the answer against the model's signature, and write it into the frame.
 
         Returns:
             The answer as the graph sees it.
@@ -128,7 +130,7 @@ class CallAction(Action):
         captured: dict[str, WireTensor],
         num_rows: int,
     ) -> None:
-        """Put outputs aside that the client asked for by the step's path."""
+        """Keep outputs that the client requested by the step's path."""
         for name in names:
             spec, tensor = self._declared[name], outputs.get(name)
             if tensor is None or misfit(tensor, spec, has_batch=self._is_batching, num_rows=num_rows):

@@ -86,7 +86,8 @@ class GuardedStep(Step):
             self._failed(record, error)
             raise
         else:
-            self._answered(record)
+            record.end_ns, record.status = self._clock_ns(), "OK"
+            self._counters.latency.observe((record.end_ns - record.start_ns) / 1e9)
             has_answered = True
         if not has_answered:
             self.defaults.fill(run.frame)
@@ -116,7 +117,7 @@ class GuardedStep(Step):
         """Whether a fallback answered; False where none did and the step is soft.
 
         Raises:
-            WeftError: Of the last that failed; the message tells of each.
+            WeftError: Of the last that failed; the message lists each failure.
         """
         last = failure
         text = failure.message

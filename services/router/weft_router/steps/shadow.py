@@ -1,4 +1,4 @@
-"""Copies of requests for models that are tried out: nobody waits for them, and nothing depends on them."""
+"""Shadow traffic: copies of requests that run in the background and whose answers are dropped."""
 
 import asyncio
 import dataclasses
@@ -16,7 +16,7 @@ from weft_router.steps.base import Node
 from weft_router.steps.run import Run
 from weft_router.steps.step import Step
 
-#: How long a copy may take whose step has no timeout.
+#: Timeout of a copy whose step has none.
 DEFAULT_TIMEOUT_MS = 30_000
 
 _log = get_logger("weft.router.shadows")
@@ -28,7 +28,7 @@ class ShadowStep(Step):
     Args:
         step: Runs with the copies.
         shadow: How many are sent.
-        runtime: Clock, chance, and the owner of what runs on its own.
+        runtime: Clock, random numbers, and the owner of background tasks.
         counters: Of the shadow.
     """
 
@@ -80,11 +80,11 @@ class ShadowStep(Step):
 
 
 class ShadowedNode(Node):
-    """A node with shadows beside its alternatives: they see its inputs, and start when it does.
+    """A node with shadow steps: they read its inputs and start when it does.
 
     Args:
         node: Answers.
-        shadows: Get copies of what it is asked.
+        shadows: Receive copies of its inputs.
     """
 
     def __init__(self, node: Node, shadows: Sequence[Step]) -> None:

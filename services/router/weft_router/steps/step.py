@@ -76,7 +76,8 @@ class Step:
         failure: BaseException | None = None
         try:
             await self.action.act(run, record)
-            self._answered(record)
+            record.end_ns, record.status = self._clock_ns(), "OK"
+            self._counters.latency.observe((record.end_ns - record.start_ns) / 1e9)
         except BaseException as error:
             failure = error
             self._failed(record, error)
@@ -95,11 +96,6 @@ class Step:
         """A span for the step, and the run under it."""
         span = start_step_span(self._path, self.action.kind, self._span_attributes, run.context)
         return span, run.under(telemetry.context_of(span, run.context))
-
-    def _answered(self, record: StepRecord) -> None:
-        record.end_ns = now_ns = self._clock_ns()
-        record.status = "OK"
-        self._counters.latency.observe((now_ns - record.start_ns) / 1e9)
 
     def _failed(self, record: StepRecord, error: BaseException) -> None:
         record.end_ns = self._clock_ns()

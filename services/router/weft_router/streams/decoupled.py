@@ -23,8 +23,8 @@ class DecoupledRoot:
     Args:
         root: The sequence.
         steps: Indexes of the steps that run.
-        max_inflight_responses: Responses of a decoupled step that are in work at once, those included that nobody has
-            taken yet; meanwhile its stream is not read further. 0: one.
+        max_inflight_responses: Responses of a decoupled step that are processed at once or wait for the client;
+            meanwhile its stream is not read further. 0: one.
     """
 
     def __init__(self, root: SequenceNode, steps: Collection[int], max_inflight_responses: int) -> None:

@@ -1,4 +1,4 @@
-"""The router as what answers the calls that models make of other models."""
+"""Nested calls answered by the router."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from weft_common.client.channels import MAX_TIMEOUT_S
 from weft_common.client.v2_client import V2Client, metadata_of
 from weft_common.core import CallContext, InferCall, InferResult
-from weft_common.protocol.rpc import ASKS_FOR_FINAL
+from weft_common.protocol.rpc import SEND_EMPTY_FINAL
 from weft_common.protocol.wire import request_from_call
 from weft_common.security.channel import ChannelSecurity
 
@@ -31,7 +31,7 @@ class RouterCallee:
     def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """The responses of a graph or model, which may be decoupled. Raises as ``V2Client``."""
         request = request_from_call(call)
-        request.parameters[ASKS_FOR_FINAL].bool_param = True
+        request.parameters[SEND_EMPTY_FINAL].bool_param = True
         return self._client.stream(request, timeout_s=_timeout_s(context), metadata=metadata_of(context))
 
     async def close(self) -> None:

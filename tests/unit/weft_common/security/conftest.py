@@ -20,7 +20,7 @@ def authority(tmp_path):
 @pytest.fixture
 def looks_always(monkeypatch):
     """Files are looked at whenever their content is asked for."""
-    monkeypatch.setattr(files, "LOOK_PERIOD_S", 0.0)
+    monkeypatch.setattr(files, "CHECK_PERIOD_S", 0.0)
 
 
 @pytest.fixture

@@ -180,7 +180,7 @@ def test_better_priority_is_lowered(keys, asked, got):
     keys.put("shop", highest_priority=3)
     keys.open()
     parameters = {"priority": asked}
-    keys.caller("shop").lower_priority(parameters)
+    keys.caller("shop").clamp_priority(parameters)
     assert {"priority": got} == parameters
 
 
@@ -189,7 +189,7 @@ def test_absent_priority_stays_absent(keys):
     keys.put("shop", highest_priority=3)
     keys.open()
     parameters = {}
-    keys.caller("shop").lower_priority(parameters)
+    keys.caller("shop").clamp_priority(parameters)
     assert {} == parameters
 
 

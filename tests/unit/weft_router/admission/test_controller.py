@@ -34,7 +34,7 @@ def make_controller(clock: Clock | None = None, **settings: object) -> Admission
 def enter(admission: AdmissionController, level: int = 2, client: str = "", *, left_s: float = 0.0) -> Permit:
     """A request for graph g comes now."""
     deadline_ns = S + int(left_s * S) if left_s else None
-    return admission.enter(
+    return admission.admit(
         admission.limit("graph", "g"), level, client, CallContext(arrival_ns=S, deadline_ns=deadline_ns)
     )
 
@@ -55,9 +55,9 @@ def test_the_router_the_graph_and_the_client_are_limited() -> None:
         limit = admission.limit("graph", "g", policy)
         context = CallContext(arrival_ns=S)
         for _ in range(2):
-            admission.enter(limit, 2, "a", context)
+            admission.admit(limit, 2, "a", context)
         with pytest.raises(ResourceExhaustedError) as caught:
-            admission.enter(limit, 2, "a", context)
+            admission.admit(limit, 2, "a", context)
         assert text in caught.value.message
         assert caught.value.retry_after_ms
         assert caught.value.is_refused
@@ -118,14 +118,14 @@ async def test_who_waits_comes_in_when_a_place_is_free() -> None:
     admission, inside = adaptive_controller(2)
     low, high = enter(admission, 3), enter(admission, 1)
     assert low.is_waiting
-    assert (4, 2, 2) == (admission.router.num_inflight, low.limit.num_inflight, len(low.limit.line))
+    assert (4, 2, 2) == (admission.router.num_inflight, low.limit.num_inflight, len(low.limit.queue))
     with inside[0]:
         pass
     await high.wait()
     assert (0, S) == (low.start_ns, high.start_ns)
     with low, high, inside[1]:
         pass
-    assert (0, 0, 0) == (admission.router.num_inflight, low.limit.num_inflight, len(low.limit.line))
+    assert (0, 0, 0) == (admission.router.num_inflight, low.limit.num_inflight, len(low.limit.queue))
 
 
 async def test_in_a_full_line_the_lower_level_gives_way() -> None:
@@ -151,7 +151,7 @@ async def test_a_client_with_its_share_does_not_wait() -> None:
     with pytest.raises(ResourceExhaustedError):
         enter(admission, client="hog")
     assert enter(admission, client="a").is_waiting
-    assert (20, 1) == (limit.num_inflight, len(limit.line))
+    assert (20, 1) == (limit.num_inflight, len(limit.queue))
 
 
 async def test_a_level_that_was_refused_counts_as_seen() -> None:
@@ -176,14 +176,14 @@ async def test_who_waits_too_long_or_gives_up_is_forgotten() -> None:
 
     given_up = asyncio.create_task(request())
     await asyncio.sleep(0)
-    assert 1 == len(limit.line)
+    assert 1 == len(limit.queue)
     given_up.cancel()
     with pytest.raises(asyncio.CancelledError):
         await given_up
     limit.median_ns = 0.0
     with pytest.raises(ResourceExhaustedError, match="no place became free in time"):
         await request()
-    assert (0, 2, 2) == (len(limit.line), limit.num_inflight, admission.router.num_inflight)
+    assert (0, 2, 2) == (len(limit.queue), limit.num_inflight, admission.router.num_inflight)
 
 
 async def test_a_place_that_is_given_to_one_that_gives_up_meanwhile_is_free_again() -> None:
@@ -240,7 +240,7 @@ async def test_nobody_waits_longer_than_its_deadline_allows() -> None:
     limit = admission.limit("graph", "g")
     admission._clock_ns = time.monotonic_ns
     context = CallContext(deadline_ns=time.monotonic_ns() + S // 20)
-    with pytest.raises(DeadlineExceededError), admission.enter(limit, 2, "", context) as permit:
+    with pytest.raises(DeadlineExceededError), admission.admit(limit, 2, "", context) as permit:
         async with asyncio.timeout(5):
             await permit.wait()
 
@@ -251,12 +251,12 @@ def test_versions_of_both_kinds_share_one_limit(is_adaptive: bool) -> None:
     admission = make_controller(is_adaptive=is_adaptive)
     for i in range(2):
         limit = admission.limit("graph", "g", 2, is_stream=bool(i % 2))
-        admission.enter(limit, 2, "", CallContext(arrival_ns=S))
+        admission.admit(limit, 2, "", CallContext(arrival_ns=S))
     for is_stream in (False, True):
         limit = admission.limit("graph", "g", 2, is_stream=is_stream)
         assert (2, 2) == (limit.limit, limit.num_inflight)
         with pytest.raises(ResourceExhaustedError, match="'max_inflight' of the graph's policy allows 2"):
-            admission.enter(limit, 2, "", CallContext(arrival_ns=S))
+            admission.admit(limit, 2, "", CallContext(arrival_ns=S))
 
 
 def test_gates_of_what_is_not_asked_for_are_forgotten() -> None:
@@ -278,5 +278,5 @@ def test_one_line_a_second_tells_of_refusals(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING, "weft.router.admission"):
         for i in range(2500):
             with pytest.raises(ResourceExhaustedError):
-                admission.enter(limit, 2, "", CallContext(arrival_ns=S + i * 1_000_000))
+                admission.admit(limit, 2, "", CallContext(arrival_ns=S + i * 1_000_000))
     assert [1, 1000, 1000] == [record.num_refused for record in caplog.records]

@@ -1,1 +1,1 @@
-"""The network: configuration, checkpoint, weights, layers."""
+"""The transformer: configuration, checkpoint, weights, layers."""

@@ -1,1 +1,1 @@
-"""Which generation computes which tokens in the next step; plain Python, no tensor library."""
+"""Scheduling policy: which sequence computes which tokens in the next step. Plain Python without a tensor library."""

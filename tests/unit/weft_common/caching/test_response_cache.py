@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_common.caching.answer_cache import Answer, AnswerCache, answer_key, key_base
+from weft_common.caching.response_cache import CachedResponse, ResponseCache, cache_key, cache_key_base
 from weft_common.tensors import WireTensor
 
 
@@ -20,14 +20,14 @@ class Clock:
         return self.now_ns
 
 
-def answer(num_bytes: int, value: bytes = b"x") -> Answer:
-    return Answer((WireTensor("UINT8", (num_bytes,), value * num_bytes),), {})
+def answer(num_bytes: int, value: bytes = b"x") -> CachedResponse:
+    return CachedResponse((WireTensor("UINT8", (num_bytes,), value * num_bytes),), {})
 
 
 def test_the_least_recently_used_answer_goes_first() -> None:
     """As many go as the new one needs room; to be asked for counts as use."""
     size = answer(1000).num_bytes
-    cache = AnswerCache(3 * size, 0, Clock())
+    cache = ResponseCache(3 * size, 0, Clock())
     for key in (b"a", b"b", b"c"):
         cache.put(key, answer(1000))
     cache.get(b"a")
@@ -40,7 +40,7 @@ def test_the_least_recently_used_answer_goes_first() -> None:
 
 def test_an_answer_larger_than_the_cache_is_not_kept() -> None:
     """Nothing else goes for it, but an older answer of the same request does."""
-    cache = AnswerCache(2000, 0, Clock())
+    cache = ResponseCache(2000, 0, Clock())
     cache.put(b"a", answer(100))
     cache.put(b"b", answer(100))
     cache.put(b"b", answer(10_000))
@@ -51,7 +51,7 @@ def test_an_answer_larger_than_the_cache_is_not_kept() -> None:
 def test_an_answer_is_given_until_its_time_is_over() -> None:
     """Measured from when it was put; then its memory is free."""
     clock = Clock()
-    cache = AnswerCache(10_000, 2, clock)
+    cache = ResponseCache(10_000, 2, clock)
     cache.put(b"a", answer(100))
     clock.now_ns += 1_999_999
     assert answer(100) == cache.get(b"a")
@@ -63,7 +63,7 @@ def test_an_answer_is_given_until_its_time_is_over() -> None:
 def test_without_a_time_to_live_an_answer_stays() -> None:
     """Until it is evicted."""
     clock = Clock()
-    cache = AnswerCache(10_000, 0, clock)
+    cache = ResponseCache(10_000, 0, clock)
     cache.put(b"a", answer(100))
     clock.now_ns += 10**18
     assert answer(100) == cache.get(b"a")
@@ -71,15 +71,15 @@ def test_without_a_time_to_live_an_answer_stays() -> None:
 
 def test_response_parameters_count_as_memory() -> None:
     """A model that answers in parameters cannot fill the memory unseen."""
-    cache = AnswerCache(10_000, 0, Clock())
-    cache.put(b"a", Answer((), {"text": "x" * 20_000}))
+    cache = ResponseCache(10_000, 0, Clock())
+    cache.put(b"a", CachedResponse((), {"text": "x" * 20_000}))
     assert 0 == len(cache)
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.integers(0, 3000), st.booleans())))
 def test_memory_is_never_exceeded_and_never_lost(steps: list[tuple[bytes, int, bool]]) -> None:
     """What the cache says it holds is the sum of what it gives."""
-    cache = AnswerCache(4000, 0, Clock())
+    cache = ResponseCache(4000, 0, Clock())
     for key, num_bytes, is_put in steps:
         if is_put:
             cache.put(key, answer(num_bytes))
@@ -99,7 +99,7 @@ BASE: dict[str, Any] = {
 
 
 def key(request: Mapping[str, Any]) -> bytes:
-    return answer_key(key_base(request["subject"], request["outputs"]), request["inputs"], request["extra"])
+    return cache_key(cache_key_base(request["subject"], request["outputs"]), request["inputs"], request["extra"])
 
 
 @pytest.mark.parametrize(
@@ -146,4 +146,4 @@ def test_equal_requests_have_the_same_key() -> None:
 def test_an_answer_is_a_value() -> None:
     """Its size covers its tensors."""
     assert answer(100).num_bytes - answer(0).num_bytes == 100
-    assert Answer((None,), {}).num_bytes > 0
+    assert CachedResponse((None,), {}).num_bytes > 0
