@@ -206,4 +206,4 @@ class GraphExecutor:
         frame: Frame = [None] * root.num_slots
         for name, slot in root.inputs:
             frame[slot] = call.inputs.get(name)
-        return Run(frame, request, deadline_ns, context.trace_context, NodeRecord(root.name, root.kind))
+        return Run(frame, request, deadline_ns, context.trace_context, NodeRecord(root.name, root.path_form))

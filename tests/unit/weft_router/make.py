@@ -17,16 +17,8 @@ from weft_common.tensors import WireTensor, bytes_tensor, encode
 from weft_router.combine import CombineMethod
 from weft_router.core import RouterCore
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import (
-    Binding,
-    CallPlan,
-    CombinePlan,
-    DefaultPlan,
-    GraphPlan,
-    NodeKind,
-    NodePlan,
-    StepPlan,
-)
+from weft_router.graph.plan import Binding, CallPlan, DefaultPlan, GraphPlan, NodePlan, StepPlan
+from weft_router.kinds.ensemble.run import CombinePlan
 from weft_router.repository.config import config_of_signature
 from weft_router.runtime import Runtime
 from weft_router.serving.model_inference import ModelInference
@@ -80,7 +72,7 @@ def step(name: str, action: Any, inputs: dict[str, str], outputs: dict[str, str]
 
 def node(
     name: str,
-    kind: NodeKind,
+    kind: type[NodePlan],
     steps: Sequence[StepSpec],
     *,
     inputs: Sequence[str],
@@ -102,7 +94,7 @@ def node(
     names = [one.name for one in steps]
     producer = {tensor: index for index, one in enumerate(steps) for tensor in one.outputs.values()}
     producer |= {f"steps.{one.name}.ok": index for index, one in enumerate(steps)}
-    is_sequence = kind is NodeKind.SEQUENCE
+    is_sequence = kind.is_pipeline
     needs = [{producer[t] for t in _read(one) if is_sequence and t in producer} - {i} for i, one in enumerate(steps)]
     plans = [
         _step_plan(
@@ -128,15 +120,15 @@ def node(
             more["custom"] = _step_plan(more["custom"], name, slots, max_batch_size)
         offered = tuple((names.index(one), slots[offer]) for one, offer in sources.items())
         combine_plans.append(CombinePlan(slots[tensor], method, offered, **more))
-    return NodePlan(
+    if combine_plans:
+        options["combines"] = tuple(combine_plans)
+    return kind(
         name,
         name,
-        kind,
         len(slots),
         tuple(Binding(tensor, slots[tensor]) for tensor in inputs),
         tuple(Binding(output, slots[tensor]) for output, tensor in named_outputs.items()),
         tuple(plans),
-        combines=tuple(combine_plans),
         **options,
     )
 

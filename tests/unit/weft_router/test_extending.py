@@ -17,7 +17,6 @@ from weft_router.bandits.store import BanditStore
 from weft_router.combine import METHODS
 from weft_router.executor import GraphExecutor
 from weft_router.graph import GraphError
-from weft_router.kinds import describe
 from weft_router.runtime import Runtime
 from weft_router.targets.balancing import POLICIES
 
@@ -30,7 +29,7 @@ async def test_a_combine_method(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 'step { name: "a" model_name: "a" } step { name: "b" model_name: "b" }'
     nodes = f'node {{ name: "root" ensemble {{ {steps} {combine} }} }}'
     plan = compiled(nodes)
-    assert ("Y: RANGE",) == describe(plan.root).exit.notes
+    assert ("Y: RANGE",) == plan.root.describe().exit.notes
     assert 2.5 == y(await make.run(plan, FakeTarget(a=answering(4.5), b=answering(7)), x()))
     with pytest.raises(GraphError, match="'weighted' has no effect with RANGE; it belongs to: AVERAGE or SUM or VOTE"):
         compiled(nodes.replace("method:", "weighted: true method:"))
@@ -58,7 +57,7 @@ async def test_a_bandit_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ALGORITHMS, "UCB1", module(code, "softmax").SOFTMAX)  # graph.proto has no SOFTMAX
     steps = 'step { name: "a" model_name: "a" } step { name: "b" model_name: "b" }'
     plan = compiled(f'node {{ name: "root" splitter {{ bandit {{ algorithm: UCB1 epsilon: 0.05 }} {steps} }} }}')
-    assert ("SOFTMAX, epsilon 0.05",) == describe(plan.root).entry.notes
+    assert ("SOFTMAX, epsilon 0.05",) == plan.root.describe().entry.notes
     store = BanditStore(random.Random(1))
     target = FakeTarget(a=answering(1), b=answering(2))
     executor = GraphExecutor(plan, Runtime({"model": target}, bandits=store))

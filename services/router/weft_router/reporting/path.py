@@ -1,6 +1,6 @@
 """What a request did in a graph: its path, and how long each step took.
 
-Grammar of the path, the value of the trailing metadata ``x-graph-path``::
+Grammar of the path, the value of the trailing metadata ``x-graph-path``; each kind of node has its own brackets::
 
     path  = node body
     body  = "." steps           sequence that is the graph         root.lid;clf;post
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft_router.graph.plan import NodeKind
+from weft_router.graph.plan import IN_A_ROW, PathForm
 
 #: Trailing metadata that carries the path.
 PATH_HEADER = "x-graph-path"
@@ -33,22 +33,15 @@ MAX_PATH_CHARS = 2000
 
 SKIPPED = "SKIPPED"
 
-BRACKETS = {
-    NodeKind.SEQUENCE: ("(", ")"),
-    NodeKind.SWITCH: ("[", "]"),
-    NodeKind.SPLITTER: ("[", "]"),
-    NodeKind.ENSEMBLE: ("{", "}"),
-    NodeKind.CASCADE: ("<", ">"),
-}
 _MARKS = {"OK": "", "CANCELLED": "~"}
 
 
 @dataclass(slots=True, eq=False)
 class NodeRecord:
-    """One run of a node: the steps that it started, in that order."""
+    """One run of a node, or of steps in a row: the steps that it started, in that order."""
 
     name: str
-    kind: NodeKind
+    form: PathForm = IN_A_ROW
     steps: "list[StepRecord]" = field(default_factory=list)
 
 
@@ -190,7 +183,7 @@ def _walk(
 
 
 def _write_body(run: NodeRecord, parts: list[str], *, is_root: bool) -> None:
-    before, after = (".", "") if is_root and run.kind is NodeKind.SEQUENCE else BRACKETS[run.kind]
+    before, after = run.form.root_brackets if is_root else run.form.brackets
     is_empty = True
     for step in run.steps:
         if step.status == SKIPPED:

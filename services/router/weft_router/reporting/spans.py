@@ -9,8 +9,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from weft_common.errors import RequestCancelledError
 from weft_common.observing import telemetry
-from weft_router.graph.plan import NodeKind
-from weft_router.reporting.path import NodeRecord, StepRecord
+from weft_router.reporting.path import StepRecord
 from weft_router.target import Target
 
 if TYPE_CHECKING:
@@ -78,19 +77,8 @@ def _tell_outcome(span: Span, record: StepRecord) -> None:
         span.set_attribute("weft.cache_hit", record.cached)
     if record.fallbacks is not None:
         span.set_attribute("weft.fallback", record.fallbacks.steps[-1].name)
-    if record.node is not None and (branch := _branch(record.node)):
+    if record.node is not None and (branch := record.node.form.branch(record.node.steps)):
         span.set_attribute("weft.branch", branch)
     if record.error and not record.has_answered:
         span.set_status(Status(StatusCode.ERROR, record.error))
         span.set_attribute("rpc.grpc.status", record.status)
-
-
-def _branch(run: NodeRecord) -> str:
-    """The step whose answer a node with alternatives gave; "" where there is none, or more than one."""
-    match run.kind:
-        case NodeKind.SWITCH | NodeKind.SPLITTER:
-            return run.steps[0].name if len(run.steps) == 1 else ""
-        case NodeKind.CASCADE:
-            return next((step.name for step in reversed(run.steps) if step.has_answered), "")
-        case _:
-            return ""

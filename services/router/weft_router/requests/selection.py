@@ -7,10 +7,9 @@ from weft_common.core import RequestedOutput
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import CallPlan, GraphPlan
 from weft_router.graph.pruning import live_steps
-from weft_router.nodes import SequenceNode
 from weft_router.reporting.path import UsualPath
 from weft_router.requests.intermediates import Intermediate, Intermediates
-from weft_router.steps import Node, Run
+from weft_router.steps import Node, PrunableNode, Run
 from weft_router.streams.decoupled import DecoupledRoot
 from weft_router.tensors.adaption import fitted_output, full_rank
 
@@ -59,7 +58,7 @@ class Selection(NamedTuple):
 class Selections:
     """Computes selections, once for each set of outputs.
 
-    Where the root is a sequence, steps are left out that the outputs do not need. Intermediate tensors are outputs as
+    Where the root can leave steps out, those that the outputs do not need are. Intermediate tensors are outputs as
     any other: a request for them alone runs what they need and no more.
 
     Args:
@@ -94,7 +93,7 @@ class Selections:
         asked = {name: found for name in names if (found := self.intermediates.get(name)) is not None}
         keys = {name: found.key for name, found in asked.items()}
         node, stages = self._root, None
-        if isinstance(node, SequenceNode):
+        if isinstance(node, PrunableNode):
             also = {found.root_step for found in asked.values()}
             live = live_steps(node.plan, [name for name in names if name in self._slots], also)
             if self._plan.signature.is_decoupled:
@@ -108,7 +107,7 @@ class Selections:
 
 def _usual_path(node: Node) -> UsualPath | None:
     """That of calls which follow one another."""
-    chain = node.chain if isinstance(node, SequenceNode) else None
+    chain = node.chain
     if chain is None or not all(isinstance(step.plan.action, CallPlan) for step in chain):
         return None
     return UsualPath(len(chain))

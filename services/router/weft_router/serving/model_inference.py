@@ -16,7 +16,6 @@ from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import InternalError, WeftError
 from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
-from weft_router.graph.plan import NodeKind
 from weft_router.reporting.headers import forwarded_headers
 from weft_router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRecord, StepRecord, path_text, trace_text
 from weft_router.reporting.spans import call_attributes, end_span, start_step_span, step_attributes
@@ -51,7 +50,7 @@ class ModelInference:
         self._model, self._call = model, call
         self._num_rows = rows_of(call.inputs, is_batching=model.signature.max_batch_size > 0)
         call.num_rows = max(self._num_rows, 1)
-        self._path = NodeRecord(name, NodeKind.SEQUENCE)
+        self._path = NodeRecord(name)
         context.trailing_metadata.append((PATH_HEADER, path_text(self._path)))
         self.record = StepRecord(name, name, time.monotonic_ns(), target=target.name, model=name, version=version)
         self._path.steps.append(self.record)

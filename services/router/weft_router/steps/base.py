@@ -1,7 +1,9 @@
 """Interfaces: a node runs steps, a step runs an action, an action may run a node again."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from weft_common.errors import InternalError, InvalidArgumentError, RemoteError, WeftError
 from weft_common.observing import telemetry
@@ -10,6 +12,9 @@ from weft_router.graph.plan import Condition, NodePlan
 from weft_router.reporting.path import StepRecord
 from weft_router.reporting.spans import Attributes
 from weft_router.steps.run import Run
+
+if TYPE_CHECKING:
+    from weft_router.steps.step import Step
 
 _log = get_logger("weft.router")
 
@@ -65,7 +70,10 @@ class Node(ABC):
 
     Attributes:
         plan: What it was made of.
+        chain: Its steps in order, where each waits for the one before alone; None elsewhere.
     """
+
+    chain: "tuple[Step, ...] | None" = None
 
     def __init__(self, plan: NodePlan) -> None:
         self.plan = plan
@@ -83,6 +91,14 @@ class Node(ABC):
 
         No task is left when it returns, raises or is cancelled.
         """
+
+
+class PrunableNode(Node):
+    """A node that can leave steps out whose outputs nothing reads."""
+
+    @abstractmethod
+    def only(self, live: Collection[int]) -> "PrunableNode":
+        """The same node with the steps ``live``, ascending indexes, alone; itself where these are all."""
 
 
 class Action(ABC):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from weft_common.errors import DeadlineExceededError, WeftError
 from weft_router.admission import InflightLimit
-from weft_router.graph.plan import OK, Condition, NodeKind, StepPlan
+from weft_router.graph.plan import OK, Condition, StepPlan
 from weft_router.reporting.path import SKIPPED, NodeRecord, StepRecord
 from weft_router.reporting.spans import end_step_span
 from weft_router.reporting.step_counters import StepCounters
@@ -126,7 +126,7 @@ class GuardedStep(Step):
                 if self._is_past(run.deadline_ns):
                     break
                 if record.fallbacks is None:
-                    record.fallbacks = NodeRecord(self._name, NodeKind.CASCADE)
+                    record.fallbacks = NodeRecord(self._name)
                     record.error = failure.message
                     text += f" ({failure.code})"
                     self._counters.num_fallbacks += 1

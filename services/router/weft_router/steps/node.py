@@ -50,7 +50,7 @@ class NodeAction(Action):
     async def act(self, run: Run, record: StepRecord) -> None:
         """As ``Action.act``; every run has a frame of its own."""
         plan, outer, request = self._node.plan, run.frame, run.request
-        record.node = NodeRecord(plan.name, plan.kind)
+        record.node = NodeRecord(plan.name, plan.path_form)
         frame: Frame = [None] * plan.num_slots
         for outer_slot, slot in self._inputs:
             frame[slot] = outer[outer_slot]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from weft_common.errors import WeftError
 from weft_common.observing.logs import get_logger
-from weft_router.graph.plan import Frame, NodeKind, ShadowPlan
+from weft_router.graph.plan import Frame, ShadowPlan
 from weft_router.graph.pruning import slots_read
 from weft_router.reporting.headers import SHADOW_HEADER
 from weft_router.reporting.path import NodeRecord
@@ -61,7 +61,7 @@ class ShadowStep(Step):
         copy = dataclasses.replace(request.fork(), scope=scope, headers=headers, pulls=None)
         self._num_inflight += 1
         self._counters.num_shadows_sent += 1
-        own = Run(copied, copy, limit_ns, run.context, NodeRecord(self._name, NodeKind.SEQUENCE))
+        own = Run(copied, copy, limit_ns, run.context, NodeRecord(self._name))
         runtime.shadows.start(self._send(own), self._ended)
         return False
 

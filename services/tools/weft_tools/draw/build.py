@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 from weft_router.graph.description import Description, End, counted, target_text
 from weft_router.graph.plan import GraphPlan, NodePlan, StepPlan
-from weft_router.kinds import describe
 from weft_tools.draw.caption import Caption
 from weft_tools.draw.diagram import Edge, Group, Item, Role, Stroke
 from weft_tools.draw.tensors import Tensors
@@ -65,7 +64,7 @@ class _DiagramBuilder:
         self._num_ids = 0
 
     def node(self, node: NodePlan, title: str, notes: Iterable[str], stroke: Stroke = Stroke.SOLID) -> Group:
-        description = describe(node)
+        description = node.describe()
         caption = Caption(*notes)
         caption.add(*limit_texts(node.timeout_ms, node.max_inflight), *description.notes)
         group = Group(self._id(), title, description.kind, stroke=stroke)

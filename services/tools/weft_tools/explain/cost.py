@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from weft_router.kinds import describe
 from weft_tools.explain.entry import ExplainedStep, Fate
 
 
@@ -98,7 +97,7 @@ def _inner_span(entry: ExplainedStep) -> Span:
     """The longest path of steps that start after one another."""
     if entry.node is None:
         return Span()
-    description = describe(entry.node)
+    description = entry.node.describe()
     spans = {id(child.step): longest(child) for child in _inside(entry)}
     own = [spans.get(id(step), Span()) for step in description.steps]
     after: list[list[int]] = [[] for _ in own]

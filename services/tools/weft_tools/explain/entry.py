@@ -6,7 +6,6 @@ from enum import Enum
 
 from weft_router.graph.description import target_text
 from weft_router.graph.plan import NodePlan, StepPlan
-from weft_router.kinds import describe
 from weft_tools.wording import default_texts, policy_texts
 
 
@@ -91,13 +90,13 @@ def entry_of(step: StepPlan, node: NodePlan, fate: Fate) -> ExplainedStep:
     """The entry of a step of ``node``, with what its policies say."""
     soft = ["soft: the request goes on without it"] if step.is_soft else []
     notes = [*soft, *default_texts(step, node), *policy_texts(step)]
-    kind = describe(step.action).kind if isinstance(step.action, NodePlan) else "model"
+    kind = step.action.kind if isinstance(step.action, NodePlan) else "model"
     return ExplainedStep(step.name, step.path, target_text(step.action), kind, fate, notes=notes, step=step)
 
 
 def skipped(step: StepPlan, why: Iterable[str], fate: Fate = Fate.SKIPPED) -> ExplainedStep:
     """The entry of a step that does not run."""
-    kind = describe(step.action).kind if isinstance(step.action, NodePlan) else "model"
+    kind = step.action.kind if isinstance(step.action, NodePlan) else "model"
     return ExplainedStep(step.name, step.path, target_text(step.action), kind, fate, list(why), step=step)
 
 

@@ -42,6 +42,7 @@ class Study:
         self.error = ways[0].error if all(way.error is not None for way in plain) else None
         self.possible_errors = [] if self.error else [way.error for way in plain if way.error is not None]
         self.counted = [way for way in ways if self.error or way.error is None or not way.has_trouble]
+        self._counted = set(map(id, self.counted))
         done = [way for way in self.counted if way.error is None]
         self.outputs = {
             slot: joined(_given(way, slot, f"{name} of {node.name}") for way in done) for name, slot in node.outputs
@@ -60,11 +61,11 @@ class Study:
 
     def is_certain(self, holds: Sequence[bool]) -> bool:
         """Whether something holds that has a value for each way."""
-        return all(value for way, value in zip(self.ways, holds, strict=True) if way in self.counted)
+        return all(value for way, value in zip(self.ways, holds, strict=True) if id(way) in self._counted)
 
     def deciding(self, holds: Sequence[bool]) -> list[Decision]:
         """What it depends on."""
-        pairs = [(way, value) for way, value in zip(self.ways, holds, strict=True) if way in self.counted]
+        pairs = [(way, value) for way, value in zip(self.ways, holds, strict=True) if id(way) in self._counted]
         return deciding([way for way, _ in pairs], [value for _, value in pairs])
 
     def evaluations(self, owner: StepPlan | NodePlan, name: str) -> list[Evaluation]:
@@ -130,7 +131,7 @@ class Studies:
     def _followed(self, script: tuple[int, ...], plan: NodePlan, frame: Frame, limit_ns: int | None) -> Way:
         """The way of a script; nodes inside that it comes to are studied first."""
         while True:
-            way = Way(script, _START_NS, NodeRecord(plan.name, plan.kind), frame.copy())
+            way = Way(script, _START_NS, NodeRecord(plan.name, plan.path_form), frame.copy())
             self._scene.way = way
             self._loop.run_until_complete(self._run(way, plan, limit_ns))
             if way.missing is None:

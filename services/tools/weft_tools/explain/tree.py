@@ -3,11 +3,11 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from itertools import takewhile
 
 from weft_common.errors import WeftError
 from weft_router.graph.description import cases_text, condition_text
 from weft_router.graph.plan import Condition, GraphPlan, NodePlan, StepPlan
-from weft_router.kinds import describe
 from weft_router.reporting.path import StepRecord
 from weft_router.requests.routes import ROUTE_HEADER
 from weft_router.steps import ConditionFailedError
@@ -28,7 +28,7 @@ def explain(plan: GraphPlan, question: Question) -> ExplainedStep:
     root = plan.root
     limit = least(question.judge.remaining_ms, plan.timeout_ms, root.timeout_ms)
     label = f"{plan.signature.name}/{plan.signature.version}"
-    entry = ExplainedStep(root.name, root.path, label, describe(root).kind, deadline_ms=limit, node=root)
+    entry = ExplainedStep(root.name, root.path, label, root.kind, deadline_ms=limit, node=root)
     entry.notes = limit_texts(0, plan.max_inflight)
     if plan.signature.is_decoupled:
         entry.decisions.append("answers with a stream of responses")
@@ -59,11 +59,10 @@ class _Tree:
 
     def fill(self, entry: ExplainedStep, node: NodePlan, study: Study, limit: float | None) -> None:
         """What a node does, and all in it."""
-        description = describe(node)
         if study.error is not None:
             entry.failure = Failure(_message(study.error), isinstance(study.error, ConditionFailedError))
         entry.may_fail += dict.fromkeys(map(_message, study.possible_errors))
-        shown = [*node.shadows, *(step for step in description.steps if step not in node.shadows)]
+        shown = [*node.shadows, *node.steps, *node.customs]
         children = {step.name: self._child(step, node, study, limit) for step in shown}
         entry.children += children.values()
         self._say(entry, node, study)
@@ -175,9 +174,10 @@ class _Tree:
 
     def _why(self, step: StepPlan, node: NodePlan, study: Study, limit: float | None) -> list[str]:
         """What decides whether a step runs."""
-        description = describe(node)
+        description = node.describe()
         tested = study.evaluations(step, "when")
-        why = description.notes_to(description.steps.index(step))[:1] if any(way.is_drawn for way in study.ways) else []
+        index = next(index for index, one in enumerate(description.steps) if one is step)
+        why = description.notes_to(index)[:1] if any(way.is_drawn for way in study.ways) else []
         if step.is_otherwise:
             why.append("otherwise")
         has_time = limit is None or limit >= step.min_remaining_ms
@@ -193,21 +193,21 @@ class _Tree:
         rows = _rows_of(step, node, study)
         if why and rows is not None:
             why[-1] = f"{why[-1].removesuffix(' = ?')}: {rows}"
-        if step in (custom for custom in description.steps if custom not in (*node.steps, *node.shadows)):
+        if any(custom is step for custom in node.customs):
             why.append("combines")
         return why
 
     def _answers_before(self, step: StepPlan, node: NodePlan, study: Study) -> StepPlan | None:
         """The last of the steps before one that does not run, if some of these is taken on each way."""
-        if study.error is not None or any(study.runs(step)) or step not in node.steps:
+        if study.error is not None or any(study.runs(step)):
             return None
-        before = [(one, study.runs(one)) for one in node.steps[: node.steps.index(step)]]
+        before = [(one, study.runs(one)) for one in takewhile(lambda one: one is not step, node.steps)]
         is_taken = all(any(runs[number] for _, runs in before) for number in range(len(study.ways)))
         return next((one for one, runs in reversed(before) if any(runs)), None) if is_taken else None
 
     def _say(self, entry: ExplainedStep, node: NodePlan, study: Study) -> None:
         """How the node chooses and combines."""
-        description, names = describe(node), [step.name for step in node.steps]
+        description, names = node.describe(), [step.name for step in node.steps]
         pinned = self._question.pins.get(node.name)
         is_drawn = any(way.is_drawn for way in study.ways)
         shares = (

@@ -2,8 +2,10 @@
 
 import pytest
 
-from weft_router.graph import GraphSource, check_graph, compile_graph
-from weft_router.graph.plan import Binding, CallPlan, HedgePlan, NodeKind, NodePlan, RetryPlan, ShadowPlan
+from weft_router.compile import check_graph, compile_graph
+from weft_router.graph import GraphSource
+from weft_router.graph.plan import Binding, CallPlan, HedgePlan, NodePlan, RetryPlan, ShadowPlan
+from weft_router.kinds.splitter import SplitterPlan
 
 HEAD = """name: "g" max_batch_size: 8 input { name: "TEXT" data_type: TYPE_STRING dims: 1 }
 output { name: "PROBS" data_type: TYPE_FP32 dims: 3 }
@@ -182,7 +184,7 @@ def test_inputs_of_a_shadow_are_inputs_of_its_node(compiled):
       node { name: "n" splitter { step { weight: 1 model_name: "xlmr" }
         step { name: "s" model_name: "bert_de" input_map { key: "TEXT" value: "LANG" } shadow { percent: 5 } } } }"""
     (step,) = [step for step in compiled(text).root.steps if step.name == "n"]
-    assert NodeKind.SPLITTER is step.action.kind
+    assert isinstance(step.action, SplitterPlan)
     assert {"TEXT", "LANG"} == {name for name, _ in step.inputs}
 
 

@@ -9,8 +9,9 @@ from weft_router.graph.checks.policies import RETRY_CODES, StepPolicies, cache_l
 from weft_router.graph.plan import HedgePlan, RetryPlan
 from weft_router.graph.syntax.parse import parse_graph
 from weft_router.graph.syntax.report import GraphReport
+from weft_router.kinds import KINDS
 
-FILE = parse_graph(GraphSource('name: "g"', "g.pbtxt"))
+FILE = parse_graph(GraphSource('name: "g"', "g.pbtxt"), KINDS)
 UNAVAILABLE = frozenset({"UNAVAILABLE"})
 XLMR = 'step { name: "a" model_name: "xlmr" EXTRA }'
 

@@ -14,10 +14,11 @@ from weft_common.core import CallContext
 from weft_common.errors import DeadlineExceededError, InvalidArgumentError, RemoteError
 from weft_common.tensors import WireTensor
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import CachePlan, GraphPlan, NodeKind, RetryPlan
+from weft_router.graph.plan import CachePlan, GraphPlan, RetryPlan
+from weft_router.kinds.sequence import SequencePlan
 from weft_router.runtime import Runtime
 
-SEQUENCE = NodeKind.SEQUENCE
+SEQUENCE = SequencePlan
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 

@@ -17,11 +17,14 @@ from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_common.tensors import WireTensor
 from weft_router.bandit_algorithms import ALGORITHMS
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import BanditPlan, GraphPlan, NodeKind, ShadowPlan
+from weft_router.graph.plan import BanditPlan, GraphPlan, ShadowPlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.kinds.splitter import SplitterPlan
+from weft_router.kinds.switch import SwitchPlan
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
 
-SEQUENCE = NodeKind.SEQUENCE
+SEQUENCE = SequencePlan
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
@@ -163,10 +166,8 @@ async def test_a_shadow_of_alternatives_sees_the_inputs_of_the_node(virtual_cloc
     """It starts with the node, whichever branch is taken."""
     branches = [make.step("b", "m", {"IN": "X"}, {"OUT": "Y"}, is_otherwise=True)]
     shadow = make.step("s", "shadow", {"IN": "X"}, {}, shadow=ShadowPlan(100.0, 0))
-    with_shadow = make.node("sw", NodeKind.SWITCH, [*branches, shadow], inputs=["X"], outputs=["Y"])
-    plan = make.graph(
-        make.node("sw", NodeKind.SWITCH, branches, inputs=["X"], outputs=["Y"], shadows=with_shadow.steps[1:])
-    )
+    with_shadow = make.node("sw", SwitchPlan, [*branches, shadow], inputs=["X"], outputs=["Y"])
+    plan = make.graph(make.node("sw", SwitchPlan, branches, inputs=["X"], outputs=["Y"], shadows=with_shadow.steps[1:]))
     target = FakeTarget()
     context = CallContext()
     await make.run(plan, target, context=context)
@@ -219,7 +220,7 @@ async def test_a_copy_is_nothing_that_a_bandit_gets_feedback_for(virtual_clock: 
     """What it chooses is counted, and not remembered by the request's id."""
     bandit = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.1, 0)
     steps = [make.step("A", "shadow", {"IN": "X"}, {})]
-    ab = make.node("ab", NodeKind.SPLITTER, steps, inputs=["X"], outputs=[], bandit=bandit)
+    ab = make.node("ab", SplitterPlan, steps, inputs=["X"], outputs=[], bandit=bandit)
     copy = make.step("s", ab, {"X": "X"}, {}, shadow=ShadowPlan(100.0, 0))
     answer = make.step("a", "m", {"IN": "X"}, {"OUT": "Y"})
     plan = make.graph(make.node("root", SEQUENCE, [copy, answer], inputs=["X"], outputs=["Y"]))

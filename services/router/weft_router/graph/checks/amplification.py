@@ -52,7 +52,7 @@ class _AmplificationChecker:
     def _node_calls(self, plan: NodePlan, node: NodeDefinition | None) -> _Calls:
         """The worst step of a node, with the model that combines after it."""
         definitions = {step.name: step for step in (*node.steps, *node.shadows)} if node else {}
-        steps = [*plan.steps, *(one.custom for one in plan.combines if one.custom is not None)]
+        steps = (*plan.steps, *plan.customs)
         calls = [self._step_calls(step, node, definitions.get(step.name)) for step in steps]
         return max(calls, key=lambda one: one.total, default=_Calls())
 

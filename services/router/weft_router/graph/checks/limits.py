@@ -1,15 +1,14 @@
-"""Policies, shadows and bandits whose values are out of range, or contradict one another (G025, G018)."""
+"""Policies and shadows whose values are out of range, or contradict one another (G025, G018)."""
 
 from weft_common.text.pbtxt import suggestion
 from weft_protos import graph_pb2 as pb
 from weft_router.graph.checks.policies import RETRY_CODES
-from weft_router.graph.plan import NodeKind
-from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
+from weft_router.graph.syntax.parse import GraphFile
 from weft_router.graph.syntax.report import GraphReport
 
 
 def check_limits(file: GraphFile, report: GraphReport) -> None:
-    """Report every value of a policy, a shadow or a bandit that can only be a mistake."""
+    """Report every value of a policy or a shadow that can only be a mistake."""
     graph = file.message.policy
     _check_policy(file, graph, "policy", [], report)
     for node in file.all_nodes:
@@ -22,18 +21,8 @@ def check_limits(file: GraphFile, report: GraphReport) -> None:
                 if not 0 < percent <= 100:
                     text = f"the shadow has 'percent: {percent:g}'; give the share of requests it gets, above 0 to 100"
                     report.error("G025", file, f"{step.path}.shadow.percent", text)
-        for i, combine in enumerate(node.message.ensemble.combine):
-            path = f"{node.kind_path}.combine[{i}].custom.policy"
-            _check_policy(file, combine.custom.policy, path, [own, graph], report)
-        _check_bandit(file, node, report)
-
-
-def _check_bandit(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
-    epsilon = node.message.splitter.bandit.epsilon
-    path = f"{node.kind_path}.bandit.epsilon"
-    if node.kind is NodeKind.SPLITTER and (not 0 <= epsilon <= 1 or (epsilon == 0 and path in file.positions)):
-        text = f"'epsilon' is {epsilon:g}; give the share of requests that explore, above 0 to 1, for example 0.1"
-        report.error("G025", file, path, text)
+        for custom in node.customs.values():
+            _check_policy(file, custom.message.policy, f"{custom.path}.policy", [own, graph], report)
 
 
 def _check_policy(file: GraphFile, policy: pb.Policy, path: str, around: list[pb.Policy], report: GraphReport) -> None:

@@ -12,9 +12,8 @@ from weft_router.graph.compiler.name_table import NameTable
 from weft_router.graph.compiler.names import MAX_DEPTH, StepNames, describe, target_path
 from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget
 from weft_router.graph.compiler.scope import BuiltNode, BuiltStep, NodeUse, Scope
-from weft_router.graph.compiler.streams import refuse_stream
 from weft_router.graph.compiler.uses import UseBuilder
-from weft_router.graph.plan import Binding, CachePlan, CallPlan, DefaultPlan, NodeKind, NodePlan, ShadowPlan, StepPlan
+from weft_router.graph.plan import Binding, CachePlan, CallPlan, DefaultPlan, NodePlan, ShadowPlan, StepPlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.conditions import Purpose
@@ -51,7 +50,7 @@ class StepBuilder(UseBuilder, ABC):
         return built
 
     def shadows(self, scope: Scope) -> list[StepPlan]:
-        """Compile the shadows of a node that is no sequence; those with errors are left out."""
+        """Compile the shadows that stand beside the steps of a node; those with errors are left out."""
         pairs = zip(scope.node.shadows, scope.names.shadows, strict=True)
         built = [
             self._build(scope, step, names, {}, scope.step_path(step), self.narrowing(scope, step))
@@ -60,7 +59,7 @@ class StepBuilder(UseBuilder, ABC):
         return [one.plan for one in built if one.plan is not None]
 
     def stand_alone(self, scope: Scope, step: StepDefinition, names: StepNames, slots: Mapping[str, int]) -> BuiltStep:
-        """Compile a step that is none of the node's alternatives: the model of a CUSTOM."""
+        """Compile a custom step, which is none of the node's ``steps``."""
         return self._build(scope, step, names, slots, scope.step_path(step), {})
 
     def _build(
@@ -223,7 +222,12 @@ class StepBuilder(UseBuilder, ABC):
             text = _too_small(file, own, f"model {signature.name}", limit)
             self.report.error("G009", file, path, text)
         if signature.is_decoupled and (place := _not_in_root(scope, step)):
-            refuse_stream(file, path, signature.name, place, self.report)
+            roots = " or ".join(kind.name for kind in file.kinds.values() if kind.plan.is_pipeline)
+            text = (
+                f"model '{signature.name}' is decoupled: one request gives any number of responses. Only a step of the "
+                f"graph's root {roots} can call it, this is {place}; move the call to the root"
+            )
+            self.report.error("G019", file, path, text)
         self.dependencies.add((target.target, signature.name))
         return CallPlan(target.target, signature.name, target.version, signature)
 
@@ -275,7 +279,7 @@ def _seen(scope: Scope, step: StepDefinition, tensor: str, known: TensorType) ->
     if scope.file.is_ensemble or any(default.output == tensor for default in message.default):
         return known
     is_soft = message.dependency == pb.Step.SOFT
-    is_skipped = bool(message.when) and scope.node.kind is not NodeKind.SWITCH
+    is_skipped = bool(message.when) and not (scope.node.kind is not None and scope.node.kind.chooses_by_when)
     if not (is_soft or is_skipped):
         return known
     happens = " or ".join(["fail softly"] * is_soft + ["be skipped"] * is_skipped)
@@ -288,13 +292,13 @@ def _not_in_root(scope: Scope, step: StepDefinition) -> str:
     if step.is_shadow:
         return "a shadow"
     if step in scope.node.customs.values():
-        return "the model of a CUSTOM"
+        return scope.node.kind.custom_words if scope.node.kind is not None else "a custom step"
     if step not in scope.node.steps:
         return "a fallback"
-    if scope.node.kind is NodeKind.SEQUENCE and len(scope.call.trail) == 1:
+    kind = scope.node.kind
+    if kind is not None and kind.plan.is_pipeline and len(scope.call.trail) == 1:
         return ""
-    kind = scope.node.kind.value if scope.node.kind is not None else "node"
-    return f"a step of {kind} '{scope.node.name}'"
+    return f"a step of {kind.name if kind is not None else 'node'} '{scope.node.name}'"
 
 
 def _with_limits(plan: NodePlan, file: GraphFile) -> NodePlan:

@@ -50,7 +50,7 @@ def check_streams(
 ) -> bool:
     """Whether the graph is decoupled: whether a step of its root sequence calls a decoupled model.
 
-    To be called once, for the root sequence of the graph that is compiled; ``refuse_stream`` is for every other step.
+    To be called once, for the root sequence of the graph that is compiled.
 
     Args:
         file: The graph.
@@ -80,23 +80,6 @@ def check_streams(
     if is_decoupled or all(step.is_known for step in steps):
         _check_idle(file, node, report, is_decoupled=is_decoupled)
     return is_decoupled
-
-
-def refuse_stream(file: GraphFile, path: str, model_name: str, where: str, report: GraphReport) -> None:
-    """Report a decoupled model that is called elsewhere than by a step of the root sequence (G019).
-
-    Args:
-        file: Where the step stands.
-        path: Of the name of the step's target.
-        model_name: The decoupled model.
-        where: What the step is instead, for example ``a step of switch 'by_language'``, ``a fallback``, ``a shadow``.
-        report: Receives the error.
-    """
-    text = (
-        f"model '{model_name}' is decoupled: one request gives any number of responses. Only a step of the graph's "
-        f"root sequence can call it, this is {where}; move the call to the root"
-    )
-    report.error("G019", file, path, text)
 
 
 def _joined(file: GraphFile, step: StepDefinition, streams: list[str]) -> str:
