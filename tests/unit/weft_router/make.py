@@ -19,6 +19,7 @@ from weft_router.core import RouterCore
 from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import Binding, CallPlan, DefaultPlan, GraphPlan, NodePlan, StepPlan
 from weft_router.kinds.ensemble.run import CombinePlan
+from weft_router.policies import POLICIES
 from weft_router.repository.config import config_of_signature
 from weft_router.runtime import Runtime
 from weft_router.serving.model_inference import ModelInference
@@ -65,7 +66,7 @@ def step(name: str, action: Any, inputs: dict[str, str], outputs: dict[str, str]
     """A step; `inputs` is target input <- tensor, `outputs` target output -> tensor, as the plan's bindings.
 
     Options are those of the plan; `defaults` maps tensors to values (those of `batched_defaults` are of one row), and
-    `fallback` is a step as this one.
+    `fallback` is a step as this one; `cache`, `retry` and `hedge` are plans of policies.
     """
     return StepSpec(name, action, inputs, outputs, options)
 
@@ -153,6 +154,10 @@ def _step_plan(one: StepSpec, node: str, slots: Mapping[str, int], max_batch_siz
         action = call_plan(action, list(one.inputs), list(one.outputs), max_batch_size=max_batch_size)
     for field_name in ("when", "accept"):
         _bind(options.get(field_name), slots)
+    given = {field_name: options.pop(field_name, None) for field_name in POLICIES}
+    if given["hedge"] is not None and given["retry"] is not None:
+        given["hedge"] = replace(given["hedge"], budget_percent=given["retry"].budget_percent)
+    options["policies"] = tuple(policy for policy in given.values() if policy is not None)
     if isinstance(options.get("fallback"), StepSpec):
         options["fallback"] = _step_plan(options["fallback"], node, slots, max_batch_size)
     if isinstance(options.get("defaults"), Mapping) or "batched_defaults" in options:

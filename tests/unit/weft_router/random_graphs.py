@@ -20,7 +20,7 @@ from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
 from weft_common.tensors import WireTensor, decode
 from weft_router.combine import METHODS, CombineMethod
-from weft_router.graph.plan import CachePlan, CallPlan, GraphPlan, HedgePlan, NodePlan, RetryPlan
+from weft_router.graph.plan import CallPlan, GraphPlan, NodePlan
 from weft_router.kinds import KINDS
 from weft_router.kinds.cascade import CascadePlan
 from weft_router.kinds.ensemble import EnsemblePlan
@@ -28,6 +28,9 @@ from weft_router.kinds.sequence import SequencePlan
 from weft_router.kinds.sequence.run import LoopPlan
 from weft_router.kinds.splitter import SplitterPlan
 from weft_router.kinds.switch import SwitchPlan
+from weft_router.policies.cache import CachePlan
+from weft_router.policies.hedge import HedgePlan
+from weft_router.policies.retry import RetryPlan
 
 CODES = ("UNAVAILABLE", "ABORTED", "INTERNAL", "UNKNOWN")
 COMBINE_METHODS = tuple(METHODS[name] for name in ("FIRST", "VOTE", "MAX", "SUM", "CUSTOM"))

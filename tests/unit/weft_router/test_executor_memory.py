@@ -15,9 +15,12 @@ from weft_common.errors import RemoteError, WeftError
 from weft_common.tensors import WireTensor
 from weft_router.combine import METHODS, CombineMethod
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import CachePlan, GraphPlan, HedgePlan, RetryPlan
+from weft_router.graph.plan import GraphPlan
 from weft_router.kinds.ensemble import EnsemblePlan
 from weft_router.kinds.sequence import SequencePlan
+from weft_router.policies.cache import CachePlan
+from weft_router.policies.hedge import HedgePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime
 
 

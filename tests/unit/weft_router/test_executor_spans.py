@@ -15,10 +15,13 @@ from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
 from weft_common.observing import telemetry
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import CachePlan, GraphPlan, HedgePlan, RetryPlan
+from weft_router.graph.plan import GraphPlan
 from weft_router.kinds.cascade import CascadePlan
 from weft_router.kinds.sequence import SequencePlan
 from weft_router.kinds.switch import SwitchPlan
+from weft_router.policies.cache import CachePlan
+from weft_router.policies.hedge import HedgePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime
 from weft_router.target import TargetModel
 

@@ -12,9 +12,10 @@ from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, i
 
 from weft_common.errors import RemoteError
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import CachePlan, RetryPlan
 from weft_router.kinds.sequence import SequencePlan
 from weft_router.metrics.step_metrics import StepCollector
+from weft_router.policies.cache import CachePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")

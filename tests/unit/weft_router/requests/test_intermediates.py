@@ -13,10 +13,12 @@ from weft_common.core import CallContext, InferCall, RequestedOutput
 from weft_common.errors import InternalError, InvalidArgumentError, RemoteError
 from weft_common.tensors import WireTensor
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import CachePlan, GraphPlan, RetryPlan, ShadowPlan
+from weft_router.graph.plan import GraphPlan, ShadowPlan
 from weft_router.kinds.sequence import SequencePlan
 from weft_router.kinds.sequence.run import LoopPlan
 from weft_router.kinds.switch import SwitchPlan
+from weft_router.policies.cache import CachePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.requests.intermediates import Intermediates
 from weft_router.runtime import Runtime
 

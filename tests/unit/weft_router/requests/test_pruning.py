@@ -11,10 +11,11 @@ from tests.unit.weft_router.fake_target import FakeTarget
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import Binding, CachePlan, GraphPlan, NodePlan, ShadowPlan
+from weft_router.graph.plan import Binding, GraphPlan, NodePlan, ShadowPlan
 from weft_router.graph.pruning import live_steps, pruned, slots_read
 from weft_router.kinds.sequence import SequencePlan
 from weft_router.kinds.sequence.run import LoopPlan
+from weft_router.policies.cache import CachePlan
 from weft_router.requests.selection import MAX_SELECTIONS
 from weft_router.runtime import Runtime
 

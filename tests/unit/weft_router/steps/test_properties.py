@@ -12,8 +12,11 @@ from weft_common.core import InferResult
 from weft_common.errors import RemoteError, WeftError
 from weft_router.budgets.retry_budget import MIN_RETRIES, RetryBudget
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import CachePlan, GraphPlan, HedgePlan, RetryPlan, ShadowPlan
+from weft_router.graph.plan import GraphPlan, ShadowPlan
 from weft_router.kinds.sequence import SequencePlan
+from weft_router.policies.cache import CachePlan
+from weft_router.policies.hedge import HedgePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime
 
 CODES = ("UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED", "CANCELLED")

@@ -15,8 +15,9 @@ from tests.unit.weft_router.stream_targets import Plans, collected, counting, nu
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InternalError, RemoteError, ResourceExhaustedError
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import DefaultPlan, RetryPlan
+from weft_router.graph.plan import DefaultPlan
 from weft_router.kinds.sequence import SequencePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime
 
 
