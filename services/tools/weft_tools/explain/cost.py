@@ -31,9 +31,7 @@ def count_calls(entry: ExplainedStep) -> Calls:
     inner = _inner_calls(entry)
     step = entry.step
     below = [count_calls(child) for child in entry.children if _is_fallback(entry, child)]
-    factor = 1
-    if step is not None:
-        factor = math.prod(policy.num_calls for policy in step.policies)
+    factor = math.prod(policy.num_calls for policy in step.policies) if step is not None else 1
     return Calls(
         inner.usual,
         inner.worst * factor + sum(calls.worst for calls in below),

@@ -100,9 +100,7 @@ class Scene:
         fallback = None if step.fallback is None else self._step(step.fallback, node, is_tried=step.is_soft or is_tried)
         shadow = None if step.shadow is None else ShadowPlan(100, 0)
         kept = {"action": action, "fallback": fallback, "shadow": shadow}
-        return cast(
-            StepPlan, self._fields(step, step, node, **kept, retry=None, hedge=None, cache=None, max_inflight=0)
-        )
+        return cast(StepPlan, self._fields(step, step, node, **kept, policies=(), max_inflight=0))
 
     def _fields(self, value: Any, owner: StepPlan | NodePlan, node: NodePlan, **kept: Any) -> Any:
         """A dataclass whose fields are rewritten, but for ``kept``, which are given."""

@@ -17,7 +17,7 @@ from weft_tools.explain.question import Question
 from weft_tools.explain.stand_ins import AGAIN, TEXTS
 from weft_tools.explain.study import Studies, Study
 from weft_tools.explain.ways import LATE, MAX_WAYS, STREAM, Evaluation
-from weft_tools.wording import cache_text, limit_texts, shadow_text
+from weft_tools.wording import limit_texts
 
 #: What stands before a condition, where that is not the name of its field.
 _WORDS = {"sticky_by": "sticky by", "accept": "accepted if", AGAIN: "again while"}
@@ -33,7 +33,7 @@ def explain(plan: GraphPlan, question: Question) -> ExplainedStep:
     if plan.signature.is_decoupled:
         entry.decisions.append("answers with a stream of responses")
     if plan.cache is not None:
-        entry.notes.append(f"whole answers: {cache_text(plan.cache)}")
+        entry.notes.append(f"whole answers: {plan.cache.text()}")
     studies = Studies(plan, question)
     try:
         _Tree(plan, question, studies).fill(entry, root, studies.root(limit), limit)
@@ -86,7 +86,7 @@ class _Tree:
         if step.shadow is None:
             return self._step(step, node, study, study.runs(step), limit, why)
         has_run = [any(call.step is step for call in way.calls) for way in study.ways]
-        why.insert(0, shadow_text(step.shadow))
+        why.insert(0, step.shadow.text())
         if not any(has_run):
             return skipped(step, why)
         entry = entry_of(step, node, Fate.SHADOW)
