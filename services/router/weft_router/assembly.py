@@ -4,12 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from weft_router.admission import InflightLimit
-from weft_router.budgets.retry_budget import DEFAULT_PERCENT
 from weft_router.graph.plan import CallPlan, GraphPlan, NodePlan, StepPlan
 from weft_router.policies.attempt import Attempt
-from weft_router.policies.cache import Cached
-from weft_router.policies.hedge import Hedged
-from weft_router.policies.retry import Retried
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
 from weft_router.steps import (
@@ -20,6 +16,7 @@ from weft_router.steps import (
     Node,
     NodeAction,
     NodeParts,
+    PolicyParts,
     ShadowedNode,
     ShadowStep,
     Step,
@@ -79,7 +76,7 @@ class Assembly:
         """
         runtime = self._runtime
         if _is_stream(plan):
-            plan = replace(plan, hedge=None, cache=None)
+            plan = replace(plan, policies=tuple(policy for policy in plan.policies if policy.allows_streams))
         counters = runtime.step_counters.of(self.error_context.graph, self.error_context.version, plan.path)
         step = self._guarded(plan, node, graph, counters, stands_in=stands_in)
         return step if plan.shadow is None else ShadowStep(step, plan.shadow, runtime, counters)
@@ -119,17 +116,13 @@ class Assembly:
                 self.error_context,
                 runtime.clock_ns,
                 admission=self._admission(plan.action, graph),
-                is_tentative=bool(plan.retry or plan.fallback or plan.is_soft),
+                is_tentative=bool(plan.fallback or plan.is_soft or any(one.repeats_failures for one in plan.policies)),
             )
-        if plan.retry or plan.hedge or plan.cache or plan.fallback:
+        if plan.policies or plan.fallback:
             action = Attempt(action, plan.name, plan.path)
-        if plan.hedge is not None:
-            percent = DEFAULT_PERCENT if plan.retry is None else plan.retry.budget_percent
-            action = Hedged(action, plan, plan.hedge, percent, runtime, counters)
-        if plan.retry is not None:
-            action = Retried(action, plan.retry, runtime, counters)
-        if plan.cache is not None:
-            action = Cached(action, plan, plan.cache, self.error_context, runtime, counters)
+        parts = PolicyParts(plan, self.error_context, runtime, counters)
+        for policy in reversed(plan.policies):
+            action = policy.wrap(action, parts)
         return action
 
     def _call(self, plan: StepPlan, call: CallPlan, counters: StepCounters) -> Action:

@@ -1,6 +1,6 @@
 """From a graph file to a plan that can run, or to everything that is wrong with it.
 
-It stands above the kinds of node, which it hands to the compiler, ``weft_router.graph``.
+It stands above the kinds of node and the policies of steps, which it hands to the compiler, ``weft_router.graph``.
 """
 
 from weft_common.signature import ModelSignature, TensorSpec
@@ -16,6 +16,7 @@ from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.syntax.source import GraphError, GraphLookup, GraphSource, ModelCatalog
 from weft_router.kinds import KINDS
+from weft_router.policies import POLICIES
 
 
 def compile_graph(source: GraphSource, catalog: ModelCatalog, graphs: GraphLookup | None = None) -> GraphPlan:
@@ -62,7 +63,7 @@ def check_graph(
 def _compile(
     source: GraphSource, catalog: ModelCatalog | None, graphs: GraphLookup | None, report: GraphReport
 ) -> GraphPlan | None:
-    resolver = Resolver(KINDS, catalog, graphs, report)
+    resolver = Resolver(KINDS, POLICIES, catalog, graphs, report)
     file = resolver.load(source)
     root = file.nodes.get(file.root) if file else None
     if file is None or root is None:

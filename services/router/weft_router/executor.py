@@ -14,6 +14,7 @@ from weft_router.admission import InflightLimit
 from weft_router.assembly import Assembly
 from weft_router.bandits.memory import settle
 from weft_router.graph.plan import Frame, GraphPlan
+from weft_router.policies.cache import CachePlan
 from weft_router.reporting.headers import forwarded_headers
 from weft_router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRecord, path_text, trace_text
 from weft_router.requests.cached_answers import GraphAnswers
@@ -68,7 +69,10 @@ class GraphExecutor:
         self.intermediates = self._selections.intermediates
         self._error_context = assembly.error_context
         self._routes = Routes(plan.root)
-        self._answers = None if plan.cache is None else GraphAnswers(plan, plan.cache, assembly.error_context, runtime)
+        cache = plan.cache
+        self._answers = (
+            GraphAnswers(plan, cache, assembly.error_context, runtime) if isinstance(cache, CachePlan) else None
+        )
         limits_ms = [limit for limit in (plan.timeout_ms, plan.root.timeout_ms) if limit]
         self._timeout_ns = min(limits_ms, default=0) * 1_000_000
         self._admission: InflightLimit | None = None

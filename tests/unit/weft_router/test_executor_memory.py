@@ -5,6 +5,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from tests.unit.weft_router import make
@@ -15,9 +16,12 @@ from weft_common.errors import RemoteError, WeftError
 from weft_common.tensors import WireTensor
 from weft_router.combine import METHODS, CombineMethod
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import CachePlan, GraphPlan, HedgePlan, RetryPlan
+from weft_router.graph.plan import GraphPlan
 from weft_router.kinds.ensemble import EnsemblePlan
 from weft_router.kinds.sequence import SequencePlan
+from weft_router.policies.cache import CachePlan
+from weft_router.policies.hedge import HedgePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime
 
 
@@ -80,7 +84,7 @@ async def test_tensors_are_freed_when_the_request_is_over(plan_of: Callable[[], 
     target = FakeTarget(**({"bad": fail, "bad2": fail, "slow": hold} if fails else {}))
     data = Data(4)
     watched = weakref.ref(data)
-    inputs = {"X": WireTensor("FP32", (1,), data)}
+    inputs = {"X": WireTensor("FP32", (1,), data)}  # type: ignore[arg-type]
     del data
     with contextlib.suppress(WeftError):
         await make.run(plan_of(), target, inputs)
@@ -103,7 +107,7 @@ async def test_tensors_are_freed_when_the_request_is_cancelled(plan_of: Callable
     target = FakeTarget(bad=hold_and_tell)
     data = Data(4)
     watched = weakref.ref(data)
-    request = asyncio.create_task(make.run(plan_of(), target, {"X": WireTensor("FP32", (1,), data)}))
+    request = asyncio.create_task(make.run(plan_of(), target, {"X": WireTensor("FP32", (1,), data)}))  # type: ignore[arg-type]
     del data
     await is_called.wait()
     request.cancel()
@@ -114,7 +118,7 @@ async def test_tensors_are_freed_when_the_request_is_cancelled(plan_of: Callable
     assert watched() is None
 
 
-POLICIES: dict[str, dict[str, object]] = {
+POLICIES: dict[str, dict[str, Any]] = {
     "soft": {"is_soft": True},
     "retry": {"retry": RetryPlan(3, 0, frozenset({"INTERNAL"}), 20.0)},
     "hedge": {"hedge": HedgePlan(0, 2)},
@@ -148,7 +152,7 @@ async def test_policies_hold_no_tensors(policy: str, ending: str) -> None:
     executor = GraphExecutor(plan, Runtime({"model": target}))
     data = Data(4)
     watched = weakref.ref(data)
-    request = asyncio.create_task(make.run(executor, inputs={"X": WireTensor("FP32", (1,), data)}))
+    request = asyncio.create_task(make.run(executor, inputs={"X": WireTensor("FP32", (1,), data)}))  # type: ignore[arg-type]
     del data
     await asyncio.wait((request,), timeout=0.01 if ending == "cancelled" else None)
     request.cancel()

@@ -1,24 +1,29 @@
 """The router's examples of docs/extending.md run as they stand there."""
 
 import argparse
+import asyncio
 import random
 
 import pytest
 from tests.unit.docs.test_extending import blocks, module
 from tests.unit.weft_router import make
-from tests.unit.weft_router.fake_target import FakeTarget, answering
+from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, in_turn
 from tests.unit.weft_router.targets.test_replicated import Fleet, replicated
 from tests.unit.weft_router.text_graphs import compiled, x, y
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext, InferCall
+from weft_common.errors import WeftError
 from weft_router.arguments import add_arguments
 from weft_router.bandit_algorithms import ALGORITHMS
 from weft_router.bandits.store import BanditStore
 from weft_router.combine import METHODS
 from weft_router.executor import GraphExecutor
 from weft_router.graph import GraphError
+from weft_router.policies import POLICIES
 from weft_router.runtime import Runtime
-from weft_router.targets.balancing import POLICIES
+from weft_router.targets import balancing
+from weft_tools.wording import policy_texts
 
 
 async def test_a_combine_method(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +43,7 @@ async def test_a_combine_method(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_balancing_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line takes it by its name, and the calls of a target go where it says."""
     (code,) = blocks("A balancing policy", "python")
-    monkeypatch.setitem(POLICIES, "pack", module(code, "pack").PACK)
+    monkeypatch.setitem(balancing.POLICIES, "pack", module(code, "pack").PACK)
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     assert " pack," in parser.format_help()
@@ -62,6 +67,30 @@ async def test_a_bandit_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     target = FakeTarget(a=answering(1), b=answering(2))
     executor = GraphExecutor(plan, Runtime({"model": target}, bandits=store))
     for number in range(100):
-        result = await executor.execute(InferCall("g", request_id=str(number), inputs=x()), CallContext())
+        result = await executor.execute(InferCall("g", request_id=str(number), inputs=x()), CallContext())  # type: ignore[arg-type]
         store.reward_request("g", str(number), float(y(result) == 2))
     assert [call.model_name for call in target.calls].count("b") > 80
+
+
+async def test_a_step_policy(monkeypatch: pytest.MonkeyPatch, virtual_clock: VirtualClock) -> None:
+    """A graph with it is checked, described and run: after two failures the model is left alone for a second."""
+    (code,), (line,) = blocks("A step policy", "python"), blocks("A step policy", "pbtxt")
+    for name, known in (("breaker.failures", "hedge.max_extra"), ("breaker.open_ms", "hedge.after_ms")):
+        code = code.replace(f"policy.{name}", f"policy.{known}")  # graph.proto has no Breaker
+    code = code.replace('str] = "breaker"', 'str] = "hedge"')
+    line = line.replace("breaker", "hedge").replace("failures", "max_extra").replace("open_ms", "after_ms")
+    monkeypatch.setitem(POLICIES, "hedge", module(code, "breaker").BreakerPolicy())
+    step = f'step {{ name: "a" model_name: "a" {line} }}'
+    plan = compiled(f'node {{ name: "root" sequence {{ {step} }} }}')
+    assert ["open for 1000 ms after 2 failures"] == policy_texts(plan.root.steps[0])
+    target = FakeTarget(a=in_turn(failing(), failing(), answering(5)))
+    runtime = Runtime({"model": target}, clock_ns=virtual_clock)
+    executor = GraphExecutor(plan, runtime)
+    for expected in ("gone", "gone", "it failed 2 times in a row and was not called"):
+        with pytest.raises(WeftError, match=expected):
+            await executor.execute(InferCall("g", inputs=x()), CallContext())  # type: ignore[arg-type]
+    await asyncio.sleep(1)
+    assert 5 == y(await executor.execute(InferCall("g", inputs=x()), CallContext()))  # type: ignore[arg-type]
+    assert (3, 1) == (len(target.calls), next(iter(runtime.step_counters)).events["breaker_refused"])
+    with pytest.raises(GraphError, match="'breaker' has no 'open_ms'; give the time without calls"):
+        compiled(f'node {{ name: "root" sequence {{ {step.replace("after_ms: 1000", "")} }} }}')

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor
 from weft_router.bandit_algorithms import BanditAlgorithm
+from weft_router.graph.policy import PolicyPlan
 from weft_router.scope import RequestScope
 
 if TYPE_CHECKING:
@@ -81,53 +82,16 @@ class CallPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPlan:
-    """Further attempts after a failure.
-
-    Attributes:
-        attempts: The first included; 2 or more.
-        backoff_ms: Pause before the second attempt; doubles with each further one. 0: none.
-        codes: gRPC status names that are worth another attempt.
-        budget_percent: Retries in work at once, in relation to all requests of the router in work.
-    """
-
-    attempts: int
-    backoff_ms: int
-    codes: frozenset[str]
-    budget_percent: float
-
-
-@dataclass(frozen=True, slots=True)
-class HedgePlan:
-    """Up to ``max_extra`` further calls, each ``after_ms`` after the one before, while no answer has come."""
-
-    after_ms: int
-    max_extra: int
-
-
-@dataclass(frozen=True, slots=True)
-class CachePlan:
-    """Answers are kept.
-
-    Attributes:
-        ttl_ms: How long; 0 means until evicted.
-        max_bytes: Keys and answers together; the least recently used go first.
-        key: What tells requests apart beside target, version, inputs and outputs.
-        stale_if_error_ms: How long after that an answer stands in for an UNAVAILABLE call; 0: not at all.
-    """
-
-    ttl_ms: int
-    max_bytes: int
-    key: Condition | None = None
-    stale_if_error_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class ShadowPlan:
     """``percent`` (0..100) of the requests are copied to the step; at most ``max_inflight`` (0: no limit) at once."""
 
     percent: float
     max_inflight: int
+
+    def text(self) -> str:
+        """``shadow of 5 % of requests, at most 4 at once``."""
+        limit = f", at most {self.max_inflight} at once" if self.max_inflight else ""
+        return f"shadow of {self.percent:g} % of requests{limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +127,7 @@ class DefaultPlan(NamedTuple):
 class StepPlan:
     """One step.
 
-    Whatever may go wrong is answered in this order: attempts (``hedge`` within ``retry``), ``fallback``, then
+    Whatever may go wrong is answered in this order: ``policies``, ``fallback``, then
     ``is_soft`` with ``defaults``, then the error.
 
     Attributes:
@@ -183,7 +147,7 @@ class StepPlan:
         defaults: Of outputs; empty for a step that always gives its outputs.
         fallback: Runs after the step has failed, in the same frame, and gives the same output slots. Its own
             ``fallback`` comes after it.
-        retry, hedge, cache: None where there is none; what graph and node say is worked in.
+        policies: Around the action, the outermost first; what graph and node say is worked in.
         shadow: The step is a copy: its answer is dropped, it has no outputs and nobody waits for it.
         max_inflight: Runs of this step at once; the next fails with RESOURCE_EXHAUSTED. 0: no limit.
         min_remaining_ms: With less time left the step fails with DEADLINE_EXCEEDED without a call, unless the node
@@ -208,9 +172,7 @@ class StepPlan:
     is_soft: bool = False
     defaults: tuple[DefaultPlan, ...] = ()
     fallback: "StepPlan | None" = None
-    retry: RetryPlan | None = None
-    hedge: HedgePlan | None = None
-    cache: CachePlan | None = None
+    policies: tuple[PolicyPlan, ...] = ()
     shadow: ShadowPlan | None = None
     max_inflight: int = 0
     min_remaining_ms: int = 0
@@ -361,5 +323,5 @@ class GraphPlan:
     timeout_ms: int = 0
     max_inflight: int = 0
     max_inflight_responses: int = 0
-    cache: CachePlan | None = None
+    cache: PolicyPlan | None = None
     dependencies: frozenset[tuple[str, str]] = frozenset()

@@ -7,9 +7,9 @@ from weft_router.graph.plan import NodePlan, StepPlan
 
 
 def slots_read(plan: StepPlan) -> list[int]:
-    """Slots that a step reads: its inputs, and those of its conditions, its cache key and its fallbacks."""
+    """Slots that a step reads: its inputs, and those of its conditions, its policies and its fallbacks."""
     slots = [binding.slot for binding in plan.inputs]
-    for condition in (plan.when, plan.accept, plan.cache.key if plan.cache else None):
+    for condition in (plan.when, plan.accept, *(policy.condition for policy in plan.policies)):
         if condition is not None:
             slots += [binding.slot for binding in condition.tensors]
     if plan.fallback is not None:

@@ -4,7 +4,8 @@ from weft_common.caching.coalescing_cache import CoalescingCache
 from weft_common.caching.response_cache import CachedResponse, cache_key, cache_key_base
 from weft_common.errors import WeftError
 from weft_common.tensors import WireTensor
-from weft_router.graph.plan import CachePlan, GraphPlan
+from weft_router.graph.plan import GraphPlan
+from weft_router.policies.cache import CachePlan
 from weft_router.requests.selection import Selection
 from weft_router.runtime import Runtime
 from weft_router.steps import ErrorContext, Run

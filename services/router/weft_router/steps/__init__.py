@@ -13,11 +13,11 @@ is loaded and only where the plan has them, in this order::
 A step without any of this is a plain ``Step`` over its action. A ``ShadowStep`` runs in the background.
 """
 
-from weft_router.steps.base import Action, ConditionFailedError, ErrorContext, Node, PrunableNode, StepPolicy
+from weft_router.steps.base import Action, ConditionFailedError, ErrorContext, Node, PolicyAction, PrunableNode
 from weft_router.steps.call import CallAction
 from weft_router.steps.guarded import GuardedStep
 from weft_router.steps.node import NodeAction
-from weft_router.steps.parts import NodeParts
+from weft_router.steps.parts import NodeParts, PolicyParts
 from weft_router.steps.run import GraphRequest, Run, earlier
 from weft_router.steps.shadow import ShadowedNode, ShadowStep
 from weft_router.steps.step import Step
@@ -34,12 +34,13 @@ __all__ = [
     "NodeAction",
     "NodeParts",
     "OpenStream",
+    "PolicyAction",
+    "PolicyParts",
     "PrunableNode",
     "Run",
     "ShadowStep",
     "ShadowedNode",
     "Step",
-    "StepPolicy",
     "StreamAction",
     "earlier",
 ]

@@ -138,7 +138,7 @@ class Action(ABC):
         """
 
 
-class StepPolicy(Action):
+class PolicyAction(Action):
     """An action that decides when and how often another one acts.
 
     Args:

@@ -13,6 +13,8 @@ from weft_router.steps.defaults import Defaults
 from weft_router.steps.run import Run
 from weft_router.steps.step import Step
 
+#: As ``SHADOW_COUNTERS``.
+FALLBACK_COUNTERS = (("fallbacks", "Runs in which a fallback was tried"),)
 _NS_PER_MS = 1_000_000
 
 
@@ -129,7 +131,7 @@ class GuardedStep(Step):
                     record.fallbacks = NodeRecord(self._name)
                     record.error = failure.message
                     text += f" ({failure.code})"
-                    self._counters.num_fallbacks += 1
+                    self._counters.events["fallbacks"] += 1
                 try:
                     if await fallback.run(run.with_record(record.fallbacks)):
                         return True

@@ -19,6 +19,13 @@ from weft_router.steps.step import Step
 #: Timeout of a copy whose step has none.
 DEFAULT_TIMEOUT_MS = 30_000
 
+#: (name of the metric after ``weft_graph_step_``, help) of what is counted here.
+SHADOW_COUNTERS = (
+    ("shadows_sent", "Copies of requests that were sent"),
+    ("shadows_failed", "Copies of requests that failed"),
+    ("shadows_dropped", "Copies that were not sent: the step or the router was busy"),
+)
+
 _log = get_logger("weft.router.shadows")
 
 
@@ -49,7 +56,7 @@ class ShadowStep(Step):
             return False
         is_full = self._max_inflight and self._num_inflight >= self._max_inflight
         if is_full or runtime.is_busy() or not runtime.shadows.has_room:
-            self._counters.num_shadows_dropped += 1
+            self._counters.events["shadows_dropped"] += 1
             return False
         request, frame = run.request, run.frame
         copied: Frame = [None] * len(frame)
@@ -60,7 +67,7 @@ class ShadowStep(Step):
         headers: Mapping[str, str] = {**request.headers, SHADOW_HEADER: "1"}
         copy = dataclasses.replace(request.fork(), scope=scope, headers=headers, pulls=None)
         self._num_inflight += 1
-        self._counters.num_shadows_sent += 1
+        self._counters.events["shadows_sent"] += 1
         own = Run(copied, copy, limit_ns, run.context, NodeRecord(self._name))
         runtime.shadows.start(self._send(own), self._ended)
         return False
@@ -69,10 +76,10 @@ class ShadowStep(Step):
         try:
             await self._step.run(run)
         except WeftError as error:
-            self._counters.num_shadows_failed += 1
+            self._counters.events["shadows_failed"] += 1
             _log.debug("shadow failed: %s: %s", error.code, error.message)
         except Exception:
-            self._counters.num_shadows_failed += 1
+            self._counters.events["shadows_failed"] += 1
             _log.exception("shadow '%s' failed", self._path)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:

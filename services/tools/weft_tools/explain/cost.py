@@ -34,8 +34,7 @@ def count_calls(entry: ExplainedStep) -> Calls:
     below = [count_calls(child) for child in entry.children if _is_fallback(entry, child)]
     factor = 1
     if step is not None:
-        attempts = step.retry.attempts if step.retry is not None else 1
-        factor = attempts * (1 + (step.hedge.max_extra if step.hedge is not None else 0))
+        factor = math.prod(policy.num_calls for policy in step.policies)
     return Calls(
         inner.usual,
         inner.worst * factor + sum(calls.worst for calls in below),

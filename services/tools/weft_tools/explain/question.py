@@ -159,7 +159,7 @@ def _conditions(node: NodePlan) -> Iterator[Condition]:
 
 
 def _step_conditions(step: StepPlan) -> Iterator[Condition]:
-    yield from filter(None, (step.when, step.accept, step.cache and step.cache.key))
+    yield from filter(None, (step.when, step.accept, *(policy.condition for policy in step.policies)))
     if isinstance(step.action, NodePlan):
         yield from _conditions(step.action)
     if step.fallback is not None:

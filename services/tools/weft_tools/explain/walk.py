@@ -11,7 +11,7 @@ from weft_tools.explain.entry import ExplainedStep, Failure, Fate, entry_of, ski
 from weft_tools.explain.judge import Knowledge
 from weft_tools.explain.sequence import walk_sequence
 from weft_tools.explain.values import ABSENT, Value, joined
-from weft_tools.wording import cache_text, limit_texts, shadow_text
+from weft_tools.wording import limit_texts
 
 Values = list[Value]
 
@@ -54,7 +54,7 @@ class Walk:
         if plan.signature.is_decoupled:
             entry.decisions.append("answers with a stream of responses")
         if plan.cache is not None:
-            entry.notes.append(f"whole answers: {cache_text(plan.cache)}")
+            entry.notes.append(f"whole answers: {plan.cache.text()}")
         frame = [ABSENT] * root.num_slots
         for name, slot in root.inputs:
             frame[slot] = inputs.get(name, ABSENT)
@@ -105,7 +105,7 @@ class Walk:
 
     def shadow(self, step: StepPlan, node: NodePlan, frame: Values, limit: float | None) -> ExplainedStep:
         """The entry of a shadow; it changes nothing."""
-        why = [shadow_text(step.shadow)] if step.shadow is not None else []
+        why = [step.shadow.text()] if step.shadow is not None else []
         entry = self.tested(step, node, frame.copy(), None, StepChoice(Fate.SHADOW, why))
         entry.fate = Fate.SKIPPED if entry.fate is Fate.SKIPPED else Fate.SHADOW
         entry.failure = None

@@ -11,8 +11,9 @@ from weft_router.graph.syntax.parse import parse_graph
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.signatures import TensorType
 from weft_router.kinds import KINDS
+from weft_router.policies import POLICIES
 
-FILE = parse_graph(GraphSource('name: "g"', "g.pbtxt"), KINDS)
+FILE = parse_graph(GraphSource('name: "g"', "g.pbtxt"), KINDS, POLICIES)
 
 
 def _type(datatype="FP32", dims=(3,), *, is_batched=False):
@@ -34,7 +35,7 @@ def test_every_datatype_has_a_default(datatype, is_batched):
     values = {"boolean": [True, False], "text": ["a", ""], "integer": [0, 7], "number": [0.5, -2.0]}[field]
     tensor, codes = _made(_type(datatype, (2,), is_batched=is_batched), **{field: values})
     shape = (1, 2) if is_batched else (2,)
-    elements = [value.encode() for value in values] if field == "text" else values
+    elements = [value.encode() for value in values] if field == "text" else values  # type: ignore[attr-defined]
     assert [] == codes
     assert (datatype, shape, elements) == (tensor.datatype, tensor.shape, decode(tensor).ravel().tolist())
 

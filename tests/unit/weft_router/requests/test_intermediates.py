@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from tests.unit.weft_router import make
@@ -13,15 +12,17 @@ from weft_common.core import CallContext, InferCall, RequestedOutput
 from weft_common.errors import InternalError, InvalidArgumentError, RemoteError
 from weft_common.tensors import WireTensor
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import CachePlan, GraphPlan, RetryPlan, ShadowPlan
+from weft_router.graph.plan import GraphPlan, ShadowPlan
 from weft_router.kinds.sequence import SequencePlan
 from weft_router.kinds.sequence.run import LoopPlan
 from weft_router.kinds.switch import SwitchPlan
+from weft_router.policies.cache import CachePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.requests.intermediates import Intermediates
 from weft_router.runtime import Runtime
 
 
-def executor_of(plan: GraphPlan, target: Any) -> GraphExecutor:
+def executor_of(plan: GraphPlan, target: FakeTarget) -> GraphExecutor:
     return GraphExecutor(plan, Runtime({"model": target}))
 
 
@@ -171,7 +172,7 @@ async def test_of_a_loop_the_last_round_counts() -> None:
     step = make.step("a", "a", {"IN": "X"}, {"OUT": "Y"})
     root = make.node("root", SequencePlan, [step], inputs=["X"], outputs=["Y"])
     loop = LoopPlan(FakeCondition(lambda request, frame: True), 3, ((1, 0),))
-    plan = make.graph(replace(root, loop=loop))
+    plan = make.graph(replace(root, loop=loop))  # type: ignore[call-arg]
     result = await make.run(plan, FakeTarget(a=in_turn(*rounds)), outputs=["a/OUT"])
     assert {"a/OUT": make.tensor(3)} == result.outputs
 

@@ -123,7 +123,7 @@ class Models(FakeTarget):
         outputs = {spec.name: random_tensor(spec, num_rows, self.generator) for spec in signature.outputs}
         return InferResult(call.model_name, "1", call.request_id, {}, outputs)
 
-    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncIterator[InferResult]:
+    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncIterator[InferResult]:  # type: ignore[override]
         for _ in range(self.generator.randrange(3)):
             yield replace(await self.infer(call, context), is_final=False)
 
@@ -148,7 +148,7 @@ async def executed(
     plan: GraphPlan, call: InferCall, target: Models, context: CallContext, generator: random.Random
 ) -> tuple[set[str], str | None]:
     """Paths of the steps that ran, and the error."""
-    runtime = Runtime({name: target for name, _ in plan.dependencies} | {"model": target}, generator=generator)
+    runtime = Runtime({name: target for name, _ in plan.dependencies} | {"model": target}, generator=generator)  # type: ignore[arg-type]
     runtime.is_pinning_allowed, runtime.clock_ns = True, virtual_clock_of_loop()
     failure = None
     executor = GraphExecutor(plan, runtime)

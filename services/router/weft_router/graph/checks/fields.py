@@ -12,7 +12,6 @@ _STEP_FIELDS = ("case", "otherwise", "weight", "accept")
 #: Of a fallback, a shadow and a custom step: fields that belong elsewhere.
 OF_THE_STEP = ("when", "case", "otherwise", "accept", "weight", "dependency", "default", "shadow")
 _OF_AN_ANSWER = ("output_map", "case", "otherwise", "accept", "weight", "dependency", "default", "fallback")
-_ANSWER_LIMITS = ("retry", "hedge", "cache", "min_remaining_ms", "max_inflight")
 
 
 def check_fields(file: GraphFile, report: GraphReport) -> None:
@@ -46,13 +45,14 @@ def _is_pipeline(kind: NodeKind | None) -> bool:
 
 
 def _check_node(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
-    if node.message.policy.HasField("cache"):
-        hint = f"on a node; give it to {'the graph' if node.name == file.root else 'the steps'}, where answers are kept"
-        report.refuse(file, f"{node.path}.policy", [("cache", True)], hint)
+    for policy in (one for one in file.policies.values() if not one.is_inherited):
+        why = f"on a node; give it to {policy.where_instead(is_root=node.name == file.root)}"
+        report.refuse(file, f"{node.path}.policy", given_fields(node.message.policy, (policy.field,)), why)
     steps = list(node.every_step())
     if steps and not any(step.message.model_name for step in steps):
         why = "on a node none of whose steps calls a model; give it to the steps"
-        fields = given_fields(node.message.policy, ("retry", "hedge", "min_remaining_ms"))
+        inherited = [policy.field for policy in file.policies.values() if policy.is_inherited]
+        fields = given_fields(node.message.policy, (*inherited, "min_remaining_ms"))
         report.refuse(file, f"{node.path}.policy", fields, why)
     if node.kind is None:
         return
@@ -67,7 +67,8 @@ def _check_step(file: GraphFile, kind: NodeKind, step: StepDefinition, report: G
         report.refuse(file, step.path, given_fields(message, _OF_AN_ANSWER), "on a shadow, whose answer is dropped")
         why = "on a shadow, which is called once and never waited for"
         hint = f"{why}; to limit it, use 'shadow {{ max_inflight: ... }}' and 'timeout_ms'"
-        report.refuse(file, f"{step.path}.policy", given_fields(message.policy, _ANSWER_LIMITS), hint)
+        limits = given_fields(message.policy, (*file.policies, "min_remaining_ms", "max_inflight"))
+        report.refuse(file, f"{step.path}.policy", limits, hint)
     else:
         for name, is_given in given_fields(message, _STEP_FIELDS):
             if is_given and name not in kind.step_fields:

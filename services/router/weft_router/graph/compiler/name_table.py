@@ -17,11 +17,11 @@ from weft_router.graph.compiler.names import (
     StepNames,
     TargetNames,
     Wire,
-    condition_paths,
     conditions_of,
     describe,
     inputs_needed,
     output_path,
+    step_conditions,
     tensors_read,
 )
 from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget, Resolver, Target
@@ -154,7 +154,7 @@ class NameTable:
         """Fill in what a step reads: its target, its conditions, its fallback."""
         own.wires = list(self._wires(file, step, own, names.producers, index))
         own.reads = {wire.tensor: wire.producer for wire in own.wires}
-        for path in condition_paths(step):
+        for path, _ in step_conditions(file, step):
             for space, name, _ in names.conditions[path].expression.references if path in names.conditions else ():
                 if space == "inputs":
                     own.reads.setdefault(name, names.seen(name, index))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from weft_protos import graph_pb2 as pb
 from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget, Target
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.types.expression import Expression, read_expression
@@ -125,19 +126,28 @@ def conditions_of(file: GraphFile, node: NodeDefinition) -> Iterator[tuple[str, 
     own = node.kind.conditions(node.message) if node.kind is not None else ()
     of_node = [(f"{node.kind_path}.{field}", text) for field, text in own]
     if node.name == file.root:
-        of_node.append(("policy.cache.key", file.message.policy.cache.key))
+        of_node += _policy_conditions(file, file.message.policy, "policy")
     yield from ((where, text, 0) for where, text in of_node if text)
     for i, step in [*enumerate(node.steps), *((0, shadow) for shadow in node.shadows)]:
         one: StepDefinition | None = step
         while one is not None:
-            texts = (one.message.when, one.message.accept, one.message.policy.cache.key)
-            yield from ((p, text, i) for p, text in zip(condition_paths(one), texts, strict=True) if text)
+            yield from ((where, text, i) for where, text in step_conditions(file, one) if text)
             one = one.fallback
 
 
-def condition_paths(step: StepDefinition) -> tuple[str, str, str]:
-    """Paths of the conditions that a step or a fallback may have."""
-    return f"{step.path}.when", f"{step.path}.accept", f"{step.path}.policy.cache.key"
+def step_conditions(file: GraphFile, step: StepDefinition) -> list[tuple[str, str]]:
+    """(path, text or "") of the conditions that a step or a fallback may have."""
+    own = [(f"{step.path}.when", step.message.when), (f"{step.path}.accept", step.message.accept)]
+    return own + _policy_conditions(file, step.message.policy, f"{step.path}.policy")
+
+
+def _policy_conditions(file: GraphFile, policy: pb.Policy, path: str) -> list[tuple[str, str]]:
+    """The same of a policy message."""
+    return [
+        (kind.condition_path(path), getattr(getattr(policy, kind.field), kind.condition_field))
+        for kind in file.policies.values()
+        if kind.condition_field
+    ]
 
 
 def narrowed(step: StepDefinition) -> set[str]:

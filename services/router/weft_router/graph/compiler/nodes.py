@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from weft_common.text.pbtxt import suggestion
-from weft_router.graph.checks.policies import cache_limits
 from weft_router.graph.compiler.scope import (
     BuiltNode,
     NodeUse,
@@ -19,7 +18,8 @@ from weft_router.graph.compiler.scope import (
 )
 from weft_router.graph.compiler.steps import StepBuilder
 from weft_router.graph.kind import NodeKind
-from weft_router.graph.plan import CachePlan, NodePlan
+from weft_router.graph.plan import NodePlan
+from weft_router.graph.policy import PolicyPlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
 from weft_router.graph.types.conditions import Purpose
 from weft_router.graph.types.signatures import TensorType
@@ -33,7 +33,7 @@ class NodeBuilder(StepBuilder):
         streams: What the root says of the responses of the graph.
     """
 
-    cache: CachePlan | None = None
+    cache: PolicyPlan | None = None
     streams: Streams = Streams()
 
     def build_node(self, file: GraphFile, node: NodeDefinition, call: NodeUse) -> BuiltNode:
@@ -70,12 +70,14 @@ class NodeBuilder(StepBuilder):
             )
         return BuiltNode(plan, self._outputs(scope, promised, produced))
 
-    def _graph_cache(self, scope: Scope) -> CachePlan | None:
-        message = scope.file.message
-        key = self.condition(scope, "policy.cache.key", Purpose.KEY)
-        if message.policy.HasField("cache") or message.response_cache.enable:
-            return CachePlan(*cache_limits(message.policy.cache), key, message.policy.cache.stale_if_error_ms)
-        return None
+    def _graph_cache(self, scope: Scope) -> PolicyPlan | None:
+        """What keeps whole answers of the graph."""
+        message, found = scope.file.message, None
+        for kind in scope.file.policies.values():
+            path = kind.condition_path("policy")
+            condition = self.condition(scope, path, Purpose.KEY) if path else None
+            found = found or kind.plan_of_graph(message, condition)
+        return found
 
     def _outputs(
         self, scope: Scope, promised: Mapping[str, TensorType], produced: Mapping[str, TensorType]

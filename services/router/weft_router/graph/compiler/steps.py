@@ -6,14 +6,15 @@ from dataclasses import replace
 
 from weft_common.text.pbtxt import suggestion
 from weft_protos import graph_pb2 as pb
-from weft_router.graph.checks.policies import cache_limits, step_policies
+from weft_router.graph.checks.policies import min_remaining_ms
 from weft_router.graph.compiler.defaults import default_tensor
 from weft_router.graph.compiler.name_table import NameTable
 from weft_router.graph.compiler.names import MAX_DEPTH, StepNames, describe, target_path
 from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget
 from weft_router.graph.compiler.scope import BuiltNode, BuiltStep, NodeUse, Scope
 from weft_router.graph.compiler.uses import UseBuilder
-from weft_router.graph.plan import Binding, CachePlan, CallPlan, DefaultPlan, NodePlan, ShadowPlan, StepPlan
+from weft_router.graph.plan import Binding, CallPlan, DefaultPlan, NodePlan, ShadowPlan, StepPlan
+from weft_router.graph.policy import GivenPolicies, PolicyPlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.conditions import Purpose
@@ -85,7 +86,9 @@ class StepBuilder(UseBuilder, ABC):
         given, inputs = self.bound_inputs(scope, step, names, certain)
         action, types = self._action(scope, step, names, slots, at, given)
         when = self.condition(scope, f"{step.path}.when", Purpose.WHEN, certain)
-        cache = self._cache(scope, step, certain)
+        around = (scope.node.message.policy, scope.file.message.policy)
+        policies = GivenPolicies(message.policy, around, isinstance(action, CallPlan), message.HasField("shadow"))
+        policy_plans = self._policies(scope, step, policies, certain)
         answered = {tensor: types[name] for name, tensor in names.outputs.items()}
         fallback: StepPlan | None = None
         if step.fallback is not None and names.fallback is not None:
@@ -97,16 +100,6 @@ class StepBuilder(UseBuilder, ABC):
         outputs = {name: _seen(scope, step, name, known) for name, known in answered.items()}
         if action is None or (fallback is None and step.fallback is not None):
             return BuiltStep(None, outputs, answered)
-        file = scope.file
-        policies = step_policies(
-            file,
-            file.message.policy,
-            scope.node.message.policy,
-            message,
-            step.path,
-            is_call=isinstance(action, CallPlan),
-            report=self.report,
-        )
         plan = StepPlan(
             name=step.name,
             path=at,
@@ -117,16 +110,14 @@ class StepBuilder(UseBuilder, ABC):
             cases=tuple(message.case),
             is_otherwise=message.otherwise,
             weight=message.weight or 1.0,
-            timeout_ms=policies.timeout_ms,
+            timeout_ms=message.policy.timeout_ms,
             is_soft=message.dependency == pb.Step.SOFT,
             defaults=defaults,
             fallback=fallback,
-            retry=policies.retry,
-            hedge=policies.hedge,
-            cache=cache,
+            policies=policy_plans,
             shadow=ShadowPlan(message.shadow.percent, message.shadow.max_inflight) if step.is_shadow else None,
-            max_inflight=policies.max_inflight,
-            min_remaining_ms=policies.min_remaining_ms,
+            max_inflight=message.policy.max_inflight,
+            min_remaining_ms=min_remaining_ms(scope.file, policies, step.path, self.report),
         )
         return BuiltStep(plan, outputs, answered)
 
@@ -208,12 +199,15 @@ class StepBuilder(UseBuilder, ABC):
                 plans.append(DefaultPlan(slots[name], tensor, is_batched))
         return tuple(plans)
 
-    def _cache(self, scope: Scope, step: StepDefinition, certain: Mapping[str, TensorType]) -> CachePlan | None:
-        policy = step.message.policy
-        key = self.condition(scope, f"{step.path}.policy.cache.key", Purpose.KEY, certain)
-        if not policy.HasField("cache"):
-            return None
-        return CachePlan(*cache_limits(policy.cache), key, policy.cache.stale_if_error_ms)
+    def _policies(
+        self, scope: Scope, step: StepDefinition, given: GivenPolicies, certain: Mapping[str, TensorType]
+    ) -> tuple[PolicyPlan, ...]:
+        """What the policies say of a step, in the order of their table."""
+        plans = []
+        for kind in scope.file.policies.values():
+            path = kind.condition_path(f"{step.path}.policy")
+            plans.append(kind.plan(given, self.condition(scope, path, Purpose.KEY, certain) if path else None))
+        return tuple(plan for plan in plans if plan is not None)
 
     def _call(self, scope: Scope, step: StepDefinition, target: ModelTarget) -> CallPlan:
         file, signature, path = scope.file, target.signature, target_path(step)

@@ -14,6 +14,7 @@ from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.graph.kind import NodeKind
 from weft_router.graph.plan import GraphPlan
+from weft_router.graph.policy import PolicyKind
 from weft_router.graph.syntax.source import GraphSource
 
 #: Names that stand unquoted in paths and metadata.
@@ -84,6 +85,7 @@ class GraphFile:
         is_ensemble: ``platform: "ensemble"``, the rules of Triton Inference Server.
         root: Name of the root node.
         kinds: Those that a node may be, by their field in ``graph.proto``.
+        policies: Those that a step may have, by their field in ``Policy``, the outermost first.
         nodes: By name; of two nodes of one name the first.
         all_nodes: In declared order.
     """
@@ -95,6 +97,7 @@ class GraphFile:
     is_ensemble: bool
     root: str
     kinds: Mapping[str, NodeKind] = field(repr=False)
+    policies: Mapping[str, PolicyKind] = field(repr=False)
     nodes: Mapping[str, NodeDefinition] = field(repr=False)
     all_nodes: Sequence[NodeDefinition] = field(repr=False)
 
@@ -119,12 +122,13 @@ class GraphFile:
         return f"{self.source.file}:{line}:{column}"
 
 
-def parse_graph(source: GraphSource, kinds: Mapping[str, NodeKind]) -> GraphFile:
+def parse_graph(source: GraphSource, kinds: Mapping[str, NodeKind], policies: Mapping[str, PolicyKind]) -> GraphFile:
     """The file, read but not checked.
 
     Args:
         source: The file.
-        kinds: Those that a node may be, by their field in ``graph.proto``.
+        kinds: As of ``GraphFile``.
+        policies: As of ``GraphFile``.
 
     Raises:
         PbtxtError: It does not parse; every diagnostic has code G001.
@@ -145,6 +149,7 @@ def parse_graph(source: GraphSource, kinds: Mapping[str, NodeKind]) -> GraphFile
         is_ensemble=message.platform == "ensemble" or (not message.platform and has_scheduling),
         root=root,
         kinds=kinds,
+        policies=policies,
         nodes={node.name: node for node in reversed(nodes)},
         all_nodes=nodes,
     )

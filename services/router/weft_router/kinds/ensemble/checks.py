@@ -106,5 +106,6 @@ def _check_combine(file: GraphFile, combine: pb.Combine, path: str, report: Grap
     if method.calls_model and combine.HasField("custom"):
         why = "on the model that combines; give it to the steps"
         report.refuse(file, f"{path}.custom", given_fields(combine.custom, (*OF_THE_STEP, "fallback")), why)
-        limits = given_fields(combine.custom.policy, ("cache",))
+        own = [policy.field for policy in file.policies.values() if not policy.is_inherited]
+        limits = given_fields(combine.custom.policy, own)
         report.refuse(file, f"{path}.custom.policy", limits, why)

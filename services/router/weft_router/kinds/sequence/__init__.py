@@ -151,8 +151,8 @@ def _data_flow(plan: "SequencePlan", source: int | None, target: int | None, use
 def _taken(step: StepPlan) -> list[TensorUse]:
     """What a step reads for its target and for its conditions; each slot once."""
     found = {use.slot: use for use in given(step)}
-    key = step.cache.key if step.cache is not None else None
-    for what, condition in (("when", step.when), ("cache key", key)):
+    of_policies = ((policy.condition_words, policy.condition) for policy in step.policies)
+    for what, condition in (("when", step.when), *of_policies):
         for binding in condition.tensors if condition is not None else ():
             found.setdefault(binding.slot, TensorUse(binding.slot, condition=f"{binding.name} (for {what})"))
     return list(found.values())

@@ -11,15 +11,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from weft_router.graph.compiler.names import target_path
+from weft_router.graph.policy import has_field
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.syntax.report import GraphReport
 
 #: Label of a tensor that exists once for each request.
 _ONCE = -1
-_WITHOUT_EFFECT = {
-    "hedge": "a second stream would repeat the responses of the first",
-    "cache": "only single responses can be kept",
-}
 
 
 class StreamStep(NamedTuple):
@@ -96,10 +93,10 @@ def _joined(file: GraphFile, step: StepDefinition, streams: list[str]) -> str:
 
 
 def _check_step(file: GraphFile, step: StepDefinition, report: GraphReport) -> None:
-    given = {field.name for field, _ in step.message.policy.ListFields()}
-    for name, reason in _WITHOUT_EFFECT.items():
-        if name in given:
-            text = f"'{name}' is not for step '{step.name}', whose model is decoupled: {reason}; leave it out"
+    for name, kind in file.policies.items():
+        if kind.why_no_stream and has_field(step.message.policy, name):
+            why = kind.why_no_stream
+            text = f"'{name}' is not for step '{step.name}', whose model is decoupled: {why}; leave it out"
             report.error("G019", file, f"{step.path}.policy.{name}", text, is_name=True)
 
 
