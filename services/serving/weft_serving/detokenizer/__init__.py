@@ -1,4 +1,4 @@
-"""Token ids to text, all at once or as they come."""
+"""Token ids to text, at once or incrementally."""
 
 from weft_serving.detokenizer.context import Demand, enough_of, is_enough
 from weft_serving.detokenizer.detokenizer import Detokenizer, TextStream
