@@ -4,22 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from weft_router.admission import InflightLimit
-from weft_router.budgets.retry_budget import DEFAULT_PERCENT
-from weft_router.graph.plan import CallPlan, GraphPlan, NodeKind, NodePlan, StepPlan
-from weft_router.nodes import (
-    CascadeNode,
-    EnsembleNode,
-    LoopNode,
-    RowCascadeNode,
-    RowSwitchNode,
-    SequenceNode,
-    SplitterNode,
-    SwitchNode,
-)
+from weft_router.graph.plan import CallPlan, GraphPlan, NodePlan, StepPlan
 from weft_router.policies.attempt import Attempt
-from weft_router.policies.cache import Cached
-from weft_router.policies.hedge import Hedged
-from weft_router.policies.retry import Retried
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
 from weft_router.steps import (
@@ -29,15 +15,14 @@ from weft_router.steps import (
     GuardedStep,
     Node,
     NodeAction,
+    NodeParts,
+    PolicyParts,
     ShadowedNode,
     ShadowStep,
     Step,
     StreamAction,
 )
 from weft_router.steps.defaults import Defaults
-
-#: Kinds whose nodes look at ``when`` themselves, because it chooses among the steps.
-_CHOOSES_BY_WHEN = (NodeKind.SWITCH, NodeKind.CASCADE)
 
 
 class Assembly:
@@ -71,29 +56,11 @@ class Assembly:
             KeyError: It names a target that is not there.
         """
         graph = plan.graph or graph
-        node = self._unshadowed(plan, graph)
+        steps = tuple(self.step(step, plan, graph) for step in plan.steps)
+        customs = tuple(self.step(step, plan, graph) for step in plan.customs)
+        node = plan.node(NodeParts(steps, customs, self.error_context, self._runtime))
         shadows = [self.step(step, plan, graph) for step in plan.shadows]
         return ShadowedNode(node, shadows) if shadows else node
-
-    def _unshadowed(self, plan: NodePlan, graph: str) -> Node:
-        steps = [self.step(step, plan, graph) for step in plan.steps]
-        error_context, runtime = self.error_context, self._runtime
-        match plan.kind:
-            case NodeKind.SEQUENCE:
-                return (LoopNode if plan.loop else SequenceNode)(plan, steps, error_context)
-            case NodeKind.SWITCH:
-                return (RowSwitchNode if plan.per_row else SwitchNode)(plan, steps, error_context, runtime)
-            case NodeKind.SPLITTER:
-                return SplitterNode(plan, steps, error_context, runtime)
-            case NodeKind.ENSEMBLE:
-                customs = {
-                    i: self.step(combine.custom, plan, graph)
-                    for i, combine in enumerate(plan.combines)
-                    if combine.custom
-                }
-                return EnsembleNode(plan, steps, error_context, runtime, customs)
-            case NodeKind.CASCADE:
-                return (RowCascadeNode if plan.per_row else CascadeNode)(plan, steps, error_context, runtime)
 
     def step(self, plan: StepPlan, node: NodePlan, graph: str = "", *, stands_in: bool = False) -> Step:
         """A step with all that is in it; policies are put around what the plan has them for, and nowhere else.
@@ -109,7 +76,7 @@ class Assembly:
         """
         runtime = self._runtime
         if _is_stream(plan):
-            plan = replace(plan, hedge=None, cache=None)
+            plan = replace(plan, policies=tuple(policy for policy in plan.policies if policy.allows_streams))
         counters = runtime.step_counters.of(self.error_context.graph, self.error_context.version, plan.path)
         step = self._guarded(plan, node, graph, counters, stands_in=stands_in)
         return step if plan.shadow is None else ShadowStep(step, plan.shadow, runtime, counters)
@@ -118,8 +85,8 @@ class Assembly:
         action = self._action(plan, graph, counters)
         clock_ns = self._runtime.clock_ns
         defaults = Defaults(plan, node)
-        when = None if node.kind in _CHOOSES_BY_WHEN and plan.shadow is None else plan.when
-        min_remaining_ms = 0 if node.kind is NodeKind.CASCADE and not stands_in else plan.min_remaining_ms
+        when = None if "when" in node.watches and plan.shadow is None else plan.when
+        min_remaining_ms = 0 if "min_remaining_ms" in node.watches and not stands_in else plan.min_remaining_ms
         is_plain = not (plan.is_soft or plan.fallback or plan.max_inflight or plan.ok_slot >= 0)
         if is_plain and when is None and not min_remaining_ms:
             return Step(plan, action, self.error_context, clock_ns, counters, defaults)
@@ -149,17 +116,13 @@ class Assembly:
                 self.error_context,
                 runtime.clock_ns,
                 admission=self._admission(plan.action, graph),
-                is_tentative=bool(plan.retry or plan.fallback or plan.is_soft),
+                is_tentative=bool(plan.fallback or plan.is_soft or any(one.repeats_failures for one in plan.policies)),
             )
-        if plan.retry or plan.hedge or plan.cache or plan.fallback:
+        if plan.policies or plan.fallback:
             action = Attempt(action, plan.name, plan.path)
-        if plan.hedge is not None:
-            percent = DEFAULT_PERCENT if plan.retry is None else plan.retry.budget_percent
-            action = Hedged(action, plan, plan.hedge, percent, runtime, counters)
-        if plan.retry is not None:
-            action = Retried(action, plan.retry, runtime, counters)
-        if plan.cache is not None:
-            action = Cached(action, plan, plan.cache, self.error_context, runtime, counters)
+        parts = PolicyParts(plan, self.error_context, runtime, counters)
+        for policy in reversed(plan.policies):
+            action = policy.wrap(action, parts)
         return action
 
     def _call(self, plan: StepPlan, call: CallPlan, counters: StepCounters) -> Action:

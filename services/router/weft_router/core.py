@@ -2,18 +2,18 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 
 from weft_common.core import CallContext, IndexEntry, InferCall, InferResult, Parameters, ParameterValue
-from weft_common.errors import NotFoundError, UnsupportedError, WeftError
+from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError
 from weft_common.repository.watcher import RepositoryWatcher
 from weft_common.server.server import Extension
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
 from weft_common.versions import version_number
 from weft_protos.model_config_pb2 import ModelConfig
-from weft_router.admission import AdmissionController, AdmissionSettings, ConcurrencyLimit
+from weft_router.admission import AdmissionController, AdmissionSettings
 from weft_router.admission.permit import Permit
 from weft_router.bandits.file import BanditFile
 from weft_router.feedback import GraphServicer
@@ -21,17 +21,12 @@ from weft_router.metrics.admission_metrics import AdmissionCollector
 from weft_router.metrics.graph_metrics import RouterCollector
 from weft_router.metrics.replica_metrics import ReplicaCollector
 from weft_router.metrics.step_metrics import StepCollector
-from weft_router.repository.config import config_of_signature
 from weft_router.repository.control import GraphControl
 from weft_router.repository.files import GraphRepository
 from weft_router.repository.lifecycle import GraphLifecycle
 from weft_router.repository.table import GraphTable
-from weft_router.repository.versions import GraphVersion
 from weft_router.runtime import Runtime
-from weft_router.serving import graph_inference, model_inference
-from weft_router.serving.graph_inference import GraphInference, count_failure, serving_of
-from weft_router.serving.inference import Inference
-from weft_router.serving.model_inference import ModelInference
+from weft_router.serving.served import Served, ServedGraph, ServedTargetModel
 from weft_router.steps import earlier
 from weft_router.target import Target
 from weft_router.targets.catalog import CatalogEntry, TargetCatalog
@@ -58,7 +53,7 @@ class RouterCore:
             unload.
         load_graphs: Explicit mode: graphs to load at the start; ``"*"`` is all.
         admission: Limits on requests in flight.
-        poll_s: How often each target is asked what it serves, in seconds.
+        poll_s: Pause between two discoveries of a target, in seconds.
         repository_poll_s: Poll mode: how often the repository is looked at, in seconds.
         state_dir: Folder where bandits keep what they have learned; None: nowhere.
         allow_route_header: Whether clients may choose the steps of splitters with the header ``x-graph-route``.
@@ -134,7 +129,7 @@ class RouterCore:
             await self._bandit_file.close()
 
     def extension(self) -> Extension:
-        """What a router offers beside the V2 protocol: ``weft.graph.GraphService`` and its own metrics."""
+        """The service ``weft.graph.GraphService``, and the router's own metrics."""
         servicer = GraphServicer(self._graphs, self._runtime.bandits, self._catalog)
         collectors = (
             RouterCollector(self._graphs),
@@ -152,25 +147,15 @@ class RouterCore:
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Whether a graph with all that it needs, or a target's model, is ready. Raises NotFoundError."""
-        graph = self._graphs.find(name, version)
-        if graph is not None:
-            return not self._graphs.why_not_ready(graph)
-        return self._model(name, version).model.is_ready
+        return self._served(name, version).is_ready
 
     def signature(self, name: str, version: str) -> ModelSignature:
         """Signature of a graph or of a target's model. Raises NotFoundError or UnavailableError."""
-        graph = self._graphs.find(name, version)
-        if graph is not None:
-            return serving_of(graph).plan.signature
-        return self._model(name, version).model.signature
+        return self._served(name, version).signature()
 
     def config(self, name: str, version: str) -> ModelConfig:
         """Configuration of a graph or of a target's model. Raises NotFoundError or UnavailableError."""
-        graph = self._graphs.find(name, version)
-        if graph is not None:
-            return serving_of(graph).config
-        model = self._model(name, version).model
-        return model.config if model.config is not None else config_of_signature(model.signature)
+        return self._served(name, version).config()
 
     def index(self, *, ready_only: bool) -> list[IndexEntry]:
         """Graphs first, then the models of the targets; a graph hides a model of its name.
@@ -188,17 +173,11 @@ class RouterCore:
 
         Without a name those of graphs that are unloaded are left out.
         """
-        counters: Iterable[ModelStatistics]
         if not name:
             wanted = [graph.statistics for graph in self._graphs if graph.is_wanted]
             return wanted + self._catalog.counters()
-        graph = self._graphs.find(name, version)
-        if graph is not None:
-            found = graph.file.version
-            counters = [graph.statistics for graph in self._graphs]
-        else:
-            found = self._model(name, version).model.signature.version
-            counters = self._catalog.counters()
+        found = self._served(name, version).version
+        counters = [graph.statistics for graph in self._graphs if graph.file.name == name] or self._catalog.counters()
         return [c for c in counters if c.name == name and (not version or c.version == found)]
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
@@ -212,14 +191,13 @@ class RouterCore:
             UnavailableError: The graph cannot run; says why.
             WeftError: As validation or a step raised it.
         """
-        served = self._served(call)
-        signature = _signature(served)
-        if signature is not None and signature.is_decoupled and not signature.can_collect:
+        served = self._served(call.model_name, call.model_version)
+        if not served.can_answer_once:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
         with self._admit(served, call.parameters, context) as permit:
             if permit.is_waiting:
                 await self._wait(permit, served)
-            inference = self._begin(served, call, context)
+            inference = served.begin(call, context)
             try:
                 return inference.answer(await inference.work())
             except BaseException as error:
@@ -232,14 +210,14 @@ class RouterCore:
         Raises:
             WeftError: As ``infer``, also after some responses.
         """
-        served = self._served(call)
-        if not _is_decoupled(served):
+        served = self._served(call.model_name, call.model_version)
+        if not served.is_decoupled:
             yield await self.infer(call, context)  # a client that is slow to read it holds no place
             return
         with self._admit(served, call.parameters, context) as permit:
             if permit.is_waiting:
                 await self._wait(permit, served)
-            async with contextlib.aclosing(self._answers(served, call, context)) as results:
+            async with contextlib.aclosing(served.stream(call, context)) as results:
                 async for result in results:
                     result.is_unordered = True  # as of the model's own server
                     yield result
@@ -271,30 +249,30 @@ class RouterCore:
             self._changed.clear()
             await self._lifecycle.recheck()
 
-    def _admit(self, served: GraphVersion | CatalogEntry, parameters: Parameters, context: CallContext) -> Permit:
+    def _admit(self, served: Served, parameters: Parameters, context: CallContext) -> Permit:
         """As ``AdmissionController.admit``; the ``timeout`` (us) of a request for a graph is part of its deadline.
 
         Raises as ``AdmissionController.check``, and UnavailableError for a graph that is not loaded; its graph counts
         that.
         """
         admission = self._admission
-        if parameters and isinstance(served, GraphVersion):  # what the parameter means to a model is for that to say
+        if parameters and served.takes_timeout:
             timeout_us = parameters.get("timeout")
             if type(timeout_us) is int and timeout_us > 0:
                 context.deadline_ns = earlier(context.deadline_ns, context.arrival_ns + timeout_us * 1_000)
         try:
             level = admission.level_of(parameters) if parameters else admission.default_level
-            return admission.admit(self._limit(served), level, admission.client_of(context), context)
+            return admission.admit(served.limit(admission), level, admission.client_of(context), context)
         except WeftError as error:
-            _count_refusal(served, error, context)
+            served.count_refusal(error, context)
             raise
 
-    async def _wait(self, permit: Permit, served: GraphVersion | CatalogEntry) -> None:
+    async def _wait(self, permit: Permit, served: Served) -> None:
         """The request has waited in the queue and is admitted. Raises as ``Permit.wait``; a graph counts that."""
         try:
             await permit.wait()
         except WeftError as error:
-            _count_refusal(served, error, permit.context)
+            served.count_refusal(error, permit.context)
             raise
 
     def _check_early(self, name: str, version: str, parameters: Callable[[], Parameters], context: CallContext) -> None:
@@ -306,49 +284,26 @@ class RouterCore:
         try:
             admission.check(limit, admission.level_of(parameters()), admission.client_of(context), context)
         except WeftError as error:
-            _count_refusal(self._graphs.find(name, version), error, context)
+            with contextlib.suppress(NotFoundError, InvalidArgumentError):  # no such version
+                self._served(name, version).count_refusal(error, context)
             raise
-
-    def _limit(self, served: GraphVersion | CatalogEntry) -> ConcurrencyLimit:
-        if not isinstance(served, GraphVersion):
-            signature = served.model.signature
-            return self._admission.limit("model", signature.name, is_stream=signature.is_decoupled)
-        plan = (served.serving or serving_of(served)).plan
-        return self._admission.limit(
-            "graph", served.file.name, plan.max_inflight, is_stream=plan.signature.is_decoupled
-        )
 
     def _renew_limits(self) -> None:
         """The admission has limits of what serves alone, with the limits that their policies have now."""
         kept = []
         for name in list(self._admission.limits):
-            served = self._graphs.find(name, "") or self._catalog.entry(name, "")
-            if served is not None and not (isinstance(served, GraphVersion) and served.serving is None):
-                self._limit(served)
+            with contextlib.suppress(NotFoundError, UnavailableError):
+                self._served(name, "").limit(self._admission)
                 kept.append(name)
         self._admission.keep(kept)
 
-    def _served(self, call: InferCall) -> GraphVersion | CatalogEntry:
-        """The graph, or else the target's model, that a call is for. Raises NotFoundError or InvalidArgumentError."""
-        graph = self._graphs.find(call.model_name, call.model_version)
+    def _served(self, name: str, version: str) -> Served:
+        """The graph of that name, or else the target's model. Raises NotFoundError or InvalidArgumentError."""
+        graph = self._graphs.find(name, version)
         if graph is not None:
-            return graph
-        entry = self._model(call.model_name, call.model_version)
-        if call.model_version:
-            call.model_version = entry.model.signature.version  # "01" is 1
-        return entry
-
-    def _begin(self, served: GraphVersion | CatalogEntry, call: InferCall, context: CallContext) -> Inference:
-        if isinstance(served, GraphVersion):
-            return GraphInference(served, call, context)
-        return ModelInference(self._catalog.targets[served.target], served.model, call, context)
-
-    def _answers(
-        self, served: GraphVersion | CatalogEntry, call: InferCall, context: CallContext
-    ) -> AsyncGenerator[InferResult, None]:
-        if isinstance(served, GraphVersion):
-            return graph_inference.stream_infer(served, call, context)
-        return model_inference.stream_infer(self._catalog.targets[served.target], served.model, call, context)
+            return ServedGraph(graph, self._graphs)
+        entry = self._model(name, version)
+        return ServedTargetModel(self._catalog.targets[entry.target], entry.model)
 
     def _model(self, name: str, version: str) -> CatalogEntry:
         """A target's model, ready or not. Raises NotFoundError, or InvalidArgumentError for a version that is none."""
@@ -362,24 +317,6 @@ class RouterCore:
             hint = f"; targets that do not answer: {', '.join(silent)}" if silent else ""
             raise NotFoundError(f"Request for unknown model: {shown} is not found{hint}")
         return entry
-
-
-def _count_refusal(served: GraphVersion | CatalogEntry | None, error: WeftError, context: CallContext) -> None:
-    """A graph counts a request that was refused as failed."""
-    if isinstance(served, GraphVersion):
-        count_failure(served, error, context)
-
-
-def _signature(served: GraphVersion | CatalogEntry) -> ModelSignature | None:
-    """What is called; None of a graph that is not loaded."""
-    if isinstance(served, GraphVersion):
-        return None if served.serving is None else served.serving.plan.signature
-    return served.model.signature
-
-
-def _is_decoupled(served: GraphVersion | CatalogEntry) -> bool:
-    signature = _signature(served)
-    return signature is not None and signature.is_decoupled
 
 
 def _model_entry(entry: CatalogEntry) -> IndexEntry:

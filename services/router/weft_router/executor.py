@@ -14,6 +14,7 @@ from weft_router.admission import InflightLimit
 from weft_router.assembly import Assembly
 from weft_router.bandits.memory import settle
 from weft_router.graph.plan import Frame, GraphPlan
+from weft_router.policies.cache import CachePlan
 from weft_router.reporting.headers import forwarded_headers
 from weft_router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRecord, path_text, trace_text
 from weft_router.requests.cached_answers import GraphAnswers
@@ -30,11 +31,11 @@ class Execution:
 
     Attributes:
         start_ns: On the runtime's clock.
-        selection: What it asks for.
+        selection: The requested outputs.
         run: Of the root; the deadline of the graph is worked in.
         work: Runs the graph; await it once.
         outputs: What it gave, where that is not in the frame of ``run``.
-        is_cached: Whether the answer was in the graph's cache, or on its way to somebody else.
+        is_cached: Whether the answer came from the graph's cache, or from the run of an equal request.
     """
 
     start_ns: int
@@ -57,7 +58,7 @@ class GraphExecutor:
 
     Attributes:
         plan: As given.
-        intermediates: What can be asked for beside the outputs.
+        intermediates: Tensors that can be requested in addition to the outputs.
     """
 
     def __init__(self, plan: GraphPlan, runtime: Runtime) -> None:
@@ -68,7 +69,10 @@ class GraphExecutor:
         self.intermediates = self._selections.intermediates
         self._error_context = assembly.error_context
         self._routes = Routes(plan.root)
-        self._answers = None if plan.cache is None else GraphAnswers(plan, plan.cache, assembly.error_context, runtime)
+        cache = plan.cache
+        self._answers = (
+            GraphAnswers(plan, cache, assembly.error_context, runtime) if isinstance(cache, CachePlan) else None
+        )
         limits_ms = [limit for limit in (plan.timeout_ms, plan.root.timeout_ms) if limit]
         self._timeout_ns = min(limits_ms, default=0) * 1_000_000
         self._admission: InflightLimit | None = None
@@ -98,10 +102,10 @@ class GraphExecutor:
         """A valid call before the first step; ``end`` must follow.
 
         Args:
-            call: What the client asks.
+            call: The request.
             context: Of the request.
-            is_collected: The one answer of a decoupled graph is asked for: each decoupled model gives all its responses
-                as one.
+            is_collected: Of a decoupled graph: each decoupled model gives all its responses as one, and so does the
+                graph.
 
         Raises:
             InvalidArgumentError: A parameter or a header that says how it runs is none.
@@ -150,7 +154,7 @@ class GraphExecutor:
     async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """The responses of a decoupled graph to a valid call, as they are made; the last is null.
 
-        Path and trace are there with the last. With a trace it is not null, as the client asked for what it carries.
+        Path and trace are there with the last. With a trace it is not null: the client requested what it carries.
 
         Raises:
             WeftError: As ``execute``, after the responses that were made before.
@@ -179,7 +183,7 @@ class GraphExecutor:
         return execution.selection.stages.responses(execution.run)
 
     async def _collect(self, execution: Execution) -> None:
-        """The first response of a decoupled graph, which is all that it says, is its answer."""
+        """Run a decoupled graph; its first response, which has everything, is the answer."""
         async with contextlib.aclosing(self._responses(execution)) as responses:
             answers = [(execution.selection.outputs(one), one.request) async for one in responses]
         if not answers:
@@ -188,7 +192,7 @@ class GraphExecutor:
         execution.run.request.response_parameters = request.response_parameters
 
     async def _answer_from_cache(self, execution: Execution, answers: GraphAnswers) -> None:
-        """The graph has run, unless the answer is there, or on its way to somebody else."""
+        """Take the answer from the cache, or run the graph."""
         execution.outputs, execution.is_cached = await answers.outputs(execution.run, execution.selection)
 
     def _run(self, call: InferCall, context: CallContext, start_ns: int, selection: Selection) -> Run:
@@ -206,4 +210,4 @@ class GraphExecutor:
         frame: Frame = [None] * root.num_slots
         for name, slot in root.inputs:
             frame[slot] = call.inputs.get(name)
-        return Run(frame, request, deadline_ns, context.trace_context, NodeRecord(root.name, root.kind))
+        return Run(frame, request, deadline_ns, context.trace_context, NodeRecord(root.name, root.path_form))

@@ -15,7 +15,7 @@ from weft_router.target import Target
 
 @dataclass(slots=True)
 class Runtime:
-    """Clock, chance, targets and budgets: everything outside the plan that a step may touch. One for a router.
+    """Clock, random numbers, targets and budgets: everything outside the plan that a step may use. One per router.
 
     Attributes:
         targets: By the names that plans use.
@@ -23,7 +23,7 @@ class Runtime:
         generator: Draws of splitters without a key, of shadows, of the jitter between attempts.
         retry_budget: Of all requests together.
         throttles: By target: how many of its calls may be repeated, all graphs together.
-        shadows: Copies of requests that nobody waits for.
+        shadows: Background copies of requests.
         is_busy: Whether the router has so much to do that no shadow is started.
         is_pinning_allowed: Whether the header ``x-graph-route`` chooses the steps of splitters.
         step_counters: Of every step of every graph.
@@ -42,5 +42,5 @@ class Runtime:
     bandits: BanditStore = field(default_factory=BanditStore)
 
     async def close(self) -> None:
-        """Nothing runs any more that nobody waits for."""
+        """Stop all background copies."""
         await self.shadows.close()

@@ -29,7 +29,7 @@ class TargetModel(NamedTuple):
 
 
 class Target(Protocol):
-    """Answers inference calls; knows a transport, which nothing above it does.
+    """Answers inference calls over a transport that nothing above it knows.
 
     Attributes:
         name: As given to the router, for example ``model``.
@@ -52,7 +52,7 @@ class Target(Protocol):
     def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """The responses of a decoupled model as they come; the last, and no other, ``is_final``.
 
-        The next response is not asked for before the caller wants it, so that a slow caller slows the model down. The
+        A response is read when the caller takes it, so that a slow caller slows the model down. The
         deadline holds for the whole stream.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The serving core: every model of one repository behind the V2 interface."""
+"""The serving core: the models of one repository behind the V2 interface."""
 
 import asyncio
 import contextlib
@@ -50,21 +50,21 @@ class ServingCore(InferenceCore):
 
     Args:
         repository: Folder of models.
-        backends: By name; a value may be imported when it is taken.
-        model_control: ``"none"``: every model is loaded at start and stays; ``"poll"``: so it is, and what changes in
-            the repository is taken over; ``"explicit"``: ``load_models`` are, and clients load and unload.
+        backends: By name; reading a value may import it.
+        model_control: ``"none"``: load every model at start; ``"poll"``: also follow changes of the repository;
+            ``"explicit"``: load ``load_models``, and let clients load and unload.
         load_models: Explicit mode: models to load at start; ``"*"`` is all.
         num_gpus: CUDA devices; None means those of this machine.
-        load_concurrency: How many models load at once.
-        drain_grace_s: How long the requests of a replaced or unloaded version may still run.
-        repository_poll_s: Poll mode: seconds between two looks at the repository.
-        on_demand: Models are loaded by their first request, within these limits; None: when they are to serve.
+        load_concurrency: Models that load at once.
+        drain_grace_s: Time for the requests of a replaced or unloaded version, in seconds.
+        repository_poll_s: Poll mode: seconds between two readings of the repository.
+        on_demand: Limits within which models load on their first request; None: they load at once.
         router: Address of the router, which models call other models through; "": they call ``callee``.
         router_security: How the router is called; None: in plaintext without a key.
-        callee: Answers what they call without a router; None: this core does.
-        rate_limits: Resources that instances share, as ``RateLimiter`` takes them; None: ``rate_limiter`` of the
-            configurations is without effect.
-        response_cache_bytes: Of the answers that models with ``response_cache`` keep, all together.
+        callee: Answers nested calls without a router; None: this core.
+        rate_limits: Resources that instances share, as for ``RateLimiter``; None: ``rate_limiter`` of the
+            configurations has no effect.
+        response_cache_bytes: Of the cached answers of all models.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ServingCore(InferenceCore):
         self._caller = NestedCalls(self._router or callee or self, asyncio.get_running_loop())
 
     async def start(self) -> None:
-        """Everything to be served at start is ready, or the index says why not.
+        """Load the models to be served at start; the index gives the reason for each that cannot be loaded.
 
         Raises:
             OSError: The repository cannot be read.
@@ -130,7 +130,7 @@ class ServingCore(InferenceCore):
             self._followers.append(asyncio.create_task(self._pool.run()))
 
     async def close(self, *, grace_s: float) -> None:
-        """Every model has stopped; requests in work were given ``grace_s``."""
+        """Stop every model; running requests have ``grace_s`` to end."""
         for task in self._followers:
             task.cancel()
         await asyncio.gather(*self._followers, return_exceptions=True)
@@ -140,13 +140,13 @@ class ServingCore(InferenceCore):
             await self._router.close()
 
     def extension(self) -> Extension:
-        """What the service offers beside the V2 protocol: load reports, metrics of models, GPUs and loads on demand."""
+        """Load reports, and metrics of models, GPUs and loads on demand."""
         warm = () if self._pool is None else (WarmPoolCollector(self._pool),)
         reporter = LoadReporter(lambda: self.statistics("", ""))
         return Extension(reporter.add_to, (self._metrics, self._exports, *gpu_collectors(), *warm))
 
     def is_ready(self) -> bool:
-        """Whether the start is over and every model that should serve does."""
+        """Whether the start has ended and every wanted model serves."""
         return self._is_started and all(model.is_ready for model in self._models.values() if model.is_wanted)
 
     def is_model_ready(self, name: str, version: str) -> bool:
@@ -160,7 +160,7 @@ class ServingCore(InferenceCore):
             return False
 
     async def has_model(self, name: str) -> bool:
-        """Whether a model of that name was seen, or is in the repository now."""
+        """Whether a model of that name is known, or is in the repository now."""
         try:
             return name in self._models or bool(await asyncio.to_thread(self._repository.directory, name))
         except (NotFoundError, InvalidArgumentError):
@@ -175,7 +175,7 @@ class ServingCore(InferenceCore):
         return self._find(name).select(version).config
 
     def index(self, *, ready_only: bool) -> list[IndexEntry]:
-        """Every version of every model that was seen at start or loaded since, by name."""
+        """Every version of every known model, by name."""
         entries = [entry for _, model in sorted(self._models.items()) for entry in model.index()]
         return [entry for entry in entries if entry.state == "READY"] if ready_only else entries
 
@@ -187,7 +187,7 @@ class ServingCore(InferenceCore):
         return [version.served.statistics for model in models for version in model.ready_versions()]
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """Answer one request. Cancelling the awaiting task withdraws it from queue or batch."""
+        """Answer one request. Cancelling the awaiting task withdraws it."""
         served = self._find(call.model_name).serving(call)
         if served.signature.is_decoupled and not served.signature.can_collect:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
@@ -196,7 +196,7 @@ class ServingCore(InferenceCore):
         return await classified(result, call.outputs, served.signature) if asks_for_classes else result
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """Every response of a decoupled model as it sends them; of any other the one answer."""
+        """Every response of a decoupled model; of any other the one answer."""
         served = self._find(call.model_name).serving(call)
         if not served.signature.is_decoupled:
             yield await self.infer(call, context)
@@ -207,9 +207,9 @@ class ServingCore(InferenceCore):
                 yield await classified(response, call.outputs, served.signature)
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """The model serves what its folder has now; a version that served before has handed over and drains.
+        """Load or reload a model from its folder; a version that served before drains.
 
-        A load that has begun is finished even if the awaiting task is cancelled.
+        A load that has started continues if the awaiting task is cancelled.
 
         Args:
             name: Model name.
@@ -224,7 +224,7 @@ class ServingCore(InferenceCore):
         await self._load(name, parameters)
 
     async def load_nested(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """As ``load``, for a model that may be loading itself: it takes no other load's place."""
+        """As ``load``, for a model that may be loading itself: it does not wait for other loads."""
         await self._load(name, parameters, is_nested=True)
 
     async def _load(
@@ -241,7 +241,7 @@ class ServingCore(InferenceCore):
         await self._clients.finish(self._manage(name).load(partial(self._define, name, override), is_nested=is_nested))
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """No version of the model serves; its requests have been answered. Nothing here depends on another model.
+        """Unload every version of the model, once its requests are answered. No model depends on another here.
 
         Raises:
             UnavailableError: Model control is off.
@@ -282,7 +282,7 @@ class ServingCore(InferenceCore):
         )
 
     async def _load_or_log(self, name: str) -> None:
-        """Load; what cannot be loaded is in the index and in the log."""
+        """Load a model; the index and the log have the reason if it cannot be loaded."""
         try:
             await self._manage(name).load(partial(self._define, name))
         except WeftError as error:
@@ -299,7 +299,7 @@ class ServingCore(InferenceCore):
 
 
 def _override(name: str, parameters: Mapping[str, ParameterValue | bytes]) -> str | None:
-    """The ``config`` parameter; refuses what a load does not take."""
+    """The ``config`` parameter. Raises for other parameters."""
     for key in parameters:
         if key.startswith("file:"):
             raise UnsupportedError(

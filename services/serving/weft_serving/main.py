@@ -20,14 +20,14 @@ GRPC_PORTS = {"preprocess": 8011, "model": 8021, "postprocess": 8031}
 
 
 def main(service: str, backends: Mapping[str, type[Backend]], argv: Sequence[str] | None = None) -> int:
-    """Serve a repository until told to stop; returns the exit status: 0 stopped, 1 cannot listen, 2 wrong usage.
+    """Serve a repository until a signal; returns the exit status: 0 stopped, 1 cannot listen, 2 wrong usage.
 
     A model that cannot be loaded does not end the process: the service is then not ready, and log and index say why.
 
     Args:
         service: ``preprocess``, ``model`` or ``postprocess``.
-        backends: By name; a value may be imported when it is taken.
-        argv: Arguments; those of the process when None.
+        backends: By name; reading a value may import it.
+        argv: Arguments; None: those of the process.
     """
     parser = argparse.ArgumentParser(
         prog=f"weft_{service}", description=f"Serve the models of one repository ({service})."
@@ -45,12 +45,12 @@ def main(service: str, backends: Mapping[str, type[Backend]], argv: Sequence[str
 def make_core(
     options: argparse.Namespace, backends: Mapping[str, type[Backend]], callee: Callee | None = None
 ) -> ServingCore:
-    """The core that arguments of ``add_arguments`` ask for; on the running event loop.
+    """The core for the arguments of ``add_arguments``; on the running event loop.
 
     Args:
         options: Parsed, without a ``usage_fault``.
         backends: By name.
-        callee: Answers what models ask of other models, unless ``--router`` does.
+        callee: Answers nested calls, unless ``--router`` does.
     """
     return ServingCore(
         options.repository,
@@ -68,7 +68,7 @@ def make_core(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what says which models are served, and how; where it listens is of ``weft_common.server.server``."""
+    """Add the arguments of the models; ``weft_common.server.server`` adds those of the server."""
     parser.add_argument(
         "--repository", type=Path, required=True, metavar="DIR", help="folder of models: DIR/MODEL/config.pbtxt"
     )
@@ -129,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def usage_fault(options: argparse.Namespace) -> str:
-    """What is wrong with these arguments; "" if nothing is."""
+    """The fault of these arguments; "" if there is none."""
     if not options.repository.is_dir():
         return f"--repository {options.repository}: there is no such folder"
     if fault := control_fault(options, "model"):

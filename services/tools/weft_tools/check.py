@@ -7,7 +7,7 @@ from pathlib import Path
 
 from weft_common.errors import WeftError
 from weft_common.text.pbtxt import Diagnostic, render
-from weft_router.graph import check_graph
+from weft_router.compile import check_graph
 from weft_router.repository.files import GraphRepository
 from weft_serving.config import CONFIG_FILENAME
 from weft_tools.lock import LockCatalog

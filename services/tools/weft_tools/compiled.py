@@ -4,7 +4,8 @@ from pathlib import Path
 
 from weft_common.errors import NotFoundError
 from weft_common.text.pbtxt import Diagnostic, suggestion
-from weft_router.graph import GraphError, GraphPlan, GraphSource, check_graph, compile_graph
+from weft_router.compile import check_graph, compile_graph
+from weft_router.graph import GraphError, GraphPlan, GraphSource
 from weft_router.repository.files import GraphRepository
 from weft_tools.lock import LockCatalog
 from weft_tools.offline import GRAPH_FOLDER, OfflineCatalog, graph_source, is_graph, repository_of

@@ -4,8 +4,8 @@ import json
 
 from weft_common.signature import TensorSpec
 from weft_common.tensors import WireTensor, decode
-from weft_router.graph.description import condition_text, counted, slot_name
-from weft_router.graph.plan import CachePlan, HedgePlan, NodePlan, RetryPlan, ShadowPlan, StepPlan
+from weft_router.graph.description import slot_name
+from weft_router.graph.plan import NodePlan, StepPlan
 
 MAX_SHOWN_CHARS = 60
 _MAX_SHOWN_ELEMENTS = 8
@@ -37,31 +37,6 @@ def value_text(tensor: WireTensor) -> str:
     return shortened(f"[{', '.join(texts[:_MAX_SHOWN_ELEMENTS])}{', …' if len(texts) > _MAX_SHOWN_ELEMENTS else ''}]")
 
 
-def retry_text(retry: RetryPlan) -> str:
-    """``2 attempts on UNAVAILABLE, backoff 10 ms``."""
-    backoff = f", backoff {retry.backoff_ms} ms" if retry.backoff_ms else ""
-    return f"{retry.attempts} attempts on {', '.join(sorted(retry.codes))}{backoff}"
-
-
-def hedge_text(hedge: HedgePlan) -> str:
-    """``hedge after 40 ms, 1 extra call``."""
-    return f"hedge after {hedge.after_ms} ms, {counted(hedge.max_extra, 'extra call')}"
-
-
-def cache_text(cache: CachePlan) -> str:
-    """``cache 60000 ms, 64 MiB``, with the key where there is one."""
-    lifetime = f"{cache.ttl_ms} ms" if cache.ttl_ms else "until evicted"
-    key = f", key {condition_text(cache.key)}" if cache.key is not None else ""
-    stale = f", {cache.stale_if_error_ms} ms longer while unavailable" if cache.stale_if_error_ms else ""
-    return f"cache {lifetime}{stale}, {cache.max_bytes / (1 << 20):g} MiB{key}"
-
-
-def shadow_text(shadow: ShadowPlan) -> str:
-    """``shadow of 5 % of requests, at most 4 at once``."""
-    limit = f", at most {shadow.max_inflight} at once" if shadow.max_inflight else ""
-    return f"shadow of {shadow.percent:g} % of requests{limit}"
-
-
 def limit_texts(timeout_ms: int, max_inflight: int) -> list[str]:
     """``timeout 400 ms`` and ``at most 8 in flight``, where they are set."""
     return [
@@ -75,13 +50,7 @@ def policy_texts(step: StepPlan) -> list[str]:
     texts = limit_texts(step.timeout_ms, step.max_inflight)
     if step.min_remaining_ms:
         texts.append(f"needs {step.min_remaining_ms} ms left")
-    if step.cache is not None:
-        texts.append(cache_text(step.cache))
-    if step.retry is not None:
-        texts.append(retry_text(step.retry))
-    if step.hedge is not None:
-        texts.append(hedge_text(step.hedge))
-    return texts
+    return texts + [policy.text() for policy in step.policies]
 
 
 def default_texts(step: StepPlan, frame: NodePlan) -> list[str]:

@@ -18,6 +18,12 @@ async def test_each_request_takes_the_same_number_of_calls() -> None:
     assert 1 < counts.nesting
 
 
+async def test_a_request_takes_no_more_calls_than_the_goals() -> None:
+    """Every figure that has a goal is within it."""
+    lines = (await calls.count(num_requests=1)).lines()
+    assert [] == [f"{line.case}: {line.value}, at most {line.goal}" for line in lines if not line.is_met]
+
+
 async def test_the_functions_add_up_to_the_count() -> None:
     """Every call is named by its function, of the side that made it."""
     counts = await calls.count(num_requests=1)

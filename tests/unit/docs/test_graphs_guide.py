@@ -12,7 +12,8 @@ from weft_cli import __main__ as weft
 from weft_common.signature import TensorSpec
 from weft_common.text.pbtxt import Diagnostic, render
 from weft_protos import graph_pb2, model_config_pb2
-from weft_router.graph import GraphSource, check_graph
+from weft_router.compile import check_graph
+from weft_router.graph import GraphSource
 from weft_tools.offline import OfflineCatalog
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,7 +12,8 @@ from weft_common.text.pbtxt import render
 from weft_model.backends.llm import metrics, settings, tensors
 from weft_model.llm.config import EngineConfig
 from weft_model.llm.sampling_params import SamplingParams
-from weft_router.graph import GraphSource, check_graph
+from weft_router.compile import check_graph
+from weft_router.graph import GraphSource
 from weft_tools.offline import OfflineCatalog
 
 ROOT = Path(__file__).resolve().parents[3]

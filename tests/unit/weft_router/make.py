@@ -17,16 +17,9 @@ from weft_common.tensors import WireTensor, bytes_tensor, encode
 from weft_router.combine import CombineMethod
 from weft_router.core import RouterCore
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import (
-    Binding,
-    CallPlan,
-    CombinePlan,
-    DefaultPlan,
-    GraphPlan,
-    NodeKind,
-    NodePlan,
-    StepPlan,
-)
+from weft_router.graph.plan import Binding, CallPlan, DefaultPlan, GraphPlan, NodePlan, StepPlan
+from weft_router.kinds.ensemble.run import CombinePlan
+from weft_router.policies import POLICIES
 from weft_router.repository.config import config_of_signature
 from weft_router.runtime import Runtime
 from weft_router.serving.model_inference import ModelInference
@@ -73,14 +66,14 @@ def step(name: str, action: Any, inputs: dict[str, str], outputs: dict[str, str]
     """A step; `inputs` is target input <- tensor, `outputs` target output -> tensor, as the plan's bindings.
 
     Options are those of the plan; `defaults` maps tensors to values (those of `batched_defaults` are of one row), and
-    `fallback` is a step as this one.
+    `fallback` is a step as this one; `cache`, `retry` and `hedge` are plans of policies.
     """
     return StepSpec(name, action, inputs, outputs, options)
 
 
 def node(
     name: str,
-    kind: NodeKind,
+    kind: type[NodePlan],
     steps: Sequence[StepSpec],
     *,
     inputs: Sequence[str],
@@ -102,7 +95,7 @@ def node(
     names = [one.name for one in steps]
     producer = {tensor: index for index, one in enumerate(steps) for tensor in one.outputs.values()}
     producer |= {f"steps.{one.name}.ok": index for index, one in enumerate(steps)}
-    is_sequence = kind is NodeKind.SEQUENCE
+    is_sequence = kind.is_pipeline
     needs = [{producer[t] for t in _read(one) if is_sequence and t in producer} - {i} for i, one in enumerate(steps)]
     plans = [
         _step_plan(
@@ -128,15 +121,15 @@ def node(
             more["custom"] = _step_plan(more["custom"], name, slots, max_batch_size)
         offered = tuple((names.index(one), slots[offer]) for one, offer in sources.items())
         combine_plans.append(CombinePlan(slots[tensor], method, offered, **more))
-    return NodePlan(
+    if combine_plans:
+        options["combines"] = tuple(combine_plans)
+    return kind(
         name,
         name,
-        kind,
         len(slots),
         tuple(Binding(tensor, slots[tensor]) for tensor in inputs),
         tuple(Binding(output, slots[tensor]) for output, tensor in named_outputs.items()),
         tuple(plans),
-        combines=tuple(combine_plans),
         **options,
     )
 
@@ -161,6 +154,10 @@ def _step_plan(one: StepSpec, node: str, slots: Mapping[str, int], max_batch_siz
         action = call_plan(action, list(one.inputs), list(one.outputs), max_batch_size=max_batch_size)
     for field_name in ("when", "accept"):
         _bind(options.get(field_name), slots)
+    given = {field_name: options.pop(field_name, None) for field_name in POLICIES}
+    if given["hedge"] is not None and given["retry"] is not None:
+        given["hedge"] = replace(given["hedge"], budget_percent=given["retry"].budget_percent)
+    options["policies"] = tuple(policy for policy in given.values() if policy is not None)
     if isinstance(options.get("fallback"), StepSpec):
         options["fallback"] = _step_plan(options["fallback"], node, slots, max_batch_size)
     if isinstance(options.get("defaults"), Mapping) or "batched_defaults" in options:

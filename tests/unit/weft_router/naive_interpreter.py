@@ -26,7 +26,10 @@ from tests.unit.weft_router.naive_values import (
 from tests.unit.weft_router.random_graphs import WIDTH, Model, Node, Step
 
 from weft_router.combine import METHODS
-from weft_router.graph.plan import NodeKind
+from weft_router.kinds.ensemble import EnsemblePlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.kinds.splitter import SplitterPlan
+from weft_router.kinds.switch import SwitchPlan
 
 
 class Interpreter:
@@ -55,16 +58,16 @@ class Interpreter:
             self.kept = {key: kept for key, kept in self.kept.items() if kept.at <= end or key[0] not in steps}
 
     def run(self, node: Node, values: Values, at: int, deadline: int) -> Ends:
-        if node.kind is NodeKind.SEQUENCE:
+        if node.kind is SequencePlan:
             return self.sequence(node, values, at, deadline)
-        if node.kind is NodeKind.ENSEMBLE:
+        if node.kind is EnsemblePlan:
             return self.ensemble(node, values, at, deadline)
-        if node.kind is NodeKind.SPLITTER:
+        if node.kind is SplitterPlan:
             return self.step(node.steps[-1], values, at, deadline)
-        run = self.switch if node.kind is NodeKind.SWITCH else self.cascade
+        run = self.switch if node.kind is SwitchPlan else self.cascade
         if not node.per_row:
             return run(node, values, at, deadline)
-        return (self.switch_rows if node.kind is NodeKind.SWITCH else self.cascade_rows)(node, values, at, deadline)
+        return (self.switch_rows if node.kind is SwitchPlan else self.cascade_rows)(node, values, at, deadline)
 
     def step(self, step: Step, values: Values, at: int, deadline: int, *, looks_at_when: bool = True) -> Ends:
         """Run a step. Raises FailsError if it is not soft."""

@@ -6,7 +6,7 @@ of a sequence give the tensors t0, t1, ...; a step reads X and what ``reads`` na
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -20,16 +20,17 @@ from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
 from weft_common.tensors import WireTensor, decode
 from weft_router.combine import METHODS, CombineMethod
-from weft_router.graph.plan import (
-    CachePlan,
-    CallPlan,
-    GraphPlan,
-    HedgePlan,
-    LoopPlan,
-    NodeKind,
-    NodePlan,
-    RetryPlan,
-)
+from weft_router.graph.plan import CallPlan, GraphPlan, NodePlan
+from weft_router.kinds import KINDS
+from weft_router.kinds.cascade import CascadePlan
+from weft_router.kinds.ensemble import EnsemblePlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.kinds.sequence.run import LoopPlan
+from weft_router.kinds.splitter import SplitterPlan
+from weft_router.kinds.switch import SwitchPlan
+from weft_router.policies.cache import CachePlan
+from weft_router.policies.hedge import HedgePlan
+from weft_router.policies.retry import RetryPlan
 
 CODES = ("UNAVAILABLE", "ABORTED", "INTERNAL", "UNKNOWN")
 COMBINE_METHODS = tuple(METHODS[name] for name in ("FIRST", "VOTE", "MAX", "SUM", "CUSTOM"))
@@ -102,7 +103,7 @@ class Node:
     """A node; `on` is the tensor whose first bytes, added up modulo 3, a switch compares."""
 
     name: str
-    kind: NodeKind
+    kind: type[NodePlan]
     steps: tuple[Step, ...]
     per_row: bool = False
     on: str = ""
@@ -177,16 +178,16 @@ class _Draw:
 
     def node(self, depth: int) -> Node:
         name, size = f"n{self.number()}", self.draw(st.integers(1, 4))
-        kind = self.draw(st.sampled_from(NodeKind))
-        if kind is NodeKind.SEQUENCE:
+        kind = self.draw(st.sampled_from([kind.plan for kind in KINDS.values()]))
+        if kind is SequencePlan:
             return self.sequence(name, size, depth)
         steps = []
         for index in range(size):
-            tests = ("X", "E", *(f"steps.s{i}.ok" for i in range(index) if kind is NodeKind.CASCADE))
+            tests = ("X", "E", *(f"steps.s{i}.ok" for i in range(index) if kind is CascadePlan))
             steps.append(self.step(index, depth, ("E",), tests))
-        if kind is NodeKind.SWITCH:
+        if kind is SwitchPlan:
             return self.switch(name, steps)
-        if kind is NodeKind.ENSEMBLE:
+        if kind is EnsemblePlan:
             method = self.draw(st.sampled_from(COMBINE_METHODS))
             return Node(
                 name,
@@ -197,7 +198,7 @@ class _Draw:
                 method=method,
                 custom=self.model() if method is METHODS["CUSTOM"] else None,
             )
-        if kind is NodeKind.CASCADE:
+        if kind is CascadePlan:
             for index in range(size):
                 accept = Test("Y", self.draw(st.integers(0, 4))) if index < size - 1 else None
                 limit_ms = self.draw(st.integers(20, 150)) if self.chance(20) else 0
@@ -213,13 +214,13 @@ class _Draw:
             oks = tuple(f"steps.s{i}.ok" for i in range(index))
             steps.append(self.step(index, depth, ("E", *before), ("X", "E", *before, *oks)))
         if not self.chance(25):
-            return Node(name, NodeKind.SEQUENCE, tuple(steps))
+            return Node(name, SequencePlan, tuple(steps))
         carries = self.chance(70)
         if carries:
             steps[0] = Step("s0", self.model(), steps[0].reads)
         again = self.test(("X", *(f"t{i}" for i in range(size))))
         most = self.draw(st.integers(1, 3))
-        return Node(name, NodeKind.SEQUENCE, tuple(steps), max_iterations=most, again=again, carries=carries)
+        return Node(name, SequencePlan, tuple(steps), max_iterations=most, again=again, carries=carries)
 
     def switch(self, name: str, steps: list[Step]) -> Node:
         """Some branches have tests, some values, the last one may be the one for the rest."""
@@ -228,7 +229,7 @@ class _Draw:
                 steps[index] = replace(step, is_otherwise=True)
             elif step.when is None:
                 steps[index] = replace(step, value=str(index % 3))
-        return Node(name, NodeKind.SWITCH, tuple(steps), per_row=self.chance(50), on="X")
+        return Node(name, SwitchPlan, tuple(steps), per_row=self.chance(50), on="X")
 
 
 @st.composite
@@ -295,7 +296,7 @@ def _step_plan(node: Node, step: Step, output: str) -> Any:
     options |= {"when": _condition(step.when), "accept": _condition(step.accept)}
     options |= {"min_remaining_ms": step.min_remaining_ms, "is_otherwise": step.is_otherwise}
     options |= {"retry": step.retry, "hedge": step.hedge, "cache": CachePlan(0, 1 << 30) if step.is_cached else None}
-    if node.kind is NodeKind.SPLITTER:
+    if node.kind is SplitterPlan:
         options["weight"] = float(step is node.steps[-1])
     if step.value:
         options["cases"] = (step.value,)
@@ -311,17 +312,20 @@ def _step_plan(node: Node, step: Step, output: str) -> Any:
 
 
 def _node_plan(node: Node) -> NodePlan:
-    names = {NodeKind.SEQUENCE: "t{}", NodeKind.ENSEMBLE: "s{}.Y"}
+    names = {SequencePlan: "t{}", EnsemblePlan: "s{}.Y"}
     outputs = [names.get(node.kind, "Y").format(index) for index in range(len(node.steps))]
     steps = [_step_plan(node, step, output) for step, output in zip(node.steps, outputs, strict=True)]
-    options: dict[str, Any] = {"per_row": node.per_row, "quorum": node.quorum, "straggler_ms": node.straggler_ms}
+    own = {field.name for field in fields(node.kind)}
+    options: dict[str, Any] = {
+        name: getattr(node, name) for name in ("per_row", "quorum", "straggler_ms") if name in own
+    }
     if node.on:
         options["on"] = FakeCondition(
             lambda request, values: str(int(values["X"][:, 0].astype(int).sum()) % 3), names=("X",)
         )
     if node.again is not None:
         options["loop"] = LoopPlan(_condition(node.again), node.max_iterations, (("t0", "X"),) if node.carries else ())
-    if node.kind is NodeKind.ENSEMBLE:
+    if node.kind is EnsemblePlan:
         more: dict[str, Any] = {}
         if node.custom is not None:
             call = _call(node.custom, {"S": 2, "MASK": 1})
@@ -330,7 +334,7 @@ def _node_plan(node: Node) -> NodePlan:
             more |= {"stack": "S", "mask": "MASK"}
         sources = {step.name: output for step, output in zip(node.steps, outputs, strict=True)}
         options["combines"] = [("Y", node.method, sources, more)]
-    made = {"Y": outputs[-1]} if node.kind is NodeKind.SEQUENCE else ["Y"]
+    made = {"Y": outputs[-1]} if node.kind is SequencePlan else ["Y"]
     return make.node(node.name, node.kind, steps, inputs=["X", "E"], outputs=made, **options)
 
 

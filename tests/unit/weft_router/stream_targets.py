@@ -12,7 +12,8 @@ from tests.unit.weft_router.fake_target import FakeTarget
 from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft_common.errors import WeftError
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.graph.plan import GraphPlan
+from weft_router.kinds.sequence import SequencePlan
 from weft_router.runtime import Runtime
 
 Script = Callable[[InferCall, CallContext], AsyncIterator[Any]]
@@ -65,7 +66,7 @@ class Plans:
 
     def graph(self, *steps: Any, outputs: Any = ("Y",), **options: Any) -> GraphPlan:
         """A graph of X with these steps."""
-        root = make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=outputs)
+        root = make.node("root", SequencePlan, steps, inputs=["X"], outputs=outputs)
         plan = make.graph(root, **options)
         return replace(plan, signature=replace(plan.signature, is_decoupled=True))
 

@@ -16,8 +16,9 @@ from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError, WeftError
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor, decode, encode
+from weft_router.compile import compile_graph
 from weft_router.executor import GraphExecutor
-from weft_router.graph import GraphSource, compile_graph
+from weft_router.graph import GraphSource
 from weft_router.runtime import Runtime
 
 _HEADER = """

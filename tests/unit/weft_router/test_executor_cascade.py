@@ -11,7 +11,8 @@ from tests.unit.weft_router.fake_target import FakeTarget, answering, failing
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InvalidArgumentError, WeftError
 from weft_common.tensors import WireTensor, decode
-from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.graph.plan import GraphPlan
+from weft_router.kinds.cascade import CascadePlan
 
 SOFT: dict[str, object] = {"is_soft": True}
 
@@ -27,7 +28,7 @@ def cascade(steps: Mapping[str, dict[str, object]], **options: object) -> GraphP
         make.step(n, n, {"IN": "X"}, {"OUT": "Y"}, **({} if n == last else {"accept": at_least(10)}) | how)
         for n, how in steps.items()
     ]
-    return make.graph(make.node("root", NodeKind.CASCADE, made, inputs=["X"], outputs=["Y"], **options))
+    return make.graph(make.node("root", CascadePlan, made, inputs=["X"], outputs=["Y"], **options))
 
 
 async def path_and_answer(plan: GraphPlan, target: object, **options: object) -> tuple[str, float]:
@@ -84,7 +85,7 @@ async def test_the_latest_answer_is_the_best() -> None:
         make.step("b", "b", {"IN": "X"}, {"O": "Y", "P": "Z"}, accept=at_least(10)),
         make.step("c", "c", {"IN": "X"}, {"O": "Y", "P": "Z"}, is_soft=True),
     ]
-    plan = make.graph(make.node("root", NodeKind.CASCADE, steps, inputs=["X"], outputs=["Y", "Z"]))
+    plan = make.graph(make.node("root", CascadePlan, steps, inputs=["X"], outputs=["Y", "Z"]))
     target = FakeTarget(a=answering(5), b=answering(6), c=failing())
     assert {"Y": make.tensor(6.0), "Z": make.tensor(6.0)} == (await make.run(plan, target)).outputs
 

@@ -11,10 +11,11 @@ from tests.unit.weft_router.fake_target import FakeTarget, answering, failing
 from weft_common.core import CallContext, InferCall
 from weft_common.tensors import WireTensor
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import NodeKind, ShadowPlan
+from weft_router.graph.plan import ShadowPlan
+from weft_router.kinds.sequence import SequencePlan
 from weft_router.runtime import Runtime
 
-SEQUENCE = NodeKind.SEQUENCE
+SEQUENCE = SequencePlan
 
 
 async def test_skipped_and_soft_steps_release_their_consumers(virtual_clock: object) -> None:

@@ -11,7 +11,8 @@ from weft_common.core import CallContext, InferCall
 from weft_common.errors import InternalError, RemoteError
 from weft_common.tensors import WireTensor
 from weft_router.combine import METHODS, CombineMethod
-from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.graph.plan import GraphPlan
+from weft_router.kinds.ensemble import EnsemblePlan
 
 FIRST, VOTE, KEYED, AVERAGE, CONCAT = (
     METHODS["FIRST"],
@@ -33,7 +34,7 @@ def ensemble(
     calls = {m: make.call_plan(m, ["IN"], [make.spec("OUT", datatype)]) for m in members}
     steps = [make.step(m, calls[m], {"IN": "X"}, {"OUT": f"{m}.Y"}, weight=weights.get(m, 1.0)) for m in members]
     combine = ("Y", method, {m: f"{m}.Y" for m in members}, options)
-    return make.graph(make.node("root", NodeKind.ENSEMBLE, steps, inputs=["X"], outputs=["Y"], combines=[combine]))
+    return make.graph(make.node("root", EnsemblePlan, steps, inputs=["X"], outputs=["Y"], combines=[combine]))
 
 
 def answering(value: WireTensor) -> object:
@@ -91,7 +92,7 @@ async def test_keyed_outputs_pass_through_undecoded() -> None:
     answers = {m: make.tensor(float(i)) for i, m in enumerate("ab")}
     steps = [make.step(m, m, {"IN": "X"}, {"OUT": f"{m}.t"}) for m in "ab"]
     combines = [(f"{m}.OUT", KEYED, {m: f"{m}.t"}, {}) for m in "ab"]
-    root = make.node("root", NodeKind.ENSEMBLE, steps, inputs=["X"], outputs=["a.OUT", "b.OUT"], combines=combines)
+    root = make.node("root", EnsemblePlan, steps, inputs=["X"], outputs=["a.OUT", "b.OUT"], combines=combines)
     result = await make.run(make.graph(root), FakeTarget(**{m: answering(t) for m, t in answers.items()}))
     assert result.outputs["a.OUT"].data is answers["a"].data
     assert result.outputs["b.OUT"].data is answers["b"].data
@@ -154,7 +155,7 @@ async def test_members_with_and_without_batching_are_combined() -> None:
     plain, batching = (make.call_plan(m, ["IN"], ["OUT"], max_batch_size=size) for m, size in (("a", 0), ("b", 8)))
     steps = [make.step(p.model_name, p, {"IN": "X"}, {"OUT": f"{p.model_name}.Y"}) for p in (plain, batching)]
     combine = ("Y", AVERAGE, {"a": "a.Y", "b": "b.Y"}, {})
-    root = make.node("root", NodeKind.ENSEMBLE, steps, inputs=["X"], outputs=["Y"], combines=[combine])
+    root = make.node("root", EnsemblePlan, steps, inputs=["X"], outputs=["Y"], combines=[combine])
     x = make.tensor(1, 2, shape=(1, 2))
     result = await make.run(make.graph(root, max_batch_size=8), FakeTarget(), {"X": x})
     assert x == result.outputs["Y"]

@@ -15,7 +15,12 @@ from weft_common.errors import RemoteError, WeftError
 from weft_common.tensors import WireTensor
 from weft_router.combine import METHODS, CombineMethod
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import CachePlan, GraphPlan, HedgePlan, NodeKind, RetryPlan
+from weft_router.graph.plan import GraphPlan
+from weft_router.kinds.ensemble import EnsemblePlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.policies.cache import CachePlan
+from weft_router.policies.hedge import HedgePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime
 
 
@@ -44,20 +49,20 @@ async def hold(call: InferCall, context: CallContext) -> dict[str, WireTensor]:
 def chain() -> GraphPlan:
     """X -> good -> bad."""
     steps = [make.step("a", "good", {"IN": "X"}, {"OUT": "M"}), make.step("b", "bad", {"IN": "M"}, {"OUT": "Y"})]
-    return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+    return make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]))
 
 
 def fork() -> GraphPlan:
     """X -> (good, bad, slow) at once."""
     steps = [make.step(m, m, {"IN": "X"}, {"OUT": m}) for m in ("good", "bad", "slow")]
-    return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["good", "bad", "slow"]))
+    return make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["good", "bad", "slow"]))
 
 
 def ensemble(method: CombineMethod, members: tuple[str, ...]) -> GraphPlan:
     """X -> all members -> Y."""
     steps = [make.step(m, m, {"IN": "X"}, {"OUT": f"{m}.Y"}) for m in members]
     combine = ("Y", method, {m: f"{m}.Y" for m in members}, {})
-    return make.graph(make.node("root", NodeKind.ENSEMBLE, steps, inputs=["X"], outputs=["Y"], combines=[combine]))
+    return make.graph(make.node("root", EnsemblePlan, steps, inputs=["X"], outputs=["Y"], combines=[combine]))
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["answered", "failed"])
@@ -140,7 +145,7 @@ async def test_policies_hold_no_tensors(policy: str, ending: str) -> None:
     if "fallback" in options:
         options["fallback"] = make.step("f", "bad2", {"IN": "X"}, {"OUT": "Y"})
     steps = [make.step("a", "bad", {"IN": "X"}, {"OUT": "Y"}, **options)]
-    plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+    plan = make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]))
     scripts = {"answered": {}, "failed": {"bad": fail, "bad2": fail}, "cancelled": {"bad": hold}}[ending]
     target = FakeTarget(**scripts)
     executor = GraphExecutor(plan, Runtime({"model": target}))

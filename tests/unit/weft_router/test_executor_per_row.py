@@ -14,7 +14,9 @@ from weft_common.core import CallContext, InferCall
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 from weft_common.signature import TensorSpec
 from weft_common.tensors import WireTensor, decode, encode
-from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.graph.plan import GraphPlan, NodePlan
+from weft_router.kinds.cascade import CascadePlan
+from weft_router.kinds.switch import SwitchPlan
 
 Answer = Callable[[InferCall, CallContext], Awaitable[Mapping[str, WireTensor]]]
 SOFT: dict[str, object] = {"is_soft": True}
@@ -40,7 +42,7 @@ def adding(amount: float, after_ms: float = 0) -> Answer:
     return answer
 
 
-def per_row(kind: NodeKind, steps: Mapping[str, dict[str, object]], **options: object) -> GraphPlan:
+def per_row(kind: type[NodePlan], steps: Mapping[str, dict[str, object]], **options: object) -> GraphPlan:
     """Steps that call the models named like them; batches of up to 8."""
     made = [make.step(n, n, {"IN": "X"}, {"OUT": "Y"}, **how) for n, how in steps.items()]
     root = make.node("root", kind, made, inputs=["X"], outputs=["Y"], max_batch_size=8, per_row=True, **options)
@@ -55,7 +57,7 @@ def switch(steps: Mapping[str, dict[str, object]], **options: object) -> GraphPl
         options["on"] = FakeCondition(
             lambda r, values: names[float(np.sign(values["X"][0, 0]))], names=("X",), source="sign"
         )
-    return per_row(NodeKind.SWITCH, steps, **options)
+    return per_row(SwitchPlan, steps, **options)
 
 
 SIGNS = {"neg": {"cases": ("neg",)}, "pos": {"cases": ("pos",)}, "rest": {"is_otherwise": True}}
@@ -131,7 +133,7 @@ async def test_tests_are_tried_with_the_rows_that_are_left() -> None:
 async def test_a_condition_without_tensors_is_evaluated_once() -> None:
     """It is the same for all rows."""
     on = FakeCondition(lambda r, f: r.parameters["lang"])
-    plan = per_row(NodeKind.SWITCH, {"de": {"cases": ("de",)}}, on=on)
+    plan = per_row(SwitchPlan, {"de": {"cases": ("de",)}}, on=on)
     await make.run(plan, FakeTarget(), {"X": column(1, 2, 3)}, parameters={"lang": "de"})
     assert 1 == on.num_evaluations
 
@@ -149,11 +151,11 @@ async def test_a_row_without_a_branch_fails_the_request() -> None:
     assert [] == target.called()
 
 
-@pytest.mark.parametrize("kind", [NodeKind.SWITCH, NodeKind.CASCADE])
-async def test_no_rows_have_an_empty_answer(kind: NodeKind) -> None:
+@pytest.mark.parametrize("kind", [SwitchPlan, CascadePlan])
+async def test_no_rows_have_an_empty_answer(kind: type[NodePlan]) -> None:
     """Nothing is called; the shape is the declared one."""
     on = FakeCondition(lambda r, values: "a", names=("X",))
-    plan = per_row(kind, {"a": {}}, **({"on": on} if kind is NodeKind.SWITCH else {}))
+    plan = per_row(kind, {"a": {}}, **({"on": on} if kind is SwitchPlan else {}))
     target = FakeTarget()
     result = await make.run(plan, target, {"X": WireTensor("FP32", (0, 1), b"")})
     assert {"Y": WireTensor("FP32", (0, 1), b"")} == result.outputs
@@ -200,7 +202,7 @@ async def test_an_answer_with_other_rows_fails_the_request() -> None:
 async def test_inputs_of_different_rows_fail_the_request() -> None:
     """A model before the node must have given the wrong number."""
     steps = [make.step("a", "a", {"IN": "X", "Z": "Z"}, {"OUT": "Y"}, is_otherwise=True)]
-    root = make.node("root", NodeKind.SWITCH, steps, inputs=["X", "Z"], outputs=["Y"], per_row=True, max_batch_size=8)
+    root = make.node("root", SwitchPlan, steps, inputs=["X", "Z"], outputs=["Y"], per_row=True, max_batch_size=8)
     plan = make.graph(root, max_batch_size=8)
     with pytest.raises(InternalError, match=r"^g/1: root: .*: X has shape \[2, 1\], Z has shape \[3, 1\]"):
         await make.run(plan, FakeTarget(), {"X": column(1, 2), "Z": column(1, 2, 3)})
@@ -221,7 +223,7 @@ async def test_strings_travel_by_row() -> None:
         )
         for n in ("long", "short")
     ]
-    root = make.node("root", NodeKind.SWITCH, made, inputs=["X"], outputs=["Y"], per_row=True, on=on)
+    root = make.node("root", SwitchPlan, made, inputs=["X"], outputs=["Y"], per_row=True, on=on)
     x = make.text("a", "tiger", "", "elephant", shape=(4, 1))
     target = FakeTarget()
     result = await make.run(make.graph(root, max_batch_size=8), target, {"X": x})
@@ -237,7 +239,7 @@ def cascade(steps: Mapping[str, dict[str, object]], **options: object) -> GraphP
     """All steps but the last accept rows of 10 and more."""
     last = list(steps)[-1]
     accepting = {n: ({} if n == last else {"accept": at_least(10)}) | how for n, how in steps.items()}
-    return per_row(NodeKind.CASCADE, accepting, **options)
+    return per_row(CascadePlan, accepting, **options)
 
 
 async def test_only_the_rows_that_are_not_accepted_travel_on() -> None:

@@ -24,7 +24,8 @@ from weft_common.errors import RemoteError, WeftError
 from weft_common.tensors import WireTensor
 from weft_router.budgets.retry_budget import RetryBudget
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.graph.plan import GraphPlan
+from weft_router.kinds.sequence import SequencePlan
 from weft_router.runtime import Runtime
 
 
@@ -119,7 +120,7 @@ def plan_of(dag: list[Node]) -> GraphPlan:
         for index, node in enumerate(dag)
     ]
     outputs = [f"t{index}" for index in range(len(dag))]
-    return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=outputs))
+    return make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=outputs))
 
 
 fixture_is_stateless = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -12,7 +12,8 @@ from weft_common.core import CallContext, InferCall
 from weft_common.errors import InvalidArgumentError, WeftError
 from weft_common.tensors import WireTensor
 from weft_router.combine import METHODS, CombineMethod
-from weft_router.graph.plan import CallPlan, GraphPlan, NodeKind
+from weft_router.graph.plan import CallPlan, GraphPlan
+from weft_router.kinds.ensemble import EnsemblePlan
 
 SUM, FIRST, KEYED, MEDIAN = METHODS["SUM"], METHODS["FIRST"], METHODS["KEYED"], METHODS["MEDIAN"]
 
@@ -26,7 +27,7 @@ def ensemble(
     """The members take X; Y combines their answers."""
     steps = [make.step(m, m, {"IN": "X"}, {"OUT": f"{m}.Y"}, **how) for m, how in members.items()]
     made = ("Y", method, {m: f"{m}.Y" for m in members}, dict(combine))
-    root = make.node("root", NodeKind.ENSEMBLE, steps, inputs=["X"], outputs=["Y"], combines=[made], **options)
+    root = make.node("root", EnsemblePlan, steps, inputs=["X"], outputs=["Y"], combines=[made], **options)
     return make.graph(root)
 
 
@@ -192,7 +193,7 @@ async def test_a_keyed_output_of_a_member_that_is_missing_is_absent() -> None:
     """The others are there."""
     steps = [make.step(m, m, {"IN": "X"}, {"OUT": f"{m}.t"}, is_soft=True) for m in "ab"]
     combines = [(f"{m}.t", KEYED, {m: f"{m}.t"}, {}) for m in "ab"]
-    root = make.node("root", NodeKind.ENSEMBLE, steps, inputs=["X"], outputs=["a.t", "b.t"], combines=combines)
+    root = make.node("root", EnsemblePlan, steps, inputs=["X"], outputs=["a.t", "b.t"], combines=combines)
     result = await make.run(make.graph(root), FakeTarget(a=failing()))
     assert ["b.t"] == list(result.outputs)
 
@@ -203,7 +204,7 @@ async def test_first_among_other_methods_is_the_first_that_answered(virtual_cloc
     sources = {m: f"{m}.Y" for m in "abc"}
     root = make.node(
         "root",
-        NodeKind.ENSEMBLE,
+        EnsemblePlan,
         steps,
         inputs=["X"],
         outputs=["Y", "M"],
@@ -261,7 +262,7 @@ def custom(is_soft: bool = True, **options: object) -> GraphPlan:
         {m: f"{m}.Y" for m in "ab"},
         {"custom": judge, "stack": "stack", "mask": "mask"},
     )
-    root = make.node("root", NodeKind.ENSEMBLE, steps, inputs=["X"], outputs=["Y"], combines=[combine])
+    root = make.node("root", EnsemblePlan, steps, inputs=["X"], outputs=["Y"], combines=[combine])
     return make.graph(root)
 
 
@@ -308,7 +309,7 @@ async def test_a_cancel_at_any_moment_leaves_nothing(virtual_clock: object, at_m
         {"custom": judge, "stack": "stack", "mask": "mask"},
     )
     root = make.node(
-        "root", NodeKind.ENSEMBLE, steps, inputs=["X"], outputs=["Y"], combines=[combine], quorum=1, straggler_ms=10
+        "root", EnsemblePlan, steps, inputs=["X"], outputs=["Y"], combines=[combine], quorum=1, straggler_ms=10
     )
     target = FakeTarget(a=answering(1, after_ms=10), b=answering(1, after_ms=500), judge=answering(1, after_ms=500))
     request = asyncio.create_task(make.run(make.graph(root), target))

@@ -12,10 +12,11 @@ from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import InternalError, InvalidArgumentError, RemoteError, ResourceExhaustedError
 from weft_common.tensors import WireTensor
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.graph.plan import GraphPlan
+from weft_router.kinds.sequence import SequencePlan
 from weft_router.runtime import Runtime
 
-SEQUENCE = NodeKind.SEQUENCE
+SEQUENCE = SequencePlan
 
 
 def chain(length: int = 3, **options: object) -> GraphPlan:

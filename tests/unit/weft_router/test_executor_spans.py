@@ -15,7 +15,13 @@ from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
 from weft_common.observing import telemetry
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import CachePlan, GraphPlan, HedgePlan, NodeKind, RetryPlan
+from weft_router.graph.plan import GraphPlan
+from weft_router.kinds.cascade import CascadePlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.kinds.switch import SwitchPlan
+from weft_router.policies.cache import CachePlan
+from weft_router.policies.hedge import HedgePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime
 from weft_router.target import TargetModel
 
@@ -36,9 +42,9 @@ def switched() -> GraphPlan:
     """A call, then a switch with one call."""
     on = FakeCondition(lambda request, frame: "de")
     branches = [make.step("de", "bert", {"IN": "T"}, {"OUT": "P"}, cases=("de",))]
-    inner = make.node("by_language", NodeKind.SWITCH, branches, inputs=["T"], outputs=["P"], on=on)
+    inner = make.node("by_language", SwitchPlan, branches, inputs=["T"], outputs=["P"], on=on)
     steps = [make.step("lid", "lid", {"IN": "X"}, {"OUT": "T"}), make.step("clf", inner, {"T": "T"}, {"P": "P"})]
-    return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["P"]))
+    return make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["P"]))
 
 
 async def traced(target: object, headers: dict[str, str] | None = None) -> None:
@@ -136,7 +142,7 @@ async def test_without_telemetry_a_call_has_no_trace_context() -> None:
 def one(**options: object) -> GraphPlan:
     """X -> a (model m) -> Y."""
     steps = [make.step("a", "m", {"IN": "X"}, {"OUT": "Y"}, **options)]
-    return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+    return make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]))
 
 
 async def traced_run(
@@ -159,13 +165,13 @@ async def test_a_soft_failure_is_an_error_of_its_span_alone(exporter: InMemorySp
     """The step's span has status and message; those above it have not."""
     inner = make.node(
         "inner",
-        NodeKind.SEQUENCE,
+        SequencePlan,
         [make.step("i", "i", {"IN": "X"}, {"OUT": "T"}, is_soft=True)],
         inputs=["X"],
         outputs=["T"],
     )
     steps = [make.step("a", inner, {"X": "X"}, {"T": "Y"})]
-    plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+    plan = make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]))
     spans = await traced_run(exporter, plan, FakeTarget(i=failing()))
     (failed,) = spans["step inner/i"]
     assert (StatusCode.ERROR, "g/1: inner/i -> i@1: gone") == (failed.status.status_code, failed.status.description)
@@ -230,9 +236,9 @@ async def test_a_cascades_span_names_the_step_whose_answer_was_taken(exporter: I
         make.step("base", "base", {"IN": "X"}, {"OUT": "Y"}, accept=unsure),
         make.step("large", "large", {"IN": "X"}, {"OUT": "Y"}, is_soft=True),
     ]
-    cascade = make.node("c", NodeKind.CASCADE, members, inputs=["X"], outputs=["Y"])
+    cascade = make.node("c", CascadePlan, members, inputs=["X"], outputs=["Y"])
     steps = [make.step("a", cascade, {"X": "X"}, {"Y": "Y"})]
-    plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+    plan = make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]))
     spans = await traced_run(exporter, plan, FakeTarget(large=failing()))
     assert "base" == spans["step root/a"][0].attributes["weft.branch"]
 

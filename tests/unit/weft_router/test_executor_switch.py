@@ -7,13 +7,15 @@ from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext
 from weft_common.errors import InvalidArgumentError
-from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.graph.plan import GraphPlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.kinds.switch import SwitchPlan
 
 
 def switch(branches: list[tuple[str, dict[str, object]]], **options: object) -> GraphPlan:
     """A switch whose branches call the models named like them."""
     steps = [make.step(name, name, {"IN": "X"}, {"OUT": "Y"}, **how) for name, how in branches]
-    return make.graph(make.node("root", NodeKind.SWITCH, steps, inputs=["X"], outputs=["Y"], **options))
+    return make.graph(make.node("root", SwitchPlan, steps, inputs=["X"], outputs=["Y"], **options))
 
 
 def language() -> object:
@@ -79,7 +81,7 @@ async def test_no_match_has_the_same_code_at_any_depth() -> None:
     """A switch inside a sequence fails as a switch at the root does."""
     inner = switch([("de", {"cases": ("de",)})], on=language()).root
     steps = [make.step("pre", "pre", {"IN": "X"}, {"OUT": "A"}), make.step("clf", inner, {"X": "A"}, {"Y": "Y"})]
-    plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+    plan = make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]))
     context = CallContext()
     with pytest.raises(InvalidArgumentError, match="no branch of switch"):
         await make.run(plan, FakeTarget(), parameters={"lang": "fr"}, context=context)

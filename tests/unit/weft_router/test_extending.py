@@ -1,25 +1,29 @@
 """The router's examples of docs/extending.md run as they stand there."""
 
 import argparse
+import asyncio
 import random
 
 import pytest
 from tests.unit.docs.test_extending import blocks, module
 from tests.unit.weft_router import make
-from tests.unit.weft_router.fake_target import FakeTarget, answering
+from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, in_turn
 from tests.unit.weft_router.targets.test_replicated import Fleet, replicated
 from tests.unit.weft_router.text_graphs import compiled, x, y
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext, InferCall
+from weft_common.errors import WeftError
 from weft_router.arguments import add_arguments
 from weft_router.bandit_algorithms import ALGORITHMS
 from weft_router.bandits.store import BanditStore
 from weft_router.combine import METHODS
 from weft_router.executor import GraphExecutor
 from weft_router.graph import GraphError
-from weft_router.kinds import describe
+from weft_router.policies import POLICIES
 from weft_router.runtime import Runtime
-from weft_router.targets.balancing import POLICIES
+from weft_router.targets import balancing
+from weft_tools.wording import policy_texts
 
 
 async def test_a_combine_method(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +34,7 @@ async def test_a_combine_method(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 'step { name: "a" model_name: "a" } step { name: "b" model_name: "b" }'
     nodes = f'node {{ name: "root" ensemble {{ {steps} {combine} }} }}'
     plan = compiled(nodes)
-    assert ("Y: RANGE",) == describe(plan.root).exit.notes
+    assert ("Y: RANGE",) == plan.root.describe().exit.notes
     assert 2.5 == y(await make.run(plan, FakeTarget(a=answering(4.5), b=answering(7)), x()))
     with pytest.raises(GraphError, match="'weighted' has no effect with RANGE; it belongs to: AVERAGE or SUM or VOTE"):
         compiled(nodes.replace("method:", "weighted: true method:"))
@@ -39,7 +43,7 @@ async def test_a_combine_method(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_balancing_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line takes it by its name, and the calls of a target go where it says."""
     (code,) = blocks("A balancing policy", "python")
-    monkeypatch.setitem(POLICIES, "pack", module(code, "pack").PACK)
+    monkeypatch.setitem(balancing.POLICIES, "pack", module(code, "pack").PACK)
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     assert " pack," in parser.format_help()
@@ -58,7 +62,7 @@ async def test_a_bandit_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ALGORITHMS, "UCB1", module(code, "softmax").SOFTMAX)  # graph.proto has no SOFTMAX
     steps = 'step { name: "a" model_name: "a" } step { name: "b" model_name: "b" }'
     plan = compiled(f'node {{ name: "root" splitter {{ bandit {{ algorithm: UCB1 epsilon: 0.05 }} {steps} }} }}')
-    assert ("SOFTMAX, epsilon 0.05",) == describe(plan.root).entry.notes
+    assert ("SOFTMAX, epsilon 0.05",) == plan.root.describe().entry.notes
     store = BanditStore(random.Random(1))
     target = FakeTarget(a=answering(1), b=answering(2))
     executor = GraphExecutor(plan, Runtime({"model": target}, bandits=store))
@@ -66,3 +70,27 @@ async def test_a_bandit_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
         result = await executor.execute(InferCall("g", request_id=str(number), inputs=x()), CallContext())
         store.reward_request("g", str(number), float(y(result) == 2))
     assert [call.model_name for call in target.calls].count("b") > 80
+
+
+async def test_a_step_policy(monkeypatch: pytest.MonkeyPatch, virtual_clock: VirtualClock) -> None:
+    """A graph with it is checked, described and run: after two failures the model is left alone for a second."""
+    (code,), (line,) = blocks("A step policy", "python"), blocks("A step policy", "pbtxt")
+    for name, known in (("breaker.failures", "hedge.max_extra"), ("breaker.open_ms", "hedge.after_ms")):
+        code = code.replace(f"policy.{name}", f"policy.{known}")  # graph.proto has no Breaker
+    code = code.replace('str] = "breaker"', 'str] = "hedge"')
+    line = line.replace("breaker", "hedge").replace("failures", "max_extra").replace("open_ms", "after_ms")
+    monkeypatch.setitem(POLICIES, "hedge", module(code, "breaker").BreakerPolicy())
+    step = f'step {{ name: "a" model_name: "a" {line} }}'
+    plan = compiled(f'node {{ name: "root" sequence {{ {step} }} }}')
+    assert ["open for 1000 ms after 2 failures"] == policy_texts(plan.root.steps[0])
+    target = FakeTarget(a=in_turn(failing(), failing(), answering(5)))
+    runtime = Runtime({"model": target}, clock_ns=virtual_clock)
+    executor = GraphExecutor(plan, runtime)
+    for expected in ("gone", "gone", "it failed 2 times in a row and was not called"):
+        with pytest.raises(WeftError, match=expected):
+            await executor.execute(InferCall("g", inputs=x()), CallContext())
+    await asyncio.sleep(1)
+    assert 5 == y(await executor.execute(InferCall("g", inputs=x()), CallContext()))
+    assert (3, 1) == (len(target.calls), next(iter(runtime.step_counters)).events["breaker_refused"])
+    with pytest.raises(GraphError, match="'breaker' has no 'open_ms'; give the time without calls"):
+        compiled(f'node {{ name: "root" sequence {{ {step.replace("after_ms: 1000", "")} }} }}')

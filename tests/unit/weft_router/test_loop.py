@@ -13,7 +13,9 @@ from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, i
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InvalidArgumentError, RemoteError
 from weft_common.tensors import WireTensor, decode, encode
-from weft_router.graph.plan import GraphPlan, LoopPlan, NodeKind
+from weft_router.graph.plan import GraphPlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.kinds.sequence.run import LoopPlan
 
 
 def loop(again: object, max_iterations: int = 10, **options: object) -> GraphPlan:
@@ -23,7 +25,7 @@ def loop(again: object, max_iterations: int = 10, **options: object) -> GraphPla
         make.step("add", "add", {"A": "M", "B": "B"}, {"OUT": "Y"}, **options),
     ]
     plan = LoopPlan(again, max_iterations, (("Y", "X"),))
-    root = make.node("root", NodeKind.SEQUENCE, steps, inputs=["X", "B"], outputs=["Y", "M"], loop=plan)
+    root = make.node("root", SequencePlan, steps, inputs=["X", "B"], outputs=["Y", "M"], loop=plan)
     return make.graph(root)
 
 
@@ -83,7 +85,7 @@ async def test_a_swap_carries_both_ways() -> None:
     steps = [make.step(n, n, {"IN": x}, {"OUT": y}) for n, x, y in (("p", "A", "B1"), ("q", "B", "A1"))]
     again = FakeCondition(lambda r, f: True)
     plan = LoopPlan(again, 2, (("A1", "A"), ("B1", "B")))
-    root = make.node("root", NodeKind.SEQUENCE, steps, inputs=["A", "B"], outputs=["A1", "B1"], loop=plan)
+    root = make.node("root", SequencePlan, steps, inputs=["A", "B"], outputs=["A1", "B1"], loop=plan)
     inputs = {"A": make.tensor(1.0), "B": make.tensor(2.0)}
     result = await make.run(make.graph(root), FakeTarget(), inputs)
     assert {"A1": make.tensor(1.0), "B1": make.tensor(2.0)} == result.outputs
@@ -131,7 +133,7 @@ async def test_a_loop_that_is_pruned_still_loops() -> None:
     """Steps that neither the outputs asked for nor the loop need are left out of every round."""
     steps = [make.step(n, n, {"IN": "X"}, {"OUT": n.upper()}) for n in "abc"]
     plan = LoopPlan(FakeCondition(lambda r, f: True), 2, (("A", "X"),))
-    root = make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=[*"ABC"], loop=plan)
+    root = make.node("root", SequencePlan, steps, inputs=["X"], outputs=[*"ABC"], loop=plan)
     target = FakeTarget()
     await make.run(make.graph(root), target, outputs=["B"])
     assert ["a", "b", "a", "b"] == target.called()

@@ -60,7 +60,7 @@ def functions_that_run() -> Iterator[set[CodeType]]:
     def note(frame: FrameType, event: str, argument: object) -> None:
         module = frame.f_globals.get("__name__", "")
         is_built = frame.f_code.co_name == "__init__" and module.startswith("weft_router")
-        if event == "call" and (is_built or module.startswith("weft_router.graph.")):
+        if event == "call" and (is_built or module.startswith(("weft_router.graph.", "weft_router.compile"))):
             seen.add(frame.f_code)
 
     threading.setprofile(note)

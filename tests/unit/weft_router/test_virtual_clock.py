@@ -8,12 +8,13 @@ from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_target import FakeTarget, answering
 
 from weft_common.errors import RemoteError
-from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.graph.plan import GraphPlan
+from weft_router.kinds.sequence import SequencePlan
 
 
 def one_step(**options: Any) -> GraphPlan:
     steps = [make.step("a", "m", {"IN": "X"}, {"OUT": "Y"}, **options)]
-    return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+    return make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]))
 
 
 async def test_an_hour_takes_no_time(virtual_clock: Any) -> None:

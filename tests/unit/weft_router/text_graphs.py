@@ -7,7 +7,8 @@ import numpy as np
 
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor
-from weft_router.graph import GraphPlan, GraphSource, compile_graph
+from weft_router.compile import compile_graph
+from weft_router.graph import GraphPlan, GraphSource
 
 #: From X to Y, one number each; the same with a batch dimension.
 HEAD = """

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from tests.unit.weft_router.graph.conftest import FOLDER, FakeCatalog, FolderGraphs
 
-from weft_router.graph import GraphPlan, GraphSource, compile_graph
+from weft_router.compile import compile_graph
+from weft_router.graph import GraphPlan, GraphSource
 from weft_tools.compiled import load_plan
 
 GOOD = sorted((FOLDER / "good").glob("*.pbtxt"))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 #: Priorities below this one (larger numbers) are as this one.
 LOWEST_LEVEL = 6
-#: One place in so many, for each level between a request and the highest one that was seen lately.
+#: One slot in so many is reserved, for each level between a request and the highest one seen lately.
 _RESERVE = 10
 #: How long a level counts as seen.
 _SEEN_NS = 10_000_000_000
@@ -32,7 +32,7 @@ _NEVER = -(1 << 62)
 class ConcurrencyLimit:
     """Counts requests in flight against a limit: of the router, of a graph, or of a model that is called by its name.
 
-    What is kept free, where it is asked for: a tenth of the limit, at least one place, for each level between a request
+    Slots are reserved for higher levels: a tenth of the limit, at least one slot, for each level between a request
     and the highest level seen in the last 10 s, at most half of the limit together; so all of it is there for the
     highest level, and for everyone where one level is used. Of what a level may use, a client gets at most eight times
     as much as is still free. Clients that want more than there is come to hold equally many, those that want less hold

@@ -41,7 +41,7 @@ class AdmissionController:
     """The limits of a router: its own, those of its graphs, those of its clients.
 
     Args:
-        settings: As the operator wants it.
+        settings: As the operator has set them.
         generator: Draws the jitter of ``retry_after_ms``.
         clock_ns: ``time.monotonic_ns`` except in tests.
 
@@ -79,7 +79,7 @@ class AdmissionController:
             is_stream: It is decoupled.
         """
         limit = self.limits.get(name)
-        # One that is used is never replaced: of a name whose versions are of both kinds it would limit nothing.
+        # A limit in use is never replaced: a name may have versions that stream and versions that do not.
         if limit is None or (limit.is_timed is is_stream and not limit.num_inflight):
             return self._new_limit(kind, name, max_inflight, is_stream)
         if is_stream and limit.is_timed:
@@ -150,7 +150,7 @@ class AdmissionController:
         return permit
 
     def timed_out(self, permit: Permit) -> WeftError:
-        """The error of a request that has waited in vain."""
+        """Error for a request that timed out in the queue."""
         limit, context, now_ns = permit.limit, permit.context, self._clock_ns()
         if limit.is_too_late(context.deadline_ns, now_ns):
             return self.refusals.too_late(limit, permit.level, now_ns, context)

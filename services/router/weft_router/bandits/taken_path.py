@@ -2,8 +2,8 @@
 
 from weft_common.errors import InvalidArgumentError
 from weft_router.bandits.store import BanditChoice
-from weft_router.graph.plan import NodeKind, NodePlan, StepPlan
-from weft_router.reporting.path import BRACKETS, MAX_PATH_CHARS
+from weft_router.graph.plan import NodePlan, StepPlan
+from weft_router.reporting.path import MAX_PATH_CHARS
 
 _ENDS = frozenset("#=!~^>;)]}")
 _MAX_SHOWN_CHARS = 200
@@ -44,7 +44,7 @@ class _PathReader:
         return self._choices
 
     def _body(self, node: NodePlan, *, is_root: bool = False) -> None:
-        before, after = (".", "") if is_root and node.kind is NodeKind.SEQUENCE else BRACKETS[node.kind]
+        before, after = node.path_form.root_brackets if is_root else node.path_form.brackets
         if not self._take(before):
             return  # it ended before its first step
         self._step(node)
@@ -76,8 +76,7 @@ class _PathReader:
         return self._take("^") or not (self._take("!") or self._take("~"))
 
     def _one_of(self, node: NodePlan) -> StepPlan:
-        customs = (combine.custom for combine in node.combines if combine.custom is not None)
-        for step in (*node.steps, *customs):
+        for step in (*node.steps, *node.customs):
             end = self._at + len(step.name)
             if self._text.startswith(step.name, self._at) and (end == len(self._text) or self._text[end] in _ENDS):
                 self._at = end

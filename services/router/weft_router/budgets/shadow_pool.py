@@ -1,4 +1,4 @@
-"""Owner of work that nobody waits for."""
+"""Owner of background tasks."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,7 +11,7 @@ MAX_SHADOWS = 1024
 
 
 class ShadowPool:
-    """Tasks that run beside the requests and end with the router.
+    """Background tasks that end with the router.
 
     Args:
         max_inflight: Tasks at once.

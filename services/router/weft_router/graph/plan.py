@@ -5,16 +5,20 @@ Slots are plain integers, so nothing is looked up by name while a request runs. 
 nested graph, inlined at compile time) runs in a frame of its own, filled through the step's bindings.
 """
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor
 from weft_router.bandit_algorithms import BanditAlgorithm
-from weft_router.combine import CombineMethod
+from weft_router.graph.policy import PolicyPlan
 from weft_router.scope import RequestScope
+
+if TYPE_CHECKING:
+    from weft_router.graph.description import Description
+    from weft_router.steps import Node, NodeParts
 
 Frame = list[WireTensor | None]
 
@@ -61,16 +65,6 @@ class Condition(Protocol):
         """
 
 
-class NodeKind(Enum):
-    """How the steps of a node are wired."""
-
-    SEQUENCE = "sequence"
-    SWITCH = "switch"
-    SPLITTER = "splitter"
-    ENSEMBLE = "ensemble"
-    CASCADE = "cascade"
-
-
 @dataclass(frozen=True, slots=True)
 class CallPlan:
     """A call of a model on a target.
@@ -88,53 +82,16 @@ class CallPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPlan:
-    """Further attempts after a failure.
-
-    Attributes:
-        attempts: The first included; 2 or more.
-        backoff_ms: Pause before the second attempt; doubles with each further one. 0: none.
-        codes: gRPC status names that are worth another attempt.
-        budget_percent: Retries in work at once, in relation to all requests of the router in work.
-    """
-
-    attempts: int
-    backoff_ms: int
-    codes: frozenset[str]
-    budget_percent: float
-
-
-@dataclass(frozen=True, slots=True)
-class HedgePlan:
-    """Up to ``max_extra`` further calls, each ``after_ms`` after the one before, while no answer has come."""
-
-    after_ms: int
-    max_extra: int
-
-
-@dataclass(frozen=True, slots=True)
-class CachePlan:
-    """Answers are kept.
-
-    Attributes:
-        ttl_ms: How long; 0 means until evicted.
-        max_bytes: Keys and answers together; the least recently used go first.
-        key: What tells requests apart beside target, version, inputs and outputs.
-        stale_if_error_ms: How long after that an answer stands in for an UNAVAILABLE call; 0: not at all.
-    """
-
-    ttl_ms: int
-    max_bytes: int
-    key: Condition | None = None
-    stale_if_error_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class ShadowPlan:
     """``percent`` (0..100) of the requests are copied to the step; at most ``max_inflight`` (0: no limit) at once."""
 
     percent: float
     max_inflight: int
+
+    def text(self) -> str:
+        """``shadow of 5 % of requests, at most 4 at once``."""
+        limit = f", at most {self.max_inflight} at once" if self.max_inflight else ""
+        return f"shadow of {self.percent:g} % of requests{limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +127,7 @@ class DefaultPlan(NamedTuple):
 class StepPlan:
     """One step.
 
-    Whatever may go wrong is answered in this order: attempts (``hedge`` within ``retry``), ``fallback``, then
+    Whatever may go wrong is answered in this order: ``policies``, ``fallback``, then
     ``is_soft`` with ``defaults``, then the error.
 
     Attributes:
@@ -180,25 +137,25 @@ class StepPlan:
         inputs: Target input <- slot of the node's frame; an absent slot is left out of the call.
         outputs: Target output -> slot of the node's frame; these outputs are requested. The slots are absent, or have
             their default, when the step was skipped or failed softly.
-        when: Switch: test of this branch. Elsewhere the step runs only if it holds.
-        accept: Cascade only: whether the answer counts. It reads the step's own output slots; None: it always does.
-        cases: Switch with ``on``: values that choose this branch.
-        is_otherwise: Switch only: taken when nothing else matches.
-        weight: Splitter share or vote weight; 1 where none was given.
+        when: The step runs only if it holds; where the node watches it, what that means is the node's affair.
+        accept: Whether the answer counts. It reads the step's own output slots; None: it always does.
+        cases: Values that choose this step.
+        is_otherwise: Taken when nothing else matches.
+        weight: Share, or weight of its answer; 1 where none was given.
         timeout_ms: 0 means none. One deadline for all attempts; the fallback has its own.
         is_soft: A failure leaves the outputs absent, or with their default, and the request goes on.
         defaults: Of outputs; empty for a step that always gives its outputs.
         fallback: Runs after the step has failed, in the same frame, and gives the same output slots. Its own
             ``fallback`` comes after it.
-        retry, hedge, cache: None where there is none; what graph and node say is worked in.
+        policies: Around the action, the outermost first; what graph and node say is worked in.
         shadow: The step is a copy: its answer is dropped, it has no outputs and nobody waits for it.
         max_inflight: Runs of this step at once; the next fails with RESOURCE_EXHAUSTED. 0: no limit.
-        min_remaining_ms: With less time left a cascade passes the step over; elsewhere it fails with DEADLINE_EXCEEDED
-            without a call. 0: none.
+        min_remaining_ms: With less time left the step fails with DEADLINE_EXCEEDED without a call, unless the node
+            watches it. 0: none.
         ok_slot: Slot that holds ``OK`` if the step gave an answer of its own (or of its fallback), else is absent; -1
             where nothing reads it.
-        consumers: Sequence only: indexes of the steps that read an output (or the ok slot) of this one.
-        num_dependencies: Sequence only: how many steps must finish before this one may start.
+        consumers: In a pipeline: indexes of the steps that read an output (or the ok slot) of this one.
+        num_dependencies: In a pipeline: how many steps must finish before this one may start.
     """
 
     name: str
@@ -215,9 +172,7 @@ class StepPlan:
     is_soft: bool = False
     defaults: tuple[DefaultPlan, ...] = ()
     fallback: "StepPlan | None" = None
-    retry: RetryPlan | None = None
-    hedge: HedgePlan | None = None
-    cache: CachePlan | None = None
+    policies: tuple[PolicyPlan, ...] = ()
     shadow: ShadowPlan | None = None
     max_inflight: int = 0
     min_remaining_ms: int = 0
@@ -230,80 +185,75 @@ class StepPlan:
 OK = WireTensor("BOOL", (1,), b"\x01")
 
 
-@dataclass(frozen=True, slots=True)
-class CombinePlan:
-    """One output of an ensemble.
+class StepOutcome(Protocol):
+    """What is recorded of one run of a step, as far as a node says which step gave its answer."""
+
+    name: str
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the step, or a fallback of it, gave an answer."""
+
+
+def no_branch(steps: Sequence[StepOutcome]) -> str:
+    """No step in particular gave the node's answer."""
+    return ""
+
+
+class PathForm(NamedTuple):
+    """How the path of a request shows a run of a node.
 
     Attributes:
-        output: Slot of the node's frame that receives it.
-        method: How.
-        sources: Per step that offers the tensor: (index of the step, slot with its value).
-        is_weighted, axis: As of ``CombineSettings``.
-        custom: The call that combines, of a method that calls a model. Two of its input slots are ``stack`` and
-            ``mask``, which the node fills; the others are node inputs. Its one output slot is ``output``.
-        stack: With ``custom``: slot of all sources stacked along a new axis behind the batch dimension (or in front,
-            without one), absent ones as zeros or empty strings; -1 elsewhere.
-        mask: With ``custom``: slot of a BOOL tensor, shape [rows, sources] (or [sources]), false where a source is
-            absent.
+        brackets: What stands before and after its steps.
+        root_brackets: The same where the node is the graph.
+        branch: Steps that ran -> the one whose answer is the node's; "" for none or several.
     """
 
-    output: int
-    method: CombineMethod
-    sources: tuple[tuple[int, int], ...]
-    is_weighted: bool = False
-    axis: int = 0
-    custom: StepPlan | None = None
-    stack: int = -1
-    mask: int = -1
+    brackets: tuple[str, str]
+    root_brackets: tuple[str, str]
+    branch: Callable[[Sequence[StepOutcome]], str] = no_branch
+
+    @classmethod
+    def of(cls, before: str, after: str, branch: Callable[[Sequence[StepOutcome]], str] = no_branch) -> "PathForm":
+        """The same brackets everywhere."""
+        return cls((before, after), (before, after), branch)
+
+
+#: Of steps that run one after another and are no node of their own.
+IN_A_ROW = PathForm.of("(", ")")
 
 
 @dataclass(frozen=True, slots=True)
-class LoopPlan:
-    """A sequence that runs again while a condition holds.
+class NodePlan(ABC):
+    """One node; the root node is the graph. Each kind has a class of its own, with what only it has.
 
     Attributes:
-        again: The ``while``: reads inputs and outputs of the round that is over; true means once more.
-        max_iterations: Rounds at most; after the last the outputs are what that round gave.
-        carry: (slot of an output, slot of an input): what the next round gets in place of its input.
-    """
-
-    again: Condition
-    max_iterations: int
-    carry: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NodePlan:
-    """One node; the root node is the graph.
-
-    Attributes:
+        kind: Name of the kind: its field in the ``oneof kind`` of ``graph.proto``.
+        path_form: How the path shows it.
+        is_pipeline: Its steps see one another's outputs; those of any other see the node's inputs alone.
+        can_be_pinned: A request may choose the step, with the header ``x-graph-route``.
+        watches: Of ``when`` and ``min_remaining_ms``, what the node looks at itself before it runs a step.
         name: As in the file.
         path: From the root, names of steps and nodes.
-        kind: How the steps are wired.
         num_slots: Length of the frame.
         inputs: Node input -> slot. Slots of inputs come first, in this order.
         outputs: Node output <- slot.
-        steps: In declared order, without shadows; those of a sequence are among them, marked by ``shadow``.
-        shadows: Shadow steps of every kind but a sequence; they read node inputs and start with the node.
+        steps: In declared order, without shadows; those of a pipeline are among them, marked by ``shadow``.
+        shadows: Shadow steps of any other node; they read node inputs and start with the node.
         timeout_ms: 0 means none.
         max_inflight: Runs of this node at once; the next fails with RESOURCE_EXHAUSTED. 0: no limit.
-        on: Switch only.
-        per_row: Switch and cascade: each row of the batch goes its own way. Every tensor of the node has a batch
-            dimension.
-        sticky_by, salt: Splitter only.
-        bandit: Splitter only: feedback moves the shares.
-        quorum: Ensemble only: answers that are needed. 0 means every HARD step, and at least one step.
-        straggler_ms: Ensemble only: from the quorum-th answer, how long SOFT steps are still waited for; 0: until they
-            end.
-        combines: Ensemble only.
-        loop: Sequence only.
         specs: For each slot, what is known of the tensor; its ``dims`` are without the batch dimension.
         graph: "name/version" where the node is the root of a nested graph, else "".
     """
 
+    kind: ClassVar[str]
+    path_form: ClassVar[PathForm]
+    is_pipeline: ClassVar[bool] = False
+    can_be_pinned: ClassVar[bool] = False
+    watches: ClassVar[frozenset[str]] = frozenset()
+
     name: str
     path: str
-    kind: NodeKind
     num_slots: int
     inputs: tuple[Binding, ...]
     outputs: tuple[Binding, ...]
@@ -311,22 +261,44 @@ class NodePlan:
     shadows: tuple[StepPlan, ...] = ()
     timeout_ms: int = 0
     max_inflight: int = 0
-    on: Condition | None = None
-    per_row: bool = False
-    sticky_by: Condition | None = None
-    salt: str = ""
-    bandit: BanditPlan | None = None
-    quorum: int = 0
-    straggler_ms: int = 0
-    combines: tuple[CombinePlan, ...] = ()
-    loop: LoopPlan | None = None
     specs: Mapping[int, TensorSpec] = field(default_factory=dict)
     graph: str = ""
 
     @property
-    def is_race(self) -> bool:
-        """Whether it is an ensemble of which the first answer counts and the other steps are cancelled."""
-        return bool(self.combines) and self.quorum <= 1 and all(one.method.is_first for one in self.combines)
+    def customs(self) -> tuple[StepPlan, ...]:
+        """Steps that the node runs beside ``steps``."""
+        return ()
+
+    @property
+    def bandit(self) -> BanditPlan | None:
+        """What chooses its step, if that is learned from feedback."""
+        return None
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """Conditions of the node itself, beside those of its steps."""
+        return ()
+
+    @property
+    def slots_read(self) -> tuple[int, ...]:
+        """Slots that the node itself reads when its steps have run, beside those of its outputs."""
+        return ()
+
+    def followers(self) -> Sequence[Sequence[int]]:
+        """For each step the indexes of those that start after it has ended; here they all may run at once, or one."""
+        return [()] * len(self.steps)
+
+    def first_lost(self, lost: Sequence[int]) -> int | None:
+        """The first of the steps ``lost``, which cannot run, without which some request has no answer."""
+        return next(iter(lost), None)
+
+    @abstractmethod
+    def node(self, parts: "NodeParts") -> "Node":
+        """The node, ready to run."""
+
+    @abstractmethod
+    def describe(self) -> "Description":
+        """What the node does, in words and edges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,5 +323,5 @@ class GraphPlan:
     timeout_ms: int = 0
     max_inflight: int = 0
     max_inflight_responses: int = 0
-    cache: CachePlan | None = None
+    cache: PolicyPlan | None = None
     dependencies: frozenset[tuple[str, str]] = frozenset()

@@ -1,4 +1,4 @@
-"""What a step reads, and a sequence without the steps that only feed outputs nobody asked for."""
+"""What a step reads, and a pipeline without the steps that only feed outputs that no request wants."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -7,9 +7,9 @@ from weft_router.graph.plan import NodePlan, StepPlan
 
 
 def slots_read(plan: StepPlan) -> list[int]:
-    """Slots that a step reads: its inputs, and those of its conditions, its cache key and its fallbacks."""
+    """Slots that a step reads: its inputs, and those of its conditions, its policies and its fallbacks."""
     slots = [binding.slot for binding in plan.inputs]
-    for condition in (plan.when, plan.accept, plan.cache.key if plan.cache else None):
+    for condition in (plan.when, plan.accept, *(policy.condition for policy in plan.policies)):
         if condition is not None:
             slots += [binding.slot for binding in condition.tensors]
     if plan.fallback is not None:
@@ -18,14 +18,13 @@ def slots_read(plan: StepPlan) -> list[int]:
 
 
 def live_steps(plan: NodePlan, wanted: Collection[str], also: Collection[int] = ()) -> list[int]:
-    """Indexes of the steps of a sequence that the outputs ``wanted`` and the steps ``also`` depend on, ascending.
+    """Indexes of the steps of a pipeline that the outputs ``wanted`` and the steps ``also`` depend on, ascending.
 
-    A shadow is among them if all that it reads is there anyway. Outputs that a loop carries over or tests are needed
-    by every other.
+    A shadow is among them if all that it reads is there anyway. Outputs that the node itself reads
+    are needed by every other.
     """
     read = [slot for name, slot in plan.outputs if name in wanted]
-    if plan.loop is not None:
-        read += [slot for slot, _ in plan.loop.carry] + [binding.slot for binding in plan.loop.again.tensors]
+    read += plan.slots_read
     read += [slot for index in also for slot in slots_read(plan.steps[index])]
     live = steps_behind(plan, read).union(also)
     producers = _producers(plan)
@@ -38,7 +37,7 @@ def live_steps(plan: NodePlan, wanted: Collection[str], also: Collection[int] = 
 
 
 def steps_behind(plan: NodePlan, slots: Iterable[int]) -> set[int]:
-    """Indexes of the steps of a sequence that give the tensors in ``slots``, and of those that these depend on."""
+    """Indexes of the steps of a pipeline that give the tensors in ``slots``, and of those that these depend on."""
     producers = _producers(plan)
     found: set[int] = set()
     unread = list(slots)
@@ -51,12 +50,12 @@ def steps_behind(plan: NodePlan, slots: Iterable[int]) -> set[int]:
 
 
 def pruned(plan: NodePlan, live: Collection[int]) -> NodePlan:
-    """The sequence with those steps alone; slots stay as they are, outputs of the others stay absent.
+    """The pipeline with those steps alone; slots stay as they are, outputs of the others stay absent.
 
-    A step that waited for one that is left out, because the sequence is ordered, waits for what that one waited for.
+    A step that waited for one that is left out, because the file orders the steps, waits for what that one waited for.
 
     Args:
-        plan: A sequence.
+        plan: A pipeline.
         live: As ``live_steps`` gives them, so that no step reads from one that is left out.
     """
     position = {index: place for place, index in enumerate(live)}

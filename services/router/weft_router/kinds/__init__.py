@@ -1,22 +1,19 @@
-"""The kinds of node, each a module of its own; this table is the only place that lists them."""
+"""The kinds of node, each a room of its own; this table is the only place that lists them."""
 
-from weft_router.graph.description import Description
-from weft_router.graph.plan import NodeKind, NodePlan
-from weft_router.kinds.cascade import describe_cascade
-from weft_router.kinds.ensemble import describe_ensemble
-from weft_router.kinds.sequence import describe_sequence
-from weft_router.kinds.splitter import describe_splitter
-from weft_router.kinds.switch import describe_switch
+from weft_router.graph.kind import NodeKind
+from weft_router.kinds.cascade import CascadeKind
+from weft_router.kinds.ensemble import EnsembleKind
+from weft_router.kinds.sequence import SequenceKind
+from weft_router.kinds.splitter import SplitterKind
+from weft_router.kinds.switch import SwitchKind
 
-_DESCRIPTIONS = {
-    NodeKind.SEQUENCE: describe_sequence,
-    NodeKind.SWITCH: describe_switch,
-    NodeKind.SPLITTER: describe_splitter,
-    NodeKind.ENSEMBLE: describe_ensemble,
-    NodeKind.CASCADE: describe_cascade,
-}
+SEQUENCE, SWITCH, SPLITTER, ENSEMBLE, CASCADE = (
+    SequenceKind(),
+    SwitchKind(),
+    SplitterKind(),
+    EnsembleKind(),
+    CascadeKind(),
+)
 
-
-def describe(plan: NodePlan) -> Description:
-    """What a node does, in words and edges."""
-    return _DESCRIPTIONS[plan.kind](plan)
+#: By their field in the ``oneof kind`` of ``Node`` in ``graph.proto``.
+KINDS: dict[str, NodeKind] = {kind.name: kind for kind in (SEQUENCE, SWITCH, SPLITTER, ENSEMBLE, CASCADE)}

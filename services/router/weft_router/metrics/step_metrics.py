@@ -7,20 +7,17 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from weft_common.server.metrics import cumulative_buckets
+from weft_router.policies import POLICIES
 from weft_router.reporting.step_counters import StepCounters
+from weft_router.steps.guarded import FALLBACK_COUNTERS
+from weft_router.steps.shadow import SHADOW_COUNTERS
 
 _LABELS = ("graph", "version", "step")
-_COUNTERS: tuple[tuple[str, str, Callable[[StepCounters], int]], ...] = (
-    ("retries", "Attempts after the first", lambda c: c.num_retries),
-    ("hedges", "Calls started because the one before took long", lambda c: c.num_hedges),
-    ("retries_refused", "Retries and hedges that the retry budget did not allow", lambda c: c.num_refused),
-    ("fallbacks", "Runs in which a fallback was tried", lambda c: c.num_fallbacks),
-    ("cache_hits", "Answers that were there, or on their way to an equal request", lambda c: c.num_cache_hits),
-    ("cache_misses", "Answers that were not in the cache", lambda c: c.num_cache_misses),
-    ("stale_answers", "Expired answers, given because the call was UNAVAILABLE", lambda c: c.num_stale_answers),
-    ("shadows_sent", "Copies of requests that were sent", lambda c: c.num_shadows_sent),
-    ("shadows_failed", "Copies of requests that failed", lambda c: c.num_shadows_failed),
-    ("shadows_dropped", "Copies that were not sent: the step or the router was busy", lambda c: c.num_shadows_dropped),
+#: (name, help) of what steps count beside their runs.
+_COUNTERS = (
+    *FALLBACK_COUNTERS,
+    *(counter for policy in POLICIES.values() for counter in policy.counters),
+    *SHADOW_COUNTERS,
 )
 
 
@@ -55,9 +52,9 @@ class StepCollector(Collector):
             latency.add_metric(labels, cumulative_buckets(one.latency), one.latency.sum_s)
         yield requests
         yield latency
-        for name, text, value in _COUNTERS:
+        for name, text in _COUNTERS:
             family = CounterMetricFamily(f"weft_graph_step_{name}", text, labels=_LABELS)
             for one, labels in steps:
-                if count := value(one):
-                    family.add_metric(labels, count)
+                if num_events := one.events[name]:
+                    family.add_metric(labels, num_events)
             yield family

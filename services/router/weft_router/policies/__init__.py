@@ -1,5 +1,12 @@
-"""What a step does beside acting once: attempts, hedges, answers kept, copies that nobody waits for.
+"""What a step does beside acting once: each policy is one module, and this table is the only place that lists them.
 
-``retry_budget``, ``answer_cache``, ``single_flight``, ``shared_answers`` and ``shadow_pool`` know nothing of steps;
-``attempt``, ``retry``, ``hedge`` and ``cache`` are actions around the action of a step.
+A policy of a step is an action around the action of the step; ``attempt`` gives each call a number and a span.
 """
+
+from weft_router.graph.policy import PolicyKind
+from weft_router.policies.cache import CachePolicy
+from weft_router.policies.hedge import HedgePolicy
+from weft_router.policies.retry import RetryPolicy
+
+#: By their field in ``Policy`` of ``graph.proto``, from the outermost action to the innermost.
+POLICIES: dict[str, PolicyKind] = {policy.field: policy for policy in (CachePolicy(), RetryPolicy(), HedgePolicy())}

@@ -2,11 +2,11 @@
 
 from weft_router.reporting.path import StepRecord
 from weft_router.reporting.spans import step_attributes, step_span
-from weft_router.steps.base import Action, StepPolicy
+from weft_router.steps.base import Action, PolicyAction
 from weft_router.steps.run import Run
 
 
-class Attempt(StepPolicy):
+class Attempt(PolicyAction):
     """Counts the attempt in the step's record, and records a span for it.
 
     Args:

@@ -1,21 +1,106 @@
 """A step whose answers are kept."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
+from typing import ClassVar
 
 from weft_common.caching.coalescing_cache import CoalescingCache
 from weft_common.caching.response_cache import CachedResponse, cache_key, cache_key_base
 from weft_common.caching.single_flight import CoalescedTimeoutError
 from weft_common.errors import WeftError
-from weft_router.graph.plan import CachePlan, StepPlan
+from weft_protos import graph_pb2 as pb
+from weft_router.graph.description import condition_text
+from weft_router.graph.plan import Condition, StepPlan
+from weft_router.graph.policy import GivenPolicies, PolicyKind, PolicyPlan
+from weft_router.graph.syntax.parse import GraphFile
+from weft_router.graph.syntax.report import GraphReport
 from weft_router.reporting.path import StepRecord
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
-from weft_router.steps.base import Action, ErrorContext, StepPolicy
+from weft_router.steps.base import Action, ErrorContext, PolicyAction
+from weft_router.steps.parts import PolicyParts
 from weft_router.steps.run import Run
 
+_DEFAULT_MIB = 64
 
-class Cached(StepPolicy):
+
+@dataclass(frozen=True, slots=True)
+class CachePlan(PolicyPlan):
+    """Answers are kept.
+
+    Attributes:
+        ttl_ms: How long; 0 means until evicted.
+        max_bytes: Keys and answers together; the least recently used go first.
+        key: What tells requests apart beside target, version, inputs and outputs.
+        stale_if_error_ms: How long after that an answer stands in for an UNAVAILABLE call; 0: not at all.
+    """
+
+    field: ClassVar[str] = "cache"
+    condition_words: ClassVar[str] = "cache key"
+
+    ttl_ms: int
+    max_bytes: int
+    key: Condition | None = None
+    stale_if_error_ms: int = 0
+
+    @property
+    def condition(self) -> Condition | None:
+        """As ``PolicyPlan.condition``."""
+        return self.key
+
+    def text(self) -> str:
+        """``cache 60000 ms, 64 MiB``, with the key where there is one."""
+        lifetime = f"{self.ttl_ms} ms" if self.ttl_ms else "until evicted"
+        key = f", key {condition_text(self.key)}" if self.key is not None else ""
+        stale = f", {self.stale_if_error_ms} ms longer while unavailable" if self.stale_if_error_ms else ""
+        return f"cache {lifetime}{stale}, {self.max_bytes / (1 << 20):g} MiB{key}"
+
+    def wrap(self, action: Action, parts: PolicyParts) -> Action:
+        """As ``PolicyPlan.wrap``."""
+        return Cached(action, parts.step, self, parts.error_context, parts.runtime, parts.counters)
+
+
+class CachePolicy(PolicyKind):
+    """``cache`` in graph files: of one step, or of the whole answers of a graph."""
+
+    field = CachePlan.field
+    why_no_stream = "only single responses can be kept"
+    condition_field = "key"
+    counters = (
+        ("cache_hits", "Answers that were there, or on their way to an equal request"),
+        ("cache_misses", "Answers that were not in the cache"),
+        ("stale_answers", "Expired answers, given because the call was UNAVAILABLE"),
+    )
+
+    def where_instead(self, *, is_root: bool) -> str:
+        """As ``PolicyKind.where_instead``."""
+        return f"{'the graph' if is_root else 'the steps'}, where answers are kept"
+
+    def plan(self, given: GivenPolicies, condition: Condition | None) -> CachePlan | None:
+        """As ``PolicyKind.plan``."""
+        return _plan(given.own.cache, condition) if given.own.HasField("cache") else None
+
+    def plan_of_graph(self, message: pb.Graph, condition: Condition | None) -> CachePlan | None:
+        """As ``PolicyKind.plan_of_graph``; ``response_cache`` is a cache with the defaults."""
+        if not (message.policy.HasField("cache") or message.response_cache.enable):
+            return None
+        return _plan(message.policy.cache, condition)
+
+    def check(
+        self, file: GraphFile, policy: pb.Policy, path: str, around: Sequence[pb.Policy], report: GraphReport
+    ) -> None:
+        """As ``PolicyKind.check``."""
+        if policy.cache.stale_if_error_ms and not policy.cache.ttl_ms:
+            text = "'stale_if_error_ms' has no effect without 'ttl_ms': an answer that never expires is not stale"
+            report.error("G018", file, f"{path}.stale_if_error_ms", text, is_name=True)
+
+
+def _plan(cache: pb.Cache, key: Condition | None) -> CachePlan:
+    return CachePlan(cache.ttl_ms, (cache.max_mib or _DEFAULT_MIB) << 20, key, cache.stale_if_error_ms)
+
+
+class Cached(PolicyAction):
     """Acts only for requests that differ from those whose answers are there, or on their way; errors are not kept.
 
     Where the plan allows it, an answer whose time has passed stands in for an UNAVAILABLE action.
@@ -74,11 +159,11 @@ class Cached(StepPolicy):
                 raise
             answer, record.cached, record.is_stale = stale, True, True
             record.error = error.message
-            self._counters.num_stale_answers += 1
+            self._counters.events["stale_answers"] += 1
         if record.cached:
-            self._counters.num_cache_hits += 1
+            self._counters.events["cache_hits"] += 1
         else:
-            self._counters.num_cache_misses += 1
+            self._counters.events["cache_misses"] += 1
         num_outputs = len(self._output_slots)
         for slot, tensor in zip(self._output_slots, answer.outputs[:num_outputs], strict=True):
             frame[slot] = tensor

@@ -1,17 +1,93 @@
 """Further calls while the first has not answered yet; the first answer counts."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from weft_router.graph.plan import HedgePlan, StepPlan
+from weft_protos import graph_pb2 as pb
+from weft_router.budgets.retry_budget import DEFAULT_PERCENT
+from weft_router.graph.plan import Condition, StepPlan
+from weft_router.graph.policy import GivenPolicies, PolicyKind, PolicyPlan
+from weft_router.graph.syntax.parse import GraphFile
+from weft_router.graph.syntax.report import GraphReport
 from weft_router.reporting.path import StepRecord
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
-from weft_router.steps.base import Action, ConditionFailedError, StepPolicy
+from weft_router.steps.base import Action, ConditionFailedError, PolicyAction
+from weft_router.steps.parts import PolicyParts
 from weft_router.steps.run import Run
 from weft_router.tasks.fork import Race
+
+
+@dataclass(frozen=True, slots=True)
+class HedgePlan(PolicyPlan):
+    """Further calls while no answer has come.
+
+    Attributes:
+        after_ms: How long after the call before.
+        max_extra: How many at most.
+        budget_percent: Of the retry budget, to which they belong.
+    """
+
+    field: ClassVar[str] = "hedge"
+
+    after_ms: int
+    max_extra: int
+    budget_percent: float = DEFAULT_PERCENT
+
+    @property
+    def num_calls(self) -> int:
+        """As ``PolicyPlan.num_calls``."""
+        return 1 + self.max_extra
+
+    def calls_text(self, path: str) -> str:
+        """As ``PolicyPlan.calls_text``."""
+        return f"1 + {self.max_extra} hedged {'call' if self.max_extra == 1 else 'calls'}"
+
+    def text(self) -> str:
+        """``hedge after 40 ms, 1 extra call``."""
+        return f"hedge after {self.after_ms} ms, {self.max_extra} extra {'call' if self.max_extra == 1 else 'calls'}"
+
+    def wrap(self, action: Action, parts: PolicyParts) -> Action:
+        """As ``PolicyPlan.wrap``."""
+        return Hedged(action, parts.step, self, parts.runtime, parts.counters)
+
+
+class HedgePolicy(PolicyKind):
+    """``hedge`` in graph files; its calls belong to the budget of the ``retry`` that holds for the same step."""
+
+    field = HedgePlan.field
+    is_inherited = True
+    why_no_stream = "a second stream would repeat the responses of the first"
+    counters = (("hedges", "Calls started because the one before took long"),)
+
+    def plan(self, given: GivenPolicies, condition: Condition | None) -> HedgePlan | None:
+        """As ``PolicyKind.plan``."""
+        policy = given.inner(self.field)
+        if policy is None:
+            return None
+        outer = given.inner("retry")
+        percent = outer.retry.budget_percent if outer is not None and outer.retry.attempts > 1 else 0.0
+        return HedgePlan(policy.hedge.after_ms, policy.hedge.max_extra or 1, percent or DEFAULT_PERCENT)
+
+    def check(
+        self, file: GraphFile, policy: pb.Policy, path: str, around: Sequence[pb.Policy], report: GraphReport
+    ) -> None:
+        """As ``PolicyKind.check``."""
+        hedge = policy.hedge
+        if not hedge.after_ms:
+            text = (
+                "'hedge' has no 'after_ms'; give the time after which a call is late, for example its 95th percentile"
+            )
+            report.error("G025", file, path, text, is_name=True)
+        elif 0 < policy.timeout_ms <= hedge.after_ms:
+            text = (
+                f"'hedge' has no effect: 'after_ms: {hedge.after_ms}' is not before the 'timeout_ms: "
+                f"{policy.timeout_ms}' ends; make it less"
+            )
+            report.error("G018", file, f"{path}.after_ms", text)
 
 
 class _Trial(NamedTuple):
@@ -21,7 +97,7 @@ class _Trial(NamedTuple):
     record: StepRecord
 
 
-class Hedged(StepPolicy):
+class Hedged(PolicyAction):
     """Starts the action again each ``after_ms`` without an answer; the first success wins, the others are cancelled.
 
     A failure waits for the calls that still run; if all fail, the error of the first is raised. A request of a sequence
@@ -31,7 +107,6 @@ class Hedged(StepPolicy):
         action: One call.
         step: The step that acts.
         plan: When, and how many.
-        budget_percent: Of the retry budget, to which further calls belong.
         runtime: Clock and retry budget.
         counters: Of the step.
     """
@@ -41,13 +116,11 @@ class Hedged(StepPolicy):
         action: Action,
         step: StepPlan,
         plan: HedgePlan,
-        budget_percent: float,
         runtime: Runtime,
         counters: StepCounters,
     ) -> None:
         super().__init__(action)
         self._plan = plan
-        self._budget_percent = budget_percent
         self._output_slots = [slot for _, slot in step.outputs]
         self._runtime = runtime
         self._counters = counters
@@ -88,13 +161,13 @@ class Hedged(StepPolicy):
     def _may_hedge(self) -> bool:
         """Whether the budget has room for a further call, which is then counted."""
         budget = self._runtime.retry_budget
-        if budget.take(self._budget_percent):
+        if budget.take(self._plan.budget_percent):
             throttle = self._runtime.throttles.get(self.target)
             if throttle is None or throttle.take():
-                self._counters.num_hedges += 1
+                self._counters.events["hedges"] += 1
                 return True
             budget.give_back()
-        self._counters.num_refused += 1
+        self._counters.events["retries_refused"] += 1
         return False
 
     def _adopt(self, trial: _Trial, run: Run, record: StepRecord) -> None:

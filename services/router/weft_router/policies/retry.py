@@ -1,14 +1,37 @@
 """Further attempts after a failure."""
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from weft_common.errors import WeftError
-from weft_router.graph.plan import RetryPlan
+from weft_common.text.pbtxt import suggestion
+from weft_protos import graph_pb2 as pb
+from weft_router.budgets.retry_budget import DEFAULT_PERCENT
+from weft_router.graph.plan import Condition
+from weft_router.graph.policy import GivenPolicies, PolicyKind, PolicyPlan
+from weft_router.graph.syntax.parse import GraphFile
+from weft_router.graph.syntax.report import GraphReport
 from weft_router.reporting.path import StepRecord
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
-from weft_router.steps.base import Action, StepPolicy
+from weft_router.steps.base import Action, PolicyAction
+from weft_router.steps.parts import PolicyParts
 from weft_router.steps.run import Run
+
+#: gRPC status codes that may be worth another attempt. The others say that the same call fails again, or, CANCELLED,
+#: that nobody waits any more.
+RETRY_CODES = (
+    "UNAVAILABLE",
+    "RESOURCE_EXHAUSTED",
+    "DEADLINE_EXCEEDED",
+    "ABORTED",
+    "INTERNAL",
+    "UNKNOWN",
+    "DATA_LOSS",
+)
+_DEFAULT_CODES = frozenset({"UNAVAILABLE"})
 
 #: No pause is longer, however many attempts there were.
 MAX_BACKOFF_MS = 60_000
@@ -17,7 +40,109 @@ _MAX_PAUSE_NS = MAX_BACKOFF_MS * _NS_PER_MS
 _NEVER_NS = 2**63
 
 
-class Retried(StepPolicy):
+@dataclass(frozen=True, slots=True)
+class RetryPlan(PolicyPlan):
+    """Further attempts after a failure.
+
+    Attributes:
+        attempts: The first included; 2 or more.
+        backoff_ms: Pause before the second attempt; doubles with each further one. 0: none.
+        codes: gRPC status names that are worth another attempt.
+        budget_percent: Retries in work at once, in relation to all requests of the router in work.
+    """
+
+    field: ClassVar[str] = "retry"
+    repeats_failures: ClassVar[bool] = True
+    allows_streams: ClassVar[bool] = True
+
+    attempts: int
+    backoff_ms: int
+    codes: frozenset[str]
+    budget_percent: float
+
+    @property
+    def num_calls(self) -> int:
+        """As ``PolicyPlan.num_calls``."""
+        return self.attempts
+
+    def calls_text(self, path: str) -> str:
+        """As ``PolicyPlan.calls_text``."""
+        return f"{self.attempts} attempts of {path}"
+
+    def text(self) -> str:
+        """``2 attempts on UNAVAILABLE, backoff 10 ms``."""
+        backoff = f", backoff {self.backoff_ms} ms" if self.backoff_ms else ""
+        return f"{self.attempts} attempts on {', '.join(sorted(self.codes))}{backoff}"
+
+    def wrap(self, action: Action, parts: PolicyParts) -> Action:
+        """As ``PolicyPlan.wrap``."""
+        return Retried(action, self, parts.runtime, parts.counters)
+
+
+class RetryPolicy(PolicyKind):
+    """``retry`` in graph files. One of one attempt switches the outer one off."""
+
+    field = RetryPlan.field
+    is_inherited = True
+    counters = (
+        ("retries", "Attempts after the first"),
+        ("retries_refused", "Retries and hedges that the retry budget did not allow"),
+    )
+
+    def plan(self, given: GivenPolicies, condition: Condition | None) -> RetryPlan | None:
+        """As ``PolicyKind.plan``."""
+        policy = given.inner(self.field)
+        if policy is None or policy.retry.attempts < 2:
+            return None
+        retry = policy.retry
+        codes = frozenset(retry.on) or _DEFAULT_CODES
+        return RetryPlan(retry.attempts, retry.backoff_ms, codes, retry.budget_percent or DEFAULT_PERCENT)
+
+    def check(
+        self, file: GraphFile, policy: pb.Policy, path: str, around: Sequence[pb.Policy], report: GraphReport
+    ) -> None:
+        """As ``PolicyKind.check``."""
+        retry = policy.retry
+        overrides = any(other.HasField("retry") and other.retry.attempts > 1 for other in around)
+        if retry.attempts < 2 and not (retry.attempts == 1 and overrides):
+            has = f"'attempts: {retry.attempts}'" if f"{path}.attempts" in file.positions else "no 'attempts'"
+            text = f"'retry' has {has}; give 2 or more: the first call counts"
+            report.error("G025", file, f"{path}.attempts", text)
+        elif retry.attempts == 1:
+            for name in (field.name for field, _ in retry.ListFields() if field.name != "attempts"):
+                text = f"'{name}' has no effect with 'attempts: 1', which switches the outer 'retry' off; leave it out"
+                report.error("G018", file, f"{path}.{name}", text, is_name=True)
+        for i, code in enumerate(retry.on):
+            if code not in RETRY_CODES:
+                report.error("G025", file, f"{path}.on[{i}]", _code_fault(code))
+            elif code in retry.on[:i]:
+                report.error("G025", file, f"{path}.on[{i}]", f"'{code}' is given twice; leave one out")
+            elif code == "DEADLINE_EXCEEDED" and policy.timeout_ms:
+                text = (
+                    "'DEADLINE_EXCEEDED' seldom helps here: all attempts share this 'timeout_ms', so no time is left "
+                    "when it has passed; to call again before that, use 'hedge'"
+                )
+                report.warning("G018", file, f"{path}.on[{i}]", text)
+        if not 0 <= retry.budget_percent <= 100:
+            text = f"'budget_percent' is {retry.budget_percent:g}; give 0 to 100, where 0 means the default, 20"
+            report.error("G025", file, f"{path}.budget_percent", text)
+        if 0 < 2 * policy.timeout_ms <= retry.backoff_ms:
+            text = (
+                f"'backoff_ms: {retry.backoff_ms}' leaves no time for a second attempt, because all attempts share the "
+                f"'timeout_ms: {policy.timeout_ms}'; wait less"
+            )
+            report.error("G018", file, f"{path}.backoff_ms", text)
+
+
+def _code_fault(code: str) -> str:
+    if code == "CANCELLED":
+        return "'CANCELLED' cannot be retried: it says that the client has gone"
+    if code in ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED", "FAILED_PRECONDITION", "PERMISSION_DENIED"):
+        return f"'{code}' cannot be retried: the same call fails again; use one of: {', '.join(RETRY_CODES)}"
+    return f"unknown status code '{code}'{suggestion(code, RETRY_CODES)}"
+
+
+class Retried(PolicyAction):
     """Acts again after a failure that is worth it, as long as the budgets and the deadline allow.
 
     A further attempt goes to another replica of the target, if there is one, and not before the time that the service
@@ -66,10 +191,10 @@ class Retried(StepPolicy):
                     if not is_free:
                         is_counted = budget.take(plan.budget_percent)
                     if not (is_free or is_counted) or (throttle is not None and not throttle.take()):
-                        self._counters.num_refused += 1
+                        self._counters.events["retries_refused"] += 1
                         raise self._numbered(error, number, ", retry budget exhausted") from error
                 number += 1
-                self._counters.num_retries += 1
+                self._counters.events["retries"] += 1
                 if pause_ns:
                     await asyncio.sleep(pause_ns / 1e9)
         finally:

@@ -1,6 +1,6 @@
-"""What a request did in a graph: the path that it took, and how long each step took.
+"""What a request did in a graph: its path, and how long each step took.
 
-Grammar of the path, the value of the trailing metadata ``x-graph-path``::
+Grammar of the path, the value of the trailing metadata ``x-graph-path``; each kind of node has its own brackets::
 
     path  = node body
     body  = "." steps           sequence that is the graph         root.lid;clf;post
@@ -22,33 +22,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft_router.graph.plan import NodeKind
+from weft_router.graph.plan import IN_A_ROW, PathForm
 
 #: Trailing metadata that carries the path.
 PATH_HEADER = "x-graph-path"
-#: Request parameter that asks for timings, and response parameter that carries them.
+#: Request parameter that requests timings, and response parameter that carries them.
 TRACE_PARAMETER = "graph_trace"
 #: gRPC peers drop headers above 8 KiB, of which an error message may take half; a longer path is cut.
 MAX_PATH_CHARS = 2000
 
 SKIPPED = "SKIPPED"
 
-BRACKETS = {
-    NodeKind.SEQUENCE: ("(", ")"),
-    NodeKind.SWITCH: ("[", "]"),
-    NodeKind.SPLITTER: ("[", "]"),
-    NodeKind.ENSEMBLE: ("{", "}"),
-    NodeKind.CASCADE: ("<", ">"),
-}
 _MARKS = {"OK": "", "CANCELLED": "~"}
 
 
 @dataclass(slots=True, eq=False)
 class NodeRecord:
-    """One run of a node: the steps that it started, in that order."""
+    """One run of a node, or of steps in a row: the steps that it started, in that order."""
 
     name: str
-    kind: NodeKind
+    form: PathForm = IN_A_ROW
     steps: "list[StepRecord]" = field(default_factory=list)
 
 
@@ -63,7 +56,7 @@ class StepRecord:
             was tried and failed.
         node: What ran in the step's place, if it is a node; of several attempts the one that counts.
         attempts: Calls that were started, retries and hedges among them; 0 where the plan has neither.
-        cached: Whether the answer was there, or on its way to somebody else; None where there is no cache.
+        cached: Whether the answer came from the cache, or from the call of an equal request; None without a cache.
         is_stale: The answer was kept beyond its time; it was given because the action was UNAVAILABLE.
         error: Message of a failure that did not end the request, or has not yet.
         is_missing: It failed, fallbacks included, and is soft: the request goes on without its answer.
@@ -190,7 +183,7 @@ def _walk(
 
 
 def _write_body(run: NodeRecord, parts: list[str], *, is_root: bool) -> None:
-    before, after = (".", "") if is_root and run.kind is NodeKind.SEQUENCE else BRACKETS[run.kind]
+    before, after = run.form.root_brackets if is_root else run.form.brackets
     is_empty = True
     for step in run.steps:
         if step.status == SKIPPED:

@@ -9,8 +9,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from weft_common.errors import RequestCancelledError
 from weft_common.observing import telemetry
-from weft_router.graph.plan import NodeKind
-from weft_router.reporting.path import NodeRecord, StepRecord
+from weft_router.reporting.path import StepRecord
 from weft_router.target import Target
 
 if TYPE_CHECKING:
@@ -20,12 +19,12 @@ Attributes = dict[str, str | int]
 
 
 def step_attributes(name: str, path: str) -> Attributes:
-    """What the span of every step says."""
+    """Attributes of the span of every step."""
     return {"weft.step": name, "weft.path": path}
 
 
 def call_attributes(model: str, version: str, target: Target) -> Attributes:
-    """What the span of a call says beside."""
+    """Further attributes of the span of a call."""
     return {
         "weft.model": model,
         "weft.model_version": version,
@@ -41,7 +40,7 @@ def start_step_span(path: str, kind: SpanKind, attributes: Mapping[str, str | in
 
 
 def end_step_span(span: Span, record: StepRecord, error: BaseException | None) -> None:
-    """The span of a step that is over says which way it went, and how it failed."""
+    """End the span of a step with the branch that it took, and the error."""
     _tell_outcome(span, record)
     end_span(span, error)
 
@@ -61,7 +60,7 @@ def step_span(
 
 
 def end_span(span: Span, error: BaseException | None) -> None:
-    """The span ends, with the error if there is one; an error that withdraws the step says so."""
+    """End a span with its error, if any; a cancel is CANCELLED."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         error = RequestCancelledError("the step was cancelled")
     telemetry.end_span(span, error)
@@ -78,19 +77,8 @@ def _tell_outcome(span: Span, record: StepRecord) -> None:
         span.set_attribute("weft.cache_hit", record.cached)
     if record.fallbacks is not None:
         span.set_attribute("weft.fallback", record.fallbacks.steps[-1].name)
-    if record.node is not None and (branch := _branch(record.node)):
+    if record.node is not None and (branch := record.node.form.branch(record.node.steps)):
         span.set_attribute("weft.branch", branch)
     if record.error and not record.has_answered:
         span.set_status(Status(StatusCode.ERROR, record.error))
         span.set_attribute("rpc.grpc.status", record.status)
-
-
-def _branch(run: NodeRecord) -> str:
-    """The step whose answer a node with alternatives gave; "" where there is none, or more than one."""
-    match run.kind:
-        case NodeKind.SWITCH | NodeKind.SPLITTER:
-            return run.steps[0].name if len(run.steps) == 1 else ""
-        case NodeKind.CASCADE:
-            return next((step.name for step in reversed(run.steps) if step.has_answered), "")
-        case _:
-            return ""

@@ -1,5 +1,6 @@
-"""What the router counts of every step; written by the event loop, read when Prometheus asks."""
+"""Counters of every step; the event loop writes them, the metrics thread reads them."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
@@ -16,13 +17,7 @@ class StepCounters:
         path: Of the step.
         latency: Of the runs that ended with status OK; its buckets are their number.
         failures: Other runs by status, SKIPPED and CANCELLED among them.
-        num_retries, num_hedges: Calls beside the first.
-        num_refused: Retries and hedges that the retry budget did not allow.
-        num_fallbacks: Runs in which a fallback was tried.
-        num_cache_hits, num_cache_misses: Answers with and without a call.
-        num_stale_answers: Expired ones of the cache, in place of a call that was UNAVAILABLE.
-        num_shadows_sent, num_shadows_failed: Copies.
-        num_shadows_dropped: Copies that were not sent, because the step or the router was busy.
+        events: What policies, fallbacks and shadows count, by the name of the metric after ``weft_graph_step_``.
     """
 
     graph: str
@@ -30,16 +25,7 @@ class StepCounters:
     path: str
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     failures: dict[str, int] = field(default_factory=dict)
-    num_retries: int = 0
-    num_hedges: int = 0
-    num_refused: int = 0
-    num_fallbacks: int = 0
-    num_cache_hits: int = 0
-    num_cache_misses: int = 0
-    num_stale_answers: int = 0
-    num_shadows_sent: int = 0
-    num_shadows_failed: int = 0
-    num_shadows_dropped: int = 0
+    events: Counter[str] = field(default_factory=Counter)
 
     def count_failure(self, status: str) -> None:
         """Count a run that did not end with OK."""
@@ -53,7 +39,7 @@ class StepCounterTable:
         self._counters: WeakValueDictionary[tuple[str, str, str], StepCounters] = WeakValueDictionary()
 
     def of(self, graph: str, version: str, path: str) -> StepCounters:
-        """The counters of one step, made when they are first asked for."""
+        """The counters of one step, made on first use."""
         key = (graph, version, path)
         found = self._counters.get(key)
         if found is None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from weft_common.signature import COLLECTS_PARAMETER, ModelSignature, TensorSpec
 from weft_protos.model_config_pb2 import DataType, ModelConfig
-from weft_router.graph.plan import CallPlan, GraphPlan, NodeKind, NodePlan
+from weft_router.graph.plan import CallPlan, GraphPlan, NodePlan
 from weft_router.graph.syntax.parse import model_config
 from weft_router.graph.syntax.source import GraphSource
 
@@ -26,7 +26,7 @@ def config_of_graph(source: GraphSource, plan: GraphPlan) -> ModelConfig:
     if plan.signature.can_collect:
         config.parameters[COLLECTS_PARAMETER].string_value = "true"
     root = plan.root
-    is_plain = root.kind is NodeKind.SEQUENCE and all(isinstance(step.action, CallPlan) for step in root.steps)
+    is_plain = root.is_pipeline and all(isinstance(step.action, CallPlan) for step in root.steps)
     if config.HasField("ensemble_scheduling") or not is_plain:
         return config
     config.platform = "ensemble"

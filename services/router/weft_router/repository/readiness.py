@@ -1,9 +1,9 @@
 """Which models of a graph must be ready for it to answer; those that it can do without need not be."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from weft_router.graph.plan import CallPlan, NodeKind, NodePlan, StepPlan
+from weft_router.graph.plan import CallPlan, NodePlan, StepPlan
 
 IsReady = Callable[[CallPlan], bool]
 
@@ -25,18 +25,12 @@ def missing_call(node: NodePlan, is_ready: IsReady) -> Missing | None:
         node: The node, the graph's root for example.
         is_ready: Whether a model is ready.
     """
-    steps = [(step, _missing_of(step, is_ready)) for step in node.steps if step.shadow is None]
-    customs = [_missing_of(combine.custom, is_ready) for combine in node.combines if combine.custom is not None]
-    hard = [missing for step, missing in steps if not step.is_soft]
-    missing = [missing for _, missing in steps if missing is not None]
-    match node.kind:
-        case NodeKind.SEQUENCE:
-            return _first(hard)
-        case NodeKind.SWITCH | NodeKind.SPLITTER:
-            return _first(missing)
-        case NodeKind.ENSEMBLE | NodeKind.CASCADE:
-            too_few = missing if len(steps) - len(missing) < max(node.quorum, 1) else []
-            return _first([*customs, *([] if node.is_race else hard), *too_few])
+    for custom in node.customs:
+        if (missing := _missing_of(custom, is_ready)) is not None:
+            return missing
+    steps = {index: _missing_of(step, is_ready) for index, step in enumerate(node.steps) if step.shadow is None}
+    lost = node.first_lost([index for index, missing in steps.items() if missing is not None])
+    return None if lost is None else steps[lost]
 
 
 def borne_calls(node: NodePlan, is_ready: IsReady) -> list[Missing]:
@@ -54,9 +48,8 @@ def borne_calls(node: NodePlan, is_ready: IsReady) -> list[Missing]:
 
 
 def steps_of(node: NodePlan) -> Iterator[tuple[NodePlan, StepPlan]]:
-    """Every step under a node with the node that it is in: of nested nodes, fallbacks, combines and shadows too."""
-    customs = (combine.custom for combine in node.combines if combine.custom is not None)
-    for step in (*node.steps, *customs, *node.shadows):
+    """Every step under a node with the node that it is in: of nested nodes, fallbacks, custom steps and shadows too."""
+    for step in (*node.steps, *node.customs, *node.shadows):
         one: StepPlan | None = step
         while one is not None:
             yield node, one
@@ -74,7 +67,3 @@ def _missing_of(step: StepPlan, is_ready: IsReady) -> Missing | None:
     if missing is None or step.fallback is None:
         return missing
     return missing if _missing_of(step.fallback, is_ready) is not None else None
-
-
-def _first(found: Iterable[Missing | None]) -> Missing | None:
-    return next((missing for missing in found if missing is not None), None)

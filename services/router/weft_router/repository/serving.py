@@ -8,8 +8,8 @@ from weft_common.observing.logs import get_logger
 from weft_common.text.pbtxt import render
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.bandits.store import KnownArm
+from weft_router.compile import compile_with_warnings
 from weft_router.executor import GraphExecutor
-from weft_router.graph.compiler.compile import compile_with_warnings
 from weft_router.graph.plan import CallPlan, GraphPlan
 from weft_router.graph.syntax.source import GraphSource
 from weft_router.reporting.step_counters import StepCounters

@@ -1,1 +1,1 @@
-"""One request of a graph: what it asks for, and what surrounds its run."""
+"""What one request wants of a graph: its outputs, its route, and kept answers."""

@@ -1,20 +1,21 @@
-"""Whole answers of a graph that are kept."""
+"""The cache of whole answers of a graph."""
 
 from weft_common.caching.coalescing_cache import CoalescingCache
 from weft_common.caching.response_cache import CachedResponse, cache_key, cache_key_base
 from weft_common.errors import WeftError
 from weft_common.tensors import WireTensor
-from weft_router.graph.plan import CachePlan, GraphPlan
+from weft_router.graph.plan import GraphPlan
+from weft_router.policies.cache import CachePlan
 from weft_router.requests.selection import Selection
 from weft_router.runtime import Runtime
 from weft_router.steps import ErrorContext, Run
 
 
 class GraphAnswers:
-    """Runs a graph only for requests that differ from those whose answers are there, or on their way.
+    """Runs a graph once for equal requests: from the cache, or together while the first of them runs.
 
-    Requests are equal when their inputs and requested outputs are, and the value of the plan's key condition. What
-    differs beside, headers and parameters, does not count. Errors are not kept.
+    Requests are equal when their inputs and requested outputs are, and the value of the plan's key condition; headers
+    and parameters do not count. Errors are not kept.
 
     Args:
         plan: The graph.
@@ -35,7 +36,7 @@ class GraphAnswers:
 
         Args:
             run: Of the root.
-            selection: What it asks for.
+            selection: The requested outputs.
 
         Raises:
             WeftError: As the root raised it, for us or for an equal request, or our deadline passed meanwhile.

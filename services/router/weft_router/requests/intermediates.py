@@ -30,12 +30,12 @@ class Intermediate(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What steps put it aside under."""
+        """The key that steps keep it under."""
         return f"{self.path}/{self.output}"
 
 
 class Intermediates:
-    """Every tensor of a graph that can be asked for by the step that gives it.
+    """Every tensor of a graph that can be requested by the step that gives it.
 
     Args:
         root: The graph's root node.
@@ -47,9 +47,8 @@ class Intermediates:
         self._by_name: dict[str, Intermediate] = {}
         for index, step in enumerate(root.steps):
             self._add(step, index, root.path)
-        for combine in root.combines:
-            if combine.custom is not None:
-                self._add(combine.custom, -1, root.path)
+        for custom in root.customs:
+            self._add(custom, -1, root.path)
 
     def get(self, name: str) -> Intermediate | None:
         """The tensor of that name; None for an output of the graph itself."""
@@ -88,8 +87,7 @@ def _steps_within(step: StepPlan) -> Iterator[tuple[StepPlan, list[str]]]:
         yield step, [spec.name for spec in action.signature.outputs]
     else:
         yield step, [binding.name for binding in action.outputs]
-        customs = (combine.custom for combine in action.combines if combine.custom is not None)
-        for inner in (*action.steps, *customs):
+        for inner in (*action.steps, *action.customs):
             yield from _steps_within(inner)
     if step.fallback is not None:
         yield from _steps_within(step.fallback)

@@ -1,4 +1,4 @@
-"""Which steps a client wants a request to take where a splitter would draw: the header ``x-graph-route``.
+"""The header ``x-graph-route``: steps that a client chooses in place of splitters.
 
 The header lists splitter nodes and steps: ``ab=B`` or ``ab=B,ranker=new``.
 """
@@ -6,14 +6,14 @@ The header lists splitter nodes and steps: ``ab=B`` or ``ab=B,ranker=new``.
 from collections.abc import Iterator, Mapping
 
 from weft_common.errors import InvalidArgumentError
-from weft_router.graph.plan import NodeKind, NodePlan, StepPlan
+from weft_router.graph.plan import NodePlan, StepPlan
 
 #: Request header that pins the path; read only where the router allows it.
 ROUTE_HEADER = "x-graph-route"
 
 
 class Routes:
-    """The splitters of a graph and their steps.
+    """The nodes of a graph whose step a request may choose, which messages call splitters.
 
     Args:
         root: The graph's root node.
@@ -21,7 +21,7 @@ class Routes:
 
     def __init__(self, root: NodePlan) -> None:
         self._steps: dict[str, list[str]] = {}
-        for node in _splitters(root):
+        for node in _pinnable(root):
             known = self._steps.setdefault(node.name, [])
             known += [step.name for step in node.steps if step.name not in known]
 
@@ -55,8 +55,8 @@ class Routes:
         return pins
 
 
-def _splitters(node: NodePlan) -> Iterator[NodePlan]:
-    if node.kind is NodeKind.SPLITTER:
+def _pinnable(node: NodePlan) -> Iterator[NodePlan]:
+    if node.can_be_pinned:
         yield node
     for step in (*node.steps, *node.shadows):
         yield from _inside(step)
@@ -64,6 +64,6 @@ def _splitters(node: NodePlan) -> Iterator[NodePlan]:
 
 def _inside(step: StepPlan) -> Iterator[NodePlan]:
     if isinstance(step.action, NodePlan):
-        yield from _splitters(step.action)
+        yield from _pinnable(step.action)
     if step.fallback is not None:
         yield from _inside(step.fallback)

@@ -1,4 +1,4 @@
-"""What a request asks a graph for: which steps run for it, and where its outputs are afterwards."""
+"""The requested outputs of a graph: which steps run for them, and where they are afterwards."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -7,14 +7,13 @@ from weft_common.core import RequestedOutput
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import CallPlan, GraphPlan
 from weft_router.graph.pruning import live_steps
-from weft_router.nodes import SequenceNode
 from weft_router.reporting.path import UsualPath
 from weft_router.requests.intermediates import Intermediate, Intermediates
-from weft_router.steps import Node, Run
+from weft_router.steps import Node, PrunableNode, Run
 from weft_router.streams.decoupled import DecoupledRoot
 from weft_router.tensors.adaption import fitted_output, full_rank
 
-#: Sets of requested outputs for which a graph keeps what is worked out; the oldest goes first.
+#: Selections that a graph keeps; the oldest goes first.
 MAX_SELECTIONS = 64
 
 
@@ -26,8 +25,8 @@ class Selection(NamedTuple):
         stages: The same of a decoupled graph; None of any other.
         names: Of the outputs, in the order in which they are answered.
         slots: For each of the graph's own outputs its slot in the root's frame, and its rank.
-        keys: For each intermediate tensor the key that steps put it aside under.
-        captures: What steps are to put aside; None for nothing.
+        keys: For each intermediate tensor the key that steps keep it under.
+        captures: Outputs that steps keep, by the step's path; None for nothing.
         usual_path: Of a request in which every step answers; None where the request decides.
     """
 
@@ -57,9 +56,9 @@ class Selection(NamedTuple):
 
 
 class Selections:
-    """Works out what requests ask for, once for each set of outputs.
+    """Computes selections, once for each set of outputs.
 
-    Where the root is a sequence, steps are left out that the outputs do not need. Intermediate tensors are outputs as
+    Where the root can leave steps out, those that the outputs do not need are. Intermediate tensors are outputs as
     any other: a request for them alone runs what they need and no more.
 
     Args:
@@ -67,7 +66,7 @@ class Selections:
         root: Its root.
 
     Attributes:
-        all: What a request asks for that names no output.
+        all: Of a request that names no output.
     """
 
     def __init__(self, plan: GraphPlan, root: Node) -> None:
@@ -81,7 +80,7 @@ class Selections:
         self._known: dict[tuple[str, ...], Selection] = {}
 
     def of(self, requested: Sequence[RequestedOutput]) -> Selection:
-        """What a request asks for that names outputs."""
+        """The selection of a request that names outputs."""
         names = tuple(dict.fromkeys([output.name for output in requested]))
         found = self._known.get(names)
         if found is None:
@@ -94,7 +93,7 @@ class Selections:
         asked = {name: found for name in names if (found := self.intermediates.get(name)) is not None}
         keys = {name: found.key for name, found in asked.items()}
         node, stages = self._root, None
-        if isinstance(node, SequenceNode):
+        if isinstance(node, PrunableNode):
             also = {found.root_step for found in asked.values()}
             live = live_steps(node.plan, [name for name in names if name in self._slots], also)
             if self._plan.signature.is_decoupled:
@@ -108,7 +107,7 @@ class Selections:
 
 def _usual_path(node: Node) -> UsualPath | None:
     """That of calls which follow one another."""
-    chain = node.chain if isinstance(node, SequenceNode) else None
+    chain = node.chain
     if chain is None or not all(isinstance(step.plan.action, CallPlan) for step in chain):
         return None
     return UsualPath(len(chain))

@@ -20,13 +20,13 @@ _KNOWN_PARAMETERS = frozenset({"binary_data", PARAMETER})
 
 
 class GraphInference:
-    """One answer of a graph; of a decoupled one that can collect, all that it says.
+    """One answer of a graph; of a decoupled one that can collect, all its responses as one.
 
     An answer that was in the graph's cache counts in ``success`` and ``cache_hit``, and not as an execution.
 
     Args:
         graph: Answers, and counts.
-        call: What it is asked.
+        call: The request.
         context: Of the request.
 
     Raises:
@@ -79,7 +79,7 @@ class GraphInference:
         count_failure(self._graph, error, self._context)
 
     async def _classified(self) -> None:
-        """The graph has run, and outputs that were asked for as classes are classes."""
+        """Run the graph, and turn outputs that were requested as classes into classes."""
         await self._execution.work()
         result = self._serving.executor.result(self._execution, self._call)
         self._result = await classified(result, self._call.outputs, self._serving.plan.signature)

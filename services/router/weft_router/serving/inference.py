@@ -16,7 +16,7 @@ class Inference(Protocol):
     work: Callable[[], Awaitable[Any]]
 
     def answer(self, outcome: Any) -> InferResult:
-        """The answer. Raises WeftError for one that is bad: then ``fail`` is due."""
+        """The answer. Raises WeftError for a bad one; then call ``fail``."""
 
     def fail(self, error: BaseException) -> None:
         """``work`` or ``answer`` has raised this. Raises in its place what the client is to see, where it differs."""

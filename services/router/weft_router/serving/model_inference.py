@@ -1,7 +1,7 @@
 """A target's model called by its own name: traced, checked, reported and named in errors as a step of a graph is.
 
 Its answer is held against its configuration. Metadata, which are all that some servers have, do not say which dimension
-is that of the batch, and are often vague beside: there the client gets what the target sent.
+is that of the batch, and are often vague: there the client gets what the target sent.
 """
 
 import contextlib
@@ -16,7 +16,6 @@ from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import InternalError, WeftError
 from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
-from weft_router.graph.plan import NodeKind
 from weft_router.reporting.headers import forwarded_headers
 from weft_router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRecord, StepRecord, path_text, trace_text
 from weft_router.reporting.spans import call_attributes, end_span, start_step_span, step_attributes
@@ -51,7 +50,7 @@ class ModelInference:
         self._model, self._call = model, call
         self._num_rows = rows_of(call.inputs, is_batching=model.signature.max_batch_size > 0)
         call.num_rows = max(self._num_rows, 1)
-        self._path = NodeRecord(name, NodeKind.SEQUENCE)
+        self._path = NodeRecord(name)
         context.trailing_metadata.append((PATH_HEADER, path_text(self._path)))
         self.record = StepRecord(name, name, time.monotonic_ns(), target=target.name, model=name, version=version)
         self._path.steps.append(self.record)
@@ -73,7 +72,7 @@ class ModelInference:
         return result
 
     def check(self, result: InferResult, num_rows: int) -> None:
-        """Return if the outputs are as the model declares them, which those asked for as classes are not.
+        """Check the outputs against the model's signature, except those requested as classes.
 
         Args:
             result: Of the model.
@@ -91,7 +90,7 @@ class ModelInference:
         check_outputs(outputs, self._model.signature, num_rows)
 
     def add_trace(self, result: InferResult) -> None:
-        """The last result has the time that the call took, if the client asked for it."""
+        """Add the time that the call took to the last result, if the client requested it."""
         self.record.status, self.record.end_ns = "OK", time.monotonic_ns()
         if self._call.parameters and self._call.parameters.get(TRACE_PARAMETER) is True:
             trace = trace_text(self._path, self.record.start_ns)

@@ -10,13 +10,14 @@ is loaded and only where the plan has them, in this order::
             Attempt  a number and a span for each call
               CallAction | StreamAction | NodeAction
 
-A step without any of this is a plain ``Step`` over its action. A shadow is a ``ShadowStep``, which nobody waits for.
+A step without any of this is a plain ``Step`` over its action. A ``ShadowStep`` runs in the background.
 """
 
-from weft_router.steps.base import Action, ConditionFailedError, ErrorContext, Node, StepPolicy
+from weft_router.steps.base import Action, ConditionFailedError, ErrorContext, Node, PolicyAction, PrunableNode
 from weft_router.steps.call import CallAction
 from weft_router.steps.guarded import GuardedStep
 from weft_router.steps.node import NodeAction
+from weft_router.steps.parts import NodeParts, PolicyParts
 from weft_router.steps.run import GraphRequest, Run, earlier
 from weft_router.steps.shadow import ShadowedNode, ShadowStep
 from weft_router.steps.step import Step
@@ -31,12 +32,15 @@ __all__ = [
     "GuardedStep",
     "Node",
     "NodeAction",
+    "NodeParts",
     "OpenStream",
+    "PolicyAction",
+    "PolicyParts",
+    "PrunableNode",
     "Run",
     "ShadowStep",
     "ShadowedNode",
     "Step",
-    "StepPolicy",
     "StreamAction",
     "earlier",
 ]

@@ -1,7 +1,9 @@
-"""What nodes and steps are to one another: a node runs steps, a step runs an action, an action may be a node again."""
+"""Interfaces: a node runs steps, a step runs an action, an action may run a node again."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from weft_common.errors import InternalError, InvalidArgumentError, RemoteError, WeftError
 from weft_common.observing import telemetry
@@ -10,6 +12,9 @@ from weft_router.graph.plan import Condition, NodePlan
 from weft_router.reporting.path import StepRecord
 from weft_router.reporting.spans import Attributes
 from weft_router.steps.run import Run
+
+if TYPE_CHECKING:
+    from weft_router.steps.step import Step
 
 _log = get_logger("weft.router")
 
@@ -65,7 +70,10 @@ class Node(ABC):
 
     Attributes:
         plan: What it was made of.
+        chain: Its steps in order, where each waits for the one before alone; None elsewhere.
     """
+
+    chain: "tuple[Step, ...] | None" = None
 
     def __init__(self, plan: NodePlan) -> None:
         self.plan = plan
@@ -73,7 +81,7 @@ class Node(ABC):
 
     @abstractmethod
     async def run(self, run: Run) -> None:
-        """The node's outputs are in the frame of ``run``.
+        """Write the node's outputs into the frame of ``run``.
 
         Args:
             run: Of this node; its frame has the inputs.
@@ -85,6 +93,14 @@ class Node(ABC):
         """
 
 
+class PrunableNode(Node):
+    """A node that can leave steps out whose outputs nothing reads."""
+
+    @abstractmethod
+    def only(self, live: Collection[int]) -> "PrunableNode":
+        """The same node with the steps ``live``, ascending indexes, alone; itself where these are all."""
+
+
 class Action(ABC):
     """What a step does: a call, a node, or a policy around another action.
 
@@ -92,7 +108,7 @@ class Action(ABC):
         kind: Of the span.
         target, model, version: Of a call, for reports; "" elsewhere.
         where: Path of the step, and model, for messages.
-        span_attributes: What its span says beside the step's name and path.
+        span_attributes: Attributes of its span, in addition to the step's name and path.
     """
 
     kind = telemetry.INTERNAL
@@ -108,7 +124,7 @@ class Action(ABC):
 
     @abstractmethod
     async def act(self, run: Run, record: StepRecord) -> None:
-        """The step's outputs are in the frame, and what the answer says beside is in the request and ``record``.
+        """Write the step's outputs into the frame, response parameters into the request, and the rest into ``record``.
 
         Args:
             run: Of the node around the step, the step's own timeout worked in; of its frame nothing but the step's
@@ -122,7 +138,7 @@ class Action(ABC):
         """
 
 
-class StepPolicy(Action):
+class PolicyAction(Action):
     """An action that decides when and how often another one acts.
 
     Args:

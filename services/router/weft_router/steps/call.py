@@ -19,7 +19,7 @@ from weft_router.tensors.answers import broken_promise, misfit
 
 
 class CallAction(Action):
-    """Calls a model; tensors go from answer to call as they are.
+    """Calls a model; tensors are passed from answer to call without a copy.
 
     Args:
         plan: The step that calls.
@@ -80,7 +80,7 @@ class CallAction(Action):
         Args:
             frame: Has the inputs.
             scope: Of the request.
-            captured: Outputs that the client asked for by the step's path.
+            captured: Outputs that the client requested by the step's path.
         """
         inputs: dict[str, WireTensor] = {}
         is_fitted = False
@@ -102,14 +102,14 @@ class CallAction(Action):
         return call, num_rows, is_fitted
 
     def _requested_with(self, captured: Sequence[str]) -> tuple[RequestedOutput, ...]:
-        """What the step needs, and what is captured beside."""
+        """The outputs that the graph uses, and the captured ones."""
         known = {output.name for output in self._requested}
         return (*self._requested, *(RequestedOutput(name, {}) for name in captured if name not in known))
 
     def _store(
         self, outputs: dict[str, WireTensor], frame: Frame, num_rows: int, *, is_fitted: bool
     ) -> dict[str, WireTensor]:
-        """Check the answer against what the model declares, and put it into the frame.
+        """Check the answer against the model's signature, and write it into the frame.
 
         Returns:
             The answer as the graph sees it.
@@ -130,7 +130,7 @@ class CallAction(Action):
         captured: dict[str, WireTensor],
         num_rows: int,
     ) -> None:
-        """Put outputs aside that the client asked for by the step's path."""
+        """Keep outputs that the client requested by the step's path."""
         for name in names:
             spec, tensor = self._declared[name], outputs.get(name)
             if tensor is None or misfit(tensor, spec, has_batch=self._is_batching, num_rows=num_rows):

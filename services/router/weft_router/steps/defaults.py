@@ -1,4 +1,4 @@
-"""What the outputs of a step are when it gave no answer."""
+"""Default outputs of a step that gave no answer."""
 
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import Frame, NodePlan, StepPlan
@@ -9,7 +9,7 @@ class Defaults:
 
     Args:
         plan: The step.
-        node: The node around it; its inputs tell how many rows there are.
+        node: The node around it; its inputs give the number of rows.
     """
 
     def __init__(self, plan: StepPlan, node: NodePlan) -> None:
@@ -21,7 +21,7 @@ class Defaults:
         self._inputs = [(slot, len(specs[slot].dims) + 1 if slot in specs else 0) for _, slot in node.inputs]
 
     def fill(self, frame: Frame) -> None:
-        """The step's outputs are absent, or have their defaults, and it counts as one that did not answer."""
+        """Set the step's outputs to their defaults, or to absent, and its ok slot to absent."""
         for slot in self._absent:
             frame[slot] = None
         for slot, tensor, is_batched in self._defaults:

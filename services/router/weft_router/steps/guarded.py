@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from weft_common.errors import DeadlineExceededError, WeftError
 from weft_router.admission import InflightLimit
-from weft_router.graph.plan import OK, Condition, NodeKind, StepPlan
+from weft_router.graph.plan import OK, Condition, StepPlan
 from weft_router.reporting.path import SKIPPED, NodeRecord, StepRecord
 from weft_router.reporting.spans import end_step_span
 from weft_router.reporting.step_counters import StepCounters
@@ -13,6 +13,8 @@ from weft_router.steps.defaults import Defaults
 from weft_router.steps.run import Run
 from weft_router.steps.step import Step
 
+#: As ``SHADOW_COUNTERS``.
+FALLBACK_COUNTERS = (("fallbacks", "Runs in which a fallback was tried"),)
 _NS_PER_MS = 1_000_000
 
 
@@ -117,7 +119,7 @@ class GuardedStep(Step):
         """Whether a fallback answered; False where none did and the step is soft.
 
         Raises:
-            WeftError: Of the last that failed; the message tells of each.
+            WeftError: Of the last that failed; the message lists each failure.
         """
         last = failure
         text = failure.message
@@ -126,10 +128,10 @@ class GuardedStep(Step):
                 if self._is_past(run.deadline_ns):
                     break
                 if record.fallbacks is None:
-                    record.fallbacks = NodeRecord(self._name, NodeKind.CASCADE)
+                    record.fallbacks = NodeRecord(self._name)
                     record.error = failure.message
                     text += f" ({failure.code})"
-                    self._counters.num_fallbacks += 1
+                    self._counters.events["fallbacks"] += 1
                 try:
                     if await fallback.run(run.with_record(record.fallbacks)):
                         return True

@@ -1,4 +1,4 @@
-"""A node in the place of a call."""
+"""A node that runs in a step's place."""
 
 from collections.abc import Callable, Sequence
 
@@ -50,7 +50,7 @@ class NodeAction(Action):
     async def act(self, run: Run, record: StepRecord) -> None:
         """As ``Action.act``; every run has a frame of its own."""
         plan, outer, request = self._node.plan, run.frame, run.request
-        record.node = NodeRecord(plan.name, plan.kind)
+        record.node = NodeRecord(plan.name, plan.path_form)
         frame: Frame = [None] * plan.num_slots
         for outer_slot, slot in self._inputs:
             frame[slot] = outer[outer_slot]
@@ -71,7 +71,7 @@ class NodeAction(Action):
             self._capture(request.captures.get(self._path, ()), frame, request.captured)
 
     def _capture(self, names: Sequence[str], frame: Frame, captured: dict[str, WireTensor]) -> None:
-        """Put outputs aside that the client asked for by the step's path."""
+        """Keep outputs that the client requested by the step's path."""
         for name in names:
             tensor = frame[self._inner_outputs[name]]
             if tensor is not None:

@@ -1,4 +1,4 @@
-"""What goes through nodes and steps: the request, and one run of a node for it."""
+"""What nodes and steps run with: the request, and one run of a node for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class GraphRequest:
-    """One request on its way through a graph.
+    """One request of a graph.
 
     Attributes:
         scope: What conditions see of it.
         headers: The client's metadata that every step receives.
         is_traced: Whether spans are recorded.
         response_parameters: Of all steps so far; the later step wins.
-        pins: Splitter -> the step that it must take; None where the request leaves that to chance.
-        captures: Path of a step -> outputs of its target that the client asked for; None where it asked for none.
-        captured: What was asked for, by ``<path>/<output>``.
+        pins: Splitter -> the step that it must take; None: the splitter decides.
+        captures: Path of a step -> outputs of its target that the client requested; None where it requested none.
+        captured: These outputs, by ``<path>/<output>``.
         is_collected: Decoupled models are called for one response with everything.
         pulls: What bandits chose for it so far; None for a copy that gets no feedback.
         stream: Of the decoupled step that ran: more responses may come.

@@ -1,4 +1,4 @@
-"""Copies of requests for models that are tried out: nobody waits for them, and nothing depends on them."""
+"""Shadow traffic: copies of requests that run in the background and whose answers are dropped."""
 
 import asyncio
 import dataclasses
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from weft_common.errors import WeftError
 from weft_common.observing.logs import get_logger
-from weft_router.graph.plan import Frame, NodeKind, ShadowPlan
+from weft_router.graph.plan import Frame, ShadowPlan
 from weft_router.graph.pruning import slots_read
 from weft_router.reporting.headers import SHADOW_HEADER
 from weft_router.reporting.path import NodeRecord
@@ -16,8 +16,15 @@ from weft_router.steps.base import Node
 from weft_router.steps.run import Run
 from weft_router.steps.step import Step
 
-#: How long a copy may take whose step has no timeout.
+#: Timeout of a copy whose step has none.
 DEFAULT_TIMEOUT_MS = 30_000
+
+#: (name of the metric after ``weft_graph_step_``, help) of what is counted here.
+SHADOW_COUNTERS = (
+    ("shadows_sent", "Copies of requests that were sent"),
+    ("shadows_failed", "Copies of requests that failed"),
+    ("shadows_dropped", "Copies that were not sent: the step or the router was busy"),
+)
 
 _log = get_logger("weft.router.shadows")
 
@@ -28,7 +35,7 @@ class ShadowStep(Step):
     Args:
         step: Runs with the copies.
         shadow: How many are sent.
-        runtime: Clock, chance, and the owner of what runs on its own.
+        runtime: Clock, random numbers, and the owner of background tasks.
         counters: Of the shadow.
     """
 
@@ -49,7 +56,7 @@ class ShadowStep(Step):
             return False
         is_full = self._max_inflight and self._num_inflight >= self._max_inflight
         if is_full or runtime.is_busy() or not runtime.shadows.has_room:
-            self._counters.num_shadows_dropped += 1
+            self._counters.events["shadows_dropped"] += 1
             return False
         request, frame = run.request, run.frame
         copied: Frame = [None] * len(frame)
@@ -60,8 +67,8 @@ class ShadowStep(Step):
         headers: Mapping[str, str] = {**request.headers, SHADOW_HEADER: "1"}
         copy = dataclasses.replace(request.fork(), scope=scope, headers=headers, pulls=None)
         self._num_inflight += 1
-        self._counters.num_shadows_sent += 1
-        own = Run(copied, copy, limit_ns, run.context, NodeRecord(self._name, NodeKind.SEQUENCE))
+        self._counters.events["shadows_sent"] += 1
+        own = Run(copied, copy, limit_ns, run.context, NodeRecord(self._name))
         runtime.shadows.start(self._send(own), self._ended)
         return False
 
@@ -69,10 +76,10 @@ class ShadowStep(Step):
         try:
             await self._step.run(run)
         except WeftError as error:
-            self._counters.num_shadows_failed += 1
+            self._counters.events["shadows_failed"] += 1
             _log.debug("shadow failed: %s: %s", error.code, error.message)
         except Exception:
-            self._counters.num_shadows_failed += 1
+            self._counters.events["shadows_failed"] += 1
             _log.exception("shadow '%s' failed", self._path)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
@@ -80,11 +87,11 @@ class ShadowStep(Step):
 
 
 class ShadowedNode(Node):
-    """A node with shadows beside its alternatives: they see its inputs, and start when it does.
+    """A node with shadow steps: they read its inputs and start when it does.
 
     Args:
         node: Answers.
-        shadows: Get copies of what it is asked.
+        shadows: Receive copies of its inputs.
     """
 
     def __init__(self, node: Node, shadows: Sequence[Step]) -> None:

@@ -17,7 +17,7 @@ from weft_router.target import Target
 
 
 class StreamAction(CallAction):
-    """Opens a stream and reads its first response, which is what policies see; the rest is in the request's ``stream``.
+    """Opens a stream and reads its first response, which policies see; the request's ``stream`` has the rest.
 
     So the step is tried again only before its first response, and its latency is the time to the first response. The
     step's timeout is that of the whole stream. For a request that is collected, the one response to a unary call is the
@@ -72,7 +72,7 @@ class StreamAction(CallAction):
         request.stream = stream
 
     def accept(self, stream: "OpenStream", result: InferResult, frame: Frame) -> None:
-        """A response is in ``frame``, and what it says beside in ``stream``. Raises WeftError for one that is bad.
+        """Write a response into ``frame``, its parameters into ``stream``. Raises WeftError for a bad one.
 
         It may have any number of rows: a decoupled model answers when it likes, not row by row.
         """
@@ -81,7 +81,7 @@ class StreamAction(CallAction):
         stream.parameters = dict(result.parameters)
 
     def placed(self, error: WeftError, record: StepRecord) -> WeftError:
-        """The error as the client sees it; one after the first response is counted here, as no policy sees it."""
+        """The error as the client sees it; after the first response, which no policy sees, it is counted here."""
         if record.responses:
             record.status = error.code
             self._counters.count_failure(error.code)
@@ -105,7 +105,7 @@ class OpenStream:
 
     Attributes:
         is_fitted: Whether the batch dimension of an input had to be added or taken away.
-        captured: Names of the outputs that the client asked for by the step's path.
+        captured: Names of the outputs that the client requested by the step's path.
         outputs: Those of the latest response, by path and name.
         parameters: Of the latest response.
     """

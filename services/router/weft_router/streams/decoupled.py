@@ -1,6 +1,6 @@
 """A decoupled graph: what follows a decoupled step runs once for each of its responses.
 
-The root sequence falls into stages. The first has the steps that read from no decoupled one, and the first decoupled
+Its root falls into stages. The first has the steps that read from no decoupled one, and the first decoupled
 step; the next those that read from that, and the second decoupled step; and so on, down to a stage without one, whose
 end is a response of the graph. Each response of a decoupled step opens a run of the next stage in a copy of the frame.
 """
@@ -9,25 +9,24 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Collection
 
-from weft_router.graph.plan import CallPlan, NodeKind, NodePlan
+from weft_router.graph.plan import CallPlan, NodePlan
 from weft_router.graph.pruning import slots_read, steps_behind
-from weft_router.nodes import SequenceNode
 from weft_router.reporting.path import NodeRecord
-from weft_router.steps import OpenStream, Run
+from weft_router.steps import OpenStream, PrunableNode, Run
 from weft_router.streams.in_order import in_order
 
 
 class DecoupledRoot:
-    """The root sequence of a decoupled graph, in stages.
+    """The root of a decoupled graph, in stages.
 
     Args:
-        root: The sequence.
+        root: The node.
         steps: Indexes of the steps that run.
-        max_inflight_responses: Responses of a decoupled step that are in work at once, those included that nobody has
-            taken yet; meanwhile its stream is not read further. 0: one.
+        max_inflight_responses: Responses of a decoupled step that are processed at once or wait for the client;
+            meanwhile its stream is not read further. 0: one.
     """
 
-    def __init__(self, root: SequenceNode, steps: Collection[int], max_inflight_responses: int) -> None:
+    def __init__(self, root: PrunableNode, steps: Collection[int], max_inflight_responses: int) -> None:
         self._stages = [root.only(stage) for stage in _stages(root.plan, steps)]
         self._limit = max(max_inflight_responses, 1)
 
@@ -76,7 +75,7 @@ class DecoupledRoot:
 
     async def _rest(self, number: int, run: Run, shown: "_Shown", position: int) -> AsyncGenerator[Run, None]:
         """As ``responses``, for the response at ``position`` of the stream before."""
-        own = run.with_record(NodeRecord("", NodeKind.SEQUENCE))
+        own = run.with_record(NodeRecord(""))
         has_failed = False
         try:
             async with contextlib.aclosing(self._responses(number, own)) as responses:

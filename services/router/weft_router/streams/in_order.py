@@ -1,4 +1,4 @@
-"""Sources of items that are worked on ahead of their turn."""
+"""Items of several sources in order, while later sources already run."""
 
 import asyncio
 from collections import deque
@@ -17,9 +17,9 @@ async def in_order(
     """All items of the first source, then those of the second, and so on; each as soon as it is there.
 
     Args:
-        sources: Closed by who made it; what it gives is closed here.
-        limit: Sources in work at once. Each is asked for its first item; only the first of them is asked for more, and
-            ``sources`` is not asked for another before that one has ended.
+        sources: Closed by the caller; the sources that it yields are closed here.
+        limit: Open sources at once. The first item of each is fetched; further items only of the first, and another
+            source is not opened before that one has ended.
 
     Raises:
         Exception: As a source raised it, in its turn; as ``sources`` raised it, after the items of those before.

@@ -1,4 +1,4 @@
-"""What the targets serve: asked at the start, kept up to date, read without waiting."""
+"""What the targets serve: discovered at the start, kept up to date, read without waiting."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from weft_router.targets.in_process import InProcessTarget
 from weft_router.targets.observed import ObservedTarget
 from weft_router.targets.replicated import ReplicatedTarget
 
-#: How often each target is asked while it answers, in seconds.
+#: Pause between two discoveries of a target that answers, in seconds.
 POLL_S = 2.0
 #: How long one answer may take.
 TIMEOUT_S = 2.0
@@ -90,12 +90,12 @@ class TargetCatalog:
         return [f"{w.target.name} ({w.target.address})" for w in self._watched.values() if not w.is_reachable]
 
     async def start(self) -> None:
-        """Every target was asked once; from now on each is asked again and again."""
+        """Discover every target once, and from now on periodically."""
         await asyncio.gather(*(self._refresh(watched) for watched in self._watched.values()))
         self._tasks = [asyncio.create_task(self._watch(watched)) for watched in self._watched.values()]
 
     async def close(self) -> None:
-        """No question is in work any more, and every target is closed."""
+        """Stop discovery and close every target."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -103,7 +103,7 @@ class TargetCatalog:
             await watched.target.close()
 
     def wake(self, target: str) -> None:
-        """Ask ``target`` now instead of at the next turn; one that is known to be lost is being asked anyway."""
+        """Discover ``target`` now instead of at the next turn; a target that is lost is polled anyway."""
         watched = self._watched[target]
         if watched.is_reachable:
             watched.wake.set()
@@ -113,7 +113,7 @@ class TargetCatalog:
         return self._models.get(name, {}).get(version) if version else self._defaults.get(name)
 
     def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
-        """Name of the target that serves a model, and its signature; what the compiler asks."""
+        """Name of the target that serves a model, and its signature, for the compiler."""
         entry = self.entry(model_name, version)
         return None if entry is None else (entry.target, entry.model.signature)
 

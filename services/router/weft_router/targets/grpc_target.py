@@ -26,8 +26,8 @@ from weft_common.security.channel import ChannelSecurity
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_router.target import TargetModel
 
-#: Configurations are asked for when a model's state changes. Because a reloaded model may differ while the index looks
-#: the same, so many others are asked for at each discovery, in turn: 64 take about 10 ms.
+#: A configuration is read when the state of its model changes. A reloaded model may differ while the index looks the
+#: same, so each discovery also reads so many others, in turn: 64 take about 10 ms.
 CONFIGS_PER_DISCOVERY = 64
 
 _log = get_logger("weft.router.targets")
@@ -44,7 +44,7 @@ class GrpcTarget:
     Args:
         name: As given to the router.
         address: ``host:port`` or any name that gRPC resolves.
-        options: Of the channel, beside those that all have.
+        options: Further options of the channel.
         use_exchange: Calls travel together in one stream where the server offers it. False for a channel that balances
             each call over several servers: a stream has one of them.
         security: TLS and key; None: plaintext without a key.
@@ -63,7 +63,7 @@ class GrpcTarget:
         self.address = address
         self._client = V2Client(address, where=f"target '{name}' ({address})", options=options, security=security)
         self._exchange = ExchangeClient(self._client.channel) if use_exchange else None
-        #: The one whose configuration was asked for longest ago comes first.
+        #: The model whose configuration was read longest ago comes first.
         self._known: dict[tuple[str, str], _Known] = {}
 
     @property

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
+
+from opentelemetry.trace import Span
 
 from weft_common.core import CallContext, InferCall, InferenceCore, InferResult
 from weft_common.errors import DeadlineExceededError, RemoteError, WeftError
@@ -43,17 +45,31 @@ class InProcessTarget:
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``."""
-        with self._called(call, context, "{} did not answer") as inner:
-            return await self._in_time(lambda: self._core.infer(call, inner), inner.deadline_ns)
+        inner, span, given_s = self._begin(call, context)
+        try:
+            if inner.deadline_ns is None:
+                result = await self._core.infer(call, inner)
+            else:
+                result = await self._in_time(lambda: self._core.infer(call, inner), inner.deadline_ns)
+        except BaseException as error:
+            self._fail(error, call, inner, span, given_s, "{} did not answer")
+            raise
+        telemetry.end_span(span)
+        return result
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``."""
-        with self._called(call, context, "the stream of {} did not end") as inner:
+        inner, span, given_s = self._begin(call, context)
+        try:
             async with contextlib.aclosing(self._core.stream_infer(call, inner)) as results:
                 while (result := await self._in_time(lambda: anext(results, None), inner.deadline_ns)) is not None:
                     if result.error is not None:  # between services the first error ends a stream
                         raise result.error
                     yield result
+        except BaseException as error:
+            self._fail(error, call, inner, span, given_s, "the stream of {} did not end")
+            raise
+        telemetry.end_span(span)
 
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
         """As ``Target.discover``; answers at once."""
@@ -83,11 +99,11 @@ class InProcessTarget:
     async def close(self) -> None:
         """As ``Target.close``; there is no transport."""
 
-    @contextlib.contextmanager
-    def _called(self, call: InferCall, context: CallContext, late: str) -> Iterator[CallContext]:
-        """What surrounds the call at the core, within its span; errors leave as those of another service.
+    def _begin(self, call: InferCall, context: CallContext) -> tuple[CallContext, Span, float | None]:
+        """What surrounds the call at the core, its span, and the time that it has, in seconds.
 
-        ``late`` says of the model, its ``{}``, what did not happen in time.
+        Raises:
+            DeadlineExceededError: No time is left.
         """
         given_s = None if context.deadline_ns is None else (context.deadline_ns - self._clock_ns()) / 1e9
         if given_s is not None and given_s <= 0:
@@ -96,21 +112,27 @@ class InProcessTarget:
             )
         inner, span = self._edge.begin(call.model_name, context.headers, context.deadline_ns, context.trace_context)
         span.set_attribute("rpc.system", self.address)
-        failure: WeftError | None = None
+        return inner, span, given_s
+
+    def _fail(
+        self, error: BaseException, call: InferCall, inner: CallContext, span: Span, given_s: float | None, late: str
+    ) -> None:
+        """The call has failed, or was withdrawn. Raises the error as another service would have answered it.
+
+        ``late`` says of the model, its ``{}``, what did not happen in time.
+        """
+        if not isinstance(error, Exception):
+            telemetry.end_span(span, withdrawal(inner))
+            return
+        failure = self._edge.as_weft_error(error, call.model_name, inner)
+        telemetry.end_span(span, failure)
+        message = cut_message(failure.message) or f"{self._where(call)} answered {failure.code}"
+        if failure.code == "DEADLINE_EXCEEDED" and given_s is not None:
+            message = f"{late.format(self._where(call))} within the {given_s * 1e3:.0f} ms that were left"
         try:
-            yield inner
-        except (asyncio.CancelledError, GeneratorExit):
-            failure = withdrawal(inner)
-            raise
-        except Exception as error:
-            failure = self._edge.as_weft_error(error, call.model_name, inner)
-            message = cut_message(failure.message) or f"{self._where(call)} answered {failure.code}"
-            if failure.code == "DEADLINE_EXCEEDED" and given_s is not None:
-                message = f"{late.format(self._where(call))} within the {given_s * 1e3:.0f} ms that were left"
             raise _remote(failure, message) from error
         finally:
-            telemetry.end_span(span, failure)
-            del failure  # it holds this frame, and with it the tensors
+            del failure  # it holds the frames that it passed, and with them the tensors
 
     async def _in_time(self, ask: Callable[[], Awaitable[T]], deadline_ns: int | None) -> T:
         """What ``ask`` gives. Raises DeadlineExceededError when the deadline passes first."""

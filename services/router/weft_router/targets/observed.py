@@ -1,4 +1,4 @@
-"""A target whose answers are counted, and whose loss is noticed with the first call that fails."""
+"""A target whose calls are counted, and whose loss is noticed with the first call that fails."""
 
 import asyncio
 import contextlib
@@ -109,7 +109,7 @@ class ObservedTarget:
         self._of(call, version).record_failure(reason, time.monotonic_ns() - start_ns)
 
     def _of(self, call: InferCall, version: str) -> ModelStatistics:
-        """The counters of the version that answered, made with its first call; "" is the one that was asked for."""
+        """The counters of the version that answered, made with its first call; "" is the requested version."""
         key = call.model_name, version or call.model_version
         counters = self._statistics.get(key)
         if counters is None:

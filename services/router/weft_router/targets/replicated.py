@@ -1,9 +1,9 @@
-"""A target of several replicas: each call goes to one of them, and survives the loss of one that had not begun it."""
+"""A target of several replicas: each call goes to one, and to another one if that was lost before it began."""
 
 import contextlib
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 
 from opentelemetry import trace
 
@@ -22,7 +22,7 @@ from weft_router.targets.specification import BalancingPolicy
 #: Name of what gRPC chooses, in metrics and spans.
 CHOSEN_BY_GRPC = "chosen by gRPC"
 
-#: After such an answer a replica is asked what it serves.
+#: After such an answer the replica's models are read again.
 _MODEL_IS_GONE = ("UNAVAILABLE", "NOT_FOUND")
 
 _log = get_logger("weft.router.targets")
@@ -165,7 +165,7 @@ class ReplicatedTarget:
         self.on_change()
 
     async def _move(self, failed: Replica, call: InferCall, context: CallContext, error: WeftError) -> Replica:
-        """Another replica for a call that was not begun. Raises what is to be told where there is none."""
+        """Another replica for a call that was not begun. Raises the error for the client where there is none."""
         other = await self._chooser.instead(failed, call, context, error)
         self.num_moved += 1
         if telemetry.is_enabled():
@@ -174,46 +174,59 @@ class ReplicatedTarget:
         return other
 
     async def _infer(self, replica: Replica, call: InferCall, context: CallContext) -> InferResult:
-        with self._in_work(replica, call, context):
-            return await replica.target.infer(call, context)
+        start_ns = self._begin(replica, context)
+        try:
+            result = await replica.target.infer(call, context)
+        except BaseException as error:
+            self._failed(replica, context, error)
+            raise
+        self._succeeded(replica, call, context, start_ns)
+        return result
 
     async def _stream(
         self, replica: Replica, call: InferCall, context: CallContext
     ) -> AsyncGenerator[InferResult, None]:
-        with self._in_work(replica, call, context):
+        start_ns = self._begin(replica, context)
+        try:
             async with contextlib.aclosing(replica.target.stream_infer(call, context)) as results:
                 async for result in results:
                     yield result
+        except BaseException as error:
+            self._failed(replica, context, error)
+            raise
+        self._succeeded(replica, call, context, start_ns)
 
-    @contextlib.contextmanager
-    def _in_work(self, replica: Replica, call: InferCall, context: CallContext) -> Iterator[None]:
-        """The replica has one call more within the block, and its outcome is noted after."""
-        start_ns = self._clock_ns()
+    def _begin(self, replica: Replica, context: CallContext) -> int:
+        """The replica has one call more in flight; the time, for ``_succeeded``."""
         replica.num_picks += 1
         replica.num_inflight += 1
         if context.tried is not None:
             context.tried.append(replica.address)
-        if telemetry.is_enabled():
+        if context.trace_context is not None and telemetry.is_enabled():
             trace.get_current_span(context.trace_context).set_attribute("weft.endpoint", replica.address)
-        status = "CANCELLED"
-        is_told = False
-        try:
-            yield
-            status = "OK"
-            replica.response.measured((self._clock_ns() - start_ns) / 1e9)
+        return self._clock_ns()
+
+    def _succeeded(self, replica: Replica, call: InferCall, context: CallContext, start_ns: int) -> None:
+        replica.response.measured((self._clock_ns() - start_ns) / 1e9)
+        if call.parameters:
             self._chooser.note_end(call)
-        except WeftError as error:
-            status = error.code
-            is_told = error.is_refused
-            replica.is_due = replica.is_due or status in _MODEL_IS_GONE
-            raise
-        finally:
-            replica.num_inflight -= 1
-            replica.num_by_status[status] = replica.num_by_status.get(status, 0) + 1
-            # One that says itself that it takes no calls is no outlier: its health tells the rest.
-            if replica is not self._by_grpc and not is_told and self._detector.note(replica.record, status):
-                self._chooser.note_ejection()
-                self._tell_ejections(context)
+        self._end(replica, context, "OK")
+
+    def _failed(self, replica: Replica, context: CallContext, error: BaseException) -> None:
+        if not isinstance(error, WeftError):
+            self._end(replica, context, "CANCELLED")
+            return
+        replica.is_due = replica.is_due or error.code in _MODEL_IS_GONE
+        self._end(replica, context, error.code, is_refused=error.is_refused)
+
+    def _end(self, replica: Replica, context: CallContext, status: str, *, is_refused: bool = False) -> None:
+        """The call is over, and its outcome noted."""
+        replica.num_inflight -= 1
+        replica.num_by_status[status] = replica.num_by_status.get(status, 0) + 1
+        # A replica that refuses calls itself is no outlier: its health check decides.
+        if replica is not self._by_grpc and not is_refused and self._detector.note(replica.record, status):
+            self._chooser.note_ejection()
+            self._tell_ejections(context)
 
     def _tell_ejections(self, context: CallContext) -> None:
         """Replicas that were ejected just now are in the log, and in the span of the call that showed it."""

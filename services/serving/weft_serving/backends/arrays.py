@@ -1,4 +1,4 @@
-"""Arrays that a model's version folder keeps in a JSON or npz file, by dotted name."""
+"""Named arrays of a model, in a JSON or npz file of its version folder."""
 
 import json
 import zipfile
@@ -18,7 +18,7 @@ _NUMERIC = "biuf"
 
 
 class ArrayFile:
-    """The arrays of one file; each that is read is checked, and ``finish`` refuses those that were not.
+    """The arrays of one file; each is checked as it is read, and ``finish`` refuses those that were not read.
 
     ::
 
@@ -41,7 +41,7 @@ class ArrayFile:
         self._known: list[str] = []
 
     def __contains__(self, name: str) -> bool:
-        """Whether the file has the array; it counts as one that the reader knows."""
+        """Whether the file has the array, which then counts as known."""
         self._known.append(name)
         return name in self._arrays
 

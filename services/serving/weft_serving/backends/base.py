@@ -1,4 +1,4 @@
-"""The interface between an instance thread and the code that runs a model."""
+"""The interface of backends, which run models on the threads of instances."""
 
 import time
 import uuid
@@ -29,10 +29,10 @@ class NestedStream(Protocol):
     """The responses to one call of a decoupled model; may be used from any thread, by one at a time."""
 
     def next(self) -> "Future[InferResult | None]":
-        """The next response; None when there is none any more."""
+        """The next response; None after the last."""
 
     def cancel(self) -> None:
-        """Nobody wants more responses."""
+        """Withdraw the call."""
 
 
 class ModelCaller(Protocol):
@@ -43,45 +43,45 @@ class ModelCaller(Protocol):
     """
 
     def infer(self, call: InferCall, parents: "Sequence[InferenceRequest]", origin: str) -> "Future[InferResult]":
-        """The answer to come; it fails with a WeftError. Cancelling the future withdraws the call.
+        """Call a model; the future fails with a WeftError. Cancelling it withdraws the call.
 
         Args:
-            call: Of another model, or of the same.
-            parents: Requests for whose sake the call is made; may be empty.
+            call: Of this or another model.
+            parents: Requests on whose behalf the call is made; may be empty.
             origin: The calling instance, as ``InstanceContext.origin`` gives it.
         """
 
     def stream(self, call: InferCall, parents: "Sequence[InferenceRequest]", origin: str) -> NestedStream:
-        """The responses to come of a model that may be decoupled; arguments are those of ``infer``."""
+        """Call a model that may be decoupled; arguments are those of ``infer``."""
 
 
 class MetricSink(Protocol):
-    """Keeps the metrics that models make; as ``CustomMetrics``, in whatever process that is."""
+    """Keeps the metrics of models; ``CustomMetrics``, in this or another process."""
 
     def add_family(self, owner: str, name: str, description: str, kind: str) -> None:
-        """The family is there. Raises InvalidArgumentError."""
+        """Add a family, if it is new. Raises InvalidArgumentError."""
 
     def add_metric(self, owner: str, name: str, labels: Mapping[str, str], bounds: Sequence[float] | None) -> Any:
-        """The metric is there; returns what names it within its family. Raises InvalidArgumentError."""
+        """Add a metric, if it is new; returns its key in the family. Raises InvalidArgumentError."""
 
     def record(self, name: str, labels: Any, action: str, number: float) -> None:
-        """The metric has taken a number that it can take."""
+        """Update a metric by a valid action."""
 
     def value(self, name: str, labels: Any) -> float:
         """The number of a counter or gauge. Raises UnsupportedError for a histogram."""
 
     def release(self, owner: str) -> None:
-        """What nobody else owns is gone."""
+        """Remove the metrics that have no other owner."""
 
 
 class MetricExports(Protocol):
-    """Shows what backends count themselves, with ``weft_`` names; may be used from any thread."""
+    """Exports metrics that backends count themselves, named ``weft_...``; may be used from any thread."""
 
     def attach(self, owner: str, read: "Callable[[], Iterable[Metric]]") -> None:
-        """``read`` is called at every scrape, on the thread of that."""
+        """Call ``read`` at every scrape, on its thread."""
 
     def detach(self, owner: str) -> None:
-        """What the owner attached is shown no longer."""
+        """Remove what the owner attached."""
 
 
 class RepositoryControl(Protocol):
@@ -111,13 +111,13 @@ class ModelContext:
         config: The whole configuration as JSON-like data with the field names of ``config.pbtxt``; enums are names,
             64-bit integers are strings, as protobuf's JSON form has them.
         parameters: ``parameters { key value { string_value } }`` of the configuration, without those of the scheduler.
-        fault: Makes the error about a field, for example ``fault("parameters[top_k]", "...")``, with file, line and
-            column where the field was written.
-        layout: How a batch becomes the arrays of one execution.
-        caller: Calls other models; None: there is no way to.
-        metrics: Keeps the metrics that the model makes; None: there is no way to.
-        control: Loads and unloads other models; None: there is no way to.
-        exports: Shows what the backend counts; None: there is no way to.
+        fault: Makes the error of a field, for example ``fault("parameters[top_k]", "...")``, with its file, line and
+            column.
+        layout: The arrays of a batch.
+        caller: Calls other models; None: not available.
+        metrics: Keeps the metrics of the model; None: not available.
+        control: Loads and unloads other models; None: not available.
+        exports: Exports the metrics of the backend; None: not available.
     """
 
     signature: ModelSignature
@@ -134,15 +134,15 @@ class ModelContext:
 
 @dataclass(frozen=True, slots=True)
 class InstanceContext:
-    """The place that one instance runs in.
+    """Where one instance runs.
 
     Attributes:
         name: For logs and metrics, for example ``minilm_0_0``.
         kind: ``"CPU"`` or ``"GPU"``.
         device_id: CUDA device of a GPU instance; 0 on CPU.
         may_use_cpu: Whether a GPU instance may run on the CPU instead, if the backend's library cannot use the GPU.
-        rate_limit: What an execution takes of what instances share; None: nothing.
-        token: Tells the instance from those of other loads and other processes.
+        rate_limit: Shared resources of an execution; None: none.
+        token: Identifies the instance among all loads and processes.
     """
 
     name: str
@@ -153,7 +153,7 @@ class InstanceContext:
     token: str = field(default_factory=lambda: uuid.uuid4().hex[:12], compare=False)
 
     def origin(self, signature: ModelSignature) -> str:
-        """The instance of that model as an entry of the path of nested calls."""
+        """Entry of the instance in the path of nested calls."""
         return f"{quote(signature.name, safe='')}.{signature.version}.{self.token}"
 
 
@@ -162,10 +162,10 @@ _num_rows = attrgetter("num_rows")
 
 @dataclass(slots=True)
 class Batch:
-    """The requests of one execution, in the order they were taken.
+    """The requests of one execution, in order.
 
-    A backend stamps ``infer_start_ns`` when its inputs are ready and ``infer_end_ns`` when the model has run; what lies
-    before and after is counted as compute input and compute output.
+    A backend sets ``infer_start_ns`` when its inputs are ready and ``infer_end_ns`` when the model has run; the time
+    before counts as compute input, the time after as compute output.
 
     Attributes:
         num_rows: Sum of the members' batch sizes.
@@ -197,15 +197,15 @@ class Backend(ABC):
     completes_always: ClassVar[bool] = False
 
     #: Whether a batch that failed is executed again, each request alone, so that a bad one does not fail the others.
-    #: True only for models without state and effects.
+    #: True only for models without state and side effects.
     is_repeatable: ClassVar[bool] = False
 
     #: Whether the backend runs decoupled models: the responses to a request go through ``request.stream``, while
     #: ``execute`` runs or later, and the outcome is ``STREAMED``.
     can_stream: ClassVar[bool] = False
 
-    #: Whether a decoupled model answers a unary call with all that it has to say: the request ``is_collected`` then,
-    #: and gets one response. False: such calls are refused.
+    #: Whether a decoupled model answers a unary call with all responses as one: the request then ``is_collected``.
+    #: False: such calls are refused.
     can_collect: ClassVar[bool] = False
 
     #: Whether the outcome may be ``RESCHEDULED``: the request is executed again. For iterative sequences.
@@ -217,15 +217,15 @@ class Backend(ABC):
     def __init__(self, model: ModelContext, instance: InstanceContext) -> None:
         self.model = model
         self.instance = instance
-        #: Set by the instance; a backend calls it, from any thread, when it finds that it is lost.
+        #: Set by the instance; a backend calls it, from any thread, when it is lost.
         self.on_lost: Callable[[], None] = lambda: None
 
     @classmethod
     def num_slots(cls, model: ModelContext) -> int:
         """Requests that one instance works on at once, each for as long as it takes; 0: one batch after another.
 
-        With slots, ``execute`` takes in what enters and returns; the model must be decoupled. Raises
-        InvalidArgumentError for a configuration that says nothing sound about it.
+        With slots, ``execute`` takes requests in and returns; the model must be decoupled. Raises InvalidArgumentError
+        for an invalid configuration.
         """
         return 0
 
@@ -239,25 +239,25 @@ class Backend(ABC):
 
         A WeftError in the list fails that request alone. A WeftError that is raised fails every request of the batch
         with it; any other exception fails them with INTERNAL and an error id. If the backend ``is_repeatable``, each
-        request of the batch gets another try alone before.
+        request of the batch is first executed again alone.
 
-        Each request has its deadline, ``request.context.deadline_ns``, and says by ``request.is_withdrawn`` when nobody
-        waits for its answer any longer; what takes long may then stop early.
+        ``request.context.deadline_ns`` is the deadline of a request; a long execution may stop early once
+        ``request.is_withdrawn``.
         """
 
     def why_lost(self) -> str:
-        """Why the backend can execute no longer and must be loaded again, by ``load``; "" while it can."""
+        """Why the backend is lost and must be loaded again, by ``load``; "" while it is not."""
         return ""
 
     def abort(self) -> None:  # noqa: B027  # most backends cannot
-        """Make a ``load`` or ``execute`` that does not return end, if that can be; called on another thread."""
+        """End a ``load`` or ``execute`` that does not return, if possible; called on another thread."""
 
     def close(self) -> None:  # noqa: B027  # most backends have nothing to release
         """Release what ``load`` took; called once, after the last batch."""
 
 
 class TensorBackend(Backend):
-    """A backend that sees one array per input, with the rows of every request of the batch one after another."""
+    """A backend with one array per input, which has the rows of all requests of the batch."""
 
     is_repeatable = True
 
@@ -266,7 +266,7 @@ class TensorBackend(Backend):
         self._gatherer = make_gatherer(model.signature, model.layout)
 
     def gather_into(self, allocate: Allocate) -> None:
-        """From now on every input of ``run`` lies in an array that ``allocate`` made for it."""
+        """Gather the inputs of ``run`` into arrays of ``allocate`` from now on."""
         self._gatherer = make_gatherer(self.model.signature, self.model.layout, allocate)
 
     @abstractmethod

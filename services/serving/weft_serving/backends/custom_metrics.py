@@ -1,4 +1,4 @@
-"""Metrics that models make and keep: counters, gauges and histograms beside those of the server."""
+"""Metrics of models: counters, gauges and histograms beside those of the server."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from weft_common.errors import InvalidArgumentError, ResourceExhaustedError, Uns
 
 COUNTER, GAUGE, HISTOGRAM = "COUNTER", "GAUGE", "HISTOGRAM"
 KINDS = (COUNTER, GAUGE, HISTOGRAM)
-#: What a metric of each kind can do.
+#: Actions of each kind of metric.
 _ACTIONS = {COUNTER: ("increment",), GAUGE: ("increment", "set"), HISTOGRAM: ("observe",)}
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
@@ -24,7 +24,7 @@ _OWN_PREFIXES = ("nv_", "weft_", "process_", "python_")
 #: Behind the name of a histogram in its samples.
 _SUFFIXES = ("_bucket", "_count", "_sum")
 
-#: Of all models, and of one family: labels are often made of what clients send.
+#: Limits for all models, and for one family: labels often come from clients.
 MAX_FAMILIES, MAX_METRICS = 1024, 4096
 
 Labels = tuple[tuple[str, str], ...]
@@ -51,8 +51,8 @@ class _Family:
 class CustomMetrics(Collector):
     """The metrics of all models of a service; may be used from any thread.
 
-    A family of one name and kind is one, whoever makes it, and so is a metric of it with the same labels: models count
-    together. What an owner made stays until that releases it, and its last owner's release removes it.
+    Models share a family of one name and kind, and its metrics of equal labels. The release by its last owner removes a
+    metric.
     """
 
     def __init__(self) -> None:
@@ -60,11 +60,11 @@ class CustomMetrics(Collector):
         self._families: dict[str, _Family] = {}
 
     def add_family(self, owner: str, name: str, description: str, kind: str) -> None:
-        """The family is there.
+        """Add a family, if it is new.
 
         Raises:
-            InvalidArgumentError: The name cannot be, or is that of another kind or of a sample of another family.
-            ResourceExhaustedError: ``MAX_FAMILIES`` are there.
+            InvalidArgumentError: The name is invalid, or that of another kind or of a sample of another family.
+            ResourceExhaustedError: There are ``MAX_FAMILIES``.
         """
         if not _NAME.fullmatch(name):
             raise InvalidArgumentError(
@@ -88,17 +88,17 @@ class CustomMetrics(Collector):
             family.owners.add(owner)
 
     def add_metric(self, owner: str, name: str, labels: Mapping[str, str], bounds: Sequence[float] | None) -> Labels:
-        """The metric is there, at 0 if it is new; returns what names it within its family.
+        """Add a metric at 0, if it is new; returns its key in the family.
 
         Args:
             owner: As in ``add_family``.
             name: Of the family.
             labels: Of the metric.
-            bounds: Of a histogram's buckets, rising; of an equal metric that is there they stay as they are.
+            bounds: Of a histogram's buckets, rising; an existing metric keeps its own.
 
         Raises:
-            InvalidArgumentError: Labels or bounds cannot be.
-            ResourceExhaustedError: The family has ``MAX_METRICS`` already.
+            InvalidArgumentError: Labels or bounds are invalid.
+            ResourceExhaustedError: The family has ``MAX_METRICS``.
         """
         for label, text in labels.items():
             if not isinstance(label, str) or not _LABEL.fullmatch(label) or not _is_text(text):
@@ -127,7 +127,7 @@ class CustomMetrics(Collector):
         return key
 
     def record(self, name: str, labels: Labels, action: str, number: float) -> None:
-        """The metric, which was added, has taken the number. Raises as ``check_action``."""
+        """Update a metric. Raises as ``check_action``."""
         with self._lock:
             family = self._families.get(name)
             value = None if family is None else family.values.get(labels)
@@ -151,7 +151,7 @@ class CustomMetrics(Collector):
             return 0.0 if value is None else value.number
 
     def release(self, owner: str) -> None:
-        """What nobody else owns is gone."""
+        """Remove the metrics that have no other owner."""
         with self._lock:
             for name, family in list(self._families.items()):
                 family.owners.discard(owner)
@@ -163,7 +163,7 @@ class CustomMetrics(Collector):
                     del self._families[name]
 
     def _check_room(self, name: str, kind: str) -> None:
-        """Return if a new family of that name is possible."""
+        """Check that there can be a new family of that name."""
         if len(self._families) >= MAX_FAMILIES:
             raise ResourceExhaustedError(f"there are {MAX_FAMILIES} metric families, the most allowed; use labels")
         samples = {name + suffix for suffix in _SUFFIXES} if kind == HISTOGRAM else set()
@@ -186,10 +186,10 @@ class CustomMetrics(Collector):
 
 
 def check_action(kind: str, action: str, number: float) -> None:
-    """Return if a metric of ``kind`` can take the number so.
+    """Check an update of a metric of ``kind``.
 
     Raises:
-        UnsupportedError: It cannot do that.
+        UnsupportedError: The kind has no such action.
         InvalidArgumentError: A counter would fall, or it is no number.
     """
     if action not in _ACTIONS[kind]:
@@ -202,7 +202,7 @@ def check_action(kind: str, action: str, number: float) -> None:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it is a string without halves of surrogates, which one label would spoil all metrics with."""
+    """Whether it is a string without lone surrogates, which in one label would break the whole scrape."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:

@@ -6,7 +6,7 @@ from weft_serving.backends.loading import existing_file
 
 
 def read_label_file(directory: Path, filename: str) -> tuple[Path, list[bytes]]:
-    """The file and its lines, one label each, as bytes of UTF-8; a line break at the end is none more.
+    """The path of the file, and its lines, one label each, as bytes of UTF-8.
 
     The model's folder comes first, as in Triton Inference Server, then the version's, for labels that change with it.
 

@@ -1,4 +1,4 @@
-"""How the inputs of a batch's members become the arrays of one execution, and its outputs theirs again."""
+"""Gathers the inputs of requests into the arrays of one execution, and scatters its outputs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,19 +14,19 @@ from weft_serving.scheduler.grouping import LengthBuckets
 
 Member = tuple[InferenceRequest, dict[str, Array]]
 
-#: Makes an array of a shape and dtype, its contents undefined.
+#: Makes an array of a shape and dtype with undefined contents.
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """An input that the model gets beside those of the requests: it tells how a batch is made up.
+    """An input that describes the composition of a batch, beside those of the requests.
 
     Attributes:
         kind: As in ``batch_input`` of the configuration, for example ``"BATCH_ELEMENT_COUNT"``.
         names: Inputs of the model that get it.
         datatype: ``"INT32"`` or ``"FP32"``.
-        source: The input that is counted or measured.
+        source: The input that it describes.
     """
 
     kind: str
@@ -37,13 +37,13 @@ class BatchInput:
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """What a configuration says of the arrays of a batch.
+    """The arrays of a batch as configured.
 
     Attributes:
-        buckets: Variable lengths are padded.
-        batch_inputs: What the model is told of ragged inputs.
-        scattered: Outputs that are cut by the shape of an input, whose name is the value, not by rows.
-        added_inputs: Inputs that the server gives for each request, beside those of the client.
+        buckets: Padding of variable lengths.
+        batch_inputs: Inputs that describe ragged inputs.
+        scattered: Outputs that are split by the shape of an input, which is the value, not by rows.
+        added_inputs: Inputs that the server adds to each request.
         added_outputs: Outputs that the server keeps.
     """
 
@@ -55,7 +55,7 @@ class BatchLayout:
 
 
 class Gatherer(Protocol):
-    """Puts a batch together and takes it apart; shared by no two threads, keeps nothing between the calls."""
+    """Gathers and scatters one batch at a time. Not thread-safe; keeps no state between calls."""
 
     def gather(self, members: Sequence[Member]) -> dict[str, Array]:
         """One array for each input that the model takes."""
@@ -65,12 +65,12 @@ class Gatherer(Protocol):
 
 
 def make_gatherer(signature: ModelSignature, layout: BatchLayout, allocate: Allocate | None = None) -> Gatherer:
-    """The gatherer that a model needs.
+    """The gatherer for a model.
 
     Args:
         signature: As clients see it.
         layout: Of the batches.
-        allocate: Makes the arrays that the model gets, each anew. None: they are numpy's, or those of the only member.
+        allocate: Makes the arrays of the inputs. None: numpy does, or those of the only member are used.
     """
     if layout.buckets is not None:
         return _PaddingGatherer(signature, layout.buckets, allocate)
@@ -174,7 +174,7 @@ class _PaddingGatherer(_RowGatherer):
         return parts
 
     def _length(self, arrays: Mapping[str, Array]) -> int:
-        """Length of a member; -1 if its inputs disagree, then it is in a batch with its like only."""
+        """Length of a member; -1 if its inputs disagree: its batch then has only such members."""
         lengths = {
             size
             for spec, _ in self._pads
@@ -242,7 +242,7 @@ class _RaggedGatherer:
         return parts
 
     def _shapes(self, members: Sequence[Member], spec: TensorSpec, source: str) -> list[tuple[int, ...]]:
-        """Of the output in each member: its own, with the sizes of the source where it says -1."""
+        """Shape of the output for each member: its dims, with the sizes of the source for each -1."""
         shapes = []
         for request, arrays in members:
             sizes = arrays[source].shape[1:]
@@ -266,7 +266,7 @@ def _item_shapes(sources: Sequence[Array]) -> Array:
     return np.array([array.shape[1:] for array in sources for _ in range(array.shape[0])])
 
 
-#: What each kind of batch input holds, from the source input of the members.
+#: Value of each kind of batch input, from the source input of the members.
 _BATCH_INPUTS: Mapping[str, Callable[[Sequence[Array]], Array | Sequence[int]]] = {
     "BATCH_ELEMENT_COUNT": lambda sources: [array.size for array in sources],
     "BATCH_ACCUMULATED_ELEMENT_COUNT": lambda sources: np.cumsum([array.size for array in sources]),
@@ -278,7 +278,7 @@ _BATCH_INPUTS: Mapping[str, Callable[[Sequence[Array]], Array | Sequence[int]]] 
 
 
 def _joined(parts: Sequence[Array], allocate: Allocate | None) -> Array:
-    """The parts one after another, in an array of ``allocate``; where that is None, a part alone is taken as it is."""
+    """The parts joined in an array of ``allocate``; where that is None, a single part is used as it is."""
     if allocate is None:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
     shape = parts[0].shape if len(parts) == 1 else (sum(len(part) for part in parts), *parts[0].shape[1:])

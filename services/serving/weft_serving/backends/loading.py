@@ -1,4 +1,4 @@
-"""What the ``load`` of a backend begins with: the package, the file, the tensors as declared."""
+"""Helpers for ``load`` of backends: packages, files, declared tensors."""
 
 import importlib
 import threading
@@ -13,7 +13,7 @@ from weft_serving.backends.base import ModelContext
 
 Dims = tuple[int | None, ...]
 
-#: How long a load waits for the imports of another one, in seconds.
+#: Time that a load waits for the imports of another one, in seconds.
 IMPORT_WAIT_S = 60.0
 
 _import_lock = threading.RLock()
@@ -21,11 +21,11 @@ _import_lock = threading.RLock()
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """A model brings in its code or a library, and no other one does meanwhile.
+    """Import the code of a model, or a library, while no other model does.
 
-    Instances load on threads of their own, and large libraries do not take being imported while another one looks at
-    them half made: ``import torch`` beside ``import sklearn`` failed once in some tens of starts with "operator ...
-    does not exist". An import that takes longer than ``IMPORT_WAIT_S`` may hang, and does not hold up the others.
+    Instances load on threads of their own, and large libraries break when another import sees them half initialised:
+    ``import torch`` beside ``import sklearn`` failed once in some tens of starts with "operator ... does not exist". An
+    import that takes longer than ``IMPORT_WAIT_S`` may hang, and does not delay the others.
     """
     is_alone = _import_lock.acquire(timeout=IMPORT_WAIT_S)
     try:
@@ -36,11 +36,11 @@ def importing() -> Iterator[None]:
 
 
 def require(module: str, extra: str) -> Any:
-    """The imported package ``module``, imported no earlier than the first model that needs it.
+    """Import the package ``module`` with the first model that needs it.
 
     Args:
         module: For example ``"torch"``.
-        extra: The extra of Weft's distribution that brings it.
+        extra: The extra of Weft's distribution that installs it.
 
     Raises:
         UnavailableError: It is not installed, or does not load.
@@ -76,7 +76,7 @@ def model_file(model: ModelContext, default: str) -> Path:
 
 
 def check_tensor(model: ModelContext, spec: TensorSpec, datatypes: Sequence[str], dims: Dims) -> TensorSpec:
-    """``spec`` itself, if it is declared with one of ``datatypes`` and as many ``dims``.
+    """Check that ``spec`` has one of ``datatypes`` and such ``dims``, and return it.
 
     Args:
         model: For the error.
@@ -98,7 +98,7 @@ def check_tensor(model: ModelContext, spec: TensorSpec, datatypes: Sequence[str]
 
 
 def _path_of(model: ModelContext, spec: TensorSpec) -> str:
-    """Where the tensor stands in the configuration."""
+    """Path of the tensor in the configuration."""
     for kind, specs in (("input", model.signature.inputs), ("output", model.signature.outputs)):
         if spec in specs:
             return f"{kind}[{specs.index(spec)}]"

@@ -1,4 +1,4 @@
-"""``parameters { key value { string_value } }`` of a model as typed values; a key that nobody reads is an error."""
+"""``parameters { key value { string_value } }`` of a model as typed values; an unknown key is an error."""
 
 import math
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ class ParameterReader:
         return self._number(key, value, value)
 
     def numbers(self, key: str, default: Sequence[float], *, size: int | None = None) -> tuple[float, ...]:
-        """Finite numbers with commas between them; with ``size`` exactly so many, or one that stands for all."""
+        """Finite numbers with commas between them; with ``size``, exactly so many, or one for all."""
         value = self.text(key, ",".join(map(repr, default)))
         numbers = tuple(self._number(key, value, part) for part in value.split(","))
         if size is not None and len(numbers) not in (1, size):
@@ -91,7 +91,7 @@ class ParameterReader:
         return number
 
     def fault(self, key: str, value: object, allowed: str) -> InvalidArgumentError:
-        """The error about a value, for what only the backend can know: it must be ``allowed``."""
+        """The error of a value that the backend refuses: it must be ``allowed``."""
         message = f"{self._where}: parameter '{key}' must be {allowed}, got '{value}'"
         return self._model.fault(f"parameters[{key}].string_value", message)
 

@@ -1,4 +1,4 @@
-"""What the transforms share: a batch dimension in every array, and errors that name the row."""
+"""Base class of the transforms: a batch dimension in every array, and errors that name the row."""
 
 import time
 from collections.abc import Callable
@@ -16,8 +16,8 @@ class RowBackend(TensorBackend):
     """A ``TensorBackend`` on the CPU whose arrays have a batch dimension, also where the model has none.
 
     ``run`` gets and gives arrays ``[num_rows, ...]`` of all requests of the batch; those of a model with
-    ``max_batch_size`` 0 have one row. It looks at the data of all rows at once: an InvalidArgumentError that it raises
-    has every request run alone, and only those fail that have bad data themselves.
+    ``max_batch_size`` 0 have one row. It checks the data of all rows at once: after an InvalidArgumentError every
+    request runs alone, and only those with invalid data fail.
     """
 
     can_use_gpu: ClassVar[bool] = False
@@ -58,12 +58,12 @@ class RowBackend(TensorBackend):
 
 
 def check_rows(is_good: Array, name: str, fault: Callable[[int], str]) -> None:
-    """Return if every row is good.
+    """Check that every row is good.
 
     Args:
         is_good: bool ``[num_rows, ...]``; a row is good if all of it is.
         name: Of the input, for the error.
-        fault: Says of the first bad row what is wrong with it and what is allowed.
+        fault: Describes the fault of the first bad row, and what is allowed.
 
     Raises:
         InvalidArgumentError: Names the input and the first bad row.
@@ -74,7 +74,7 @@ def check_rows(is_good: Array, name: str, fault: Callable[[int], str]) -> None:
 
 
 def check_finite(array: Array, name: str) -> None:
-    """Return if every number of ``array``, ``[num_rows, ...]``, is finite.
+    """Check that every number of ``array``, ``[num_rows, ...]``, is finite.
 
     Raises:
         InvalidArgumentError: Names the input, the first bad row, and the value with its place in the row.

@@ -1,4 +1,4 @@
-"""What a model gets beside the inputs of a request: where that stands in its sequence, and the state of that."""
+"""Inputs of stateful sequences: control inputs, and implicit state."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,13 +38,13 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class ImplicitState:
-    """A tensor that is an output of one request of a sequence, and an input of the next.
+    """A tensor that is an output of one request of a stateful sequence, and an input of the next.
 
     Attributes:
         spec: Of the input.
         output: Of the model.
         initial: What the first request of a sequence gets, batch dimension included.
-        is_answered: The output is declared too, so that clients get it.
+        is_answered: Whether clients get the output, because it is declared too.
     """
 
     spec: TensorSpec
@@ -55,13 +55,13 @@ class ImplicitState:
 
 @dataclass(frozen=True, slots=True)
 class SequenceInputs:
-    """What ``sequence_batching`` says of a model's inputs.
+    """The inputs that ``sequence_batching`` adds.
 
     Attributes:
         has_fixed_rows: The row of a request in its batch is that of its sequence.
-        signals: Tell the model where a request stands.
-        id_spec: Input that gets the id of the sequence; None: none does.
-        states: Are kept between the requests of a sequence.
+        signals: Control inputs.
+        id_spec: Input that gets the id of the sequence; None: none.
+        states: Kept between the requests of a sequence.
     """
 
     has_fixed_rows: bool = False
@@ -82,9 +82,9 @@ class SequenceInputs:
 
 
 def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
-    """``backend`` for requests of sequences: it is told and given what ``inputs`` says.
+    """``backend`` with the inputs of stateful sequences.
 
-    Outputs that are states are kept, also where the caller has left. A request that fails leaves them as they were.
+    Outputs that are states are kept, also where the caller has left. A request that fails does not change them.
     """
 
     class SequencedBackend(backend):  # type: ignore[valid-type,misc]  # the base is a value here
@@ -104,11 +104,11 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
             outcomes: list[Outcome] = super().execute(filled)
             batch.infer_start_ns, batch.infer_end_ns = filled.infer_start_ns, filled.infer_end_ns
             if len(outcomes) != len(filled.requests):
-                return outcomes  # the instance says what is wrong with that
+                return outcomes  # the instance reports the fault
             return [self._kept(turn, outcomes[row]) for turn, row in zip(turns, rows, strict=True)]
 
         def _filled(self, requests: Sequence[InferenceRequest], rows: Sequence[int]) -> list[InferenceRequest]:
-            """The requests in their rows, and zeros in the rows before and between them."""
+            """The requests in their rows, and zeros in the rows without one."""
             by_row = dict(zip(rows, requests, strict=True))
             return [by_row.get(row) or self._filler(requests[0]) for row in range(max(rows) + 1)]
 
@@ -119,7 +119,7 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
             return InferenceRequest(InferCall(like.call.model_name, inputs={**zeros, **added}), CallContext())
 
         def _kept(self, turn: Turn, outcome: Outcome) -> Outcome:
-            """The outcome without what is state, which the sequence has now; or why the model's states are wrong."""
+            """Store the states of an outcome in its sequence, and return the rest; or an error for wrong states."""
             if outcome is RESCHEDULED or not (inputs.states and isinstance(outcome, InferenceResponse)):
                 return outcome
             kept: dict[str, WireTensor] = {}
@@ -137,7 +137,7 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
 
 
 def _added(inputs: SequenceInputs, turn: Turn, *, is_ready: bool, has_batch: bool) -> dict[str, WireTensor]:
-    """The inputs that the model gets with one request beside those of the client."""
+    """The added inputs of one request."""
     flags = {"START": turn.is_start, "END": turn.is_end, "READY": is_ready}
     added = {signal.spec.name: signal.values[flags[signal.kind]] for signal in inputs.signals}
     sequence = turn.sequence
@@ -163,7 +163,7 @@ def _zeros(tensor: WireTensor) -> WireTensor:
 
 
 def _fault(state: ImplicitState, outputs: Mapping[str, Array], *, has_batch: bool) -> str:
-    """What is wrong with the state that the model gave; "" if nothing is."""
+    """The fault of a state that the model returned; "" if there is none."""
     array = outputs.get(state.output)
     if array is None:
         return f"did not give output '{state.output}', which is the state of the sequence"

@@ -22,7 +22,7 @@ _log = get_logger("weft.serving.nested")
 
 
 class Callee(Protocol):
-    """What answers: the core of this process, or a client of the router."""
+    """Answers nested calls: the core of this process, or a client of the router."""
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """The answer to one call. Raises a WeftError."""
@@ -35,8 +35,8 @@ class NestedCalls:
     """The ``ModelCaller`` of a service.
 
     Args:
-        callee: Answers; used on the event loop alone.
-        loop: Where it lives.
+        callee: Answers the calls; used on the event loop alone.
+        loop: The event loop of the callee.
     """
 
     def __init__(self, callee: Callee, loop: asyncio.AbstractEventLoop) -> None:
@@ -54,7 +54,7 @@ class NestedCalls:
         return NestedResponses(self, self._stream(call, parents, origin), parents)
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
-        """The coroutine runs on the event loop; cancelling the future cancels it."""
+        """Run the coroutine on the event loop; cancelling the future cancels it."""
         return on_loop(coroutine, self._loop, "the service is stopping and calls no other models")
 
     async def _infer(self, call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> InferResult:
@@ -84,7 +84,7 @@ class NestedResponses:
     Args:
         calls: Runs it.
         results: The responses.
-        parents: Requests for whose sake the call is made.
+        parents: Requests on whose behalf the call is made.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class NestedResponses:
             raise
 
     async def _close(self) -> None:
-        with contextlib.suppress(RuntimeError):  # a response is being waited for; cancelling that closes it
+        with contextlib.suppress(RuntimeError):  # a response is awaited; cancelling that closes it
             await self._results.aclose()
 
 
@@ -136,7 +136,7 @@ def with_parents(parents: Sequence[InferenceRequest], future: "Future[Any]") -> 
 
 @contextlib.contextmanager
 def _nested(call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> Iterator[CallContext]:
-    """What surrounds the call, within its span; an error that is not ours becomes INTERNAL, with an id in the log."""
+    """The context of the call, within its span; an unexpected error becomes INTERNAL, with an id in the log."""
     headers: dict[str, str] = {}
     for parent in parents:
         for key, value in parent.context.headers.items():
@@ -175,7 +175,7 @@ def _nested(call: InferCall, parents: Sequence[InferenceRequest], origin: str) -
 
 
 def _highest(parents: Sequence[InferenceRequest]) -> int:
-    """The best priority that a client asked for; 0 where none did."""
+    """The best priority of the parents; 0 where none has one."""
     asked = [parent.call.parameters.get("priority", 0) for parent in parents]
     return min((level for level in asked if isinstance(level, int) and level > 0), default=0)
 

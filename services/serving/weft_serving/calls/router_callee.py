@@ -1,4 +1,4 @@
-"""The router as what answers the calls that models make of other models."""
+"""Nested calls answered by the router."""
 
 import time
 from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""``config.pbtxt`` of one model: read, completed, checked, and turned into what the server needs to load it."""
+"""``config.pbtxt`` of one model: reads, completes and checks it, and defines the model from it."""
 
 from weft_serving.config.definition import CONFIG_FILENAME, ModelDefinition, define_model
 

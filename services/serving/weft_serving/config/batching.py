@@ -1,4 +1,4 @@
-"""What a configuration says of the arrays of a batch: ragged inputs, batch inputs and outputs, length buckets."""
+"""The arrays of a batch as configured: ragged inputs, batch inputs and outputs, length buckets."""
 
 import math
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ LAYOUT_PARAMETERS = (_BOUNDS, _PAD, _MASK, _MAX_ELEMENTS)
 
 
 def batch_layout(config: ModelConfig, report: ConfigReport, *, has_tensor_backend: bool) -> BatchLayout:
-    """The layout as configured.
+    """The layout of batches as configured.
 
     Args:
         config: Its inputs and outputs are complete.

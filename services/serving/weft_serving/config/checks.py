@@ -1,4 +1,4 @@
-"""Checks of identity, tensors and of what this version does not offer.
+"""Checks of names, tensors and unsupported fields.
 
 The rules are those of Triton Inference Server's load-time validation. A field that would change answers, and is not
 implemented, is an error; one that only tunes speed or adds labels is ignored and named in the log.
@@ -75,7 +75,7 @@ def _only_asks_for_graphs(config: ModelConfig) -> bool:
 
 
 def ignored_fields(config: ModelConfig) -> list[str]:
-    """Fields that are set and change nothing here."""
+    """Fields that are set and have no effect in this version."""
     return [path for path, is_asked in _IGNORED if is_asked(config)]
 
 
@@ -85,7 +85,7 @@ def check_declared(config: ModelConfig, name: str, backends: Collection[str], re
     Args:
         config: Gets ``name``, and ``backend`` from ``platform``.
         name: The model's folder.
-        backends: Names on offer.
+        backends: Names that exist.
         report: Receives the faults.
     """
     _check_identity(config, name, backends, report)
@@ -111,7 +111,7 @@ def check_cache(config: ModelConfig, report: ConfigReport) -> None:
 
 
 def check_decoupled(config: ModelConfig, *, can_stream: bool, report: ConfigReport) -> None:
-    """Check that a model that sends any number of responses can: by its backend, and by what is asked beside it."""
+    """Check that a decoupled model has a backend and settings that allow it."""
     if not config.model_transaction_policy.decoupled:
         return
     path = "model_transaction_policy.decoupled"
@@ -129,7 +129,7 @@ def check_decoupled(config: ModelConfig, *, can_stream: bool, report: ConfigRepo
 
 
 def check_iterative(config: ModelConfig, *, can_reschedule: bool, report: ConfigReport) -> None:
-    """Check that a model whose requests are executed again and again can ask for it."""
+    """Check that the backend of a model with iterative sequences can reschedule requests."""
     path = "sequence_batching.iterative_sequence"
     if config.sequence_batching.iterative_sequence and not can_reschedule:
         report.error(path, f"backend '{config.backend}' executes each request once; remove {path}")
@@ -166,7 +166,7 @@ def _check_filenames(config: ModelConfig, report: ConfigReport) -> None:
 
 
 def path_fault(filename: str, folder: str) -> str:
-    """Why ``filename`` cannot be a path below ``folder``, as messages call that; "" if it can."""
+    """The fault of ``filename`` as a path below ``folder``, its name in messages; "" if there is none."""
     num_bytes = len(filename.encode())
     if num_bytes > _MAX_PATH_BYTES:
         return f"a path of {num_bytes} bytes; at most {_MAX_PATH_BYTES} are allowed"
@@ -178,7 +178,7 @@ def path_fault(filename: str, folder: str) -> str:
 
 def check_tensors(config: ModelConfig, report: ConfigReport) -> None:
     """Check ``input`` and ``output``: there is at least one of each, and each can be served."""
-    is_complete = not report.diagnostics  # a faulty configuration was not shown to the backend, which may know more
+    is_complete = not report.diagnostics  # else the backend has not completed it
     kinds: tuple[tuple[str, Sequence[ModelInput | ModelOutput]], ...] = (
         ("input", config.input),
         ("output", config.output),

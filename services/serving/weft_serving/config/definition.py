@@ -1,4 +1,4 @@
-"""From a model's folder to everything that loading it needs."""
+"""Defines a model from its folder: configuration, backend, settings, instances."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,14 +41,14 @@ _log = get_logger("weft.serving.config")
 
 @dataclass(frozen=True, slots=True)
 class ModelDefinition:
-    """A model as configured, checked, nothing loaded yet.
+    """A model as configured and checked, not loaded.
 
     Attributes:
         config: Completed configuration, as ``ModelConfig`` answers it.
         backend: Runs the model; warm-up included.
-        settings: For the scheduler.
+        settings: Of the scheduler.
         instances: Where it runs.
-        contexts: What each version to be served loads, by version, lowest first.
+        contexts: Of each version to be served, by version, lowest first.
     """
 
     config: ModelConfig
@@ -70,18 +70,18 @@ def define_model(
     control: RepositoryControl | None = None,
     exports: MetricExports | None = None,
 ) -> ModelDefinition:
-    """The checked definition of the model in ``directory``. Blocks: reads files, may import a backend.
+    """Define the model in ``directory``. Blocks: reads files, may import a backend.
 
     Args:
         directory: ``<repository>/<model>``; its name is the model's.
-        versions: Version folders that are there.
-        backends: By name; a value may be imported when it is taken.
+        versions: Numbers of the version folders.
+        backends: By name; reading a value may import it.
         num_gpus: CUDA devices of this process.
         override: A whole configuration as JSON, in place of ``config.pbtxt``.
         caller: Calls other models for this one.
-        metrics: Keeps those that the model makes.
+        metrics: Keeps the metrics of the model.
         control: Loads and unloads other models for this one.
-        exports: Shows what the backend counts.
+        exports: Exports the metrics of the backend.
 
     Raises:
         PbtxtError: Every fault of the configuration, each with file, line and column.
@@ -144,7 +144,7 @@ def define_model(
 
 
 def _read(directory: Path, override: str | None) -> tuple[ModelConfig, ConfigReport]:
-    """The configuration as written, and a report that knows where each field is."""
+    """The configuration as written, and a report with the positions of its fields."""
     if override is not None:
         try:
             return json_format.Parse(override, ModelConfig()), ConfigReport("config parameter")
@@ -168,7 +168,7 @@ def _imported(backends: Mapping[str, type[Backend]], name: str) -> type[Backend]
 
 
 def _complete(config: ModelConfig, backend: type[Backend], directory: Path) -> ModelConfig:
-    """The configuration with what the backend reads from the model itself; unchanged if it reads nothing."""
+    """The configuration as completed by the backend from the model itself."""
     auto_complete = backend.auto_complete
     if auto_complete is None:
         return config

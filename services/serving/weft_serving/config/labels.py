@@ -10,13 +10,13 @@ from weft_serving.config.report import ConfigReport
 
 
 def read_labels(config: ModelConfig, directory: Path, version: int, report: ConfigReport) -> dict[str, tuple[str, ...]]:
-    """Output -> labels, one a line of its file in the model's folder or else in the version's.
+    """Labels by output: the lines of its file in the model's folder, or else in the version's.
 
     Args:
         config: Names the files.
         directory: Of the model.
         version: To be served.
-        report: Receives what cannot be read.
+        report: Receives the faults.
     """
     labels: dict[str, tuple[str, ...]] = {}
     for i, output in enumerate(config.output):

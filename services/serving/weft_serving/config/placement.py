@@ -1,4 +1,4 @@
-"""Where the instances of a model run."""
+"""Places the instances of a model on devices."""
 
 import os
 import re
@@ -17,7 +17,7 @@ MAX_INSTANCES = 1024
 
 
 def count_gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
-    """Number of CUDA devices that this process may use, found without any CUDA library.
+    """Number of CUDA devices that this process may use, without a CUDA library.
 
     Args:
         environment: ``CUDA_VISIBLE_DEVICES`` narrows the choice as CUDA reads it; "" and "-1" hide every device.
@@ -34,10 +34,10 @@ def count_gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path
 def place_instances(
     config: ModelConfig, *, num_gpus: int, can_use_gpu: bool, report: ConfigReport
 ) -> tuple[InstanceContext, ...]:
-    """One context per instance that ``instance_group`` asks for; without a group, one, or one per GPU.
+    """One context for each instance of ``instance_group``; without a group, one, or one per GPU.
 
     ``count`` is per GPU of a GPU group. KIND_AUTO takes the GPUs if there are any and the backend can use them; its
-    instances may go on on the CPU, if the library of the backend then cannot.
+    instances may continue on the CPU, if the library of the backend cannot use the GPU.
 
     Args:
         config: ``instance_group`` gets its default.

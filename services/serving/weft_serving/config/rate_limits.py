@@ -1,4 +1,4 @@
-"""``instance_group.rate_limiter`` checked, for the rate limiter."""
+"""Checks ``instance_group.rate_limiter``."""
 
 from weft_protos.model_config_pb2 import ModelInstanceGroup
 from weft_serving.config.report import ConfigReport
@@ -6,7 +6,7 @@ from weft_serving.scheduler.rate_limiter import RateLimit
 
 
 def rate_limit(path: str, group: ModelInstanceGroup, report: ConfigReport) -> RateLimit | None:
-    """What an execution of an instance of the group takes; None if it says nothing.
+    """Resources of an execution of an instance of the group; None if it names none.
 
     Args:
         path: Of the field, for faults.

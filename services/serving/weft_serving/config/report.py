@@ -1,14 +1,14 @@
-"""Where the checks put what they find."""
+"""Collects the faults of a configuration."""
 
 from weft_common.text.pbtxt import Diagnostic, PbtxtError, Positions
 
 
 class ConfigReport:
-    """The faults of one configuration, each with its place; nothing is raised before all are known.
+    """The faults of one configuration, each with its position; they are raised together.
 
     Args:
         file: File name for messages.
-        positions: Where each field is; None where the configuration did not come from a file.
+        positions: Of the fields; None where the configuration is not from a file.
     """
 
     def __init__(self, file: str, positions: Positions | None = None) -> None:
@@ -21,7 +21,7 @@ class ConfigReport:
         self.diagnostics.append(self._diagnostic(path, message))
 
     def fault(self, path: str, message: str) -> PbtxtError:
-        """The error of one fault that is found later, when the model loads."""
+        """The error of one fault that is found only when the model loads."""
         return PbtxtError([self._diagnostic(path, message)])
 
     def raise_if_any(self) -> None:

@@ -1,4 +1,4 @@
-"""``reshape`` of inputs and outputs checked, by the rules of Triton Inference Server."""
+"""Checks ``reshape`` of inputs and outputs by the rules of Triton Inference Server."""
 
 from collections.abc import Sequence
 
@@ -8,18 +8,18 @@ from weft_serving.config.report import ConfigReport
 
 
 def model_dims(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
-    """Dims that the model itself has: ``reshape`` where that is set, else ``dims``."""
+    """Dims of the model itself: ``reshape`` where that is set, else ``dims``."""
     return tuple(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
 
 
 def check_reshape(
     path: str, called: str, tensor: ModelInput | ModelOutput, max_batch_size: int, report: ConfigReport
 ) -> None:
-    """Check that ``reshape``, if it is set, has as many elements as ``dims``, whatever the size of each -1.
+    """Check that ``reshape``, if set, has as many elements as ``dims`` for every size of each -1.
 
     Args:
         path: Of the tensor.
-        called: What messages call it.
+        called: Its name in messages.
         tensor: Its dims were checked.
         max_batch_size: Of the model.
         report: Receives the faults.

@@ -1,4 +1,4 @@
-"""``dynamic_batching``, and the parameters that go with it, as ``SchedulerSettings``."""
+"""``SchedulerSettings`` from ``dynamic_batching`` and its parameters."""
 
 from weft_protos.model_config_pb2 import ModelConfig, ModelQueuePolicy
 from weft_serving.config.report import ConfigReport
@@ -11,7 +11,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def scheduler_settings(config: ModelConfig, report: ConfigReport) -> SchedulerSettings:
-    """Settings as configured.
+    """The settings of the scheduler as configured.
 
     Args:
         config: Its ``max_batch_size`` is complete.
@@ -45,7 +45,7 @@ def scheduler_settings(config: ModelConfig, report: ConfigReport) -> SchedulerSe
 
 
 def _by_sequence(config: ModelConfig, report: ConfigReport) -> SchedulerSettings:
-    """Settings of a model with ``sequence_batching``; requests of sequences have neither priorities nor parts."""
+    """Settings of a model with ``sequence_batching``, which has neither priorities nor splitting."""
     for key in (_AGING, _SPLIT):
         if key in config.parameters:
             report.error(f"parameters[{key}]", f"parameter '{key}' is not possible with sequence_batching; remove it")

@@ -1,4 +1,4 @@
-"""``sequence_batching`` checked, for the scheduler and for the inputs that the server adds."""
+"""Checks ``sequence_batching``: settings of the scheduler, and inputs that the server adds."""
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ _PATH = "sequence_batching"
 _FLAGS = (("int32_false_true", "INT32"), ("fp32_false_true", "FP32"), ("bool_false_true", "BOOL"))
 _ID_DATATYPES = ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
 _MAX_SLOTS = 1 << 16
-#: Of the state that one sequence begins with.
+#: Of the initial state of a sequence.
 MAX_STATE_BYTES = 1 << 30
 _EMPTY_STRING_BYTES = 4
 #: Parameter: sequences that may wait for a slot.
@@ -27,7 +27,7 @@ MAX_BACKLOG = "max_sequence_backlog"
 
 
 def sequence_settings(config: ModelConfig, report: ConfigReport) -> SequenceSettings:
-    """How sequences share the instances; for a configuration that has ``sequence_batching``."""
+    """How stateful sequences share the instances; for a configuration with ``sequence_batching``."""
     batching = config.sequence_batching
     oldest, direct = batching.oldest, batching.direct
     is_direct = batching.WhichOneof("strategy_choice") != "oldest"
@@ -84,11 +84,11 @@ def _max_backlog(config: ModelConfig, report: ConfigReport) -> int:
 
 
 def drop_added(config: ModelConfig, declared: Collection[str]) -> None:
-    """What the server gives and keeps is no input and output for clients, though the model's file has it.
+    """Remove the inputs and outputs of the model's file that the server adds and keeps: clients do not see them.
 
     Args:
-        config: As a backend completed it.
-        declared: Inputs and outputs that it had before; they stay.
+        config: Completed by a backend.
+        declared: Inputs and outputs that it had before, which stay.
     """
     batching = config.sequence_batching
     given = {*(c.name for c in batching.control_input), *(state.input_name for state in batching.state)}
@@ -154,7 +154,7 @@ def _kind(control: ModelSequenceBatching.Control) -> str:
 
 
 def _check_names(config: ModelConfig, report: ConfigReport) -> None:
-    """Inputs that the server adds have names of their own, and say what they are for."""
+    """Check that the inputs that the server adds have unique names and a purpose."""
     batching = config.sequence_batching
     inputs = {tensor.name for tensor in config.input}
     named = [
@@ -262,7 +262,7 @@ def _initial(
     directory: Path,
     report: ConfigReport,
 ) -> WireTensor | None:
-    """The state of a sequence that starts, without batch dimension; None with a fault. A -1 that nobody fills is 1."""
+    """The state of a sequence that starts, without batch dimension; None with a fault. A -1 without a size is 1."""
     filled = tuple(max(dim, 1) for dim in dims)
     if not message.initial_state:
         return _zeros(path, message.input_name, datatype, filled, report)

@@ -1,4 +1,4 @@
-"""``model_warmup`` checked and as samples."""
+"""Checks ``model_warmup`` and makes its samples."""
 
 from pathlib import Path
 

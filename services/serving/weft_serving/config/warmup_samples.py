@@ -18,7 +18,7 @@ class WarmupSample:
         name: For errors.
         inputs: By name, batch dimension included.
         num_rows: Its batch size.
-        num_runs: How often it is run.
+        num_runs: Number of runs.
     """
 
     name: str

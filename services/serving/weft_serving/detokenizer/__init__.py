@@ -1,4 +1,4 @@
-"""Token ids to text, at once or incrementally."""
+"""Token ids to text, at once or as a stream."""
 
 from weft_serving.detokenizer.context import Demand, enough_of, is_enough
 from weft_serving.detokenizer.detokenizer import Detokenizer, TextStream

@@ -1,4 +1,4 @@
-"""How many of the ids before a piece of a text must be known to make the text of that piece alone."""
+"""The ids before a piece of text that its own text depends on."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Work that crosses between threads and the event loop: to a thread of its own, and back onto the loop."""
+"""Runs functions on daemon threads, and coroutines on an event loop from other threads."""
 
 import asyncio
 import threading
@@ -12,17 +12,17 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
-    """What ``function`` returns or raises; it runs on a thread of its own.
+    """Run ``function`` on a daemon thread.
 
-    Cancelling the awaiting task leaves the thread to itself. A function that never returns, as user code may not, does
-    not keep the process alive, as one in ``asyncio.to_thread`` does.
+    Cancelling the awaiting task does not stop the thread. Unlike in ``asyncio.to_thread``, a function that never
+    returns does not keep the process alive.
 
     Args:
         function: Called once, on the thread.
         name: Of the thread.
     """
     outcome: Future[T] = Future()
-    outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only be left alone
+    outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled
 
     def run() -> None:
         try:
@@ -35,10 +35,10 @@ async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
 
 
 def on_loop(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop, too_late: str) -> "Future[Any]":
-    """The coroutine runs on the event loop, which may be another thread's; cancelling the future cancels it.
+    """Run the coroutine on the event loop of another thread; cancelling the future cancels it.
 
     Args:
-        coroutine: Not yet begun.
+        coroutine: Not started.
         loop: Where it runs.
         too_late: Text of the UnavailableError that the future has if the loop is closed.
     """

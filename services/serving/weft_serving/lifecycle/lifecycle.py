@@ -1,7 +1,7 @@
 """The versions of one model, from load to unload.
 
-A load takes effect as a whole: every version of the new definition starts beside the old ones, then one assignment
-makes the new ones serve, then the old ones drain. If anything fails before that, the old ones go on serving.
+A load is atomic: every version of the new definition starts beside the old ones, then one assignment makes the new ones
+serve, then the old ones drain. If anything fails before that, the old ones continue to serve.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ from weft_serving.served.model import ServedModel
 from weft_serving.served.sequence_model import SequenceModel
 
 _UNLOADED = "unloaded"
-#: How long reading and completing a configuration may take; the model's own code is run for that, in seconds.
+#: Time limit for reading and completing a configuration, which may run the model's own code, in seconds.
 DEFINE_LIMIT_S = 180.0
 
 _log = get_logger("weft.serving.lifecycle")
 
 
-#: What answers for a version.
+#: Answers the requests of a version.
 Served = ServedModel | OnDemandModel | CachedModel
 
 
@@ -50,7 +50,7 @@ class VersionState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class ModelVersion:
-    """One version: what serves it, and its state with the reason where it does not serve."""
+    """One version of a model, its state, and the reason where it does not serve."""
 
     number: int
     config: ModelConfig
@@ -60,23 +60,23 @@ class ModelVersion:
 
     @property
     def shown_state(self) -> VersionState:
-        """The state as clients see it: one that is ready but has lost every instance is unavailable."""
+        """The state that clients see: UNAVAILABLE for a version that has lost every instance."""
         is_out = self.state is VersionState.READY and self.served.outages.is_total
         return VersionState.UNAVAILABLE if is_out else self.state
 
 
 class ManagedModel:
-    """One model of the repository; lives on the event loop, and alone changes the state of its versions.
+    """One model of the repository, and the only writer of the states of its versions; lives on the event loop.
 
     Loads and unloads of one model happen one after another.
 
     Args:
         name: Model name.
-        slots: Shared by all models: as many load at once as it allows.
-        drain_grace_s: How long the requests of a version that is replaced or unloaded may still run.
-        pool: Its versions load on demand, as the pool has room; None: at once.
-        limiter: Of what the instances of all models share; None: nothing is limited.
-        answers: Kept answers of all models.
+        slots: Of all models: limits concurrent loads.
+        drain_grace_s: Time for the requests of a replaced or unloaded version, in seconds.
+        pool: Loads its versions on demand; None: they load at once.
+        limiter: Of the resources that all instances share; None: nothing is limited.
+        answers: Cached answers of all models.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ManagedModel:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it serves; every version that was not unloaded on purpose does."""
+        """Whether every version that was not unloaded on purpose serves."""
         states = [version.shown_state for version in self._versions.values() if version.reason != _UNLOADED]
         return VersionState.READY in states and all(
             state in (VersionState.READY, VersionState.UNLOADING) for state in states
@@ -140,7 +140,7 @@ class ManagedModel:
         return chosen
 
     def serving(self, call: InferCall) -> Served:
-        """What answers a call: the version asked for, or one that it replaces and that has the call's sequence.
+        """The version that answers a call: the one asked for, or a draining one that has the call's stateful sequence.
 
         Raises as ``select``.
         """
@@ -171,14 +171,14 @@ class ManagedModel:
         ]
 
     async def load(self, define: Callable[[], ModelDefinition], *, is_nested: bool = False) -> None:
-        """The definition serves, and what served before drains.
+        """Serve the definition, and drain the versions that served before.
 
         Args:
             define: Reads the definition; called on a thread.
-            is_nested: Another load waits for this one, which therefore does not wait for a slot.
+            is_nested: Do not wait for a slot, because another load waits for this one.
 
         Raises:
-            WeftError: Why it cannot be loaded. What served before still does.
+            WeftError: It cannot be loaded. Versions that served before still do.
         """
         self.is_wanted = True
         async with self._lock:
@@ -196,7 +196,7 @@ class ManagedModel:
         _log.info("loaded", extra={"model": self.name, "versions": sorted(fresh)})
 
     async def unload(self) -> None:
-        """No version serves; requests that were in work have been answered, or were given up after the grace."""
+        """Stop every version, once its requests are answered or the grace has passed."""
         async with self._lock:
             self.is_wanted = False
             draining = [self._retire(version) for version in self.ready_versions()]
@@ -208,7 +208,7 @@ class ManagedModel:
         _log.info("unloaded", extra={"model": self.name})
 
     async def close(self, *, grace_s: float) -> None:
-        """Everything has stopped; requests in work were given ``grace_s``. None may be sent any more."""
+        """Stop everything; running requests have ``grace_s`` to end. No request may follow."""
         self._drain_grace_s = grace_s
         for version in (*self._draining, *self.ready_versions()):
             if isinstance(version.served, SequenceModel):
@@ -262,7 +262,7 @@ class ManagedModel:
         return CachedModel(made, self._answers, definition.settings.level_of)
 
     async def _start(self, fresh: Mapping[int, ModelVersion]) -> None:
-        """Every version is started; if one cannot be, all are stopped again."""
+        """Start every version; if one fails, stop them all."""
         if not self.ready_versions():
             self._versions = dict(fresh)
         starting = [asyncio.create_task(version.served.start()) for version in fresh.values()]
@@ -292,7 +292,7 @@ class ManagedModel:
         return failure
 
     def _note_failure(self, fresh: Mapping[int, ModelVersion], reason: str) -> None:
-        """Keep what serves; otherwise the index says of the model, or of each new version, why it does not."""
+        """Record why a load failed: of each new version, unless others still serve."""
         if self.ready_versions():
             self._reason = f"serving what was loaded before; the reload failed: {reason}"
             return

@@ -1,4 +1,4 @@
-"""Loads and unloads that models ask for, through the service's own lifecycle."""
+"""Loads and unloads that models request through ``pb_utils``."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping
@@ -12,16 +12,16 @@ from weft_serving.lifecycle.background import on_loop
 
 
 class Loader(Protocol):
-    """What loads and unloads: the core of this process."""
+    """Loads and unloads models: the core of this process."""
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Whether the version ("" = any) serves. Raises NotFoundError."""
 
     async def load_nested(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """The model serves, and the load did not wait for its turn among others. Raises WeftError."""
+        """Load a model without waiting for other loads. Raises WeftError."""
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """The model does not serve. Raises WeftError."""
+        """Unload a model. Raises WeftError."""
 
 
 class ModelControl:
@@ -29,31 +29,32 @@ class ModelControl:
 
     Args:
         loader: Used on the event loop alone.
-        loop: Where it lives.
+        loop: The event loop of the loader.
     """
 
     def __init__(self, loader: Loader, loop: asyncio.AbstractEventLoop) -> None:
         self._loader = loader
         self._loop = loop
-        self._waits_for: dict[str, list[str]] = {}  # by the model that asked: what it has loaded or unloaded now
+        #: Models that each model loads or unloads now.
+        self._waits_for: dict[str, list[str]] = {}
         self._unloads: set[asyncio.Task[None]] = set()
 
     def load(self, asker: str, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> "Future[None]":
-        """The model is loaded when the future is done; it fails with a WeftError.
+        """Load a model; the future fails with a WeftError.
 
         Args:
-            asker: The model that wants it; waits meanwhile.
-            name: The model wanted.
+            asker: The model that requests it, and waits meanwhile.
+            name: The model to load.
             parameters: As of ``RepositoryModelLoad``.
         """
         return self._submit(self._load(asker, name, parameters))
 
     def unload(self, asker: str, name: str, *, unload_dependents: bool) -> "Future[None]":
-        """The model is unloaded when the future is done; a model that unloads itself is not waited for."""
+        """Unload a model; a model that unloads itself is not awaited."""
         return self._submit(self._unload(asker, name, unload_dependents))
 
     def is_ready(self, name: str, version: str) -> "Future[bool]":
-        """Whether the version ("" = any) serves; False for what is not known."""
+        """Whether the version ("" = any) serves; False for an unknown one."""
         return self._submit(self._is_ready(name, version))
 
     async def _load(self, asker: str, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
@@ -66,7 +67,7 @@ class ModelControl:
                 await self._loader.unload(name, unload_dependents=unload_dependents)
             return
         task = asyncio.create_task(self._loader.unload(name, unload_dependents=unload_dependents))
-        await asyncio.wait([task], timeout=0)  # it ends when this request is answered; faults are known at once
+        await asyncio.wait([task], timeout=0)  # it ends after this request is answered; faults are known at once
         if task.done():
             await task
         else:
@@ -81,7 +82,7 @@ class ModelControl:
 
     @contextmanager
     def _waiting(self, action: str, asker: str, name: str) -> Iterator[None]:
-        """``asker`` waits for ``name`` within the block. Raises InvalidArgumentError if that waits for ``asker``."""
+        """Record that ``asker`` waits for ``name``. Raises InvalidArgumentError if that waits for ``asker``."""
         awaited = {name}
         while more := {after for model in awaited for after in self._waits_for.get(model, ())} - awaited:
             awaited |= more

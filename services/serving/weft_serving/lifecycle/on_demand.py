@@ -1,4 +1,4 @@
-"""A model version that is loaded when it is asked for."""
+"""A model version that loads on its first request."""
 
 import asyncio
 import contextlib
@@ -17,12 +17,12 @@ from weft_serving.served.sequence_model import SequenceModel
 
 
 class OnDemandModel:
-    """Answers as a ``ServedModel`` does; the first request after a pause waits until it is loaded.
+    """Answers as a ``ServedModel``; the first request after a pause waits until the model is loaded.
 
-    It is ready as soon as its configuration is known to be sound. What cannot be loaded is told to those who ask.
+    It is ready as soon as its configuration is valid. Requests for a model that cannot be loaded get the reason.
 
     Args:
-        make: Makes the model; called for each load, with the statistics that outlive it.
+        make: Makes the model; called for each load, with the statistics of all loads.
         context: The model version; the size of the files in its folder counts against the pool's limit.
         pool: Decides what is loaded.
     """
@@ -40,14 +40,14 @@ class OnDemandModel:
         self._grace_s = 0.0
 
     async def start(self) -> None:
-        """Requests are accepted; nothing is loaded yet."""
+        """Accept requests, without loading."""
         self._is_accepting = True
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``ServedModel.infer``, once the model is loaded.
 
         Raises:
-            DeadlineExceededError: The deadline passed while it was loaded.
+            DeadlineExceededError: The deadline passed during the load.
             WeftError: It cannot be loaded; or as ``ServedModel.infer``.
         """
         async with self._in_use(context) as served:
@@ -64,7 +64,7 @@ class OnDemandModel:
 
     @property
     def outages(self) -> Outages:
-        """Of the instances, while it is loaded."""
+        """Lost instances, while the model is loaded."""
         return self._no_outages if self._served is None else self._served.outages
 
     async def stop(self, *, grace_s: float) -> None:
@@ -79,11 +79,11 @@ class OnDemandModel:
 
     @property
     def is_held(self) -> bool:
-        """Whether one of its sequences has not ended, which an unload would end."""
+        """Whether it has a stateful sequence, which an unload would end."""
         return isinstance(self._served, SequenceModel) and self._served.has_sequences
 
     async def warm(self) -> None:
-        """It is loaded. Raises WeftError."""
+        """Load the model. Raises WeftError."""
         served = self._make(self.statistics)
         if isinstance(served, SequenceModel):
             served.when_free(self._pool.freed)
@@ -91,14 +91,14 @@ class OnDemandModel:
         self._served = served
 
     async def cool(self) -> None:
-        """It is unloaded; requests in work are answered within the grace of ``stop``."""
+        """Unload the model; running requests are answered within the grace of ``stop``."""
         served, self._served = self._served, None
         if served is not None:
             await served.stop(grace_s=self._grace_s)
 
     @contextlib.asynccontextmanager
     async def _in_use(self, context: CallContext) -> AsyncIterator[ServedModel]:
-        """The loaded model, which stays so meanwhile. Raises as ``infer``."""
+        """The model, which stays loaded in the block. Raises as ``infer``."""
         if not self._is_accepting:
             raise self._unloading()
         if not self._pool.try_enter(self):
@@ -111,7 +111,7 @@ class OnDemandModel:
             self._pool.leave(self)
 
     async def _enter(self, context: CallContext) -> None:
-        """Wait until it is loaded, no longer than the deadline; a request that ends here is counted as failed."""
+        """Wait until the model is loaded, at most until the deadline; a request that fails here is counted."""
         left_s = None if context.deadline_ns is None else max(0.0, (context.deadline_ns - time.monotonic_ns()) / 1e9)
         try:
             async with asyncio.timeout(left_s):

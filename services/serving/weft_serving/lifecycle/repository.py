@@ -1,4 +1,4 @@
-"""The model repository on disk: which models and versions are there.
+"""The model repository on disk: its models and versions.
 
 ::
 
@@ -32,7 +32,7 @@ class ModelRepository:
         self.root = root
 
     def names(self) -> list[str]:
-        """Every folder that is a model, sorted; hidden ones and those of ensembles, which a router serves, are none."""
+        """Names of the models, sorted; without hidden folders and ensembles, which a router serves."""
         return sorted(
             entry.name
             for entry in self.root.iterdir()
@@ -59,7 +59,7 @@ class ModelRepository:
         )
 
     def fingerprints(self) -> dict[str, Fingerprint]:
-        """The models as they are now. A file that goes away meanwhile is left out. Raises OSError."""
+        """Fingerprint of each model now, without files that vanish meanwhile. Raises OSError."""
         return {name: _fingerprint(self.root / name) for name in self.names()}
 
 
@@ -67,7 +67,7 @@ def _is_ensemble(directory: Path) -> bool:
     try:
         return is_ensemble(directory / "config.pbtxt")
     except OSError:
-        return False  # what is wrong with it is said when it is loaded
+        return False  # its faults are reported at load
 
 
 def _fingerprint(directory: Path) -> Fingerprint:

@@ -13,22 +13,23 @@ from weft_serving.lifecycle.on_demand import OnDemandModel
 from weft_serving.served.model import ServedModel
 from weft_serving.served.outages import Outages
 
-#: Parameters that say when a request is answered, not what.
+#: Parameters that do not change the answer.
 _SCHEDULING = frozenset({"priority", "timeout"})
-#: Inputs of more bytes are hashed on a thread: 1 MB takes 1 ms.
+#: Larger inputs are hashed on a thread: 1 MB takes 1 ms.
 _MANY_BYTES = 1 << 18
 
 
 class CachedModel:
-    """Answers as the model does, but for requests whose answer is there, or on its way to an equal one.
+    """Answers equal requests of a model from a cache.
 
     Requests are equal when version, inputs (with datatype and shape), requested outputs and parameters are, but for
-    priority and timeout. Errors are not kept. A new version of the model begins with nothing.
+    priority and timeout; those that arrive together are executed once. Errors are not cached. A new load of the model
+    starts with an empty cache.
 
     Args:
         served: The model; not decoupled.
-        answers: Where they are kept; shared by the models of a service.
-        level_of: The level that a request of a priority is served at, under which a hit is counted too.
+        answers: The cache; shared by the models of a service.
+        level_of: Level of a request by its priority, at which a hit is counted.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class CachedModel:
         self._level_of = level_of
         self._input_names = [spec.name for spec in signature.inputs]
         self._output_names = tuple(spec.name for spec in signature.outputs)
-        self._subject = (signature.name, signature.version, f"{id(self)}")  # of two loads the answers may differ
+        self._subject = (signature.name, signature.version, f"{id(self)}")  # answers of two loads may differ
 
     async def start(self) -> None:
         """As of the model."""
@@ -55,7 +56,7 @@ class CachedModel:
         """As of the model.
 
         A request that waits for an equal one and whose deadline passes ends with DEADLINE_EXCEEDED; one that is
-        cancelled costs the others nothing.
+        cancelled does not affect the others.
         """
         start_ns = time.monotonic_ns()
         if sum(len(tensor.data) for tensor in call.inputs.values()) > _MANY_BYTES:
@@ -79,7 +80,7 @@ class CachedModel:
         return self._served.outages
 
     def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """As of the model: what is decoupled is not cached."""
+        """As of the model: responses of decoupled models are not cached."""
         return self._served.stream(call, context)
 
     def _names(self, call: InferCall) -> tuple[str, ...]:
@@ -97,7 +98,7 @@ class CachedModel:
         return CachedResponse(tuple(map(result.outputs.get, self._names(call))), result.parameters)
 
     def _count_hit(self, call: InferCall, context: CallContext, start_ns: int) -> None:
-        """A success and no execution, as Triton Inference Server counts it."""
+        """Count a success without an execution, as Triton Inference Server does."""
         now_ns = time.monotonic_ns()
         statistics = self.statistics
         statistics.success.add(now_ns - context.arrival_ns)

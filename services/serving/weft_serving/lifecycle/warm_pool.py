@@ -1,4 +1,4 @@
-"""Which of the models that load on demand are loaded: as many as fit, the least recently used make room."""
+"""Which models that load on demand are loaded: as many as fit; the least recently used are unloaded first."""
 
 import asyncio
 import time
@@ -16,12 +16,12 @@ _log = get_logger("weft.serving.warm_pool")
 
 @dataclass(frozen=True, slots=True)
 class WarmLimits:
-    """What may be loaded at once.
+    """Limits on what is loaded at once.
 
     Attributes:
         num_models: Model versions; 0: no limit.
-        num_bytes: Sum of their files' sizes; 0: no limit. A larger version is loaded when nothing else is.
-        idle_s: A version that got no request for so long is unloaded; 0: never.
+        num_bytes: Sum of their files' sizes; 0: no limit. A larger version is loaded alone.
+        idle_s: A version without a request for so long is unloaded; 0: never.
     """
 
     num_models: int = 0
@@ -36,16 +36,16 @@ class Warmable(Protocol):
 
     @property
     def is_held(self) -> bool:
-        """Whether it must stay loaded though no request is in work, because some that go together are not over."""
+        """Whether it must stay loaded without a running request, because a stateful sequence has not ended."""
 
     async def num_bytes(self) -> int:
         """Size of its files."""
 
     async def warm(self) -> None:
-        """It is loaded. Raises WeftError."""
+        """Load it. Raises WeftError."""
 
     async def cool(self) -> None:
-        """It is unloaded."""
+        """Unload it."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class ColdStarts:
     """Counters of one model version.
 
     Attributes:
-        seconds: How long each load took that succeeded.
+        seconds: Durations of successful loads.
         num_failed: Loads that failed.
         num_evicted: Unloads to make room.
         num_idled: Unloads after idle time.
@@ -77,10 +77,10 @@ class _Member:
 
 
 class WarmPool:
-    """Loads models when they are used and unloads them again. Lives on one event loop.
+    """Loads models on use and unloads them. Lives on one event loop.
 
-    Requests for a model that is not loaded wait for it; those of one model for one load. A model in use, or held, is
-    never unloaded: where all are, the next load waits until one is free.
+    Requests for a model that is not loaded share one load. A model in use, or held, is never unloaded: where all are,
+    the next load waits until one is free.
 
     Args:
         limits: What may be loaded at once.
@@ -106,7 +106,7 @@ class WarmPool:
         return sum(member.num_bytes for member in self._members.values() if member.is_warm)
 
     def try_enter(self, model: Warmable) -> bool:
-        """As ``enter`` where the model is loaded; else False, and nothing was done."""
+        """As ``enter`` if the model is loaded; else return False and do nothing."""
         member = self._members.get(model)
         if member is None or not member.is_warm or member.is_leaving:
             return False
@@ -114,9 +114,9 @@ class WarmPool:
         return True
 
     async def enter(self, model: Warmable) -> None:
-        """The model is loaded and stays so until ``leave``.
+        """Load the model, if needed, and keep it loaded until ``leave``.
 
-        Cancelling the awaiting task leaves a load that others wait for, or that has begun, to itself.
+        Cancelling the awaiting task does not cancel a load that others wait for, or that has started.
 
         Raises:
             WeftError: It cannot be loaded; the next request tries again.
@@ -136,7 +136,7 @@ class WarmPool:
             raise
 
     def leave(self, model: Warmable) -> None:
-        """One user of the model less."""
+        """End one use of the model."""
         member = self._members.get(model)
         if member is None:  # it was removed meanwhile
             return
@@ -146,11 +146,11 @@ class WarmPool:
             self._wake()
 
     def freed(self) -> None:
-        """A model is not held any longer."""
+        """Note that a model is no longer held."""
         self._wake()
 
     async def remove(self, model: Warmable) -> None:
-        """The model is unloaded for good; the caller sees to it that nobody enters any longer."""
+        """Unload the model for good; the caller ensures that nobody enters any longer."""
         member = self._members.pop(model, None)
         if member is None:
             return
@@ -163,7 +163,7 @@ class WarmPool:
         self._wake()
 
     async def run(self) -> None:
-        """Unload what is idle, for ever."""
+        """Unload idle models, for ever."""
         idle_s = self._limits.idle_s
         while idle_s:
             await self.cool_idle()
@@ -171,7 +171,7 @@ class WarmPool:
             await asyncio.sleep(max(min(used_s, default=self._clock_s()) + idle_s - self._clock_s(), idle_s / 10))
 
     async def cool_idle(self) -> None:
-        """What has been idle for long enough is unloaded."""
+        """Unload the models that have been idle for long enough."""
         before_s = self._clock_s() - self._limits.idle_s
         for member in self._free():
             if member.used_s <= before_s:
@@ -179,7 +179,7 @@ class WarmPool:
                 await self._cool(member)
 
     async def _loaded(self, member: _Member, loading: "asyncio.Task[None]") -> None:
-        """The load has ended. Raises WeftError."""
+        """Wait for the load. Raises WeftError."""
         try:
             await asyncio.shield(loading)
         except asyncio.CancelledError:
@@ -195,7 +195,7 @@ class WarmPool:
         self._changed = asyncio.Event()
 
     async def _load(self, member: _Member) -> None:
-        """Make room and load; one model at a time, so that two do not make room for each other."""
+        """Make room and load, one model at a time, so that two do not evict each other."""
         counters = self._counters(member)
         try:
             async with self._turn:
@@ -222,7 +222,7 @@ class WarmPool:
         )
 
     async def _make_room(self) -> None:
-        """The least recently used model that nobody uses is unloaded; or something has changed."""
+        """Unload the least recently used unused model, or wait for a change."""
         free = self._free()
         if free:
             self._counters(free[0]).num_evicted += 1
@@ -231,7 +231,7 @@ class WarmPool:
             await self._changed.wait()
 
     def _free(self) -> list[_Member]:
-        """Loaded models that nobody uses, least recently used first."""
+        """Loaded models that are not in use, least recently used first."""
         warm = [m for m in self._members.values() if m.is_warm and not m.num_users and not m.is_leaving]
         free = [member for member in warm if not member.model.is_held]
         return sorted(free, key=lambda member: member.used_s)

@@ -1,4 +1,4 @@
-"""Metrics that backends count themselves, read when Prometheus asks."""
+"""Metrics that backends count themselves, read at scrape time."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -14,9 +14,8 @@ _log = get_logger("weft.serving.metrics")
 class ExportedMetrics(Collector):
     """The families of all backends of a service; may be used from any thread.
 
-    A family that several backends have is shown once. Where two have a sample with the same labels, as the old and the
-    new load of a model do while the old one drains, counters and histograms are added up, and of a gauge the latest
-    attached is shown.
+    A family of several backends is exported once. Samples with the same labels, as of the old and the new load of a
+    model while the old one drains, are added for counters and histograms; of a gauge the latest attached counts.
     """
 
     def __init__(self) -> None:
@@ -24,18 +23,18 @@ class ExportedMetrics(Collector):
         self._sources: dict[str, Callable[[], Iterable[Metric]]] = {}
 
     def attach(self, owner: str, read: Callable[[], Iterable[Metric]]) -> None:
-        """``read`` is called at every scrape; it replaces what the owner attached before."""
+        """Call ``read`` at every scrape; it replaces what the owner attached before."""
         with self._lock:
             self._sources.pop(owner, None)
             self._sources[owner] = read
 
     def detach(self, owner: str) -> None:
-        """What the owner attached is shown no longer."""
+        """Remove what the owner attached."""
         with self._lock:
             self._sources.pop(owner, None)
 
     def collect(self) -> Iterator[Metric]:
-        """Every family once; a backend that fails to give its own costs the others nothing."""
+        """Every family once; a backend that fails does not affect the others."""
         with self._lock:
             sources = list(self._sources.items())
         families: dict[str, Metric] = {}
@@ -43,7 +42,7 @@ class ExportedMetrics(Collector):
             try:
                 for family in read():
                     _merge(families.setdefault(family.name, _empty(family)), family)
-            except Exception:  # the scrape is everybody's
+            except Exception:  # one backend must not fail the scrape
                 _log.exception("the metrics of %s cannot be read", owner)
         return iter(families.values())
 

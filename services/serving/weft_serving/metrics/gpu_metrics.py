@@ -1,4 +1,4 @@
-"""Prometheus figures of the GPUs of this machine, under the names of Triton Inference Server; from NVIDIA's NVML."""
+"""Prometheus metrics of the GPUs of this machine, named as in Triton Inference Server; from NVIDIA's NVML."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -25,7 +25,7 @@ _FIGURES: Sequence[tuple[str, str, type[Metric], Callable[[Any, Any], float]]] =
 
 
 class GpuCollector(Collector):
-    """What each GPU says of itself, asked at scrape time; a figure that a GPU does not have is left out.
+    """Reads the metrics of each GPU at scrape time, without those that a GPU does not have.
 
     Args:
         nvml: The package ``pynvml``, initialised.
@@ -51,7 +51,7 @@ class GpuCollector(Collector):
 
 
 def gpu_collectors() -> tuple[Collector, ...]:
-    """One, where the package ``nvidia-ml-py`` and NVIDIA's driver are; else none."""
+    """One collector where the package ``nvidia-ml-py`` and NVIDIA's driver are installed; else none."""
     try:
         import pynvml  # noqa: PLC0415  # optional
 

@@ -1,4 +1,4 @@
-"""Prometheus figures of models that load on demand; derived at scrape time, on the metrics server's thread."""
+"""Prometheus metrics of models that load on demand, computed at scrape time on the thread of the metrics server."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from weft_serving.lifecycle.warm_pool import WarmPool
 
 
 class WarmPoolCollector(Collector):
-    """What is loaded, what loading cost, and why models were unloaded.
+    """Loaded models, durations of loads, and reasons of unloads.
 
     Args:
         pool: Read as it is.

@@ -1,1 +1,1 @@
-"""One request inside the server: what came in, what goes out, how it is split and streamed."""
+"""One request inside the server: its data, its parts, its stream of responses."""

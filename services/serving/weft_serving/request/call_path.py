@@ -1,4 +1,4 @@
-"""The path of nested calls: which instances wait while a model that one of them called is asked for its answer.
+"""The path of nested calls: the instances that wait for the answer to a request.
 
 It travels in a header, an entry for each call: the model's name, its version, and a token of the instance.
 """
@@ -44,7 +44,7 @@ def longer_path(paths: Iterable[list[str]], origin: str, model: str) -> str:
 
 
 class SelfCalls:
-    """Finds the calls of a model to itself that nobody could ever answer. Lives on the event loop.
+    """Finds calls of a model to itself that would wait for ever. Lives on the event loop.
 
     Args:
         model: Name, for errors.
@@ -56,7 +56,7 @@ class SelfCalls:
         self._origins = frozenset(origins)
 
     def check(self, request: InferenceRequest, queued: Iterable[InferenceRequest]) -> None:
-        """Return if an instance may become free for the request.
+        """Check that an instance can become free for the request.
 
         Raises:
             ResourceExhaustedError: Every instance waits for a request that is in the queue, or for this one.

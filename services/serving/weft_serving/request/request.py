@@ -1,4 +1,4 @@
-"""One request inside the server: what came in, when it came, what it may cost."""
+"""One request inside the server, from admission to answer."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ class InferenceRequest:
     """A validated request from admission to answer.
 
     Times are on the clock of ``time.monotonic_ns``. The event loop owns the object; an instance thread reads it while
-    it executes it and writes nothing but the decoded arrays, and the inputs that the server adds for a sequence.
+    it executes it, and writes only the decoded arrays and the inputs that the server adds for a stateful sequence.
 
     Attributes:
         call: The request as it came; inputs are checked against the model's signature.
@@ -39,15 +39,15 @@ class InferenceRequest:
         num_queued_at_arrival: Requests in the queue when it came.
         rank_ns: Place in the order of service of a queue with ageing.
         send_by_ns: Until when it may be held back for others to join its batch.
-        expected_ns: What its execution will take by what was measured; 0: not known.
+        expected_ns: Expected duration of its execution, from measurements; 0: not known.
         batch_key: Requests share a batch only where this is equal; None where any two may.
         sequence: Order of arrival in its queue, from 0.
-        is_cancelled: The caller left; backends may look and stop early. Set it by ``cancel``.
+        is_cancelled: The caller has left; backends may check and stop early. Set by ``cancel``.
         answer: Receives the result or the error; None outside a served model.
         split: What the request is a part of, or was split into; None for the others.
-        stream: Takes the responses of a decoupled model; None for the others, and when nobody reads any longer.
+        stream: Takes the responses of a decoupled model; None for others, and once it is closed.
         is_collected: The model is decoupled, and one response with everything is wanted.
-        turn: Its place in its sequence; None where the model does not batch by sequence.
+        turn: Its place in its stateful sequence; None where the model has no ``sequence_batching``.
     """
 
     call: InferCall
@@ -74,24 +74,24 @@ class InferenceRequest:
 
     @property
     def is_withdrawn(self) -> bool:
-        """Whether nobody waits for the answer any longer: the caller has left, or the deadline has passed."""
+        """Whether the caller has left or the deadline has passed."""
         deadline_ns = self.context.deadline_ns
         return self.is_cancelled or (deadline_ns is not None and time.monotonic_ns() >= deadline_ns)
 
     def cancel(self) -> None:
-        """The caller has left, and whoever asked to be told is told. On the event loop."""
+        """Mark the request as cancelled and call the callbacks of ``when_cancelled``. On the event loop."""
         self.is_cancelled = True
         if self._on_cancel is not None:
-            self._tell()
+            self._call_back()
 
     def when_cancelled(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called once when the caller leaves, or now if it has left; from any thread, on any."""
+        """Call ``callback`` once when the caller leaves, or now if it has left; from any thread, on any."""
         with _callbacks_lock:
             if self._on_cancel is None:
                 self._on_cancel = []
         self._on_cancel.append(callback)
         if self.is_cancelled:
-            self._tell()
+            self._call_back()
 
     def forget(self, callback: Callable[[], None]) -> None:
         """Undo ``when_cancelled``."""
@@ -99,13 +99,13 @@ class InferenceRequest:
             with suppress(ValueError):
                 self._on_cancel.remove(callback)
 
-    def _tell(self) -> None:
+    def _call_back(self) -> None:
         with suppress(IndexError):
             while self._on_cancel is not None:
                 self._on_cancel.pop()()
 
     def give(self, inputs: Mapping[str, WireTensor]) -> None:
-        """The request has these inputs too, in place of earlier ones of their names."""
+        """Add inputs, in place of earlier ones of the same names."""
         self.call = replace(self.call, inputs={**self.call.inputs, **inputs})
         for name in inputs:
             self._arrays.pop(name, None)
@@ -133,7 +133,7 @@ class InferenceResponse:
 
 Outcome = InferenceResponse | WeftError
 
-#: The outcome of a request of an iterative sequence that is to be executed again; it is not answered yet.
+#: The outcome of a request of an iterative sequence that is executed again; it is not answered yet.
 RESCHEDULED = InferenceResponse({})
 
 #: The outcome of a request of a decoupled model: its responses go through its stream.

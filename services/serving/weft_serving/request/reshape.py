@@ -8,7 +8,7 @@ from weft_common.signature import ModelSignature
 
 
 def reshaped(shape: Sequence[int], source: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
-    """``shape``, which fits the dims ``source``, as one that fits ``target``.
+    """Convert ``shape``, which fits the dims ``source``, to one that fits ``target``.
 
     Sizes of the -1 in ``source`` are those of the -1 in ``target``, in order. A batch dimension before the dims stays.
     """

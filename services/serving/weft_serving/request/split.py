@@ -46,7 +46,7 @@ def split_call(call: InferCall, num_rows: int, max_rows: int) -> list[InferCall]
 
 
 class SplitRequest:
-    """The parts of one request, and what they were answered with so far.
+    """The parts of one request, and their answers so far.
 
     Attributes:
         whole: The request of the caller; it is not queued itself. Each part has its ``answer``, and this as ``split``.
@@ -71,7 +71,7 @@ class SplitRequest:
         self._results: dict[InferenceRequest, InferResult] = {}
 
     def add(self, part: InferenceRequest, outcome: InferResult | WeftError) -> InferResult | WeftError | None:
-        """The answer of the whole, once it is known: the first error, or all results joined; else None."""
+        """Add the answer of a part; returns that of the whole once known: the first error, or the joined results."""
         if isinstance(outcome, WeftError):
             return self.error_of(part, outcome)
         self._results[part] = outcome
@@ -93,7 +93,7 @@ class SplitRequest:
         return error
 
     def close(self) -> None:
-        """The whole is answered; the objects no longer hold each other."""
+        """Release the parts, once the whole is answered: the objects no longer refer to each other."""
         self.parts = []
         self.whole.split = None
         self._results.clear()

@@ -21,7 +21,7 @@ MAX_WAITING_BYTES = 16 << 20
 
 
 class SendWindow:
-    """Room for the responses of one request; may be used from any thread."""
+    """Limits the responses of one request that wait for their reader. Any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -30,7 +30,7 @@ class SendWindow:
         self._is_closed = False
 
     def enter(self, num_bytes: int) -> bool:
-        """Wait for room and take it; False, at once, when nobody wants responses any longer."""
+        """Wait for room and take it; returns False, at once, when the window is closed."""
         with self._changed:
             while self._sizes and not self._is_closed and self._is_full(num_bytes):
                 self._changed.wait()
@@ -41,14 +41,14 @@ class SendWindow:
             return True
 
     def leave(self) -> None:
-        """The oldest response is taken."""
+        """Release the room of the oldest response."""
         with self._changed:
             if self._sizes:
                 self._num_bytes -= self._sizes.popleft()
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Nobody waits, now or later."""
+        """Release every waiting sender, now and later."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -87,8 +87,8 @@ class ResponseStream:
         on_end: Called on the loop, once, when the model has sent its last response, with the error if that is one.
 
     Attributes:
-        on_taken: Called on the loop whenever a response was taken.
-        on_over: Called on the loop when no response is wanted or comes any more, maybe twice.
+        on_taken: Called on the loop for each response that was read.
+        on_over: Called on the loop, maybe twice, when the stream has ended.
         num_sent: Responses that the model has sent.
         last_ns: When it sent the latest one, or when the stream was made; ``time.monotonic_ns``.
     """
@@ -120,7 +120,7 @@ class ResponseStream:
 
     @property
     def is_over(self) -> bool:
-        """Whether no response comes any more, beside those that wait to be taken."""
+        """Whether the stream has ended; responses may still be unread."""
         return self._is_over
 
     @property
@@ -129,7 +129,7 @@ class ResponseStream:
         return self._has_last
 
     def send(self, response: "InferenceResponse | WeftError | None", *, is_final: bool) -> None:
-        """The response is on its way; waits while too many are. Nothing happens once nobody wants responses.
+        """Send a response; waits while too many are unread, and drops it when the request has ended.
 
         Args:
             response: None, with ``is_final``: none follows. The request may go on after an error.
@@ -141,24 +141,24 @@ class ResponseStream:
             self._on_loop(self._arrive, sent)
 
     def deliver(self, response: "InferenceResponse | WeftError | None", *, is_final: bool) -> None:
-        """As ``send``, but never waits: the sender keeps count itself, by ``on_taken``."""
+        """As ``send``, but never waits: the sender counts by ``on_taken``."""
         self._on_loop(self._arrive, self._made(response, is_final))
 
     def lose(self, error: WeftError) -> None:
-        """The model will send no more, though it has not sent its last response; from any thread."""
+        """End the stream with an error: the model will not send its last response. Any thread."""
         self._on_loop(self._arrive, Sent(error, time.monotonic_ns(), 0))
 
     def drop(self) -> None:
-        """The model has done with a request that nobody waits for; from any thread. Nothing is to be done here."""
+        """Do nothing: the model has finished a request that was withdrawn. Any thread."""
 
     def fail(self, error: WeftError) -> None:
-        """The request has ended with an error that is not the model's. On the loop, as all that follows."""
+        """End the stream with an error that is not the model's. On the event loop, as all that follows."""
         if not self._is_over:
             self._sent.append(error)
             self._stop()
 
     def close(self) -> None:
-        """Nobody reads any longer."""
+        """Drop the unread responses and end the stream."""
         self._sent.clear()
         self._stop()
 
@@ -222,5 +222,5 @@ class ResponseStream:
             self._waiter.set_result(None)
 
     def _on_loop(self, function: Callable[[Sent], None], sent: Sent) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+        with suppress(RuntimeError):  # the loop is closed, and nobody reads
             self._loop.call_soon_threadsafe(function, sent)

@@ -1,4 +1,4 @@
-"""Refuses at the door what cannot be answered in time."""
+"""Refuses requests that cannot be answered within their deadline."""
 
 from weft_common.errors import DeadlineExceededError
 from weft_serving.request.request import InferenceRequest
@@ -8,10 +8,10 @@ from weft_serving.scheduler.settings import SchedulerSettings
 
 
 class DeadlineAdmission:
-    """Holds the deadline of a request against what executions took lately.
+    """Compares the deadline of a request with the durations of recent executions.
 
-    Everything is rounded in favour of the request: batches that run now are taken to end at once, those that wait
-    before it to be full, and where too little was measured nothing is refused.
+    Every estimate favours the request: running batches end at once, batches before it are full, and with too few
+    measurements nothing is refused.
 
     Args:
         settings: Of the model.
@@ -26,7 +26,7 @@ class DeadlineAdmission:
         self._times = times
 
     def check(self, request: InferenceRequest, queue: RequestQueue, now_ns: int) -> None:
-        """The request, if it has a deadline, may meet it; ``expected_ns`` is written into it.
+        """Check that the request can meet its deadline, if it has one, and set its ``expected_ns``.
 
         Raises:
             DeadlineExceededError: By the measured medians it cannot.

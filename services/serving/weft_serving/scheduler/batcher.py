@@ -1,4 +1,4 @@
-"""Which requests form the next batch, or until when to wait for more: policy only, the queue is read and not changed.
+"""Which requests form the next batch, or until when to wait for more: policy only, which does not change the queue.
 
 The outcomes are those of Triton Inference Server's dynamic batcher. A batch is a prefix of the order of service: no
 request is overtaken by a later one of its level. Length buckets change that: there it is a prefix of its bucket.
@@ -12,17 +12,17 @@ from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.grouping import LengthBuckets
 from weft_serving.scheduler.settings import SchedulerSettings
 
-#: Requests that are looked at to fill the batch of one bucket, so that a long queue does not hold up the instances.
+#: Requests considered for the batch of one bucket, so that a long queue does not delay the instances.
 _MAX_LOOKAHEAD = 1024
 
 
 class BatchDecision(NamedTuple):
-    """What to do with a free instance.
+    """What an idle instance executes.
 
     Attributes:
         requests: Execute these now, in this order; empty: nothing now.
         wait_until_ns: If ``requests`` is empty: ask again at this time; None: ask again when a request arrives.
-        instance: Which free instance executes them; None: any.
+        instance: Which idle instance executes them; None: any.
     """
 
     requests: list[InferenceRequest]
@@ -35,14 +35,14 @@ class Waiting(Sized, Iterable[InferenceRequest], Protocol):
 
 
 class Batcher(Protocol):
-    """Decides what a free instance executes."""
+    """Decides what an idle instance executes."""
 
     def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
-        """What to do at ``now_ns``; with ``may_wait=False`` waiting requests are never held back for others."""
+        """The decision at ``now_ns``; with ``may_wait=False`` no request is held back for others."""
 
 
 class SingleBatcher:
-    """Each request is executed alone, in the order of service: models without ``dynamic_batching``."""
+    """Executes each request alone, in the order of service: models without ``dynamic_batching``."""
 
     def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
         """The first request, or nothing."""
@@ -163,7 +163,7 @@ def holding(batcher: Batcher, num_to_hold: int) -> Batcher:
 
 
 def make_batcher(settings: SchedulerSettings, buckets: LengthBuckets | None = None, *, num_to_hold: int = 0) -> Batcher:
-    """The batcher that a model's settings ask for."""
+    """The batcher for a model's settings."""
     if not settings.is_batching:
         return SingleBatcher()
     return holding(DynamicBatcher(settings) if buckets is None else BucketBatcher(settings, buckets), num_to_hold)

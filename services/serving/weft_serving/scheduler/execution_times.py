@@ -1,23 +1,23 @@
-"""How long executions take, from what was measured lately."""
+"""Durations of recent executions."""
 
 from bisect import bisect_left, insort
 from collections import deque
 
-#: With fewer measurements than this nothing is said.
+#: With fewer measurements the median is unknown.
 MIN_MEASUREMENTS = 16
-#: Older measurements are forgotten, so that a model that has become faster is found out.
+#: Older measurements are dropped, so that a model that has become faster is noticed.
 MAX_AGE_NS = 10_000_000_000
 _MAX_MEASUREMENTS = 64
 
 
 class ExecutionTimes:
-    """Medians of execution times by batch size; sizes up to 1, 2, 4, 8, ... rows are taken together."""
+    """Medians of execution times by batch size; sizes up to 1, 2, 4, 8, ... rows share one."""
 
     def __init__(self) -> None:
         self._windows: dict[int, _DurationWindow] = {}
 
     def add(self, num_rows: int, duration_ns: int, now_ns: int) -> None:
-        """A batch of ``num_rows`` took ``duration_ns`` and ended at ``now_ns``."""
+        """Add a batch of ``num_rows`` that took ``duration_ns`` and ended at ``now_ns``."""
         size_class = (num_rows - 1).bit_length()
         window = self._windows.get(size_class)
         if window is None:
@@ -31,7 +31,7 @@ class ExecutionTimes:
 
 
 class _DurationWindow:
-    """The latest durations, in the order of time and in that of size."""
+    """The latest durations, by time and by size."""
 
     def __init__(self) -> None:
         self._latest: deque[tuple[int, int]] = deque()  # (end, duration)

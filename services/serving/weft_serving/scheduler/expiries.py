@@ -1,20 +1,20 @@
-"""When requests that wait will be too late."""
+"""Expiry times of waiting requests."""
 
 import heapq
 
 from weft_serving.request.request import InferenceRequest
 
-#: Stale times that may pile up, beside one for each live one, before they are swept out.
+#: Stale times that may accumulate, beside one for each live one, before they are removed.
 _MAX_STALE = 64
 
 
 class Expiries:
-    """Times by request. Adding and removing cost O(log n) at most.
+    """Expiry times by request. Adding and removing cost O(log n) at most.
 
-    A request is known by its ``sequence``, its number in its queue.
+    The key of a request is its ``sequence``, its number in its queue.
 
     Args:
-        num_times: How many a request may have.
+        num_times: Times that a request may have.
 
     Attributes:
         requests: Those that have times, passed ones included, by their number; read only.
@@ -31,7 +31,7 @@ class Expiries:
         return len(self._times)
 
     def add(self, request: InferenceRequest, expiry_ns: int) -> None:
-        """The request is due at ``expiry_ns`` too."""
+        """Add an expiry time of the request."""
         if len(self._times) > 2 * self._num_times * len(self.requests) + _MAX_STALE:
             self._times = [entry for entry in self._times if entry[1] in self.requests]
             heapq.heapify(self._times)
@@ -39,11 +39,11 @@ class Expiries:
         heapq.heappush(self._times, (expiry_ns, request.sequence))
 
     def discard(self, request: InferenceRequest) -> None:
-        """The request has no times any more."""
+        """Remove all times of the request."""
         self.requests.pop(request.sequence, None)
 
     def pop(self, now_ns: int) -> InferenceRequest | None:
-        """A request one of whose times has come; that time is forgotten. None: there is none."""
+        """Remove one expiry time that has passed, and return its request; None if no time has passed."""
         next_ns = self.next_ns()
         if next_ns is None or next_ns > now_ns:
             return None

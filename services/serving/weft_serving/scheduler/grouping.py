@@ -1,4 +1,4 @@
-"""Which requests may share a batch: the key that they must have in common."""
+"""The batch key: requests share a batch only where it is equal."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -12,13 +12,13 @@ BatchKey = Callable[[Mapping[str, WireTensor]], object]
 
 @dataclass(frozen=True, slots=True)
 class LengthBuckets:
-    """Requests of similar length share batches, the shorter ones padded to the longest of their batch.
+    """Requests of similar length share batches; the shorter ones are padded to the longest of their batch.
 
     Attributes:
         bounds: Largest length of each bucket, rising. Longer requests share batches with those of their own length.
-        pad_values: What each padded input is filled up with. Every -1 in the dims of these inputs is the length.
-        mask: The padded input that tells real positions (1) from padding (0); it is made for a request that leaves it
-            out. "" if the model takes none.
+        pad_values: Padding value by input. Every -1 in the dims of these inputs is the length.
+        mask: The padded input that marks real positions (1) and padding (0); the server adds it to a request without
+            it. "" if the model has none.
         max_elements: Most rows times largest length of the bucket in one batch; 0: no limit.
     """
 
@@ -41,13 +41,13 @@ class LengthBuckets:
 
 
 def bound_in(key: object) -> int | None:
-    """Largest length of the bucket that a batch key is of; None if it is of none."""
+    """Largest length of the bucket of a batch key; None if it has none."""
     bound = key[0] if isinstance(key, tuple) and key else key
     return bound if isinstance(bound, int) else None
 
 
 def make_batch_key(signature: ModelSignature, buckets: LengthBuckets | None = None) -> BatchKey | None:
-    """What requests of one batch have in common, as a function of their inputs; None where any two may share one.
+    """The batch key as a function of the inputs; None where any two requests may share a batch.
 
     Two requests of a batching model can differ in the shape of an input with a -1, and in which optional inputs they
     have. An input with ``allow_ragged_batch``, or one that is padded, may differ in shape.

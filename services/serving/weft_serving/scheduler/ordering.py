@@ -8,7 +8,7 @@ V = TypeVar("V")
 
 
 class ReorderBuffer(Generic[K, V]):
-    """Holds what is ready until everything that was expected before it has left."""
+    """Holds each value until every value that was expected before it has left."""
 
     def __init__(self) -> None:
         self._values: OrderedDict[K, V | None] = OrderedDict()  # None: not ready
@@ -17,17 +17,17 @@ class ReorderBuffer(Generic[K, V]):
         return len(self._values)
 
     def expect(self, key: K) -> None:
-        """``key`` leaves after everything expected so far."""
+        """Have ``key`` leave after everything expected so far."""
         self._values[key] = None
 
     def release(self, key: K, value: V) -> list[tuple[K, V]]:
-        """``key`` is ready, unless it was withdrawn; returns what may leave now, in order."""
+        """Mark ``key`` as ready, unless it was withdrawn; returns what may leave now, in order."""
         if key in self._values:
             self._values[key] = value
         return self._ready()
 
     def withdraw(self, key: K) -> list[tuple[K, V]]:
-        """Nobody waits for ``key`` any longer; returns what may leave now, in order."""
+        """Remove ``key``; returns what may leave now, in order."""
         self._values.pop(key, None)
         return self._ready()
 

@@ -18,17 +18,17 @@ from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.expiries import Expiries
 from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
-#: Empty levels that are kept for their next request. Clients choose the level, so they must not pile up.
+#: Empty levels that are kept for their next request. Clients choose the level, so their number is bounded.
 _MAX_IDLE_LEVELS = 16
 
-#: Times its measured median that an execution is given before the deadline of a member that waits for others.
+#: Multiple of its measured median that an execution gets before the deadline of a member that waits for others.
 _ROOM = 2
 
 _rank = attrgetter("rank_ns")
 
 
 class Expired(NamedTuple):
-    """A request that the queue gave up, and the error to answer it with."""
+    """A request that expired in the queue, and the error to answer it with."""
 
     request: InferenceRequest
     error: WeftError
@@ -84,7 +84,7 @@ class PriorityQueue:
 
     With ageing, a request of level n is served as one of level 1 that came ``(n - 1) * priority_aging_us`` later. So
     the order of two requests never changes while they wait, and none is overtaken for ever. A request that a DELAY
-    policy puts back begins anew then, one level lower.
+    policy puts back starts again then, one level lower.
 
     Adding, removing and expiring a request cost O(log n) at most.
 
@@ -114,7 +114,7 @@ class PriorityQueue:
         return heapq.merge(*lines, key=_rank) if self._aging_ns and len(lines) > 1 else chain.from_iterable(lines)
 
     def num_rows_before(self, number: int) -> int:
-        """Rows of the requests that a new one of level ``number`` would wait for, if none aged."""
+        """Rows of the requests that a new one of level ``number`` would wait for, without ageing."""
         return sum(self._levels[other].num_rows for other in self._order[: bisect_right(self._order, number)])
 
     def num_by_level(self) -> dict[int, int]:
@@ -126,10 +126,10 @@ class PriorityQueue:
         return counts
 
     def add(self, request: InferenceRequest, now_ns: int) -> None:
-        """The request waits; what the queue knows of it (level, timeout, times, sequence) is written into it.
+        """Queue the request, and set its level, timeout, times and sequence number.
 
         Args:
-            request: ``priority`` and ``queue_timeout_us`` as the client asked for them, 0 for none.
+            request: With the client's ``priority`` and ``queue_timeout_us``; 0 for none.
             now_ns: Time, ``time.monotonic_ns``.
 
         Raises:
@@ -171,7 +171,7 @@ class PriorityQueue:
             self._expiries.add(request, deadline_ns)
 
     def remove(self, request: InferenceRequest) -> bool:
-        """The request does not wait any longer; returns whether it did."""
+        """Remove the request; returns whether it waited."""
         level = self._levels.get(request.priority)
         if level is None:
             return False
@@ -191,7 +191,7 @@ class PriorityQueue:
         return True
 
     def take(self, requests: Iterable[InferenceRequest], now_ns: int) -> None:
-        """The requests, which must be waiting, leave the queue to be executed; ``start_ns`` is written into them."""
+        """Remove waiting requests, which are executed now, and set their ``start_ns``."""
         for request in requests:
             self.remove(request)
             request.start_ns = now_ns
@@ -245,6 +245,6 @@ class PriorityQueue:
 
 
 def deadline_error(request: InferenceRequest, now_ns: int) -> DeadlineExceededError:
-    """Why a request that has passed its deadline is not executed."""
+    """Error for a request whose deadline passed in the queue."""
     waited_ms = (now_ns - request.enqueue_ns) / 1e6 if request.enqueue_ns else 0.0
     return DeadlineExceededError(f"deadline passed before execution, after {waited_ms:.1f} ms in the queue")

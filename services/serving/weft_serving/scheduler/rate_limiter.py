@@ -1,12 +1,12 @@
-"""Which instance may execute next where models share resources, such as the memory or the cores of a device.
+"""Which instance executes next where models share resources, such as the memory or the cores of a device.
 
-An instance begins when it can have all its resources at once, and gives them back when its batch has run; one that has
-to wait holds none, so that nobody waits for it. Turns are shared fairly: an execution costs an instance its priority,
-and the instance that has spent least goes first. Time in which it had nothing to do earns it nothing.
+An instance starts when all its resources are free, and releases them when its batch has run; one that waits holds none.
+Turns are shared fairly: an execution costs an instance its priority, and the instance that has spent least goes first.
+Idle time earns nothing.
 
-An instance that needs much would wait for ever while others that need little keep the resources busy. When others have
-gone before it for ``PATIENCE`` turns, what it lacks is kept for it; but only for ``RESERVATION_NS``, because the one
-that holds its resources may itself wait for a model that it called.
+An instance that needs much would starve while others that need little keep the resources busy. After ``PATIENCE`` turns
+of others, what it lacks is reserved for it; but only for ``RESERVATION_NS``, because the holder of its resources may
+itself wait for a model that it called.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,9 +18,9 @@ from weft_common.errors import InvalidArgumentError, ResourceExhaustedError
 #: A resource on one device; the device of a global one is None.
 ResourceKey = tuple[str, int | None]
 
-#: Turns that others may have before resources are kept for an instance that waits for them.
+#: Turns of others before resources are reserved for an instance that waits for them.
 PATIENCE = 8
-#: For how long they are kept.
+#: How long they stay reserved.
 RESERVATION_NS = 1_000_000_000
 
 
@@ -48,13 +48,13 @@ class Pool(Protocol):
     """The instances of one model."""
 
     def waiting(self) -> "Iterable[Contender]":
-        """Its idle instances, if it has requests for them."""
+        """Idle instances that have requests to run."""
 
     def callers(self) -> set[str]:
-        """Tokens of the instances that wait for its requests, because their models made them."""
+        """Tokens of the instances whose models wait for requests of this one."""
 
     def run_one(self) -> None:
-        """Begin with a batch, if there is one to begin with."""
+        """Start one batch, if there is one."""
 
 
 class Contender:
@@ -86,7 +86,7 @@ class RateLimiter:
     Args:
         limits: Units by name and device; of a name with the device None, on each device, and of a global resource.
             What is not named has as many units as the most demanding instance needs.
-        set_alarm: Has ``serve`` called at a time of ``time.monotonic_ns``.
+        set_alarm: Calls ``serve`` at a time of ``time.monotonic_ns``.
     """
 
     def __init__(self, limits: Mapping[ResourceKey, int], *, set_alarm: Callable[[int], None]) -> None:
@@ -99,7 +99,7 @@ class RateLimiter:
         self._num_started = 0
 
     def join(self, pool: Pool, members: Sequence[Contender]) -> None:
-        """The pool may start executions.
+        """Admit a pool, which may then start executions.
 
         Raises:
             InvalidArgumentError: An instance needs more than there is, or takes a resource for global that another one
@@ -127,12 +127,12 @@ class RateLimiter:
         self.serve()
 
     def leave(self, pool: Pool) -> None:
-        """The pool starts nothing any more; what its instances still hold they give back by ``finish``."""
+        """Remove a pool; its instances release what they still hold by ``finish``."""
         if self._members.pop(pool, None) is not None:
             self._count_totals()
 
     def check_call(self, contenders: Sequence[Contender], callers: set[str]) -> None:
-        """Return if one of the contenders may start some day though those who wait for its answer do not end before.
+        """Check that one of the contenders can start while those who wait for its answer keep their resources.
 
         Args:
             contenders: The instances of the model that is called.
@@ -158,7 +158,7 @@ class RateLimiter:
         )
 
     def may_start(self, contender: Contender, now_ns: int) -> bool:
-        """Whether all that it needs is there, and nothing of it is kept for another."""
+        """Whether all its resources are free, and none of them is reserved for another."""
         if self._lacks(contender):
             self._note_wait(contender)
             return False
@@ -173,11 +173,11 @@ class RateLimiter:
                 self._set_alarm(other.reserved_until_ns)
             if now_ns < other.reserved_until_ns:
                 return False
-            other.turn, other.reserved_until_ns = turn, 0  # it had its chance, and gets another one
+            other.turn, other.reserved_until_ns = turn, 0  # its reservation has lapsed; it gets another one
         return True
 
     def start(self, contender: Contender) -> None:
-        """It has its resources; ``may_start`` must have said so."""
+        """Give the contender its resources; call only after ``may_start`` returned True."""
         self._turn = self._turn_of(contender)
         contender.next_turn = self._turn + contender.priority
         contender.is_running = True
@@ -190,7 +190,7 @@ class RateLimiter:
             self._used[key] = self._used.get(key, 0) + count
 
     def finish(self, contender: Contender) -> None:
-        """Its resources are free, and others have begun with them; nothing happens if it holds none."""
+        """Release the resources of the contender, if it holds any, and start others with them."""
         if not contender.is_running:
             return
         contender.is_running = False
@@ -201,7 +201,7 @@ class RateLimiter:
         self.serve()
 
     def serve(self) -> None:
-        """Every pool that can has begun, one execution after another, the pool whose turn is due first."""
+        """Start every execution that can start, one after another, in the order of their turns."""
         num_begun = dict.fromkeys(self._members, 0)
         while num_begun:
             dues = [
@@ -234,7 +234,7 @@ class RateLimiter:
         self._totals = {key: count if (limit := self._limit(key)) is None else limit for key, count in most.items()}
 
     def _lacks(self, contender: Contender) -> list[ResourceKey]:
-        """Resources of which there is too little for it now."""
+        """Resources that it lacks now."""
         totals, used = self._totals, self._used
         return [key for key, count in contender.demands.items() if totals.get(key, 0) - used.get(key, 0) < count]
 

@@ -1,15 +1,15 @@
-"""When to come back to a queue that is full."""
+"""The hint ``retry_after_ms`` for requests that find the queue full."""
 
 import math
 
-#: Hint before anything was measured, and the least where requests are sequences, whose end nobody knows.
+#: Hint before anything was measured, and the least for stateful sequences, whose end is not known.
 DEFAULT_RETRY_AFTER_MS = 100
 #: Weight of the newest execution in the running mean of the time that a request takes.
 _NEWEST_WEIGHT = 0.1
 
 
 class RetryAfter:
-    """Tells when the requests that wait now will have been executed, by what executions took.
+    """Estimates when the requests that wait now will have been executed, from measured executions.
 
     Args:
         num_instances: That execute at once.
@@ -22,7 +22,7 @@ class RetryAfter:
         self._request_ns = 0.0
 
     def measured(self, num_requests: int, duration_ns: int) -> None:
-        """An instance spent so long on so many requests, at least one."""
+        """Add the duration of an execution of at least one request."""
         request_ns = duration_ns / num_requests
         self._request_ns += (request_ns - self._request_ns) * (_NEWEST_WEIGHT if self._request_ns else 1.0)
 

@@ -1,7 +1,7 @@
-"""Requests of sequences: each sequence has one slot of one instance, and its requests run there one after another.
+"""Stateful sequences: each has one slot of one instance, and its requests run there one after another.
 
-Plain data structure, one owner, the time is passed in. It is asked like the ``PriorityQueue``. Where a request of a
-sequence is withdrawn or too late, the whole sequence ends, for what follows could no longer be answered rightly.
+Plain data structure, one owner, the time is passed in; a ``RequestQueue``. When a request of a sequence is withdrawn or
+too late, the whole sequence ends, because later requests would be answered from a wrong state.
 """
 
 import heapq
@@ -34,14 +34,14 @@ _ARRIVAL = attrgetter("sequence")
 
 
 class SequenceQueue:
-    """Requests of sequences that wait for their turn.
+    """Waiting requests of stateful sequences.
 
     A sequence that starts gets the free slot of the lowest row; where none is free it waits in the backlog, and gets
     the next one. It ends with the request that says so, when none came for too long, and when a request of it is
     withdrawn, is too late, or its instance is lost. A request that starts a sequence under the id of one that has not
     ended runs after the requests of that, in its slot.
 
-    Where sequences are iterative each request is one: it is executed until the model lets it go. Those under one id run
+    In iterative mode each request is a sequence: it is executed until the model releases it. Requests with one id run
     one after another, and one that is withdrawn or too late leaves alone.
 
     Args:
@@ -68,7 +68,7 @@ class SequenceQueue:
         self._numbers = count()
         self._ids = count(1)  # of iterative sequences whose clients name none
         self._expiries = Expiries(num_times=2)
-        #: No sequence may start any more.
+        #: Refuse requests that start a sequence.
         self.is_closing = False
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class SequenceQueue:
         return iter(self._waiting)
 
     def __contains__(self, sequence_id: object) -> bool:
-        """Whether a sequence of this id has started and takes requests."""
+        """Whether a sequence of this id has started and not ended."""
         return sequence_id in self._open
 
     @property
@@ -93,7 +93,7 @@ class SequenceQueue:
         return sum(map(len, self._slots.values())) + len(self._backlog)
 
     def num_rows_before(self, _level: int) -> int:
-        """0: when a slot becomes free cannot be known."""
+        """0: when a slot becomes free is not known."""
         return 0
 
     def num_by_level(self) -> dict[int, int]:
@@ -101,15 +101,15 @@ class SequenceQueue:
         return {0: len(self._waiting)}
 
     def has_heads(self, instance: Hashable) -> bool:
-        """Whether the instance has something to run."""
+        """Whether a sequence of the instance has a request to run."""
         return bool(self._ready[instance])
 
     def heads(self, instance: Hashable) -> list[InferenceRequest]:
-        """The next request of each sequence of the instance that has one and does not run, oldest request first."""
+        """The next request of each sequence of the instance that is not running, oldest request first."""
         return sorted((sequence.waiting[0] for sequence in self._ready[instance]), key=_ARRIVAL)
 
     def add(self, request: InferenceRequest, now_ns: int) -> None:
-        """The request waits; its turn, and when it came, are written into it.
+        """Queue the request, and set its turn and time of arrival.
 
         Raises:
             InvalidArgumentError: It has more than one row, names no sequence, or one that has not started.
@@ -149,7 +149,7 @@ class SequenceQueue:
             self._expiries.add(request, now_ns + request.queue_timeout_us * 1000)
 
     def take(self, requests: Iterable[InferenceRequest], now_ns: int) -> None:
-        """The requests, which must be heads, leave the queue to be executed."""
+        """Remove requests, which must be heads and are executed now."""
         for request in requests:
             request.start_ns = now_ns
             sequence = _turn(request).sequence
@@ -163,7 +163,7 @@ class SequenceQueue:
     def executed(
         self, requests: Iterable[InferenceRequest], now_ns: int, again: Collection[InferenceRequest] = ()
     ) -> None:
-        """The requests, taken before, have run; those in ``again`` wait for the next time, behind what waits now."""
+        """Note that requests, taken before, have run; those in ``again`` are queued again, behind the others."""
         for request in requests:
             sequence = _turn(request).sequence
             sequence.running = None
@@ -180,7 +180,7 @@ class SequenceQueue:
                 self._idle[sequence] = None
 
     def remove(self, request: InferenceRequest) -> bool:
-        """The request is withdrawn, and its sequence with it; returns whether it waited.
+        """Withdraw the request, which ends its sequence; returns whether it waited.
 
         The other requests of the sequence are among the next that ``expire`` returns.
         """
@@ -196,7 +196,7 @@ class SequenceQueue:
         return self._given_up.pop(request, None) is not None
 
     def lose(self, instance: Hashable) -> None:
-        """The instance has no slots any more, and its sequences end."""
+        """Remove the slots of an instance, whose sequences end."""
         self._lost.add(instance)
         self._free = [slot for slot in self._free if self._instances[slot[1]] != instance]
         heapq.heapify(self._free)
@@ -205,7 +205,7 @@ class SequenceQueue:
             self._end(sequence, UnavailableError(f"sequence {sequence.id!r} ended: {why}"))
 
     def regain(self, instance: Hashable) -> None:
-        """The instance has its slots again."""
+        """Restore the slots of an instance."""
         if instance not in self._lost:
             return
         self._lost.remove(instance)
@@ -214,10 +214,10 @@ class SequenceQueue:
         self._fill_slots()
 
     def expire(self, now_ns: int) -> list[Expired]:
-        """End what is too late at ``now_ns``: requests whose deadline has passed, and idle sequences.
+        """End requests whose deadline has passed at ``now_ns``, and sequences that were idle for too long.
 
         Returns:
-            Requests that were given up, those of sequences that ended since the last call included.
+            Requests that expired, and those of sequences that ended since the last call.
         """
         while (request := self._expiries.pop(now_ns)) is not None:
             self._give_up(request, now_ns)
@@ -259,7 +259,7 @@ class SequenceQueue:
             raise AssertionError(f"{known=} {self._free=} {self._waiting=} {self._idle=} {self._ready=}")
 
     def _start(self, sequence_id: int | str, is_start: bool) -> RequestSequence:
-        """A sequence that is in a slot, or in the backlog."""
+        """Start a sequence, in a slot or in the backlog."""
         if not is_start:
             raise InvalidArgumentError(
                 f"inference request for sequence {sequence_id!r} to model '{self._model}' must specify the START flag "
@@ -298,7 +298,7 @@ class SequenceQueue:
             self._expiries.add(request, request.context.deadline_ns)
 
     def _wait_again(self, request: InferenceRequest, now_ns: int) -> None:
-        """The request, which has run, is the next of its sequence."""
+        """Queue a request that has run as the next of its sequence."""
         sequence = _turn(request).sequence
         request.turn = Turn(sequence, is_start=False, is_end=False)
         request.call = replace(request.call, parameters={**request.call.parameters, "sequence_start": False})
@@ -307,7 +307,7 @@ class SequenceQueue:
         self._wait(request, now_ns)
 
     def _fill_slots(self) -> None:
-        """The sequences that have waited longest for a slot have those that are free."""
+        """Give the free slots to the sequences that have waited longest."""
         while self._backlog and self._free:
             sequence, _ = self._backlog.popitem(last=False)
             sequence.row, index = heapq.heappop(self._free)
@@ -316,7 +316,7 @@ class SequenceQueue:
             self._note_ready(sequence)
 
     def _note_ready(self, sequence: RequestSequence) -> None:
-        """The sequence is among those that the next batch is formed of, if it has a slot and nothing of it runs."""
+        """Make the sequence a candidate for the next batch, if it has a slot, a waiting request and none that runs."""
         if sequence.instance is None or sequence.running is not None or not sequence.waiting:
             return
         ready = self._ready[sequence.instance]
@@ -328,7 +328,7 @@ class SequenceQueue:
             head.batch_key = head.batch_key, tuple([tensor.shape for tensor in sequence.state.values()])
 
     def _end(self, sequence: RequestSequence, error: WeftError | None = None) -> None:
-        """The sequence takes no requests any more; those that wait fail with ``error``."""
+        """End the sequence; its waiting requests fail with ``error``."""
         if sequence.is_over:
             return
         if self._open.get(sequence.id) is sequence:
@@ -341,7 +341,7 @@ class SequenceQueue:
         self._leave(sequence)
 
     def _end_with(self, request: InferenceRequest, error: WeftError) -> None:
-        """The sequence of a request ends as ``_end`` says; where it is iterative, only if it has no other request."""
+        """End the sequence of a request; an iterative one only if it has no other request."""
         sequence = _turn(request).sequence
         has_others = any(other not in (None, request) for other in (sequence.running, *sequence.waiting))
         if not (self._settings.is_iterative and has_others):
@@ -352,7 +352,7 @@ class SequenceQueue:
             self._given_up[request] = error
 
     def _leave(self, sequence: RequestSequence) -> None:
-        """The sequence is over, and the next one has its slot."""
+        """Free the slot of a sequence that has ended."""
         sequence.is_over = True
         instance = sequence.instance
         if instance is None:

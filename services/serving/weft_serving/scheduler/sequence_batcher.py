@@ -1,4 +1,4 @@
-"""Which requests of sequences form the next batch of an instance: policy only."""
+"""Which requests of stateful sequences form the next batch of an instance: policy only."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
@@ -11,11 +11,11 @@ from weft_serving.scheduler.settings import SchedulerSettings
 
 
 class SequenceBatcher(ABC):
-    """Takes the first free instance whose sequences have a batch; a batch has one request of a sequence at most.
+    """Chooses the first idle instance whose sequences have a batch; a batch has at most one request of a sequence.
 
     Args:
         sequences: The queue of the model.
-        idle: Instances that are free, in the order of preference, at any time.
+        idle: Idle instances, in the order of preference.
     """
 
     def __init__(self, sequences: SequenceQueue, idle: Iterable[Hashable]) -> None:
@@ -41,7 +41,7 @@ class SequenceBatcher(ABC):
 
 
 class DirectBatcher(SequenceBatcher):
-    """Each request keeps the row of its sequence; rows that are not ready are filled by who runs the batch."""
+    """Keeps each request in the row of its sequence; the backend fills the other rows."""
 
     def __init__(self, sequences: SequenceQueue, settings: SequenceSettings, idle: Iterable[Hashable]) -> None:
         super().__init__(sequences, idle)
@@ -58,7 +58,7 @@ class DirectBatcher(SequenceBatcher):
 
 
 class OldestBatcher(SequenceBatcher):
-    """Batches the oldest requests as ``dynamic_batching`` does, those that may share a batch among themselves."""
+    """Batches the oldest requests that may share a batch, as ``dynamic_batching`` does."""
 
     def __init__(self, sequences: SequenceQueue, settings: SchedulerSettings, idle: Iterable[Hashable]) -> None:
         super().__init__(sequences, idle)
@@ -73,7 +73,7 @@ class OldestBatcher(SequenceBatcher):
 
 
 def _earliest(decisions: Iterable[BatchDecision]) -> BatchDecision:
-    """Nothing now, and when to ask again: at the first of the times at which one of the decisions may change."""
+    """No batch now; ask again at the first time at which one of the decisions may change."""
     times = [decision.wait_until_ns for decision in decisions if decision.wait_until_ns is not None]
     return BatchDecision([], min(times, default=None))
 

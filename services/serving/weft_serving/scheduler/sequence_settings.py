@@ -1,4 +1,4 @@
-"""How the sequences of one model share its instances, as ``sequence_batching`` of its configuration says."""
+"""How the stateful sequences of one model share its instances: ``sequence_batching`` of its configuration."""
 
 from dataclasses import dataclass
 
@@ -28,9 +28,9 @@ class SequenceSettings:
         max_idle_us: A sequence that waits longer than this for its next request is ended; microseconds.
         max_queue_delay_us: Direct only: longest time in microseconds that a request waits for other rows to be ready.
         minimum_slot_utilization: Direct only: share of the rows, 0 to 1, that ends this wait.
-        id_datatype: Of the input that gets the sequence's id; "": there is none, and any id will do.
-        has_varying_state: The states of two sequences may differ in shape, and share a batch only if they do not.
-        is_iterative: A request is a sequence of its own, executed again as often as the model wants.
+        id_datatype: Of the input that gets the sequence's id; "": there is none, and any id is accepted.
+        has_varying_state: States may differ in shape; only those of one shape share a batch.
+        is_iterative: Each request is a sequence, executed until the model releases it.
         max_backlog: Sequences that may wait for a slot; 0: any number.
     """
 
@@ -46,12 +46,12 @@ class SequenceSettings:
 
 
 def sequence_parameters(parameters: Parameters, model: str, id_datatype: str) -> tuple[int | str, bool, bool]:
-    """Id of the sequence that a request belongs to, and whether it starts and ends it.
+    """Id of the sequence of a request, and whether the request starts and ends it.
 
     Args:
         parameters: Of the request: ``sequence_id``, ``sequence_start`` and ``sequence_end``.
         model: Name, for errors.
-        id_datatype: What the model takes as id; "": any.
+        id_datatype: Datatype of the id; "": any.
 
     Raises:
         InvalidArgumentError: The id is missing or of a wrong type, or a flag is no bool.

@@ -1,4 +1,4 @@
-"""A sequence, and the place of a request in it."""
+"""A stateful sequence, and the place of a request in it."""
 
 from collections import deque
 from collections.abc import Hashable
@@ -13,13 +13,13 @@ class RequestSequence:
 
     Attributes:
         id: As the client sent it.
-        waiting: Requests that do not run yet, in order.
-        running: The one that runs.
+        waiting: Requests that wait, in order.
+        running: The request that runs.
         instance: Where it runs; None while it waits for a slot.
         row: Its slot there.
         idle_since_ns: When the latest request was answered, if none waits or runs.
         state: Tensors by input, as the latest request left them; the threads of the instances alone look at it.
-        is_over: It has no slot any more, and takes no requests.
+        is_over: Whether it has ended.
     """
 
     __slots__ = ("id", "idle_since_ns", "instance", "is_over", "row", "running", "state", "waiting")
@@ -40,7 +40,7 @@ class Turn:
     """The place of a request in its sequence.
 
     Attributes:
-        sequence: It belongs to.
+        sequence: Of the request.
         is_start: First of the sequence, or of another one under the same id.
         is_end: Last of it.
     """

@@ -28,7 +28,7 @@ class QueuePolicy:
     max_queue_size: int = 0
 
     def timeout_us(self, asked_us: int) -> int:
-        """Longest wait in microseconds (0 = no limit) of a request that asked for ``asked_us`` (0 = did not ask)."""
+        """Longest wait in microseconds (0 = no limit) of a request with timeout ``asked_us`` (0 = none)."""
         if self.allow_timeout_override and 0 < asked_us < self.default_timeout_us:
             return asked_us
         return self.default_timeout_us
@@ -48,11 +48,11 @@ class SchedulerSettings:
         default_priority_level: Level of a request that names none, or one that does not exist.
         default_policy: Policy of each level that ``policies`` does not name.
         policies: Policy by level.
-        execution_timeout_us: An instance that executes for longer is taken for hung; 0: never.
+        execution_timeout_us: An instance that executes for longer counts as hung; 0: never.
         priority_aging_us: A request is served as one of the next better level that came so many microseconds later;
             0: levels are strict.
         can_split: A request of more than ``max_batch_size`` rows is executed in parts.
-        sequences: Requests belong to sequences, and this says how those share the instances; None: they do not.
+        sequences: How stateful sequences share the instances; None: the model has none.
     """
 
     max_batch_size: int
@@ -80,7 +80,7 @@ class SchedulerSettings:
         return self.policies.get(level, self.default_policy)
 
     def validate(self, model_name: str) -> None:
-        """Nothing, if a model can be served with these settings.
+        """Check that a model can be served with these settings.
 
         Raises:
             InvalidArgumentError: Names every fault, with the value got and the values allowed.
@@ -90,7 +90,7 @@ class SchedulerSettings:
             raise InvalidArgumentError(f"model '{model_name}': {'; '.join(faults)}")
 
     def faults(self) -> Iterator[tuple[str, str]]:
-        """What is wrong, as field of ``config.pbtxt`` and message."""
+        """Every fault: field of ``config.pbtxt``, and message."""
         if self.max_batch_size < 0:
             yield "max_batch_size", f"must be at least 0, got {self.max_batch_size}"
         if self.can_split and not self.max_batch_size:

@@ -1,4 +1,4 @@
-"""Wakes an event loop at an exact time.
+"""A timer of an event loop that is exact to microseconds.
 
 Event loops count timers in milliseconds, while a usual batch delay is 100 us: asyncio would be up to 1 ms late, and
 uvloop turns what is below 0.5 ms into a busy loop. On Linux a timerfd is exact to tens of microseconds; elsewhere
@@ -29,7 +29,7 @@ class _TimerSpec(ctypes.Structure):
 
 
 class Alarm:
-    """Calls back on the event loop at the earliest of the times asked for since it last rang.
+    """Calls back on the event loop at the earliest of the times set since the last callback.
 
     Args:
         loop: The running loop; the alarm is used on it alone.
@@ -50,9 +50,9 @@ class Alarm:
             loop.add_reader(self._fd, self._ring)
 
     def set(self, at_ns: int, now_ns: int) -> None:
-        """The callback runs at ``at_ns`` (``time.monotonic_ns``) or before.
+        """Have the callback run at ``at_ns`` (``time.monotonic_ns``) or before.
 
-        It is not moved to a later time: one that rings early is cheaper than a timer that is set for every request.
+        It never moves to a later time: an early callback is cheaper than setting a timer for every request.
         """
         if self._at_ns is not None and self._at_ns <= at_ns:
             return
@@ -66,7 +66,7 @@ class Alarm:
         self._handle = self._loop.call_later(max(at_ns - now_ns, 0) / _NS_PER_S, self._ring)
 
     def close(self) -> None:
-        """It does not ring any more. May be called again."""
+        """Cancel the timer. May be called again."""
         if self._handle is not None:
             self._handle.cancel()
         if self._fd >= 0:
@@ -76,7 +76,7 @@ class Alarm:
 
     def _ring(self) -> None:
         if self._fd >= 0:
-            with suppress(BlockingIOError):  # it was set anew since the loop saw it
+            with suppress(BlockingIOError):  # it was set again after the loop saw it
                 os.read(self._fd, 8)
         self._at_ns = self._handle = None
         self._callback()

@@ -1,4 +1,4 @@
-"""Gives each caller its one answer, in the order of arrival where that is asked for, and counts it."""
+"""Answers each request once, in the order of arrival where configured, and counts the answer."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -17,13 +17,13 @@ _Ready = Iterable[tuple[InferenceRequest, tuple[InferResult | WeftError | None, 
 
 
 class Answers:
-    """The way from an execution, or from the end of a request without one, to its caller.
+    """Delivers the outcomes of executions, and errors of requests that end without one, to their callers.
 
     Args:
         model: Name, for spans.
         recorder: Counts every answer once; a request that was split counts once too.
         is_ordered: Answers leave in the order in which the requests were expected.
-        drop: Takes a request that nobody waits for out of the queue, or flags it if it runs.
+        drop: Takes a request out of the queue, or flags it if it runs.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class Answers:
         )
 
     def expect(self, request: InferenceRequest) -> None:
-        """The request is in the queue; its answer leaves after those expected before. For ordered answers only."""
+        """Have the request answered after those expected before; only where answers are ordered."""
         if self._order is not None:
             self._order.expect(request)
 
     def deliver(self, execution: Execution) -> None:
-        """Callers of the members have their answers, unless they left or an earlier answer is still to come."""
+        """Answer the members of a batch, except those that have ended or must wait for earlier answers."""
         now_ns = time.monotonic_ns()
         for request, outcome in zip(execution.requests, execution.answers, strict=True):
             if self._order is None:
@@ -56,7 +56,7 @@ class Answers:
         self.give_up(request, error, time.monotonic_ns())
 
     def give_up(self, request: InferenceRequest, error: WeftError, now_ns: int) -> None:
-        """A request that left the queue, or is no longer waited for, has ``error`` as its answer."""
+        """Answer a request that has left the queue with ``error``."""
         split = request.split
         if split is not None:
             if not split.parts:
@@ -73,7 +73,7 @@ class Answers:
             spans.record_queue(self._model, request, now_ns, error)
 
     def forget(self, split: SplitRequest) -> None:
-        """The parts are dropped; the caller of the whole has its answer, or gets it by other means."""
+        """Drop the parts of a request whose whole is answered, or refused."""
         parts = split.parts
         split.close()
         for part in parts:
@@ -84,7 +84,7 @@ class Answers:
     def _answer(
         self, request: InferenceRequest, outcome: InferResult | WeftError | None, execution: Execution, now_ns: int
     ) -> None:
-        """The caller, if it still waits, has its answer, and the answer is counted."""
+        """Answer one request, if it has not ended, and count the answer."""
         answer = request.answer
         if outcome is None or answer is None or answer.done():
             return

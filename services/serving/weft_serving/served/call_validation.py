@@ -10,7 +10,7 @@ from weft_serving.request.reshape import call_reshaper
 from weft_serving.request.split import split_call
 from weft_serving.scheduler.settings import SchedulerSettings
 
-#: Strings of one input that are still checked on the event loop; checking one costs 0.1 us.
+#: Strings of one input that are checked on the event loop; checking one takes 0.1 us.
 _MANY_STRINGS = 16_384
 
 
@@ -20,7 +20,7 @@ CheckedCall = tuple[InferCall, int, Sequence[InferCall]]
 
 
 class CallValidation:
-    """Checks the calls of one model.
+    """Validates the calls of one model.
 
     Args:
         signature: As clients see it.

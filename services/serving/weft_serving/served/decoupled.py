@@ -1,4 +1,4 @@
-"""The requests of a decoupled model: executed like others, answered response by response, ended by the last one."""
+"""Requests of a decoupled model: each is executed like others and answered by a stream of responses."""
 
 import asyncio
 import time
@@ -19,13 +19,16 @@ _LOG = get_logger("weft.serving")
 
 
 class DecoupledRequests:
-    """Those that have not had their last response; lives on the event loop.
+    """Opens the streams of requests, and ends them; lives on the event loop.
 
     Args:
         signature: Of the model.
         recorder: Counts each request once, when it ends, and each response.
         withdraw: Ends a request with an error that is not the model's.
         on_end: Called with a request that has ended.
+
+    Attributes:
+        unfinished: Requests that have not had their last response.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class DecoupledRequests:
         self.unfinished: set[InferenceRequest] = set()
 
     def open(self, request: InferenceRequest) -> None:
-        """The request has its stream; call before it can be executed."""
+        """Open the stream of a request; call before it can be executed."""
         request.stream = ResponseStream(
             asyncio.get_running_loop(),
             encode=partial(self._encode, request),
@@ -54,7 +57,7 @@ class DecoupledRequests:
         )
 
     def add(self, request: InferenceRequest) -> None:
-        """The request is admitted; it counts as unfinished until it is answered, and its deadline is kept."""
+        """Follow an admitted request until it is answered, and end it at its deadline."""
         answer = request.answer
         if answer is None:
             return
@@ -84,7 +87,7 @@ class DecoupledRequests:
         return InferResult(self._signature.name, self._signature.version, request.call.request_id, is_null=True)
 
     def _ended(self, request: InferenceRequest, error: WeftError | None) -> None:
-        """The model has sent its last response; its ``execute`` may still run."""
+        """Answer a request whose model has sent the last response; its ``execute`` may still run."""
         if request.answer is None or request.answer.done():
             return
         now_ns = time.monotonic_ns()
@@ -111,7 +114,7 @@ class DecoupledRequests:
         if timer is not None:
             timer.cancel()
         outcome, stream = answer.result(), request.stream
-        request.stream = None  # the two hold each other; who reads or sends has the stream
+        request.stream = None  # they refer to each other; reader and sender hold the stream
         if stream is not None and isinstance(outcome, WeftError):
             if not stream.has_last:
                 self._recorder.dropped(stream.num_sent, stream.last_ns, time.monotonic_ns())

@@ -53,7 +53,7 @@ class Dispatcher:
         outages: Instances that are lost.
         recorder: Writes the statistics.
         times: How long executions took.
-        retry_after: When a request that finds the queue full may come back.
+        retry_after: The hint for a request that finds the queue full.
         is_open: Whether the model accepts requests; if not, it forms batches without delay.
         is_due: Whether ``dispatch`` runs again in this turn of the event loop.
         num_slots: As of ``Backend.num_slots``.
@@ -191,7 +191,7 @@ class Dispatcher:
             self._check_drained()
 
     def drop(self, request: InferenceRequest) -> None:
-        """Take a request that nobody waits for any longer out of the queue, or flag it if it runs."""
+        """Take a request whose caller has left out of the queue, or flag it if it runs."""
         request.cancel()
         self.queue.remove(request)
 

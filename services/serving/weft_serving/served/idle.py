@@ -1,4 +1,4 @@
-"""The instances of a model that have nothing to do."""
+"""The idle instances of a model."""
 
 from collections import deque
 from collections.abc import Hashable
@@ -10,10 +10,10 @@ _InstanceT = TypeVar("_InstanceT", bound=Hashable)
 
 
 class IdleInstances(deque[_InstanceT]):
-    """Who has been idle for longest comes first."""
+    """Idle instances, the longest idle first."""
 
     def take(self, wanted: Hashable = None) -> _InstanceT:
-        """An instance, which is idle no longer: ``wanted``, which must be one of them, or any."""
+        """Remove and return an instance: ``wanted``, which must be idle, or the first."""
         if wanted is None:
             return self.popleft()
         index = self.index(wanted)  # type: ignore[arg-type]  # equal to an element is enough
@@ -22,20 +22,20 @@ class IdleInstances(deque[_InstanceT]):
         return instance
 
     def give_back(self, instance: _InstanceT, *, is_lost: bool) -> None:
-        """An instance that was taken has executed; it is idle, unless it is lost."""
+        """Return an instance that has executed; it is idle, unless it is lost."""
         if not is_lost:
             self.append(instance)
 
     def discard(self, instance: _InstanceT) -> None:
-        """The instance is not idle, if it was."""
+        """Remove an instance, if it is idle."""
         if instance in self:
             self.remove(instance)
 
     def check_call(self, request: InferenceRequest) -> None:
-        """Return if a request that another model sent may get an instance."""
+        """Check that a request that another model sent can get an instance."""
 
     def open(self) -> None:
-        """Instances will be taken."""
+        """Start to take part in the sharing of resources."""
 
     def close(self) -> None:
-        """Nothing is taken any more."""
+        """End to take part in the sharing of resources."""

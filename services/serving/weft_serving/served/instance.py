@@ -61,14 +61,14 @@ class Instance:
         model: What to load.
         backend: The class that runs it.
         context: Where to run it.
-        report: Called on the event loop, once for each batch given to ``execute``.
+        report: Called on the event loop once for each batch of ``execute``.
         report_outage: Called on the event loop with the reason when the backend is lost, before ``report`` if that was
-            in a batch, and after each attempt to load it again; with "" when that succeeded. Also when a batch has run
+            in a batch, and after each attempt to load it again; with "" when that succeeded. Also when a batch runs
             for too long, and with "" when it ends after all.
-        execution_timeout_s: What is too long; the backend is then told to give the batch up, if it can. 0: nothing is.
+        execution_timeout_s: Longest execution; the backend then aborts the batch, if it can. 0: no limit.
 
     Attributes:
-        is_hung: Whether a batch has run for too long, and still does.
+        is_hung: Whether a batch runs for longer than that.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class Instance:
 
     @property
     def is_loading(self) -> bool:
-        """Whether the backend may still be in its ``load``: that has not ended, or nobody waited for its end."""
+        """Whether ``load`` of the backend may still run: it has not ended, or its caller has left."""
         return self._loaded is not None and (not self._loaded.done() or self._loaded.cancelled())
 
     async def load(self) -> None:
-        """The backend is loaded and waits for batches.
+        """Load the backend, which then waits for batches.
 
         Raises:
             WeftError: The backend's own error, or an InternalError with the cause. The thread has ended.
@@ -118,13 +118,13 @@ class Instance:
             raise error
 
     def execute(self, requests: Sequence[InferenceRequest]) -> None:
-        """The requests are run as one batch after those given before; ``report`` gets the outcome."""
+        """Run the requests as one batch after earlier ones; ``report`` gets the outcome."""
         if self._execution_timeout_s and self._loop is not None:
             self._overdue = self._loop.call_later(self._execution_timeout_s, self._hang)
         self._inbox.put(requests)
 
     def close(self) -> "asyncio.Future[None]":
-        """The backend is closed after the batches given before; the future is done when it is, or was never loaded."""
+        """Close the backend after earlier batches; the future is done when it is closed, or was never loaded."""
         if self._closed is None:
             self._closed = asyncio.get_running_loop().create_future()
             self._closed.set_result(None)
@@ -149,12 +149,12 @@ class Instance:
             self._loaded_s = time.monotonic()
             self._on_loop(_resolve, self._loaded, None)
             self._serve(backend)
-            del backend  # it is gone, not only closed, when that is told
+            del backend  # it is gone, not only closed, when ``close`` ends
         self._abort = None
         self._on_loop(_resolve, self._closed, None)
 
     def abort(self) -> None:
-        """A load, batch or close that does not end is given up, if the backend can do that."""
+        """Abort a load, batch or close that does not end, if the backend can."""
         if self._abort is not None:
             self._abort()
 
@@ -188,7 +188,7 @@ class Instance:
         self._report_outage(self, reason)
 
     def _hang(self) -> None:
-        """The batch in work has run for too long: it is told, and given up where that is possible."""
+        """Report that the batch has run for too long, and abort it where that is possible."""
         self.is_hung = True
         start = datetime.now(UTC) - timedelta(seconds=self._execution_timeout_s)
         reason = (
@@ -211,7 +211,7 @@ class Instance:
     def _load_again(
         self, backend: Backend, loss: str, num_losses: int, held: Sequence[InferenceRequest]
     ) -> Sequence[InferenceRequest] | None:
-        """Try until the lost backend is loaded; returns the batch that was given before the loss was known.
+        """Try until the lost backend is loaded; returns the batch that came before the loss was known.
 
         That batch, which may be ``held`` already, fails with the first attempt. None: the instance is closed.
         """
@@ -249,7 +249,7 @@ class Instance:
             held = requests or held
 
     def _fail(self, requests: Sequence[InferenceRequest]) -> None:
-        """A batch that no backend is there for."""
+        """Fail a batch that has no backend."""
         members = [request for request in requests if not request.is_cancelled]
         if requests:
             error = UnavailableError(f"instance {self.name} of model '{self._model.signature.name}' is lost")

@@ -1,13 +1,13 @@
-"""The instances of a model whose backends are lost: they take no batches until they are loaded again."""
+"""Lost instances: their backends take no batches until they are loaded again."""
 
 from collections.abc import Hashable
 
 from weft_common.errors import UnavailableError
 
-#: Pauses between the attempts to load a lost backend again, in seconds; the last one repeats. The first attempt is made
-#: at once, unless the backend was lost again within ``STABLE_S``.
+#: Pauses between the attempts to load a lost backend again, in seconds; the last one repeats. The first attempt is
+#: immediate, unless the backend was lost again within ``STABLE_S``.
 PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-#: A backend that ran so long without being lost is taken for mended.
+#: A backend that runs for so long counts as repaired.
 STABLE_S = 30.0
 
 
@@ -19,7 +19,7 @@ class Outages:
         num_instances: Of the model.
 
     Attributes:
-        reasons: Why, by instance that is lost.
+        reasons: By lost instance.
         is_total: Whether every instance hangs, or is lost and could not be loaded again.
     """
 
@@ -31,22 +31,22 @@ class Outages:
         self._failed: set[Hashable] = set()
 
     def begin(self, instance: Hashable, reason: str, *, is_hung: bool = False) -> None:
-        """The instance is lost; or, if it was, the latest attempt to load it again failed, or it hangs."""
+        """Note that the instance is lost or hangs, or that the latest attempt to load it again failed."""
         if is_hung or instance in self.reasons:
             self._failed.add(instance)
         self.reasons[instance] = reason
         self.is_total = len(self._failed) == self._num_instances
 
     def end(self, instance: Hashable) -> None:
-        """The instance is loaded again."""
+        """Note that the instance is loaded again."""
         self.reasons.pop(instance, None)
         self._failed.discard(instance)
         self.is_total = False
 
     def __str__(self) -> str:
-        """Every reason; "" without outage."""
+        """Every reason; "" without an outage."""
         return "; ".join(self.reasons.values())
 
     def error(self) -> UnavailableError:
-        """What a request is told when no instance is left."""
+        """Error for a request while no instance is left."""
         return UnavailableError(f"no instance of model '{self._model}' runs: {self}; it is tried again and again")

@@ -1,4 +1,4 @@
-"""A backend's response checked against the model's signature and encoded for the wire."""
+"""Checks a backend's response against the model's signature and encodes it."""
 
 from operator import attrgetter
 
@@ -15,7 +15,7 @@ _name = attrgetter("name")
 
 
 class OutputEncoder:
-    """Turns responses of one model version into results, with the shapes that clients see.
+    """Encodes the responses of one model version as results, with the shapes that clients see.
 
     Args:
         signature: As clients see it.
@@ -28,7 +28,7 @@ class OutputEncoder:
         self._has_batch = signature.max_batch_size > 0
 
     def encode(self, request: InferenceRequest, response: InferenceResponse) -> InferResult:
-        """The result of a request: the outputs it asked for, or all that the model gave.
+        """The result of a request: the outputs it asked for, or all outputs of the model.
 
         Raises:
             InternalError: An output is unknown, missing, or differs from the signature in datatype or shape.

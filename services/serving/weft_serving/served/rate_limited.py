@@ -1,4 +1,4 @@
-"""The idle instances of a model that shares resources with others."""
+"""Idle instances that share resources with those of other models."""
 
 import asyncio
 import time
@@ -34,12 +34,12 @@ def idle_instances(
     queued: Callable[[], Waiting],
     dispatch: Callable[[], None],
 ) -> IdleInstances[_InstanceT]:
-    """Nobody yet; a model that shares resources gets a kind that asks the limiter.
+    """An empty collection of idle instances; that of a model that shares resources asks the limiter.
 
     Args:
-        limiter: Shared by all models; None: nothing is limited.
+        limiter: Of all models; None: nothing is limited.
         instances: Of the model.
-        places: Of each.
+        places: Where each runs.
         queued: As of ``RateLimitedInstances``.
         dispatch: As of ``RateLimitedInstances``.
     """
@@ -53,13 +53,13 @@ def idle_instances(
 
 
 class RateLimitedInstances(IdleInstances[_InstanceT]):
-    """Those that may begin now, by the rate limiter; it is empty where none may.
+    """Idle instances that may start now, by the rate limiter; false where none may.
 
     Args:
-        limiter: Shared by all models.
+        limiter: Of all models.
         contenders: By instance.
         queued: Requests of the model that wait.
-        dispatch: Has free instances begin with what they may execute.
+        dispatch: Starts executions on idle instances.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RateLimitedInstances(IdleInstances[_InstanceT]):
         self._contenders = contenders
         self._queued = queued
         self._dispatch = dispatch
-        self._may_start_one: bool | None = None  # None: as many as there is room for
+        self._may_start_one: bool | None = None  # None: as many as have resources
 
     __hash__ = object.__hash__  # type: ignore[assignment]  # a deque has none
 
@@ -86,7 +86,7 @@ class RateLimitedInstances(IdleInstances[_InstanceT]):
         return any(True for _ in self)
 
     def __iter__(self) -> Iterator[_InstanceT]:
-        """Instances that may begin now, the one whose turn is due first."""
+        """Instances that may start now, in the order of their turns."""
         if self._may_start_one is False:
             return iter(())
         now_ns = time.monotonic_ns()
@@ -94,7 +94,7 @@ class RateLimitedInstances(IdleInstances[_InstanceT]):
         return iter([instance for instance in idle if self._limiter.may_start(self._contenders[instance], now_ns)])
 
     def take(self, wanted: Hashable = None) -> _InstanceT:
-        """As of any idle instances; the limiter has given it its resources."""
+        """As of ``IdleInstances``; the limiter gives the instance its resources."""
         instance = super().take(next(iter(self)) if wanted is None else wanted)
         self._limiter.start(self._contenders[instance])
         if self._may_start_one is not None:
@@ -102,20 +102,20 @@ class RateLimitedInstances(IdleInstances[_InstanceT]):
         return instance
 
     def give_back(self, instance: _InstanceT, *, is_lost: bool) -> None:
-        """As of any idle instances; what it held is free, and others may have begun with it."""
+        """As of ``IdleInstances``; releases the resources of the instance, which may start others."""
         super().give_back(instance, is_lost=is_lost)
         self._limiter.finish(self._contenders[instance])
 
     def check_call(self, request: InferenceRequest) -> None:
-        """Raise ResourceExhaustedError where those who wait for the request hold what every instance needs."""
+        """Raise ResourceExhaustedError where the callers of the request hold what every instance needs."""
         self._limiter.check_call(list(self._contenders.values()), callers_of(request.context.headers))
 
     def open(self) -> None:
-        """The model takes part. Raises InvalidArgumentError if an instance needs more than there is."""
+        """Join the limiter. Raises InvalidArgumentError if an instance needs more than there is."""
         self._limiter.join(self, list(self._contenders.values()))
 
     def close(self) -> None:
-        """No instance begins any more."""
+        """Leave the limiter: no instance starts any more."""
         self._limiter.leave(self)
 
     def waiting(self) -> list[Contender]:

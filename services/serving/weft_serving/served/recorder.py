@@ -1,4 +1,4 @@
-"""Writes ``ModelStatistics`` so that their sums add up: queue and compute never exceed a request's whole time."""
+"""Writes ``ModelStatistics`` so that queue and compute never exceed a request's whole time."""
 
 import time
 
@@ -17,7 +17,7 @@ from weft_serving.request.stream import Sent
 from weft_serving.served.instance import Execution
 
 _NS_PER_S = 1e9
-#: Responses of one request that are counted by their number; those after it are counted with the last.
+#: Responses of one request that have counters of their own; later ones share the last.
 _MAX_COUNTED_RESPONSES = 1024
 
 
@@ -91,7 +91,7 @@ class Recorder:
             response.success.add(infer_ns + sent.encode_ns)
 
     def dropped(self, number: int, since_ns: int, now_ns: int) -> None:
-        """Count a response of a decoupled model that nobody waits for any longer."""
+        """Count a response of a decoupled model whose caller has left."""
         self._response(number).cancel.add(now_ns - since_ns)
 
     def failed(self, error: WeftError, arrival_ns: int, now_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""Spans of queue, batch and compute, written when all their times are known; call only when telemetry is enabled."""
+"""Spans of queue, batch and compute, written once all their times are known; call only when telemetry is enabled."""
 
 import time
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ def record_execution(model: str, instance: str, execution: Execution) -> None:
         start_unix_ns=start_ns,
     )
     for request, answer in zip(requests, execution.answers, strict=True):
-        if answer is not None:  # else it waits again already
+        if answer is not None:  # else it is queued again
             record_queue(model, request, execution.start_ns)
         compute = start_span(
             "compute",
@@ -79,7 +79,7 @@ def record_generation(
         request: Of a language model.
         numbers: Attributes.
         first_token_ns: ``time.monotonic_ns`` of the first token; 0: there was none.
-        error: What it ended with, if not with text.
+        error: That ended it, if one did.
     """
     offset_ns = _unix_offset_ns()
     span = start_span(

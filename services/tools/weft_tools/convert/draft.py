@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from math import prod
 from typing import NamedTuple
 
+from weft_router.graph.kind import NodeKind
 from weft_router.graph.syntax.parse import NAME
 from weft_tools.convert.yaml_tree import Source, YamlValue
 
@@ -35,16 +35,6 @@ class DraftTensor(NamedTuple):
 
 
 Tensors = Mapping[str, DraftTensor]
-
-
-class Kind(Enum):
-    """Kinds of nodes that other systems' graphs become."""
-
-    SEQUENCE = "sequence"
-    SWITCH = "switch"
-    SPLITTER = "splitter"
-    ENSEMBLE = "ensemble"
-    CASCADE = "cascade"
 
 
 @dataclass(slots=True)
@@ -120,7 +110,7 @@ class DraftNode:
     """
 
     name: str
-    kind: Kind
+    kind: NodeKind
     value: YamlValue
     steps: list[DraftStep] = field(default_factory=list)
     on: str = ""

@@ -15,12 +15,13 @@ from urllib.parse import urlsplit
 from weft_common.text.pbtxt import suggestion
 from weft_router.graph.compiler.names import MAX_DEPTH
 from weft_router.graph.compiler.resolve import MAX_ENTRIES
-from weft_tools.convert.draft import NODE_INPUT, Draft, DraftCondition, DraftNode, DraftStep, Kind, check, legal_name
+from weft_router.kinds import CASCADE, ENSEMBLE, SEQUENCE, SPLITTER, SWITCH
+from weft_tools.convert.draft import NODE_INPUT, Draft, DraftCondition, DraftNode, DraftStep, check, legal_name
 from weft_tools.convert.yaml_tree import Source, YamlValue, shortened
 
 API_GROUP = "serving.kserve.io"
 KIND = "InferenceGraph"
-_KINDS = {"Sequence": Kind.SEQUENCE, "Switch": Kind.SWITCH, "Splitter": Kind.SPLITTER, "Ensemble": Kind.ENSEMBLE}
+_KINDS = {"Sequence": SEQUENCE, "Switch": SWITCH, "Splitter": SPLITTER, "Ensemble": ENSEMBLE}
 #: What says how many replicas run where is no part of a graph.
 _SPEC_FIELDS = frozenset(
     {"nodes", "timeout", "routerTimeouts", "resources", "affinity", "tolerations", "nodeSelector", "nodeName"}
@@ -157,18 +158,18 @@ class _KserveConversion:
             source.error(value, f"node '{shortened(name)}' {text}")
             return
         # Of an unknown kind what is wrong with its steps is found all the same.
-        node = DraftNode(self._names[name], _KINDS.get(kind, Kind.SPLITTER), value, remarks=remarks)
+        node = DraftNode(self._names[name], _KINDS.get(kind, SPLITTER), value, remarks=remarks)
         draft.nodes[node.name] = node
         is_request = name not in self._fed_by_answers
         for index, step_value in enumerate(given):
             step = self._step(node, index, step_value, is_request=is_request)
             if step is not None:
                 node.steps.append(step)
-        if node.kind is Kind.SEQUENCE:
+        if node.kind is SEQUENCE:
             self._sequence(draft, node)
-        elif node.kind is Kind.ENSEMBLE:
+        elif node.kind is ENSEMBLE:
             node.remarks.append(_KEYED)
-        elif kind and node.kind is Kind.SPLITTER:
+        elif kind and node.kind is SPLITTER:
             self._splitter(node)
 
     def _step(self, node: DraftNode, index: int, value: YamlValue, *, is_request: bool) -> DraftStep | None:
@@ -221,7 +222,7 @@ class _KserveConversion:
         is_hard = dependency is not None and source.choice(dependency, "dependency", ("Soft", "Hard")) == "Hard"
         condition = source.string(entries.get("condition"), "condition")
         weight = source.number(entries.get("weight"), "weight")
-        if node.kind is Kind.SEQUENCE:
+        if node.kind is SEQUENCE:
             step.is_soft = not is_hard
             if data == _RESPONSE and index > 0:
                 step.reads = (index - 1,)
@@ -234,15 +235,15 @@ class _KserveConversion:
             if condition:
                 step.proceed = DraftCondition(condition, entries["condition"], is_request=False)
             return
-        if node.kind is Kind.SWITCH:
+        if node.kind is SWITCH:
             step.proceed = DraftCondition(condition, entries.get("condition", step.value), is_request=is_request)
         elif condition:
             step.remarks.append(f"KServe ignores the condition {condition} of a step of this kind")
-        if node.kind is Kind.SPLITTER:
+        if node.kind is SPLITTER:
             step.weight = weight
         elif weight is not None:
             step.remarks.append(f"KServe ignores the weight {weight:g} of a step of this kind")
-        if node.kind is Kind.ENSEMBLE:
+        if node.kind is ENSEMBLE:
             step.is_soft = not is_hard
 
     def _splitter(self, node: DraftNode) -> None:
@@ -274,7 +275,7 @@ class _KserveConversion:
         conditions = [part[0].proceed for part in parts[1:]]
         node.remarks.append(_ENDS_EARLY)
         if all(part[0].reads == (NODE_INPUT,) for part in parts[1:]):
-            node.kind = Kind.CASCADE
+            node.kind = CASCADE
             node.steps = [self._as_step(draft, node, part, start) for part, start in zip(parts, starts, strict=True)]
             for step, condition in zip(node.steps, conditions, strict=False):
                 step.stop = condition
@@ -305,5 +306,5 @@ class _KserveConversion:
             name += "_"
         if start:
             part[0].proceed = None
-        draft.nodes[name] = DraftNode(name, Kind.SEQUENCE, part[0].value, part)
+        draft.nodes[name] = DraftNode(name, SEQUENCE, part[0].value, part)
         return DraftStep(part[-1].name, part[0].value, node=name)

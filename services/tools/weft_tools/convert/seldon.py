@@ -12,7 +12,9 @@ Source:
 import re
 
 from weft_router.graph.compiler.resolve import MAX_ENTRIES
-from weft_tools.convert.draft import NODE_INPUT, Draft, DraftNode, DraftStep, Kind, check, legal_name
+from weft_router.graph.kind import NodeKind
+from weft_router.kinds import ENSEMBLE, SEQUENCE, SPLITTER, SWITCH
+from weft_tools.convert.draft import NODE_INPUT, Draft, DraftNode, DraftStep, check, legal_name
 from weft_tools.convert.yaml_tree import Source, YamlValue, shortened
 
 API_GROUP = "machinelearning.seldon.io"
@@ -108,7 +110,7 @@ class _SeldonConversion:
             del nodes[only.name]
             only.name = "root"
         else:
-            only = DraftNode("root", Kind.SEQUENCE, self._draft.value, chain)
+            only = DraftNode("root", SEQUENCE, self._draft.value, chain)
         self._draft.nodes = {"root": only, **nodes}
 
     def _predictors(self, predictors: list[YamlValue]) -> DraftStep:
@@ -119,7 +121,7 @@ class _SeldonConversion:
             traffic = source.number(value.entries.get("traffic"), "traffic")
             shares.append((value, traffic or 0.0, source.boolean(value.entries.get("shadow"), "shadow")))
         live = [share for share in shares if not share[2]]
-        node = self._new_node("predictors", Kind.SPLITTER, self._draft.value)
+        node = self._new_node("predictors", SPLITTER, self._draft.value)
         if not live:
             source.error(predictors[0], "every predictor is a shadow; one has to answer")
         total = sum(share for _, share, _ in live)
@@ -257,7 +259,7 @@ class _SeldonConversion:
                 check(source, value, step.remarks, f"router '{own.name}' always takes its first child")
             return steps
         if implementation == "RANDOM_ABTEST":
-            node = self._new_node(own.name, Kind.SPLITTER, value)
+            node = self._new_node(own.name, SPLITTER, value)
             share = self._ratio(value, entries, children)
             for child, weight in zip(children, (share, 1 - share), strict=False):
                 step = self._branch(node, child)
@@ -266,13 +268,13 @@ class _SeldonConversion:
         image = _IMAGE_NAME.match(self._images.get(own.name, ""))
         algorithm = _BANDIT_IMAGES.get(image[1]) if image else None
         if algorithm is not None:
-            node = self._new_node(own.name, Kind.SPLITTER, value)
+            node = self._new_node(own.name, SPLITTER, value)
             node.bandit = f"algorithm: {algorithm}{self._epsilon(entries) if algorithm == 'EPSILON_GREEDY' else ''}"
             node.remarks.append(_LEARNS)
             for child in children:
                 self._branch(node, child)
             return [DraftStep(own.name, value, node=node.name, reads=(reads,))]
-        node = self._new_node(f"{own.name}_branch", Kind.SWITCH, value)
+        node = self._new_node(f"{own.name}_branch", SWITCH, value)
         node.routed_by = own
         check(source, value, node.remarks, _ROUTER)
         parameters = source.sequence(entries.get("parameters"), "parameters")
@@ -314,7 +316,7 @@ class _SeldonConversion:
         source = self._source
         if not children:
             source.error(value, f"combiner '{shortened(own.name)}' has no 'children'")
-        node = self._new_node(f"{own.name}_members", Kind.ENSEMBLE, value)
+        node = self._new_node(f"{own.name}_members", ENSEMBLE, value)
         for child in children:
             self._branch(node, child)
         if implementation == "AVERAGE_COMBINER":
@@ -335,11 +337,11 @@ class _SeldonConversion:
         """The chain as one step: itself, or a node of its own."""
         if len(chain) == 1:
             return chain[0]
-        node = self._new_node(name, Kind.SEQUENCE, value)
+        node = self._new_node(name, SEQUENCE, value)
         node.steps = chain
         return DraftStep(name, value, node=node.name)
 
-    def _new_node(self, name: str, kind: Kind, value: YamlValue) -> DraftNode:
+    def _new_node(self, name: str, kind: NodeKind, value: YamlValue) -> DraftNode:
         remarks: list[str] = []
         node = DraftNode(legal_name(self._source, value, name, (*self._draft.nodes, "root"), remarks), kind, value)
         node.remarks = remarks

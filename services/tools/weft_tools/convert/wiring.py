@@ -9,6 +9,7 @@ import json
 
 from weft_common.tensors import FLOATS, INTEGERS
 from weft_router.graph.syntax.source import ModelCatalog
+from weft_router.kinds import ENSEMBLE
 from weft_tools.convert.conditions import Body, translate
 from weft_tools.convert.draft import (
     CHECK,
@@ -19,7 +20,6 @@ from weft_tools.convert.draft import (
     DraftNode,
     DraftStep,
     DraftTensor,
-    Kind,
     Tensors,
     check,
 )
@@ -82,9 +82,9 @@ class _Wiring:
         """Wire a node, once; ``given`` is what the step that calls it reads, None where that is not known."""
         if name not in self._done:
             node = self._draft.nodes[name]
-            if node.kind is Kind.SEQUENCE:
+            if node.kind.plan.is_pipeline:
                 self._done[name] = self._sequence(node, given)
-            elif node.kind is Kind.ENSEMBLE:
+            elif node.kind is ENSEMBLE:
                 self._done[name] = self._ensemble(node, given)
             else:
                 self._done[name] = self._alternatives(node, given)

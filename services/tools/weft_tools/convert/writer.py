@@ -5,7 +5,8 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from weft_common.tensors import FLOATS, INTEGERS
-from weft_tools.convert.draft import CHECK, Draft, DraftCombine, DraftNode, DraftStep, DraftTensor, Kind, Tensors
+from weft_router.graph.kind import NodeKind
+from weft_tools.convert.draft import CHECK, Draft, DraftCombine, DraftNode, DraftStep, DraftTensor, Tensors
 
 _WIDTH = 120
 _INDENT = "  "
@@ -80,7 +81,7 @@ def _node(node: DraftNode) -> Iterator[str]:
     yield from _comment(node.remarks, "")
     yield "node {"
     yield f"{_INDENT}name: {quoted(node.name)}"
-    yield f"{_INDENT}{node.kind.value} {{"
+    yield f"{_INDENT}{node.kind.name} {{"
     inner = _INDENT * 2
     if node.on:
         yield f"{inner}on: {quoted(node.on)}"
@@ -109,18 +110,18 @@ def _message(name: str, fields: list[str], indent: str) -> Iterator[str]:
     yield f"{indent}}}"
 
 
-def _step_fields(step: DraftStep, kind: Kind) -> list[str]:
+def _step_fields(step: DraftStep, kind: NodeKind) -> list[str]:
     fields = [f"name: {quoted(step.name)}"]
     if step.weight is not None:
         fields.append(f"weight: {step.weight:.15g}")
     if step.case:
         fields.append(f"case: {quoted(step.case)}")
-    if kind is Kind.SWITCH and step.when:
+    if kind.chooses_by_when and step.when:
         fields.append(f"when: {quoted(step.when)}")
     if step.is_otherwise:
         fields.append("otherwise: true")
     fields += _target_fields(step)
-    if kind is not Kind.SWITCH and step.when:
+    if not kind.chooses_by_when and step.when:
         fields.append(f"when: {quoted(step.when)}")
     if step.accept:
         fields.append(f"accept: {quoted(step.accept)}")

@@ -4,11 +4,10 @@ from collections.abc import Iterable
 
 from weft_router.graph.description import Description, End, counted, target_text
 from weft_router.graph.plan import GraphPlan, NodePlan, StepPlan
-from weft_router.kinds import describe
 from weft_tools.draw.caption import Caption
 from weft_tools.draw.diagram import Edge, Group, Item, Role, Stroke
 from weft_tools.draw.tensors import Tensors
-from weft_tools.wording import cache_text, default_texts, limit_texts, policy_texts, shadow_text, tensor_text
+from weft_tools.wording import default_texts, limit_texts, policy_texts, tensor_text
 
 
 def build_diagram(plan: GraphPlan) -> Group:
@@ -19,7 +18,7 @@ def build_diagram(plan: GraphPlan) -> Group:
     if is_batched:
         notes.append(f"batch of at most {signature.max_batch_size}")
     if plan.cache is not None:
-        notes.append(f"whole answers: {cache_text(plan.cache)}")
+        notes.append(f"whole answers: {plan.cache.text()}")
     if plan.max_inflight_responses:
         notes.append(f"at most {counted(plan.max_inflight_responses, 'response')} of a stream in work")
     group = _DiagramBuilder(is_batched=is_batched).node(plan.root, f"{signature.name}/{signature.version}", notes)
@@ -65,7 +64,7 @@ class _DiagramBuilder:
         self._num_ids = 0
 
     def node(self, node: NodePlan, title: str, notes: Iterable[str], stroke: Stroke = Stroke.SOLID) -> Group:
-        description = describe(node)
+        description = node.describe()
         caption = Caption(*notes)
         caption.add(*limit_texts(node.timeout_ms, node.max_inflight), *description.notes)
         group = Group(self._id(), title, description.kind, stroke=stroke)
@@ -117,7 +116,7 @@ class _DiagramBuilder:
     def _plain(self, step: StepPlan, node: NodePlan, notes: Iterable[str]) -> Item | Group:
         caption = Caption()
         if step.shadow is not None:
-            caption.add(shadow_text(step.shadow))
+            caption.add(step.shadow.text())
         if step.is_soft:
             caption.add("soft: goes on without it")
         caption.add(*default_texts(step, node), *policy_texts(step), *notes)

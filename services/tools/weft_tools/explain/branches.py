@@ -1,10 +1,11 @@
 """How a request goes through switches, splitters and ensembles."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft_router.graph.description import slot_name
-from weft_router.graph.plan import CombinePlan, NodeKind, NodePlan, StepPlan
+from weft_router.graph.plan import StepPlan
+from weft_router.kinds.ensemble.run import CombinePlan
 from weft_tools.explain.choices import StepChoice, decide, decide_rows
 from weft_tools.explain.entry import ExplainedStep, Failure, Fate, make_unsure, skipped
 from weft_tools.explain.values import ABSENT, Value, joined
@@ -13,14 +14,14 @@ if TYPE_CHECKING:
     from weft_tools.explain.walk import Values, Walk
 
 
-def walk_choice(walk: "Walk", entry: ExplainedStep, node: NodePlan, frame: "Values", limit: float | None) -> None:
+def walk_choice(walk: "Walk", entry: ExplainedStep, node: Any, frame: "Values", limit: float | None) -> None:
     """A switch or splitter: one branch, or those that it may be."""
     rows: Sequence[Sequence[int] | None] = [None] * len(node.steps)
-    if node.per_row and walk.num_rows is not None:
+    if getattr(node, "per_row", None) and walk.num_rows is not None:
         decision, rows = decide_rows(node, frame, walk.knowledge, walk.prefix, walk.num_rows)
     else:
         decision = decide(node, frame, walk.knowledge, walk.prefix, walk.pins)
-    entry.decisions += [*(["each row on its own"] if node.per_row else []), *decision.says]
+    entry.decisions += [*(["each row on its own"] if getattr(node, "per_row", None) else []), *decision.says]
     entry.may_fail += decision.may_fail
     entry.failure = decision.failure
     ends: list[Values] = []
@@ -33,7 +34,7 @@ def walk_choice(walk: "Walk", entry: ExplainedStep, node: NodePlan, frame: "Valu
         if some is not None:
             view = [value.vague() if choice.depends_on else value.rows(some) for value in frame]
             walk.num_rows = None if choice.depends_on else len(some)
-        run = walk.tested if node.kind is NodeKind.SPLITTER else walk.step  # of a switch they are decided
+        run = walk.tested if node.kind == "splitter" else walk.step  # of a switch they are decided
         child = run(step, node, view, limit, choice)
         walk.num_rows = num_rows
         entry.children.append(child)
@@ -58,7 +59,7 @@ def walk_choice(walk: "Walk", entry: ExplainedStep, node: NodePlan, frame: "Valu
         frame[slot] = value
 
 
-def walk_ensemble(walk: "Walk", entry: ExplainedStep, node: NodePlan, frame: "Values", limit: float | None) -> None:
+def walk_ensemble(walk: "Walk", entry: ExplainedStep, node: Any, frame: "Values", limit: float | None) -> None:
     """An ensemble: all members, then what is made of their answers."""
     members = [walk.tested(step, node, frame, limit, StepChoice(Fate.RUNS)) for step in node.steps]
     entry.children += members
@@ -84,7 +85,7 @@ def walk_ensemble(walk: "Walk", entry: ExplainedStep, node: NodePlan, frame: "Va
             entry.failure = entry.children[-1].failure
 
 
-def _failure(walk: "Walk", node: NodePlan, members: Sequence[ExplainedStep], *, is_race: bool) -> Failure | None:
+def _failure(walk: "Walk", node: Any, members: Sequence[ExplainedStep], *, is_race: bool) -> Failure | None:
     """Why the ensemble fails for certain."""
     failed = next((member.failure for member in members if member.failure is not None), None)
     able = [member for member in members if member.fate in (Fate.RUNS, Fate.MAYBE)]
@@ -107,7 +108,7 @@ def _failure(walk: "Walk", node: NodePlan, members: Sequence[ExplainedStep], *, 
     return Failure(f"{code}: {walk.prefix}{node.path}: {message}")
 
 
-def _combine(walk: "Walk", node: NodePlan, combine: CombinePlan, frame: "Values") -> None:
+def _combine(walk: "Walk", node: Any, combine: CombinePlan, frame: "Values") -> None:
     values = [frame[slot] for _, slot in combine.sources]
     present = [value for value in values if value.tensor is not None]
     if combine.method.is_keyed or combine.method.is_first or not present:
@@ -121,7 +122,7 @@ def _combine(walk: "Walk", node: NodePlan, combine: CombinePlan, frame: "Values"
 
 
 def _run_custom(
-    walk: "Walk", node: NodePlan, combine: CombinePlan, step: StepPlan, frame: "Values", limit: float | None
+    walk: "Walk", node: Any, combine: CombinePlan, step: StepPlan, frame: "Values", limit: float | None
 ) -> ExplainedStep:
     """The model that combines; it is called if there is anything to combine."""
     values = [frame[slot] for _, slot in combine.sources]
@@ -133,7 +134,7 @@ def _run_custom(
     return walk.step(step, node, frame, limit, StepChoice(Fate.MAYBE, ["combines"], ["which members answer"]))
 
 
-def _combine_text(node: NodePlan, combine: CombinePlan) -> str:
+def _combine_text(node: Any, combine: CombinePlan) -> str:
     names = ", ".join(node.steps[index].name for index, _ in combine.sources)
     weighted = ", weighted" if combine.is_weighted else ""
     return f"{slot_name(node, combine.output)} = {combine.method.name} of {names}{weighted}"

@@ -1,10 +1,10 @@
 """How a request goes through a cascade."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft_router.graph.description import condition_text, counted
-from weft_router.graph.plan import Condition, NodePlan, StepPlan
-from weft_router.nodes.cascade import no_answer
+from weft_router.graph.plan import Condition, StepPlan
+from weft_router.kinds.cascade.run import no_answer
 from weft_tools.explain.choices import StepChoice, verdict_text
 from weft_tools.explain.entry import ExplainedStep, Failure, Fate, skipped
 from weft_tools.explain.judge import Verdict
@@ -25,15 +25,13 @@ class CascadeWalk:
         limit: Milliseconds; None without limit.
     """
 
-    def __init__(
-        self, walk: "Walk", entry: ExplainedStep, node: NodePlan, frame: "Values", limit: float | None
-    ) -> None:
+    def __init__(self, walk: "Walk", entry: ExplainedStep, node: Any, frame: "Values", limit: float | None) -> None:
         self._walk = walk
         self._entry = entry
         self._node = node
         self._frame = frame
         self._limit = limit
-        self._goes_by_row = node.per_row and walk.num_rows != 1
+        self._goes_by_row = getattr(node, "per_row", None) and walk.num_rows != 1
         self._ends: list[Values] = []
         self._stop = ""
         self._open: list[str] = []
@@ -44,7 +42,7 @@ class CascadeWalk:
     def run(self) -> None:
         """Fill the entry's children and the node's outputs; ``entry.failure`` is set if the node fails."""
         node, entry, walk = self._node, self._entry, self._walk
-        if node.per_row:
+        if getattr(node, "per_row", None):
             entry.decisions.append("each row on its own: only rows that are not accepted go on")
         for index, step in enumerate(node.steps):
             if self._stop:

@@ -3,11 +3,12 @@
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from weft_router.graph.description import cases_text, condition_text, share
-from weft_router.graph.plan import NodeKind, NodePlan, StepPlan
-from weft_router.nodes.switch import no_match
-from weft_router.nodes.weighted_choice import WeightedChoice
+from weft_router.graph.plan import StepPlan
+from weft_router.kinds.splitter.weighted_choice import WeightedChoice
+from weft_router.kinds.switch.run import no_match
 from weft_router.requests.routes import ROUTE_HEADER
 from weft_tools.explain.entry import Failure, Fate
 from weft_tools.explain.judge import Knowledge, Verdict
@@ -52,7 +53,7 @@ def verdict_text(verdict: Verdict, *, as_text: bool = False) -> str:
 
 
 def decide(
-    node: NodePlan,
+    node: Any,
     frame: Sequence[Value],
     knowledge: Knowledge,
     prefix: str,
@@ -69,7 +70,7 @@ def decide(
         pins: Splitter -> step.
         row: Number of the row that ``frame`` has; None for all.
     """
-    if node.kind is NodeKind.SWITCH:
+    if node.kind == "switch":
         return _Switch(node, frame, knowledge, f"{prefix}{node.path}: ", row).decide()
     return _split(node, frame, knowledge, f"{prefix}{node.path}: ", pins)
 
@@ -77,9 +78,7 @@ def decide(
 class _Switch:
     """A switch while its branches are tried one after another."""
 
-    def __init__(
-        self, node: NodePlan, frame: Sequence[Value], knowledge: Knowledge, prefix: str, row: int | None
-    ) -> None:
+    def __init__(self, node: Any, frame: Sequence[Value], knowledge: Knowledge, prefix: str, row: int | None) -> None:
         self._node = node
         self._row = "" if row is None else f" row {row}"
         self._frame = frame
@@ -91,8 +90,8 @@ class _Switch:
 
     def decide(self) -> NodeDecision:
         node, decision = self._node, self._decision
-        on = self._knowledge.judge(node.on, self._frame) if node.on is not None else None
-        if node.on is not None and on is not None:
+        on = self._knowledge.judge(node.on, self._frame) if node.conditions else None
+        if on is not None:
             decision.says.append(f"on {condition_text(node.on)}{verdict_text(on, as_text=True)}")
             if not self._is_evaluated(on):
                 return decision
@@ -144,7 +143,7 @@ class _Switch:
             self._take("otherwise", otherwise)
             return
         value = str(on.value) if on is not None and on.is_known else None
-        error = no_match(self._node, value, self._row)
+        error = no_match(self._node, self._node.on, value, self._row)
         if not self._open:
             self._decision.failure = Failure(f"INVALID_ARGUMENT: {self._prefix}{error.message}")
         else:
@@ -162,7 +161,7 @@ class _Switch:
 
 
 def _split(
-    node: NodePlan, frame: Sequence[Value], knowledge: Knowledge, prefix: str, pins: Mapping[str, str]
+    node: Any, frame: Sequence[Value], knowledge: Knowledge, prefix: str, pins: Mapping[str, str]
 ) -> NodeDecision:
     """A splitter: pinned, by key, or with the shares of its steps."""
     names, weights = [step.name for step in node.steps], [step.weight for step in node.steps]
@@ -178,7 +177,7 @@ def _split(
         algorithm = node.bandit.algorithm.name
         by_chance.says.append(f"{algorithm} on feedback; before it: {drawn}")
         return by_chance
-    if node.sticky_by is not None:
+    if node.conditions:
         verdict = knowledge.judge(node.sticky_by, frame)
         text = f"sticky by {condition_text(node.sticky_by)}{verdict_text(verdict, as_text=True)}"
         if verdict.fails:
@@ -205,7 +204,7 @@ def _certain(names: Sequence[str], taken: int, says: str) -> NodeDecision:
 
 
 def decide_rows(
-    node: NodePlan,
+    node: Any,
     frame: Sequence[Value],
     knowledge: Knowledge,
     prefix: str,

@@ -2,8 +2,8 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from weft_router.graph.plan import NodeKind
 from weft_tools.explain.entry import ExplainedStep, Fate
 
 
@@ -34,8 +34,7 @@ def count_calls(entry: ExplainedStep) -> Calls:
     below = [count_calls(child) for child in entry.children if _is_fallback(entry, child)]
     factor = 1
     if step is not None:
-        attempts = step.retry.attempts if step.retry is not None else 1
-        factor = attempts * (1 + (step.hedge.max_extra if step.hedge is not None else 0))
+        factor = math.prod(policy.num_calls for policy in step.policies)
     return Calls(
         inner.usual,
         inner.worst * factor + sum(calls.worst for calls in below),
@@ -46,9 +45,9 @@ def count_calls(entry: ExplainedStep) -> Calls:
 def _inner_calls(entry: ExplainedStep) -> Calls:
     if entry.node is None:
         return Calls(1, 1)
-    node = entry.node
+    node: Any = entry.node
     calls = [count_calls(child) for child in _inside(entry)]
-    is_one = node.kind in (NodeKind.SWITCH, NodeKind.SPLITTER) and not node.per_row
+    is_one = node.kind in ("switch", "splitter") and not getattr(node, "per_row", None)
     total = max if is_one else sum
     return Calls(
         total([one.usual for one in calls] or [0]) * entry.num_rounds,
@@ -96,17 +95,18 @@ def longest(entry: ExplainedStep) -> Span:
 
 
 def _inner_span(entry: ExplainedStep) -> Span:
-    node, inside = entry.node, _inside(entry)
+    node: Any = entry.node
+    inside = _inside(entry)
     spans = [longest(child) for child in inside]
     if node is None or not spans:
         return Span()
-    if node.kind is NodeKind.CASCADE:
+    if node.kind == "cascade":
         total = Span()
         for span in spans:
             total = total.then(span)
         return total
-    if node.kind is not NodeKind.SEQUENCE:
-        customs = [combine.custom for combine in node.combines if combine.custom is not None]
+    if node.kind != "sequence":
+        customs = node.customs
         after = [span for child, span in zip(inside, spans, strict=True) if child.step in customs]
         members = [span for child, span in zip(inside, spans, strict=True) if child.step not in customs]
         return _longer(members).then(_longer(after))
@@ -118,7 +118,7 @@ def _inner_span(entry: ExplainedStep) -> Span:
 
 def _chain(entry: ExplainedStep, spans: list[Span]) -> Span:
     """The longest chain of steps that wait for one another."""
-    node = entry.node
+    node: Any = entry.node
     if node is None:
         return Span()
     by_step = {id(child.step): span for child, span in zip(_inside(entry), spans, strict=True)}

@@ -87,13 +87,13 @@ def entry_of(step: StepPlan, node: NodePlan, fate: Fate) -> ExplainedStep:
     """The entry of a step of ``node``, with what its policies say."""
     soft = ["soft: the request goes on without it"] if step.is_soft else []
     notes = [*soft, *default_texts(step, node), *policy_texts(step)]
-    kind = "model" if isinstance(step.action, CallPlan) else step.action.kind.value
+    kind = "model" if isinstance(step.action, CallPlan) else step.action.kind
     return ExplainedStep(step.name, step.path, target_text(step.action), kind, fate, notes=notes, step=step)
 
 
 def skipped(step: StepPlan, why: Iterable[str], fate: Fate = Fate.SKIPPED) -> ExplainedStep:
     """The entry of a step that does not run."""
-    kind = "model" if isinstance(step.action, CallPlan) else step.action.kind.value
+    kind = "model" if isinstance(step.action, CallPlan) else step.action.kind
     return ExplainedStep(step.name, step.path, target_text(step.action), kind, fate, list(why), step=step)
 
 

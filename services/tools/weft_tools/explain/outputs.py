@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from weft_common.core import RequestedOutput
 from weft_common.errors import InvalidArgumentError
 from weft_common.text.pbtxt import suggestion
-from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.graph.plan import GraphPlan
 from weft_router.graph.pruning import live_steps
 from weft_router.requests.intermediates import Intermediates
 
@@ -26,7 +26,7 @@ def live_root(plan: GraphPlan, wanted: Sequence[str]) -> list[int] | None:
     for name in intermediates.own_outputs(tuple(RequestedOutput(name, {}) for name in wanted), graph):
         if name.name not in known:
             raise InvalidArgumentError(f"graph '{graph}' has no output '{name.name}'{suggestion(name.name, known)}")
-    if not wanted or root.kind is not NodeKind.SEQUENCE:
+    if not wanted or root.kind != "sequence":
         return None
     also = {found.root_step for name in wanted if (found := intermediates.get(name)) is not None}
     return live_steps(root, wanted, also)

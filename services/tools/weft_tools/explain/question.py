@@ -153,13 +153,13 @@ def _hints(plan: GraphPlan, parameters: Iterable[str], headers: Iterable[str]) -
 
 
 def _conditions(node: NodePlan) -> Iterator[Condition]:
-    yield from filter(None, (node.on, node.sticky_by, node.loop and node.loop.again))
+    yield from node.conditions
     for step in (*node.steps, *node.shadows):
         yield from _step_conditions(step)
 
 
 def _step_conditions(step: StepPlan) -> Iterator[Condition]:
-    yield from filter(None, (step.when, step.accept, step.cache and step.cache.key))
+    yield from filter(None, (step.when, step.accept, *(policy.condition for policy in step.policies)))
     if isinstance(step.action, NodePlan):
         yield from _conditions(step.action)
     if step.fallback is not None:

@@ -1,11 +1,12 @@
 """How a request goes through a sequence."""
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft_router.graph.description import condition_text, slot_name
-from weft_router.graph.plan import CallPlan, LoopPlan, NodePlan
+from weft_router.graph.plan import CallPlan
 from weft_router.graph.pruning import slots_read, steps_behind
+from weft_router.kinds.sequence.run import LoopPlan
 from weft_tools.explain.choices import StepChoice, verdict_text
 from weft_tools.explain.entry import ExplainedStep, Failure, Fate, make_unsure, skipped
 from weft_tools.explain.values import Value, joined
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def walk_sequence(
-    walk: "Walk", entry: ExplainedStep, node: NodePlan, frame: "Values", limit: float | None, live: Collection[int]
+    walk: "Walk", entry: ExplainedStep, node: Any, frame: "Values", limit: float | None, live: Collection[int]
 ) -> None:
     """The steps ``live`` once, or as often as a loop may go round."""
     first = frame.copy()
     _walk_round(walk, entry, node, frame, limit, live)
-    loop = node.loop
+    loop = getattr(node, "loop", None)
     if loop is None or loop.max_iterations == 1 or entry.failure is not None:
         return
     verdict = walk.knowledge.judge(loop.again, frame)
@@ -45,7 +46,7 @@ def walk_sequence(
     frame[:] = [joined(values) for values in zip(frame, later, strict=True)]
 
 
-def _carried(walk: "Walk", node: NodePlan, loop: LoopPlan, first: "Values", last: "Values") -> "Values":
+def _carried(walk: "Walk", node: Any, loop: LoopPlan, first: "Values", last: "Values") -> "Values":
     """What any round after the first may begin with."""
     later = first.copy()
     for output, target in loop.carry:
@@ -57,7 +58,7 @@ def _carried(walk: "Walk", node: NodePlan, loop: LoopPlan, first: "Values", last
 
 
 def _walk_round(
-    walk: "Walk", entry: ExplainedStep, node: NodePlan, frame: "Values", limit: float | None, live: Collection[int]
+    walk: "Walk", entry: ExplainedStep, node: Any, frame: "Values", limit: float | None, live: Collection[int]
 ) -> None:
     """Every step once; the entries are in declared order."""
     entries: dict[int, ExplainedStep] = {}
@@ -96,7 +97,7 @@ def _repeat(readers: Collection[ExplainedStep], stream: ExplainedStep) -> None:
     make_unsure(readers, f"the responses of {stream.name} -> {stream.target}")
 
 
-def _in_order(node: NodePlan) -> list[int]:
+def _in_order(node: Any) -> list[int]:
     """Steps of a sequence, each after those that it waits for, else as declared."""
     left = list(range(len(node.steps)))
     done: list[int] = []
@@ -107,7 +108,7 @@ def _in_order(node: NodePlan) -> list[int]:
     return done
 
 
-def _after(node: NodePlan, index: int) -> set[int]:
+def _after(node: Any, index: int) -> set[int]:
     """The steps that wait for a step, directly or not."""
     found: set[int] = set()
     waiting = list(node.steps[index].consumers)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 
 from weft_router.graph.description import condition_text, slot_name
-from weft_router.graph.plan import OK, CallPlan, GraphPlan, NodeKind, NodePlan, StepPlan
+from weft_router.graph.plan import OK, CallPlan, GraphPlan, NodePlan, StepPlan
 from weft_tools.explain.branches import walk_choice, walk_ensemble
 from weft_tools.explain.cascade import CascadeWalk
 from weft_tools.explain.choices import StepChoice, verdict_text
@@ -11,7 +11,7 @@ from weft_tools.explain.entry import ExplainedStep, Failure, Fate, entry_of, ski
 from weft_tools.explain.judge import Knowledge
 from weft_tools.explain.sequence import walk_sequence
 from weft_tools.explain.values import ABSENT, Value, joined
-from weft_tools.wording import cache_text, limit_texts, shadow_text
+from weft_tools.wording import limit_texts
 
 Values = list[Value]
 
@@ -49,12 +49,12 @@ class Walk:
         plan, root = self._plan, self._plan.root
         limit = least(self.knowledge.remaining_ms, plan.timeout_ms, root.timeout_ms)
         label = f"{plan.signature.name}/{plan.signature.version}"
-        entry = ExplainedStep(root.name, root.path, label, root.kind.value, deadline_ms=limit, node=root)
+        entry = ExplainedStep(root.name, root.path, label, root.kind, deadline_ms=limit, node=root)
         entry.notes = limit_texts(0, plan.max_inflight)
         if plan.signature.is_decoupled:
             entry.decisions.append("answers with a stream of responses")
         if plan.cache is not None:
-            entry.notes.append(f"whole answers: {cache_text(plan.cache)}")
+            entry.notes.append(f"whole answers: {plan.cache.text()}")
         frame = [ABSENT] * root.num_slots
         for name, slot in root.inputs:
             frame[slot] = inputs.get(name, ABSENT)
@@ -74,11 +74,11 @@ class Walk:
         """Fill the entry's children and the outputs in ``frame``; ``entry.failure`` is set if the node fails."""
         entry.children += [self.shadow(shadow, node, frame, limit) for shadow in node.shadows]
         match node.kind:
-            case NodeKind.SEQUENCE:
+            case "sequence":
                 walk_sequence(self, entry, node, frame, limit, range(len(node.steps)) if live is None else live)
-            case NodeKind.ENSEMBLE:
+            case "ensemble":
                 walk_ensemble(self, entry, node, frame, limit)
-            case NodeKind.CASCADE:
+            case "cascade":
                 CascadeWalk(self, entry, node, frame, limit).run()
             case _:
                 walk_choice(self, entry, node, frame, limit)
@@ -105,7 +105,7 @@ class Walk:
 
     def shadow(self, step: StepPlan, node: NodePlan, frame: Values, limit: float | None) -> ExplainedStep:
         """The entry of a shadow; it changes nothing."""
-        why = [shadow_text(step.shadow)] if step.shadow is not None else []
+        why = [step.shadow.text()] if step.shadow is not None else []
         entry = self.tested(step, node, frame.copy(), None, StepChoice(Fate.SHADOW, why))
         entry.fate = Fate.SKIPPED if entry.fate is Fate.SKIPPED else Fate.SHADOW
         entry.failure = None
@@ -141,7 +141,7 @@ class Walk:
         action = step.action
         entry = entry_of(step, node, choice.fate)
         entry.why, entry.depends_on, entry.deadline_ms = choice.why, choice.depends_on, limit
-        if limit is not None and limit < step.min_remaining_ms and node.kind is not NodeKind.CASCADE:
+        if limit is not None and limit < step.min_remaining_ms and node.kind != "cascade":
             entry.failure = Failure(
                 f"DEADLINE_EXCEEDED: {self.prefix}{step.path}: at most {limit:g} ms are left, and "
                 f"'min_remaining_ms' of the step asks for {step.min_remaining_ms}"

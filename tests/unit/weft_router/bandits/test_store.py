@@ -10,7 +10,10 @@ from weft_common.errors import AlreadyExistsError, InvalidArgumentError, NotFoun
 from weft_router.bandit_algorithms import ALGORITHMS, Arm
 from weft_router.bandits.memory import MAX_ID_CHARS, MAX_PULLS, Pull, RecentPulls, settle
 from weft_router.bandits.store import BanditChoice, BanditStore, KnownArm
-from weft_router.graph.plan import BanditPlan, NodeKind, NodePlan, StepPlan
+from weft_router.graph.plan import BanditPlan, NodePlan, StepPlan
+from weft_router.kinds.cascade import CascadePlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.kinds.splitter import SplitterPlan
 from weft_router.reporting.path import SKIPPED, NodeRecord, StepRecord
 
 PLAN = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.1, 0)
@@ -28,7 +31,7 @@ def request(request_id: str = "") -> Request:
 
 def splitter(path: str = "root/ab", steps: tuple[str, ...] = ("A",)) -> NodePlan:
     plans = tuple(StepPlan(name, f"{path}[{name}]", None, (), ()) for name in steps)
-    return NodePlan(path, path, NodeKind.SPLITTER, 0, (), (), plans, bandit=PLAN)
+    return SplitterPlan(path, path, 0, (), (), plans, bandit=PLAN)
 
 
 class Chooser:
@@ -39,7 +42,7 @@ class Chooser:
         self.runs: list[NodeRecord] = []
 
     def choose(self, asking: Request) -> int:
-        self.runs.append(NodeRecord("ab", NodeKind.SPLITTER))
+        self.runs.append(NodeRecord("ab", SplitterPlan.path_form))
         return self._chooser.choose(asking.request_id, asking.pulls, self.runs[-1])
 
 
@@ -109,7 +112,7 @@ def test_what_is_not_known_is_told() -> None:
 def test_a_step_that_has_not_answered_is_worth_nothing() -> None:
     """However good the answer was that another gave: by the request's id, and by its path."""
     store = BanditStore()
-    ab, asked, root = chooser(store, steps=("A", "B")), request("r1"), NodeRecord("root", NodeKind.SEQUENCE)
+    ab, asked, root = chooser(store, steps=("A", "B")), request("r1"), NodeRecord("root", SequencePlan.path_form)
     indices = [ab.choose(asked) for _ in range(3)]
     for run, status in zip(ab.runs, ("UNAVAILABLE", "OK", SKIPPED), strict=True):
         step, around = StepRecord("A", "root/ab[A]", 0), StepRecord("ab", "root/ab", 0)
@@ -134,7 +137,7 @@ def test_the_fallback_of_a_step_answers_for_it() -> None:
     ab.choose(asked)
     failed, fallback = StepRecord("A", "root/ab[A]", 0), StepRecord("spare", "root/ab[A]", 0)
     failed.status, fallback.status = "UNAVAILABLE", "OK"
-    failed.fallbacks = NodeRecord("", NodeKind.CASCADE)
+    failed.fallbacks = NodeRecord("", CascadePlan.path_form)
     failed.fallbacks.steps.append(fallback)
     ab.runs[0].steps.append(failed)
     settle(asked.pulls, ab.runs[0])

@@ -20,7 +20,11 @@ from weft_router.bandits.memory import RecentPulls
 from weft_router.bandits.store import BanditStore
 from weft_router.bandits.taken_path import bandit_choices
 from weft_router.combine import METHODS
-from weft_router.graph.plan import BanditPlan, NodeKind, NodePlan, StepPlan
+from weft_router.graph.plan import BanditPlan, NodePlan, StepPlan
+from weft_router.kinds.cascade import CascadePlan
+from weft_router.kinds.ensemble import EnsemblePlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.kinds.splitter import SplitterPlan
 from weft_router.reporting.path import MAX_PATH_CHARS
 
 BANDIT = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.5, 0)
@@ -30,7 +34,7 @@ def graph() -> NodePlan:
     """A bandit whose step B is a cascade with a bandit in it; names that begin alike, and one with a point."""
     inner = make.node(
         "ab.2",
-        NodeKind.SPLITTER,
+        SplitterPlan,
         [make.step(name, name, {"IN": "X"}, {"OUT": "Y"}) for name in ("A", "AB", "A-B")],
         inputs=["X"],
         outputs=["Y"],
@@ -39,7 +43,7 @@ def graph() -> NodePlan:
     fallback = make.step("inner", inner, {"X": "X"}, {"Y": "Y"})
     cascade = make.node(
         "tries",
-        NodeKind.CASCADE,
+        CascadePlan,
         [
             make.step("first", "small", {"IN": "X"}, {"OUT": "Y"}, fallback=fallback),
             make.step("second", inner, {"X": "X"}, {"Y": "Y"}),
@@ -49,7 +53,7 @@ def graph() -> NodePlan:
     )
     outer = make.node(
         "ab",
-        NodeKind.SPLITTER,
+        SplitterPlan,
         [
             make.step("A", "a", {"IN": "X"}, {"OUT": "Y"}),
             make.step("B", cascade, {"X": "X"}, {"Y": "Y"}),
@@ -62,7 +66,7 @@ def graph() -> NodePlan:
         make.step("ab", outer, {"X": "X"}, {"Y": "M"}),
         make.step("post", "post", {"IN": "M"}, {"OUT": "Z"}),
     ]
-    return make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Z"])
+    return make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Z"])
 
 
 def choices(path: str, root: NodePlan) -> list[tuple[str, str]]:
@@ -101,7 +105,7 @@ def test_the_model_that_combines_is_on_the_path() -> None:
     combine = ("Y", METHODS["CUSTOM"], {"a": "A", "b": "B"}, {"custom": judge, "stack": "S", "mask": "M"})
     inner = graph().steps[0]
     members = [make.step("a", inner.action, {"X": "X"}, {"Y": "A"}), make.step("b", "b", {"IN": "X"}, {"OUT": "B"})]
-    root = make.node("root", NodeKind.ENSEMBLE, members, inputs=["X"], outputs=["Y"], combines=[combine])
+    root = make.node("root", EnsemblePlan, members, inputs=["X"], outputs=["Y"], combines=[combine])
     assert [("ab", "A")] == choices("root{a=ab[A];b!;judge}", root)
 
 
@@ -134,13 +138,13 @@ def test_what_is_no_path_of_the_graph_is_refused(path: str, fault: str) -> None:
 
 def with_bandits(node: NodePlan) -> NodePlan:
     """The same node, every splitter in it a bandit."""
-    bandit = BANDIT if node.kind is NodeKind.SPLITTER else None
+    own = {"bandit": BANDIT} if isinstance(node, SplitterPlan) else {}
 
     def of(step: StepPlan) -> StepPlan:
         action = with_bandits(step.action) if isinstance(step.action, NodePlan) else step.action
         return dataclasses.replace(step, action=action, fallback=of(step.fallback) if step.fallback else None)
 
-    return dataclasses.replace(node, steps=tuple(of(step) for step in node.steps), bandit=bandit)
+    return dataclasses.replace(node, steps=tuple(of(step) for step in node.steps), **own)
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

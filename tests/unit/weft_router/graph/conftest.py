@@ -7,7 +7,8 @@ import pytest
 
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.text.pbtxt import Diagnostic
-from weft_router.graph import GraphPlan, GraphSource, check_graph, compile_graph
+from weft_router.compile import check_graph, compile_graph
+from weft_router.graph import GraphPlan, GraphSource
 
 FOLDER = Path(__file__).parent
 

@@ -3,7 +3,8 @@
 import pytest
 
 from weft_router.bandit_algorithms import ALGORITHMS
-from weft_router.graph.plan import BanditPlan, Binding, NodeKind
+from weft_router.graph.plan import BanditPlan, Binding
+from weft_router.kinds.cascade import CascadePlan
 
 
 def _cascade(*steps, extra=""):
@@ -17,7 +18,7 @@ LAST = 'step { name: "large" model_name: "xlmr" }'
 def test_every_step_of_a_cascade_offers_the_nodes_outputs(compiled):
     """Outputs share slots; `accept` reads the step's own outputs after 'output_map'."""
     root = compiled("moderate").root
-    assert NodeKind.CASCADE is root.kind
+    assert isinstance(root, CascadePlan)
     assert root.per_row
     assert {(Binding("PROBS", 1),)} == {step.outputs for step in root.steps}
     assert [(Binding("PROBS", 1),), (Binding("PROBS", 1),), None] == [

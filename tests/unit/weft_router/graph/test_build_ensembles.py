@@ -143,7 +143,7 @@ def test_a_model_combines(compiled):
     assert (Binding("VERDICT", combine.output),) == combine.custom.outputs
     assert {0, 1, 2, combine.stack, combine.mask, combine.output} == set(range(root.num_slots))
     assert isinstance(combine.custom.action, CallPlan)
-    assert ("judge", 9, 2) == (combine.custom.name, combine.custom.timeout_ms, combine.custom.retry.attempts)
+    assert ("judge", 9, 2) == (combine.custom.name, combine.custom.timeout_ms, combine.custom.policies[0].attempts)
     specs = [root.specs[slot] for slot in (combine.stack, combine.mask)]
     assert [("FP32", (2, 3)), ("BOOL", (2,))] == [(spec.datatype, spec.dims) for spec in specs]
     assert (

@@ -2,7 +2,8 @@
 
 import pytest
 
-from weft_router.graph import GraphSource, check_graph
+from weft_router.compile import check_graph
+from weft_router.graph import GraphSource
 from weft_router.graph.plan import Binding
 
 LOOP_HEAD = """name: "g" max_batch_size: 8

@@ -2,8 +2,12 @@
 
 import pytest
 
-from weft_router.graph import GraphSource, check_graph, compile_graph
-from weft_router.graph.plan import Binding, CallPlan, HedgePlan, NodeKind, NodePlan, RetryPlan, ShadowPlan
+from weft_router.compile import check_graph, compile_graph
+from weft_router.graph import GraphSource
+from weft_router.graph.plan import Binding, CallPlan, NodePlan, ShadowPlan
+from weft_router.kinds.splitter import SplitterPlan
+from weft_router.policies.hedge import HedgePlan
+from weft_router.policies.retry import RetryPlan
 
 HEAD = """name: "g" max_batch_size: 8 input { name: "TEXT" data_type: TYPE_STRING dims: 1 }
 output { name: "PROBS" data_type: TYPE_FP32 dims: 3 }
@@ -88,12 +92,24 @@ def test_limits_reach_the_plan(compiled):
     plan = compiled(HEAD + text)
     outer, call = plan.root.steps
     assert (9, 8, 7) == (plan.max_inflight, plan.root.max_inflight, outer.max_inflight)
-    assert (None, None) == (outer.retry, outer.hedge)
-    assert RetryPlan(3, 5, frozenset({"ABORTED"}), 10.0) == call.retry == outer.action.steps[0].retry
-    assert HedgePlan(4, 1) == call.hedge
-    assert outer.action.steps[0].hedge is None
-    assert (5, 2 << 20, "request.id") == (call.cache.ttl_ms, call.cache.max_bytes, call.cache.key.source)
-    assert None is outer.cache
+    assert () == outer.policies
+    cache, retry, hedge = call.policies
+    assert RetryPlan(3, 5, frozenset({"ABORTED"}), 10.0) == retry
+    assert (retry,) == outer.action.steps[0].policies
+    assert HedgePlan(4, 1, 10.0) == hedge
+    assert (5, 2 << 20, "request.id") == (cache.ttl_ms, cache.max_bytes, cache.key.source)
+
+
+def test_limits_are_the_own_ones(compiled):
+    """Timeouts and limits of node and graph are not a step's: they hold for node and graph."""
+    outer = "policy { timeout_ms: 70 max_inflight: 3 }"
+    text = f"""{outer} node {{ name: "root" {outer} sequence {{
+        step {{ name: "a" model_name: "lang_id" output_map {{ key: "LANG" value: "L" }} }}
+        step {{ name: "b" model_name: "xlmr" input_map {{ key: "TEXT" value: "L" }}
+               policy {{ timeout_ms: 5 max_inflight: 2 }} }} }} }}"""
+    plan = compiled(HEAD + text)
+    assert [(0, 0), (5, 2)] == [(step.timeout_ms, step.max_inflight) for step in plan.root.steps]
+    assert [(70, 3)] * 2 == [(one.timeout_ms, one.max_inflight) for one in (plan, plan.root)]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +198,7 @@ def test_inputs_of_a_shadow_are_inputs_of_its_node(compiled):
       node { name: "n" splitter { step { weight: 1 model_name: "xlmr" }
         step { name: "s" model_name: "bert_de" input_map { key: "TEXT" value: "LANG" } shadow { percent: 5 } } } }"""
     (step,) = [step for step in compiled(text).root.steps if step.name == "n"]
-    assert NodeKind.SPLITTER is step.action.kind
+    assert isinstance(step.action, SplitterPlan)
     assert {"TEXT", "LANG"} == {name for name, _ in step.inputs}
 
 

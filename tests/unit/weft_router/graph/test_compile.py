@@ -7,8 +7,12 @@ import pytest
 
 from weft_common.errors import InvalidArgumentError
 from weft_router.combine import METHODS
-from weft_router.graph import GraphError, GraphSource, check_graph, compile_graph, model_config
-from weft_router.graph.plan import Binding, CallPlan, CombinePlan, NodeKind, NodePlan
+from weft_router.compile import check_graph, compile_graph
+from weft_router.graph import GraphError, GraphSource, model_config
+from weft_router.graph.plan import Binding, CallPlan, NodePlan
+from weft_router.kinds.ensemble.run import CombinePlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.kinds.switch import SwitchPlan
 
 GOOD = Path(__file__).parent / "good"
 IO = """
@@ -25,7 +29,7 @@ def _node(step):
 def test_a_sequence_knows_who_waits_for_whom(compiled):
     """Dependencies follow the tensors: lid -> clf -> post, each with the slots that it reads and writes."""
     root = compiled("languages").root
-    assert NodeKind.SEQUENCE is root.kind
+    assert isinstance(root, SequencePlan)
     assert [("lid", (1,), 0), ("clf", (2,), 1), ("post", (), 1)] == [
         (step.name, step.consumers, step.num_dependencies) for step in root.steps
     ]
@@ -40,7 +44,7 @@ def test_a_sequence_knows_who_waits_for_whom(compiled):
 def test_a_node_in_a_step_has_a_frame_of_its_own(compiled):
     """Inputs of a nested node take its first slots, in order; every alternative writes the slot of the output."""
     switch = _node(compiled("languages").root.steps[1])
-    assert NodeKind.SWITCH is switch.kind
+    assert isinstance(switch, SwitchPlan)
     assert [0, 1] == [slot for _, slot in switch.inputs]
     assert ["LANG", "TEXT"] == sorted(name for name, _ in switch.inputs)
     assert (Binding("PROBS", 2),) == switch.outputs

@@ -10,8 +10,10 @@ from weft_router.graph.compiler.defaults import default_tensor
 from weft_router.graph.syntax.parse import parse_graph
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.signatures import TensorType
+from weft_router.kinds import KINDS
+from weft_router.policies import POLICIES
 
-FILE = parse_graph(GraphSource('name: "g"', "g.pbtxt"))
+FILE = parse_graph(GraphSource('name: "g"', "g.pbtxt"), KINDS, POLICIES)
 
 
 def _type(datatype="FP32", dims=(3,), *, is_batched=False):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from weft_common.text.pbtxt import render
-from weft_router.graph import GraphError, GraphSource, check_graph, compile_graph
+from weft_router.compile import check_graph, compile_graph
+from weft_router.graph import GraphError, GraphSource
 
 FOLDER = Path(__file__).parent
 BAD = sorted((FOLDER / "bad").glob("*.pbtxt"))

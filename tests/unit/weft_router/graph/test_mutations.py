@@ -13,8 +13,9 @@ from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.text.pbtxt import is_map
 from weft_protos.graph_pb2 import Graph
+from weft_router.compile import check_graph, compile_graph
 from weft_router.executor import GraphExecutor
-from weft_router.graph import GraphError, GraphSource, check_graph, compile_graph
+from weft_router.graph import GraphError, GraphSource
 from weft_router.runtime import Runtime
 
 NUM_GRAPHS = 400

@@ -8,8 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from weft_common.text.pbtxt import PbtxtError, render
-from weft_router.graph import GraphError, GraphSource, check_graph, compile_graph
+from weft_router.compile import check_graph, compile_graph
+from weft_router.graph import GraphError, GraphSource
 from weft_router.graph.syntax.parse import parse_graph
+from weft_router.kinds import KINDS
+from weft_router.policies import POLICIES
 
 FOLDER = Path(__file__).parent
 FILES = sorted(file for folder in ("good", "bad", "others") for file in (FOLDER / folder).glob("*.pbtxt"))
@@ -89,5 +92,5 @@ def test_swapped_names(data, catalog, graphs):
 def test_hostile_files(content, catalog, graphs):
     """Files that are deeply nested, binary or huge are refused at once."""
     with pytest.raises(PbtxtError):
-        parse_graph(GraphSource(content, "hostile.pbtxt"))
+        parse_graph(GraphSource(content, "hostile.pbtxt"), KINDS, POLICIES)
     _survives(content, catalog, graphs)

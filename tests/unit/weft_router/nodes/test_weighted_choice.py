@@ -17,8 +17,10 @@ from weft_common.core import CallContext
 from weft_common.errors import InvalidArgumentError
 from weft_router.bandit_algorithms import ALGORITHMS
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import BanditPlan, GraphPlan, NodeKind, NodePlan
-from weft_router.nodes.weighted_choice import WeightedChoice
+from weft_router.graph.plan import BanditPlan, GraphPlan, NodePlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.kinds.splitter import SplitterPlan
+from weft_router.kinds.splitter.weighted_choice import WeightedChoice
 from weft_router.runtime import Runtime
 
 NUM_KEYS = 100_000
@@ -53,7 +55,7 @@ def test_a_key_always_draws_the_same_step() -> None:
 def test_the_choice_does_not_depend_on_the_process() -> None:
     """Another interpreter with another hash seed gives the same steps."""
     program = (
-        "import random; from weft_router.nodes.weighted_choice import WeightedChoice as W;"
+        "import random; from weft_router.kinds.splitter.weighted_choice import WeightedChoice as W;"
         "c = W(['arm0', 'arm1', 'arm2'], [60, 30, 10], 's', random.Random());"
         "print(''.join(str(c.by_key(f'user-{i}')) for i in range(200)))"
     )
@@ -107,7 +109,7 @@ async def test_a_splitter_node_draws_by_key() -> None:
     """The same user reaches the same model; different users reach both."""
     steps = [make.step(n, n, {"IN": "X"}, {"OUT": "Y"}, weight=w) for n, w in (("a", 50.0), ("b", 50.0))]
     sticky = FakeCondition(lambda request, frame: request.headers.get("x-user-id", ""))
-    root = make.node("root", NodeKind.SPLITTER, steps, inputs=["X"], outputs=["Y"], sticky_by=sticky, salt="s")
+    root = make.node("root", SplitterPlan, steps, inputs=["X"], outputs=["Y"], sticky_by=sticky, salt="s")
     target = FakeTarget()
     for user in ["u1"] * 20:
         await make.run(make.graph(root), target, context=_context(user))
@@ -123,7 +125,7 @@ async def test_a_key_keeps_its_step_when_the_graph_gets_a_new_version() -> None:
 
     async def taken(version: str, *arms: tuple[str, str]) -> list[str]:
         steps = [make.step(name, model, {"IN": "X"}, {"OUT": "Y"}, weight=50.0) for name, model in arms]
-        root = make.node("root", NodeKind.SPLITTER, steps, inputs=["X"], outputs=["Y"], sticky_by=sticky, salt="s")
+        root = make.node("root", SplitterPlan, steps, inputs=["X"], outputs=["Y"], sticky_by=sticky, salt="s")
         plan = make.graph(root)
         target = FakeTarget()
         executor = GraphExecutor(
@@ -141,7 +143,7 @@ async def test_a_splitter_without_a_key_draws_at_random() -> None:
     """An empty key counts as none, and the generator given decides."""
     steps = [make.step(n, n, {"IN": "X"}, {"OUT": "Y"}, weight=w) for n, w in (("a", 90.0), ("b", 10.0))]
     sticky = FakeCondition(lambda request, frame: "")
-    root = make.node("root", NodeKind.SPLITTER, steps, inputs=["X"], outputs=["Y"], sticky_by=sticky)
+    root = make.node("root", SplitterPlan, steps, inputs=["X"], outputs=["Y"], sticky_by=sticky)
     target = FakeTarget()
     generator = FakeRandom(0.5, 0.95, 0.89, 0.91)
     plan = make.graph(root)
@@ -157,7 +159,7 @@ async def test_a_key_that_cannot_be_evaluated_fails_the_request() -> None:
         raise InvalidArgumentError("no such header")
 
     steps = [make.step("a", "a", {"IN": "X"}, {"OUT": "Y"})]
-    root = make.node("root", NodeKind.SPLITTER, steps, inputs=["X"], outputs=["Y"], sticky_by=FakeCondition(fail))
+    root = make.node("root", SplitterPlan, steps, inputs=["X"], outputs=["Y"], sticky_by=FakeCondition(fail))
     with pytest.raises(InvalidArgumentError, match=r"^g/1: root: no such header$"):
         await make.run(make.graph(root), FakeTarget())
 
@@ -167,14 +169,14 @@ def nested() -> GraphPlan:
 
     def splitter(name: str, *steps: str) -> NodePlan:
         made = [make.step(n, n, {"IN": "X"}, {"OUT": "Y"}, weight=float(i == 0)) for i, n in enumerate(steps)]
-        return make.node(name, NodeKind.SPLITTER, made, inputs=["X"], outputs=["Y"])
+        return make.node(name, SplitterPlan, made, inputs=["X"], outputs=["Y"])
 
     spare = make.step("spare", splitter("spare", "s", "t"), {"X": "M"}, {"Y": "Y"})
     steps = [
         make.step("first", splitter("ab", "a", "b"), {"X": "X"}, {"Y": "M"}),
         make.step("second", splitter("rank", "old", "new"), {"X": "M"}, {"Y": "Y"}, fallback=spare),
     ]
-    return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+    return make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +231,7 @@ async def test_a_pin_goes_before_key_and_bandit() -> None:
     """And the bandit does not learn of it; without a pin it chooses, not the key."""
     steps = [make.step(n, n, {"IN": "X"}, {"OUT": "Y"}, weight=w) for n, w in (("a", 1.0), ("b", 0.0))]
     bandit = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.1, 0)
-    root = make.node("root", NodeKind.SPLITTER, steps, inputs=["X"], outputs=["Y"], bandit=bandit)
+    root = make.node("root", SplitterPlan, steps, inputs=["X"], outputs=["Y"], bandit=bandit)
     target = FakeTarget()
     runtime = Runtime({"model": target}, is_pinning_allowed=True)
     executor = GraphExecutor(make.graph(root), runtime)

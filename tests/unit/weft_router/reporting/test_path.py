@@ -10,7 +10,11 @@ from tests.unit.weft_router.fake_target import FakeTarget
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError
 from weft_router.combine import METHODS
-from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.graph.plan import GraphPlan, NodePlan
+from weft_router.kinds.cascade import CascadePlan
+from weft_router.kinds.ensemble import EnsemblePlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.kinds.switch import SwitchPlan
 from weft_router.reporting.path import MAX_PATH_CHARS, NodeRecord, StepRecord, path_text, trace_text
 
 
@@ -21,13 +25,13 @@ def sentiment() -> GraphPlan:
         make.step("de", "bert_de", {"IN": "T"}, {"OUT": "P"}, cases=("de",)),
         make.step("rest", "xlmr", {"IN": "T"}, {"OUT": "P"}, is_otherwise=True),
     ]
-    by_language = make.node("by_language", NodeKind.SWITCH, branches, inputs=["T"], outputs=["P"], on=on)
+    by_language = make.node("by_language", SwitchPlan, branches, inputs=["T"], outputs=["P"], on=on)
     steps = [
         make.step("lid", "lang_id", {"IN": "X"}, {"OUT": "T"}),
         make.step("clf", by_language, {"T": "T"}, {"P": "P"}),
         make.step("post", "label", {"IN": "P"}, {"OUT": "Y"}),
     ]
-    return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]), name="sentiment")
+    return make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]), name="sentiment")
 
 
 @pytest.mark.parametrize(
@@ -82,14 +86,14 @@ async def test_nested_kinds_have_brackets_of_their_own() -> None:
     """A sequence in an ensemble in a sequence reads without doubt."""
     inner = make.node(
         "pair",
-        NodeKind.SEQUENCE,
+        SequencePlan,
         [make.step("p", "p", {"IN": "X"}, {"OUT": "T"}), make.step("q", "q", {"IN": "T"}, {"OUT": "Y"})],
         inputs=["X"],
         outputs=["Y"],
     )
     votes = make.node(
         "votes",
-        NodeKind.ENSEMBLE,
+        EnsemblePlan,
         [make.step("a", inner, {"X": "X"}, {"Y": "a.Y"}), make.step("b", "b", {"IN": "X"}, {"OUT": "b.Y"})],
         inputs=["X"],
         outputs=["Y"],
@@ -98,7 +102,7 @@ async def test_nested_kinds_have_brackets_of_their_own() -> None:
     steps = [make.step("v", votes, {"X": "X"}, {"Y": "V"}), make.step("z", "z", {"IN": "V"}, {"OUT": "Y"})]
     context = CallContext()
     await make.run(
-        make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"])),
+        make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"])),
         FakeTarget(),
         context=context,
     )
@@ -107,7 +111,7 @@ async def test_nested_kinds_have_brackets_of_their_own() -> None:
 
 def test_a_path_is_a_legal_header() -> None:
     """It is printable ASCII and of bounded length, whatever the names are."""
-    run = NodeRecord("wurzel-ü\n", NodeKind.SEQUENCE)
+    run = NodeRecord("wurzel-ü\n", SequencePlan.path_form)
     assert "wurzel-??" == path_text(run)
     for index in range(1_000):
         step = StepRecord(f"step{index}", "", 0)
@@ -126,8 +130,8 @@ def ran(name: str, status: str = "OK", **fields: object) -> StepRecord:
     return step
 
 
-def node_run(name: str, kind: NodeKind, *steps: StepRecord) -> NodeRecord:
-    run = NodeRecord(name, kind)
+def node_run(name: str, kind: type[NodePlan], *steps: StepRecord) -> NodeRecord:
+    run = NodeRecord(name, kind.path_form)
     run.steps += steps
     return run
 
@@ -136,26 +140,26 @@ def node_run(name: str, kind: NodeKind, *steps: StepRecord) -> NodeRecord:
     ("run", "expected"),
     [
         (
-            node_run("root", NodeKind.CASCADE, ran("tiny"), ran("base", "UNAVAILABLE"), ran("large")),
+            node_run("root", CascadePlan, ran("tiny"), ran("base", "UNAVAILABLE"), ran("large")),
             "root<tiny;base!;large>",
         ),
-        (node_run("root", NodeKind.CASCADE, ran("tiny", rows=32), ran("base", rows=5)), "root<tiny#32;base#5>"),
-        (node_run("root", NodeKind.SWITCH, ran("de", rows=3), ran("en", rows=5)), "root[de#3;en#5]"),
-        (node_run("root", NodeKind.ENSEMBLE, ran("a"), ran("b", "CANCELLED"), ran("c", "INTERNAL")), "root{a;b~;c!}"),
-        (node_run("root", NodeKind.SEQUENCE, ran("a", "SKIPPED"), ran("b"), ran("c", "SKIPPED"), ran("d")), "root.b;d"),
-        (node_run("root", NodeKind.ENSEMBLE, ran("a", "SKIPPED")), "root"),
-        (node_run("root", NodeKind.SEQUENCE), "root"),
-        (node_run("root", NodeKind.SEQUENCE, ran("a"), ran("b"), ran("a"), ran("b")), "root.a;b;a;b"),
+        (node_run("root", CascadePlan, ran("tiny", rows=32), ran("base", rows=5)), "root<tiny#32;base#5>"),
+        (node_run("root", SwitchPlan, ran("de", rows=3), ran("en", rows=5)), "root[de#3;en#5]"),
+        (node_run("root", EnsemblePlan, ran("a"), ran("b", "CANCELLED"), ran("c", "INTERNAL")), "root{a;b~;c!}"),
+        (node_run("root", SequencePlan, ran("a", "SKIPPED"), ran("b"), ran("c", "SKIPPED"), ran("d")), "root.b;d"),
+        (node_run("root", EnsemblePlan, ran("a", "SKIPPED")), "root"),
+        (node_run("root", SequencePlan), "root"),
+        (node_run("root", SequencePlan, ran("a"), ran("b"), ran("a"), ran("b")), "root.a;b;a;b"),
         (
             node_run(
                 "root",
-                NodeKind.SEQUENCE,
+                SequencePlan,
                 ran(
                     "clf",
                     "UNAVAILABLE",
                     rows=4,
-                    node=node_run("sw", NodeKind.SWITCH, ran("de", "UNAVAILABLE")),
-                    fallbacks=node_run("clf", NodeKind.CASCADE, ran("x", "INTERNAL"), ran("y")),
+                    node=node_run("sw", SwitchPlan, ran("de", "UNAVAILABLE")),
+                    fallbacks=node_run("clf", CascadePlan, ran("x", "INTERNAL"), ran("y")),
                 ),
                 ran("z"),
             ),
@@ -176,9 +180,9 @@ def test_the_trace_tells_what_applies_to_a_step_and_nothing_else() -> None:
         "UNAVAILABLE",
         attempts=2,
         error="gone",
-        fallbacks=node_run("a", NodeKind.CASCADE, ran("f", cached=False, rows=3)),
+        fallbacks=node_run("a", CascadePlan, ran("f", cached=False, rows=3)),
     )
-    run = node_run("root", NodeKind.SEQUENCE, failed, ran("b", cached=True), ran("c", "SKIPPED"))
+    run = node_run("root", SequencePlan, failed, ran("b", cached=True), ran("c", "SKIPPED"))
     common = {"target", "model", "version", "start_ms", "ms", "path", "status"}
     entries = json.loads(trace_text(run, 0))
     assert [
@@ -196,8 +200,8 @@ def test_the_trace_tells_what_applies_to_a_step_and_nothing_else() -> None:
         (ran("a"), True),
         (ran("a", "UNAVAILABLE"), False),
         (ran("a", "SKIPPED"), False),
-        (ran("a", "UNAVAILABLE", fallbacks=node_run("a", NodeKind.CASCADE, ran("x", "INTERNAL"), ran("y"))), True),
-        (ran("a", "INTERNAL", fallbacks=node_run("a", NodeKind.CASCADE, ran("x", "INTERNAL"))), False),
+        (ran("a", "UNAVAILABLE", fallbacks=node_run("a", CascadePlan, ran("x", "INTERNAL"), ran("y"))), True),
+        (ran("a", "INTERNAL", fallbacks=node_run("a", CascadePlan, ran("x", "INTERNAL"))), False),
     ],
 )
 def test_a_step_has_answered_if_it_or_its_fallback_did(step: StepRecord, expected: bool) -> None:

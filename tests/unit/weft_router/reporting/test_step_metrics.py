@@ -12,8 +12,10 @@ from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, i
 
 from weft_common.errors import RemoteError
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import CachePlan, NodeKind, RetryPlan
+from weft_router.kinds.sequence import SequencePlan
 from weft_router.metrics.step_metrics import StepCollector
+from weft_router.policies.cache import CachePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")
@@ -23,13 +25,13 @@ async def test_steps_are_counted_by_status(virtual_clock: Any) -> None:
     """Skipped, softly failed, cancelled and answered runs, of nodes and of calls, with the latency of the answers."""
     wants = FakeCondition(lambda request, frame: request.parameters.get("more", False))
     inner = make.node(
-        "inner", NodeKind.SEQUENCE, [make.step("i", "i", {"IN": "X"}, {"OUT": "T"})], inputs=["X"], outputs=["T"]
+        "inner", SequencePlan, [make.step("i", "i", {"IN": "X"}, {"OUT": "T"})], inputs=["X"], outputs=["T"]
     )
     steps = [
         make.step("a", inner, {"X": "X"}, {"T": "T"}, is_soft=True, when=wants),
         make.step("b", "b", {"IN": "X"}, {"OUT": "Y"}),
     ]
-    plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]), name="pipe")
+    plan = make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]), name="pipe")
     target = FakeTarget(i=in_turn(failing(), answering()), b=answering(after_ms=30))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
     executor = GraphExecutor(plan, runtime)
@@ -66,7 +68,7 @@ async def test_policies_have_figures_where_they_were_used(virtual_clock: Any) ->
         make.step("a", "a", {"IN": "X"}, {"OUT": "T"}, retry=retry, cache=CachePlan(0, 1 << 20)),
         make.step("b", "b", {"IN": "T"}, {"OUT": "Y"}),
     ]
-    plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]), name="pipe")
+    plan = make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]), name="pipe")
     target = FakeTarget(a=in_turn(failing(), answering()))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
     executor = GraphExecutor(plan, runtime)
@@ -88,7 +90,7 @@ async def test_policies_have_figures_where_they_were_used(virtual_clock: Any) ->
 async def test_a_refused_run_is_counted(virtual_clock: Any) -> None:
     """With its status, as any failure."""
     steps = [make.step("a", "a", {"IN": "X"}, {"OUT": "Y"}, max_inflight=1)]
-    plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+    plan = make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]))
     runtime = Runtime({"model": FakeTarget(a=answering(after_ms=5))}, clock_ns=virtual_clock)
     executor = GraphExecutor(plan, runtime)
     outcomes = await asyncio.gather(make.run(executor), make.run(executor), return_exceptions=True)
@@ -103,7 +105,7 @@ async def test_counters_live_as_long_as_a_graph_that_uses_them(virtual_clock: An
 
     def made(step: str) -> GraphExecutor:
         root = make.node(
-            "root", NodeKind.SEQUENCE, [make.step(step, "m", {"IN": "X"}, {"OUT": "Y"})], inputs=["X"], outputs=["Y"]
+            "root", SequencePlan, [make.step(step, "m", {"IN": "X"}, {"OUT": "Y"})], inputs=["X"], outputs=["Y"]
         )
         return GraphExecutor(make.graph(root), runtime)
 

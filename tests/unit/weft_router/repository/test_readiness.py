@@ -6,7 +6,12 @@ import pytest
 from tests.unit.weft_router import make
 
 from weft_router.combine import METHODS
-from weft_router.graph.plan import NodeKind, NodePlan, ShadowPlan
+from weft_router.graph.plan import NodePlan, ShadowPlan
+from weft_router.kinds.cascade import CascadePlan
+from weft_router.kinds.ensemble import EnsemblePlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.kinds.splitter import SplitterPlan
+from weft_router.kinds.switch import SwitchPlan
 from weft_router.repository.readiness import borne_calls, missing_call, steps_of
 
 
@@ -16,7 +21,7 @@ def missing(node: NodePlan, *lost: str) -> str:
     return "" if found is None else found.call.model_name
 
 
-def node(kind: NodeKind, *steps: Any, **options: Any) -> NodePlan:
+def node(kind: type[NodePlan], *steps: Any, **options: Any) -> NodePlan:
     return make.node("root", kind, steps, inputs=["X"], outputs=["Y"], **options)
 
 
@@ -24,17 +29,17 @@ def step(name: str, **options: Any) -> Any:
     return make.step(name, name, {"IN": "X"}, {"OUT": "Y"}, **options)
 
 
-@pytest.mark.parametrize("kind", [NodeKind.SWITCH, NodeKind.SPLITTER])
-def test_every_branch_is_needed(kind: NodeKind) -> None:
+@pytest.mark.parametrize("kind", [SwitchPlan, SplitterPlan])
+def test_every_branch_is_needed(kind: type[NodePlan]) -> None:
     """Some request would take the one that is lost."""
-    root = node(kind, step("a"), step("b", is_soft=kind is NodeKind.SWITCH))
+    root = node(kind, step("a"), step("b", is_soft=kind is SwitchPlan))
     assert ["", "a", "b", "a"] == [missing(root), missing(root, "a"), missing(root, "b"), missing(root, "a", "b")]
 
 
 def test_a_sequence_needs_what_is_not_soft() -> None:
     """A soft step leaves its outputs absent, and a shadow gives none."""
     root = node(
-        NodeKind.SEQUENCE,
+        SequencePlan,
         step("hard"),
         make.step("soft", "soft", {"IN": "X"}, {"OUT": "S"}, is_soft=True),
         make.step("shadow", "shadow", {"IN": "X"}, {}, shadow=ShadowPlan(10.0, 0)),
@@ -45,7 +50,7 @@ def test_a_sequence_needs_what_is_not_soft() -> None:
 def test_one_of_a_step_and_its_fallbacks_is_enough() -> None:
     """When all are lost, the step's own model is named."""
     fallback = step("b", fallback=step("c"))
-    root = node(NodeKind.SEQUENCE, step("a", fallback=fallback))
+    root = node(SequencePlan, step("a", fallback=fallback))
     assert ["", "", "a"] == [missing(root, "a"), missing(root, "a", "b"), missing(root, "a", "b", "c")]
 
 
@@ -53,40 +58,40 @@ def test_an_ensemble_needs_its_quorum() -> None:
     """Beside its hard steps, and at least one."""
     soft = [step(name, is_soft=True) for name in "ab"]
     combine = [("Y", METHODS["VOTE"], {}, {})]
-    some = node(NodeKind.ENSEMBLE, *soft, combines=combine)
+    some = node(EnsemblePlan, *soft, combines=combine)
     assert ["", "a"] == [missing(some, "a"), missing(some, "a", "b")]
-    two = node(NodeKind.ENSEMBLE, *soft, step("hard"), combines=combine, quorum=2)
+    two = node(EnsemblePlan, *soft, step("hard"), combines=combine, quorum=2)
     assert ["", "hard", "a"] == [missing(two, "a"), missing(two, "hard"), missing(two, "a", "b")]
-    race = node(NodeKind.ENSEMBLE, step("a"), step("b"), combines=[("Y", METHODS["FIRST"], {}, {})])
+    race = node(EnsemblePlan, step("a"), step("b"), combines=[("Y", METHODS["FIRST"], {}, {})])
     assert ["", "a"] == [missing(race, "a"), missing(race, "a", "b")]
 
 
 def test_a_cascade_needs_an_answer_and_what_is_not_soft() -> None:
     """A soft step that fails passes on to the next."""
-    root = node(NodeKind.CASCADE, step("tiny", is_soft=True), step("large", is_soft=True))
+    root = node(CascadePlan, step("tiny", is_soft=True), step("large", is_soft=True))
     assert ["", "", "tiny"] == [missing(root, "tiny"), missing(root, "large"), missing(root, "tiny", "large")]
-    hard = node(NodeKind.CASCADE, step("tiny"), step("large", is_soft=True))
+    hard = node(CascadePlan, step("tiny"), step("large", is_soft=True))
     assert ["tiny", ""] == [missing(hard, "tiny"), missing(hard, "large")]
 
 
 def test_nodes_in_nodes_count_as_their_step_does() -> None:
     """What a nested node lacks is lacking only where nothing stands in for the step."""
-    inner = node(NodeKind.SWITCH, step("a"), step("b"))
+    inner = node(SwitchPlan, step("a"), step("b"))
     nested = make.step("nested", inner, {"X": "X"}, {"Y": "Y"})
-    assert "b" == missing(node(NodeKind.SEQUENCE, nested), "b")
+    assert "b" == missing(node(SequencePlan, nested), "b")
     softened = make.step("nested", inner, {"X": "X"}, {"Y": "Y"}, is_soft=True)
-    assert "" == missing(node(NodeKind.SEQUENCE, softened), "b")
+    assert "" == missing(node(SequencePlan, softened), "b")
 
 
 def test_every_step_is_known() -> None:
     """Those of fallbacks, combines, nested nodes and shadows too: a model that changes changes the graph."""
-    inner = node(NodeKind.SEQUENCE, step("deep", fallback=step("deep_fallback")))
+    inner = node(SequencePlan, step("deep", fallback=step("deep_fallback")))
     custom = make.step("judge", "judge", {"IN": "S", "MASK": "M"}, {"OUT": "Y"})
     root = node(
-        NodeKind.ENSEMBLE,
+        EnsemblePlan,
         make.step("nested", inner, {"X": "X"}, {"Y": "Y"}, fallback=step("spare")),
         combines=[("Y", METHODS["CUSTOM"], {}, {"custom": custom, "stack": "S", "mask": "M"})],
-        shadows=node(NodeKind.SEQUENCE, step("shadow", shadow=ShadowPlan(10.0, 0))).steps,
+        shadows=node(SequencePlan, step("shadow", shadow=ShadowPlan(10.0, 0))).steps,
     )
     names = [step.name for _, step in steps_of(root)]
     assert ["nested", "deep", "deep_fallback", "spare", "judge", "shadow"] == names
@@ -97,7 +102,7 @@ def test_every_step_is_known() -> None:
 def test_what_is_borne_is_named() -> None:
     """Soft steps and steps with a fallback that lack their model, with their paths; shadows do not count."""
     root = node(
-        NodeKind.SEQUENCE,
+        SequencePlan,
         make.step("soft", "soft", {"IN": "X"}, {"OUT": "S"}, is_soft=True),
         step("a", fallback=step("b")),
         make.step("shadow", "shadow", {"IN": "X"}, {}, shadow=ShadowPlan(10.0, 0)),

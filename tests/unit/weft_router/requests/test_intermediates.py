@@ -13,7 +13,12 @@ from weft_common.core import CallContext, InferCall, RequestedOutput
 from weft_common.errors import InternalError, InvalidArgumentError, RemoteError
 from weft_common.tensors import WireTensor
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import CachePlan, GraphPlan, LoopPlan, NodeKind, RetryPlan, ShadowPlan
+from weft_router.graph.plan import GraphPlan, ShadowPlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.kinds.sequence.run import LoopPlan
+from weft_router.kinds.switch import SwitchPlan
+from weft_router.policies.cache import CachePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.requests.intermediates import Intermediates
 from weft_router.runtime import Runtime
 
@@ -30,7 +35,7 @@ def pipeline(*, spare_outputs: bool = False) -> GraphPlan:
         replace(make.step(name, name, {"IN": "T"}, {"OUT": "P"}, **options), name=name)
         for name, options in (("de", {"when": when}), ("en", {"is_otherwise": True}))
     ]
-    switch = make.node("by_language", NodeKind.SWITCH, branches, inputs=["T"], outputs=["P"])
+    switch = make.node("by_language", SwitchPlan, branches, inputs=["T"], outputs=["P"])
     path = "root/clf/by_language"
     switch = replace(
         switch, path=path, steps=tuple(replace(step, path=f"{path}[{step.name}]") for step in switch.steps)
@@ -40,7 +45,7 @@ def pipeline(*, spare_outputs: bool = False) -> GraphPlan:
         make.step("clf", switch, {"T": "L"}, {"P": "P"}),
         make.step("post", "post", {"IN": "P"}, {"OUT": "Y"}),
     ]
-    return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs={"Y": "Y", "L": "L"}))
+    return make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs={"Y": "Y", "L": "L"}))
 
 
 async def test_a_tensor_between_steps_can_be_asked_for() -> None:
@@ -92,7 +97,7 @@ async def test_strings_come_back_as_they_are() -> None:
         return {"OUT": make.text("a", "", "ü", "de", shape=(2, 2))}
 
     root = make.node(
-        "root", NodeKind.SEQUENCE, [make.step("lid", call, {"IN": "X"}, {"OUT": "L"})], inputs=["X"], outputs=["X"]
+        "root", SequencePlan, [make.step("lid", call, {"IN": "X"}, {"OUT": "L"})], inputs=["X"], outputs=["X"]
     )
     result = await make.run(executor_of(make.graph(root), FakeTarget(lid=answer)), outputs=["lid/OUT"])
     assert {"lid/OUT": make.text("a", "", "ü", "de", shape=(2, 2))} == result.outputs
@@ -116,7 +121,7 @@ async def test_an_asked_tensor_is_held_against_its_declaration() -> None:
 async def test_the_tensor_has_the_batch_dimension_of_the_graph() -> None:
     """A model without one, in a graph with one."""
     step = make.step("lid", "lid", {"IN": "X"}, {"OUT": "Y"})
-    plan = make.graph(make.node("root", NodeKind.SEQUENCE, [step], inputs=["X"], outputs=["Y"]), max_batch_size=4)
+    plan = make.graph(make.node("root", SequencePlan, [step], inputs=["X"], outputs=["Y"]), max_batch_size=4)
     x = make.tensor(1, 2, shape=(1, 2))
     result = await make.run(plan, FakeTarget(), {"X": x}, outputs=["lid/OUT"])
     assert {"lid/OUT": x} == result.outputs
@@ -127,7 +132,7 @@ async def test_a_fallbacks_tensor_is_its_own() -> None:
     spare = replace(
         make.node(
             "root",
-            NodeKind.SEQUENCE,
+            SequencePlan,
             [make.step("spare", "spare", {"IN": "X"}, {"OUT": "Y"})],
             inputs=["X"],
             outputs=["Y"],
@@ -135,7 +140,7 @@ async def test_a_fallbacks_tensor_is_its_own() -> None:
         path="root/lid>spare",
     )
     step = make.step("lid", "lid", {"IN": "X"}, {"OUT": "Y"}, fallback=spare)
-    plan = make.graph(make.node("root", NodeKind.SEQUENCE, [step], inputs=["X"], outputs=["Y"]))
+    plan = make.graph(make.node("root", SequencePlan, [step], inputs=["X"], outputs=["Y"]))
     target = FakeTarget(lid=failing())
     result = await make.run(plan, target, outputs=["lid/OUT", "lid>spare/OUT"])
     assert ["lid>spare/OUT"] == list(result.outputs)
@@ -145,7 +150,7 @@ async def test_attempts_that_came_to_nothing_leave_nothing() -> None:
     """A node that is tried again: the tensor is that of the attempt that counts, or is left out."""
     inner = make.node(
         "n",
-        NodeKind.SEQUENCE,
+        SequencePlan,
         [make.step("a", "a", {"IN": "T"}, {"OUT": "A"}), make.step("b", "b", {"IN": "A"}, {"OUT": "B"})],
         inputs=["T"],
         outputs=["B"],
@@ -153,7 +158,7 @@ async def test_attempts_that_came_to_nothing_leave_nothing() -> None:
     inner = replace(inner, steps=tuple(replace(step, path=f"root/s/n/{step.name}") for step in inner.steps))
     retry = RetryPlan(2, 0, frozenset({"UNAVAILABLE"}), 20)
     step = make.step("s", inner, {"T": "X"}, {"B": "Y"}, retry=retry, is_soft=True)
-    plan = make.graph(make.node("root", NodeKind.SEQUENCE, [step], inputs=["X"], outputs={"Y": "Y", "X": "X"}))
+    plan = make.graph(make.node("root", SequencePlan, [step], inputs=["X"], outputs={"Y": "Y", "X": "X"}))
     target = FakeTarget(a=in_turn(answering(1), answering(2)))
     target.answers["b"] = in_turn(failing(), answering())
     result = await make.run(plan, target, outputs=["s/n/a/OUT", "Y"])
@@ -166,7 +171,7 @@ async def test_of_a_loop_the_last_round_counts() -> None:
     """Each round puts its tensor in place of the one before."""
     rounds = [answering(number) for number in (1, 2, 3)]
     step = make.step("a", "a", {"IN": "X"}, {"OUT": "Y"})
-    root = make.node("root", NodeKind.SEQUENCE, [step], inputs=["X"], outputs=["Y"])
+    root = make.node("root", SequencePlan, [step], inputs=["X"], outputs=["Y"])
     loop = LoopPlan(FakeCondition(lambda request, frame: True), 3, ((1, 0),))
     plan = make.graph(replace(root, loop=loop))
     result = await make.run(plan, FakeTarget(a=in_turn(*rounds)), outputs=["a/OUT"])
@@ -180,7 +185,7 @@ async def test_of_rows_that_go_their_own_way_a_step_has_those_that_it_got() -> N
         make.step("low", "low", {"IN": "X"}, {"OUT": "Y"}, when=is_low),
         make.step("high", "high", {"IN": "X"}, {"OUT": "Y"}, is_otherwise=True),
     ]
-    root = make.node("root", NodeKind.SWITCH, steps, inputs=["X"], outputs=["Y"], per_row=True, max_batch_size=4)
+    root = make.node("root", SwitchPlan, steps, inputs=["X"], outputs=["Y"], per_row=True, max_batch_size=4)
     root = replace(root, steps=tuple(replace(step, path=f"root[{step.name}]") for step in root.steps))
     x = make.tensor(1, 2, 3, shape=(3, 1))
     result = await make.run(
@@ -196,16 +201,14 @@ async def test_of_rows_that_go_their_own_way_a_step_has_those_that_it_got() -> N
 async def test_a_kept_answer_does_not_lack_what_is_asked_for() -> None:
     """What is asked for is part of the key: of a cached call, and of steps inside a cached node."""
     call = make.call_plan("a", ["IN"], ["OUT", "MORE"])
-    inner = make.node(
-        "n", NodeKind.SEQUENCE, [make.step("b", "b", {"IN": "T"}, {"OUT": "B"})], inputs=["T"], outputs=["B"]
-    )
+    inner = make.node("n", SequencePlan, [make.step("b", "b", {"IN": "T"}, {"OUT": "B"})], inputs=["T"], outputs=["B"])
     inner = replace(inner, steps=(replace(inner.steps[0], path="root/s/n/b"),))
     cache = CachePlan(0, 1 << 20)
     steps = [
         make.step("a", call, {"IN": "X"}, {"OUT": "M"}, cache=cache),
         make.step("s", inner, {"T": "M"}, {"B": "Y"}, cache=cache),
     ]
-    plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+    plan = make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]))
     target = FakeTarget(a=answering(4), b=answering(5))
     executor = executor_of(plan, target)
     await make.run(executor)
@@ -225,7 +228,7 @@ async def test_a_race_gives_what_there_is() -> None:
         make.step("a", "a", {"IN": "X"}, {"OUT": "A"}, is_soft=True),
         make.step("b", "b", {"IN": "X"}, {"OUT": "B"}),
     ]
-    plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["B"]))
+    plan = make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["B"]))
     result = await make.run(plan, FakeTarget(a=failing()), outputs=["a/OUT", "b/OUT"])
     assert ["b/OUT"] == list(result.outputs)
 
@@ -263,7 +266,7 @@ def test_shadows_give_nothing() -> None:
         make.step("a", "a", {"IN": "X"}, {"OUT": "Y"}),
         make.step("new", "new", {"IN": "X"}, {}, shadow=ShadowPlan(50, 0)),
     ]
-    root = make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"])
+    root = make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"])
     known = Intermediates(root, ["Y"])
     assert known.get("new/OUT") is None
     assert ("root/a", "OUT", 0) == known.get("a/OUT")

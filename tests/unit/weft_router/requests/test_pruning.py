@@ -11,8 +11,11 @@ from tests.unit.weft_router.fake_target import FakeTarget
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import Binding, CachePlan, GraphPlan, LoopPlan, NodeKind, NodePlan, ShadowPlan
+from weft_router.graph.plan import Binding, GraphPlan, NodePlan, ShadowPlan
 from weft_router.graph.pruning import live_steps, pruned, slots_read
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.kinds.sequence.run import LoopPlan
+from weft_router.policies.cache import CachePlan
 from weft_router.requests.selection import MAX_SELECTIONS
 from weft_router.runtime import Runtime
 
@@ -25,7 +28,7 @@ def tree() -> GraphPlan:
         make.step("b", "mb", {"IN": "A"}, {"OUT": "B"}),
         make.step("c", "mc", {"IN": "A"}, {"OUT": "C"}),
     ]
-    return make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=[*"ABCDX"]))
+    return make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=[*"ABCDX"]))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,7 @@ async def test_what_is_kept_for_requested_outputs_is_bounded() -> None:
     """Clients that ask for ever other outputs cannot fill the memory; the oldest is worked out again."""
     names = [f"o{i}" for i in range(MAX_SELECTIONS + 2)]
     steps = [make.step(name, name, {"IN": "X"}, {"OUT": name}) for name in names]
-    plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=names))
+    plan = make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=names))
     target = FakeTarget()
     executor = GraphExecutor(plan, Runtime({"model": target}))
     for name in (*names, names[0]):
@@ -89,7 +92,7 @@ def reader(**options: object) -> NodePlan:
     """X -> a, b, c; s reads X, and whatever the options say."""
     steps = [make.step(name, name, {"IN": "X"}, {"OUT": name.upper()}) for name in "abc"]
     steps.append(make.step("s", "s", {"IN": "X"}, {"OUT": "S"}, **options))
-    return make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=[*"ABCS"])
+    return make.node("root", SequencePlan, steps, inputs=["X"], outputs=[*"ABCS"])
 
 
 def live(plan: NodePlan, *wanted: str) -> str:
@@ -121,7 +124,7 @@ def test_what_a_loop_carries_and_tests_is_needed() -> None:
     again = FakeCondition(lambda r, values: False, names=("B",))
     steps = [make.step(name, name, {"IN": "X"}, {"OUT": name.upper()}) for name in "abcd"]
     loop = LoopPlan(again, 3, (("A", "X"),))
-    plan = make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=[*"ABCD"], loop=loop)
+    plan = make.node("root", SequencePlan, steps, inputs=["X"], outputs=[*"ABCD"], loop=loop)
     assert "abd" == live(plan, "D")
 
 
@@ -131,14 +134,14 @@ def test_a_shadow_lives_if_what_it_reads_does(wanted: str, expected: str) -> Non
     steps = [make.step(name, name, {"IN": "X"}, {"OUT": name.upper()}) for name in "abc"]
     steps.append(make.step("x", "x", {"IN": "X"}, {}, shadow=ShadowPlan(100, 0)))
     steps.append(make.step("y", "y", {"I": "A", "J": "B"}, {}, shadow=ShadowPlan(100, 0)))
-    plan = make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=[*"ABC"])
+    plan = make.node("root", SequencePlan, steps, inputs=["X"], outputs=[*"ABC"])
     assert expected == live(plan, *wanted)
 
 
 def test_an_ordered_sequence_stays_ordered() -> None:
     """What waited for a step that is left out waits for what that one waited for, and for nothing else."""
     steps = [make.step(name, name, {"IN": "X"}, {"OUT": name.upper()}) for name in "abcde"]
-    plan = make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=[*"ABCDE"])
+    plan = make.node("root", SequencePlan, steps, inputs=["X"], outputs=[*"ABCDE"])
     ordered = replace(
         plan,
         steps=tuple(

@@ -14,10 +14,13 @@ from weft_common.core import CallContext
 from weft_common.errors import DeadlineExceededError, InvalidArgumentError, RemoteError
 from weft_common.tensors import WireTensor
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import CachePlan, GraphPlan, NodeKind, RetryPlan
+from weft_router.graph.plan import GraphPlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.policies.cache import CachePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime
 
-SEQUENCE = NodeKind.SEQUENCE
+SEQUENCE = SequencePlan
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
@@ -41,7 +44,7 @@ class Bench:
     @property
     def hits_and_misses(self) -> tuple[int, int]:
         counters = next(iter(self.runtime.step_counters))
-        return counters.num_cache_hits, counters.num_cache_misses
+        return counters.events["cache_hits"], counters.events["cache_misses"]
 
 
 async def test_the_same_inputs_get_the_same_answer_without_a_call(virtual_clock: Any) -> None:
@@ -235,7 +238,7 @@ async def test_a_stale_answer_stands_in_for_an_unavailable_model(virtual_clock: 
     (entry,) = json.loads(str(stale.parameters["graph_trace"]))
     assert (True, True, "OK") == (entry["cached"], entry["stale"], entry["status"])
     assert "down" in entry["error"]
-    assert 1 == next(iter(bench.runtime.step_counters)).num_stale_answers
+    assert 1 == next(iter(bench.runtime.step_counters)).events["stale_answers"]
     with pytest.raises(RemoteError, match="down"):
         await bench.ask(2.0)
     with pytest.raises(RemoteError, match="a defect"):

@@ -16,10 +16,11 @@ from weft_common.errors import (
     RemoteError,
 )
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.graph.plan import GraphPlan
+from weft_router.kinds.sequence import SequencePlan
 from weft_router.runtime import Runtime
 
-SEQUENCE = NodeKind.SEQUENCE
+SEQUENCE = SequencePlan
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 

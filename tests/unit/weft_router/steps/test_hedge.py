@@ -11,10 +11,13 @@ from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, i
 from weft_common.core import CallContext
 from weft_common.errors import RemoteError
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import GraphPlan, HedgePlan, NodeKind, RetryPlan
+from weft_router.graph.plan import GraphPlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.policies.hedge import HedgePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime
 
-SEQUENCE = NodeKind.SEQUENCE
+SEQUENCE = SequencePlan
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
@@ -115,7 +118,11 @@ async def test_hedges_share_the_budget_of_retries(virtual_clock: Any) -> None:
     executor = GraphExecutor(one(HedgePlan(40, 1)), runtime)
     await asyncio.gather(*(make.run(executor) for _ in range(30)))
     (counters,) = runtime.step_counters
-    assert (36, 6, 24) == (len(target.calls), counters.num_hedges, counters.num_refused)
+    assert (36, 6, 24) == (
+        len(target.calls),
+        counters.events["hedges"],
+        counters.events["retries_refused"],
+    )
     assert 0 == runtime.retry_budget.num_retries
 
 

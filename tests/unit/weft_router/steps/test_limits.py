@@ -9,10 +9,11 @@ from tests.unit.weft_router.fake_target import FakeTarget, answering, failing
 
 from weft_common.errors import DeadlineExceededError, ResourceExhaustedError
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.graph.plan import GraphPlan
+from weft_router.kinds.sequence import SequencePlan
 from weft_router.runtime import Runtime
 
-SEQUENCE = NodeKind.SEQUENCE
+SEQUENCE = SequencePlan
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 

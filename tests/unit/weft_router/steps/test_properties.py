@@ -12,7 +12,11 @@ from weft_common.core import InferResult
 from weft_common.errors import RemoteError, WeftError
 from weft_router.budgets.retry_budget import MIN_RETRIES, RetryBudget
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import CachePlan, GraphPlan, HedgePlan, NodeKind, RetryPlan, ShadowPlan
+from weft_router.graph.plan import GraphPlan, ShadowPlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.policies.cache import CachePlan
+from weft_router.policies.hedge import HedgePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime
 
 CODES = ("UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED", "CANCELLED")
@@ -114,7 +118,7 @@ def plan_of(drawn: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> GraphPla
         if kind == "node":
             action = make.node(
                 f"n{index}",
-                NodeKind.SEQUENCE,
+                SequencePlan,
                 [
                     make.step("i", f"i{index}", {"I": "I"}, {"O": "T"}, **{**inner_options, "is_soft": False}),
                     make.step("j", f"j{index}", {"I": "T"}, {"O": "O"}),
@@ -126,7 +130,7 @@ def plan_of(drawn: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> GraphPla
             chain.append(make.step(f"z{index}", action, {"I": tensor}, {}, shadow=ShadowPlan(50.0, 2), **inner_options))
         chain.append(make.step(name, action, {"I": tensor}, {"O": output}, **options))
         tensor = output
-    root = make.node("root", NodeKind.SEQUENCE, chain, inputs=["X"], outputs={"Y": tensor})
+    root = make.node("root", SequencePlan, chain, inputs=["X"], outputs={"Y": tensor})
     return make.graph(root)
 
 

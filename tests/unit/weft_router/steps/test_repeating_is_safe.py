@@ -11,10 +11,13 @@ from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError
 from weft_router.budgets.retry_throttle import RetryThrottle
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import GraphPlan, HedgePlan, NodeKind, RetryPlan
+from weft_router.graph.plan import GraphPlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.policies.hedge import HedgePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime
 
-SEQUENCE = NodeKind.SEQUENCE
+SEQUENCE = SequencePlan
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 

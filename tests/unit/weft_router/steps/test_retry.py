@@ -13,10 +13,12 @@ from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, i
 from weft_common.core import CallContext
 from weft_common.errors import RemoteError
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import GraphPlan, NodeKind, RetryPlan
+from weft_router.graph.plan import GraphPlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime
 
-SEQUENCE = NodeKind.SEQUENCE
+SEQUENCE = SequencePlan
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
@@ -133,7 +135,11 @@ async def test_an_empty_budget_leaves_the_first_error(virtual_clock: Any) -> Non
         runtime.retry_budget.num_requests,
     )
     (counters,) = runtime.step_counters
-    assert (8, 16, {"UNAVAILABLE": 20}) == (counters.num_retries, counters.num_refused, counters.failures)
+    assert (8, 16, {"UNAVAILABLE": 20}) == (
+        counters.events["retries"],
+        counters.events["retries_refused"],
+        counters.failures,
+    )
 
 
 @pytest.mark.parametrize("at_ms", [5, 50])

@@ -17,11 +17,14 @@ from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_common.tensors import WireTensor
 from weft_router.bandit_algorithms import ALGORITHMS
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import BanditPlan, GraphPlan, NodeKind, ShadowPlan
+from weft_router.graph.plan import BanditPlan, GraphPlan, ShadowPlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.kinds.splitter import SplitterPlan
+from weft_router.kinds.switch import SwitchPlan
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
 
-SEQUENCE = NodeKind.SEQUENCE
+SEQUENCE = SequencePlan
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
@@ -59,7 +62,11 @@ async def test_a_shadow_holds_up_nothing(virtual_clock: Any) -> None:
     assert {"x-user-id": "7", "x-graph-shadow": "1"} == target.contexts[index].headers
     assert {"x-user-id": "7"} == target.contexts[1 - index].headers
     counters = counters_of(runtime)
-    assert (1, 0, 0) == (counters.num_shadows_sent, counters.num_shadows_failed, counters.num_shadows_dropped)
+    assert (1, 0, 0) == (
+        counters.events["shadows_sent"],
+        counters.events["shadows_failed"],
+        counters.events["shadows_dropped"],
+    )
 
 
 @pytest.mark.parametrize("is_defect", [False, True])
@@ -76,7 +83,10 @@ async def test_a_failing_shadow_fails_nothing(
     executor = GraphExecutor(shadowed(ShadowPlan(100.0, 0)), runtime)
     await make.run(executor)
     await asyncio.sleep(0.001)
-    assert (1, 1) == (counters_of(runtime).num_shadows_sent, counters_of(runtime).num_shadows_failed)
+    assert (1, 1) == (
+        counters_of(runtime).events["shadows_sent"],
+        counters_of(runtime).events["shadows_failed"],
+    )
     assert is_defect == any("ZeroDivisionError" in str(record.exc_info) for record in caplog.records)
 
 
@@ -89,7 +99,7 @@ async def test_a_share_of_the_requests_is_copied(virtual_clock: Any) -> None:
         await make.run(executor)
     await asyncio.sleep(0.001)
     assert 70 < target.called().count("shadow") < 130
-    assert target.called().count("shadow") == counters_of(runtime).num_shadows_sent
+    assert target.called().count("shadow") == counters_of(runtime).events["shadows_sent"]
 
 
 async def test_no_more_copies_than_max_inflight_are_on_their_way(virtual_clock: Any) -> None:
@@ -100,10 +110,10 @@ async def test_no_more_copies_than_max_inflight_are_on_their_way(virtual_clock: 
     for _ in range(5):
         await make.run(executor)
     counters = counters_of(runtime)
-    assert (2, 3) == (counters.num_shadows_sent, counters.num_shadows_dropped)
+    assert (2, 3) == (counters.events["shadows_sent"], counters.events["shadows_dropped"])
     await asyncio.sleep(0.6)
     await make.run(executor)
-    assert 3 == counters.num_shadows_sent
+    assert 3 == counters.events["shadows_sent"]
 
 
 async def test_shadows_are_shed_first(virtual_clock: Any) -> None:
@@ -117,7 +127,10 @@ async def test_shadows_are_shed_first(virtual_clock: Any) -> None:
     await make.run(executor)
     await asyncio.sleep(0.001)
     assert 1 == target.called().count("shadow")
-    assert (1, 1) == (counters_of(runtime).num_shadows_sent, counters_of(runtime).num_shadows_dropped)
+    assert (1, 1) == (
+        counters_of(runtime).events["shadows_sent"],
+        counters_of(runtime).events["shadows_dropped"],
+    )
 
 
 @pytest.mark.parametrize(("timeout_ms", "expected_ms"), [(0, 30_000), (80, 80)])
@@ -130,7 +143,7 @@ async def test_a_shadow_has_a_deadline_of_its_own(virtual_clock: Any, timeout_ms
     await asyncio.sleep((expected_ms - 1) / 1e3)
     assert 1 == runtime.shadows.num_inflight
     await asyncio.sleep(0.002)
-    assert (0, 1) == (runtime.shadows.num_inflight, counters_of(runtime).num_shadows_failed)
+    assert (0, 1) == (runtime.shadows.num_inflight, counters_of(runtime).events["shadows_failed"])
 
 
 async def test_a_cancelled_request_leaves_its_shadow_alone(virtual_clock: Any) -> None:
@@ -156,17 +169,15 @@ async def test_a_closed_runtime_has_no_shadow_left(virtual_clock: Any) -> None:
     await runtime.close()
     assert (["shadow"], 0, 0) == (target.cancelled, target.num_open, make.num_other_tasks())
     await make.run(executor)
-    assert (0, 1) == (runtime.shadows.num_inflight, counters_of(runtime).num_shadows_dropped)
+    assert (0, 1) == (runtime.shadows.num_inflight, counters_of(runtime).events["shadows_dropped"])
 
 
 async def test_a_shadow_of_alternatives_sees_the_inputs_of_the_node(virtual_clock: Any) -> None:
     """It starts with the node, whichever branch is taken."""
     branches = [make.step("b", "m", {"IN": "X"}, {"OUT": "Y"}, is_otherwise=True)]
     shadow = make.step("s", "shadow", {"IN": "X"}, {}, shadow=ShadowPlan(100.0, 0))
-    with_shadow = make.node("sw", NodeKind.SWITCH, [*branches, shadow], inputs=["X"], outputs=["Y"])
-    plan = make.graph(
-        make.node("sw", NodeKind.SWITCH, branches, inputs=["X"], outputs=["Y"], shadows=with_shadow.steps[1:])
-    )
+    with_shadow = make.node("sw", SwitchPlan, [*branches, shadow], inputs=["X"], outputs=["Y"])
+    plan = make.graph(make.node("sw", SwitchPlan, branches, inputs=["X"], outputs=["Y"], shadows=with_shadow.steps[1:]))
     target = FakeTarget()
     context = CallContext()
     await make.run(plan, target, context=context)
@@ -219,7 +230,7 @@ async def test_a_copy_is_nothing_that_a_bandit_gets_feedback_for(virtual_clock: 
     """What it chooses is counted, and not remembered by the request's id."""
     bandit = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.1, 0)
     steps = [make.step("A", "shadow", {"IN": "X"}, {})]
-    ab = make.node("ab", NodeKind.SPLITTER, steps, inputs=["X"], outputs=[], bandit=bandit)
+    ab = make.node("ab", SplitterPlan, steps, inputs=["X"], outputs=[], bandit=bandit)
     copy = make.step("s", ab, {"X": "X"}, {}, shadow=ShadowPlan(100.0, 0))
     answer = make.step("a", "m", {"IN": "X"}, {"OUT": "Y"})
     plan = make.graph(make.node("root", SEQUENCE, [copy, answer], inputs=["X"], outputs=["Y"]))

@@ -15,7 +15,9 @@ from tests.unit.weft_router.stream_targets import Plans, collected, counting, nu
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InternalError, RemoteError, ResourceExhaustedError
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import DefaultPlan, NodeKind, RetryPlan
+from weft_router.graph.plan import DefaultPlan
+from weft_router.kinds.sequence import SequencePlan
+from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime
 
 
@@ -239,7 +241,7 @@ async def test_a_stream_that_is_skipped_counts_as_one_response(build: Plans, tar
 async def test_a_fallback_answers_once(build: Plans, target: Any) -> None:
     """A model that is not decoupled takes over when the stream fails before its first response."""
     target.streams["llm"] = counting(0, RemoteError("UNAVAILABLE", "gone"))
-    spare = make.node("root", NodeKind.SEQUENCE, [build.step("spare", "X", "t")], inputs=["X"], outputs=["t"]).steps[0]
+    spare = make.node("root", SequencePlan, [build.step("spare", "X", "t")], inputs=["X"], outputs=["t"]).steps[0]
     plan = build.graph(build.stream("llm", "X", "t", fallback=spare), build.step("post", "t", "Y"))
     context = CallContext()
     got, error = await collected(stream_of(plan, target, context=context))

@@ -11,8 +11,9 @@ from tests.unit.weft_router.fake_target import FakeTarget
 from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import bytes_tensor, split_bytes
+from weft_router.compile import check_graph, compile_graph
 from weft_router.executor import GraphExecutor
-from weft_router.graph import GraphSource, check_graph, compile_graph
+from weft_router.graph import GraphSource
 from weft_router.runtime import Runtime
 
 NUM_GRAPHS = 400

@@ -8,7 +8,7 @@ from weft_common.core import CallContext, InferCall
 from weft_common.errors import InternalError
 from weft_common.signature import TensorSpec
 from weft_common.tensors import WireTensor, bytes_tensor
-from weft_router.graph.plan import NodeKind
+from weft_router.kinds.sequence import SequencePlan
 from weft_router.tensors.answers import misfit
 
 FLOATS = TensorSpec("OUT", "FP32", (-1, 2))
@@ -50,7 +50,7 @@ async def test_a_wrong_answer_fails_the_step_that_gave_it() -> None:
 
     target = FakeTarget(liar=lie)
     steps = [make.step("a", "liar", {"IN": "X"}, {"OUT": "M"}), make.step("b", "next", {"IN": "M"}, {"OUT": "Y"})]
-    plan = make.graph(make.node("root", NodeKind.SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+    plan = make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]))
     with pytest.raises(InternalError, match="root/a -> liar@1: output 'OUT' of model 'liar' is not as it declares"):
         await make.run(plan, target)
     assert ["liar"] == target.called()

@@ -9,8 +9,9 @@ import pytest
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import InvalidArgumentError, RemoteError
 from weft_common.tensors import WireTensor, bytes_tensor, decode, encode
+from weft_router.compile import compile_graph
 from weft_router.executor import GraphExecutor
-from weft_router.graph import GraphSource, ModelCatalog, compile_graph
+from weft_router.graph import GraphSource, ModelCatalog
 from weft_router.runtime import Runtime
 from weft_tools.convert.graphs import convert
 from weft_tools.convert.yaml_tree import Source

@@ -2,7 +2,8 @@
 
 from weft_common.text.pbtxt import parse
 from weft_protos import graph_pb2 as pb
-from weft_router.graph import GraphSource, ModelCatalog, check_graph
+from weft_router.compile import check_graph
+from weft_router.graph import GraphSource, ModelCatalog
 from weft_tools.convert.graphs import convert
 from weft_tools.convert.yaml_tree import Source
 

@@ -2,8 +2,7 @@
 
 import re
 
-from weft_router.graph.plan import NodeKind, NodePlan, StepPlan
-from weft_router.reporting.path import BRACKETS
+from weft_router.graph.plan import NodePlan, StepPlan
 
 
 def taken_steps(path: str, root: NodePlan) -> set[str]:
@@ -29,9 +28,9 @@ class _Reader:
 
     def body(self, node: NodePlan, *, is_root: bool = False) -> None:
         """What follows the name of a node."""
-        before, after = (".", "") if is_root and node.kind is NodeKind.SEQUENCE else BRACKETS[node.kind]
+        before, after = node.path_form.root_brackets if is_root else node.path_form.brackets
         steps = {step.name: step for step in node.steps}
-        steps |= {combine.custom.name: combine.custom for combine in node.combines if combine.custom is not None}
+        steps |= {custom.name: custom for custom in node.customs}
         if not self.take(before):
             return
         self._step(steps[self.tokens.pop(0)])

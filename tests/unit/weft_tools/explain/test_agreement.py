@@ -26,7 +26,9 @@ from weft_common.signature import TensorSpec
 from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, decode, encode
 from weft_router.executor import GraphExecutor
 from weft_router.graph import GraphPlan
-from weft_router.graph.plan import CallPlan, NodeKind, NodePlan
+from weft_router.graph.plan import CallPlan, NodePlan
+from weft_router.kinds.cascade import CascadePlan
+from weft_router.kinds.splitter import SplitterPlan
 from weft_router.reporting.path import PATH_HEADER
 from weft_router.runtime import Runtime
 from weft_router.scope import RequestScope
@@ -82,7 +84,7 @@ PLANS = GRAPHS | {"everything": compiled(EVERYTHING)}
 def models(node: NodePlan) -> Iterator[CallPlan]:
     """Every call that the steps of a node may make."""
     waiting = [*node.steps, *node.shadows]
-    waiting += [combine.custom for combine in node.combines if combine.custom is not None]
+    waiting += node.customs
     while waiting:
         step = waiting.pop()
         waiting += [step.fallback] if step.fallback else []
@@ -215,7 +217,7 @@ def _values(tensor: WireTensor) -> Any:
 
 def splitters(node: NodePlan) -> Iterator[NodePlan]:
     """Every splitter in a node."""
-    if node.kind is NodeKind.SPLITTER:
+    if isinstance(node, SplitterPlan):
         yield node
     for step in node.steps:
         if isinstance(step.action, NodePlan):
@@ -248,7 +250,7 @@ def without_cascade_defaults(node: Node) -> Node:
     steps = []
     for step in node.steps:
         target = without_cascade_defaults(step.target) if isinstance(step.target, Node) else step.target
-        has_default = step.has_default and node.kind is not NodeKind.CASCADE
+        has_default = step.has_default and node.kind is not CascadePlan
         steps.append(replace(step, target=target, has_default=has_default))
     return replace(node, steps=tuple(steps))
 

@@ -39,7 +39,7 @@ class _AmplificationChecker:
             calls = self._step_calls(step, node, definition)
             if calls.total <= MAX_CALLS:
                 continue
-            is_factor = step.retry is not None or step.hedge is not None or step.fallback is not None
+            is_factor = any(policy.num_calls > 1 for policy in step.policies) or step.fallback is not None
             if isinstance(step.action, NodePlan) and not is_factor and not step.action.graph:
                 self.check(step.action, self._file.nodes[definition.message.node])
                 continue
@@ -52,7 +52,7 @@ class _AmplificationChecker:
     def _node_calls(self, plan: NodePlan, node: NodeDefinition | None) -> _Calls:
         """The worst step of a node, with the model that combines after it."""
         definitions = {step.name: step for step in (*node.steps, *node.shadows)} if node else {}
-        steps = [*plan.steps, *(one.custom for one in plan.combines if one.custom is not None)]
+        steps = (*plan.steps, *plan.customs)
         calls = [self._step_calls(step, node, definitions.get(step.name)) for step in steps]
         return max(calls, key=lambda one: one.total, default=_Calls())
 
@@ -63,13 +63,10 @@ class _AmplificationChecker:
             inner = self._node_calls(plan.action, target)
         factors = []
         count = inner.total
-        if plan.retry is not None:
-            count *= plan.retry.attempts
-            factors.append(f"{plan.retry.attempts} attempts of {plan.path}{self._place('retry', node, step)}")
-        if plan.hedge is not None:
-            count *= 1 + plan.hedge.max_extra
-            calls = "call" if plan.hedge.max_extra == 1 else "calls"
-            factors.append(f"1 + {plan.hedge.max_extra} hedged {calls}{self._place('hedge', node, step)}")
+        for policy in plan.policies:
+            if policy.num_calls > 1:
+                count *= policy.num_calls
+                factors.append(f"{policy.calls_text(plan.path)}{self._place(policy.field, node, step)}")
         if inner.text:
             factors.append(inner.text)
         text = " x ".join(f"({one})" if " + " in one and len(factors) > 1 else one for one in factors)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from weft_router.graph.plan import GraphPlan, NodeKind, NodePlan, StepPlan
+from weft_router.graph.plan import GraphPlan, NodePlan, StepPlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.syntax.report import GraphReport
 
@@ -51,16 +51,8 @@ class _LatencyChecker:
             _Span() if step.is_soft or step.shadow else self._step_span(step, definitions.get(step.name))
             for step in plan.steps
         ]
-        if plan.kind is NodeKind.SEQUENCE:
-            span = _longest_path(plan.steps, spans)
-        elif plan.kind is NodeKind.CASCADE:
-            span = _Span()
-            for one in spans:
-                span = span.then(one)
-        else:
-            span = _longest(spans)
-        customs = [self._step_span(one.custom, None) for one in plan.combines if one.custom is not None]
-        span = span.then(_longest(customs))
+        span = _longest_path(plan.followers(), spans)
+        span = span.then(_longest([self._step_span(custom, None) for custom in plan.customs]))
         if node is not None:
             self.compare(span, node.message.policy.timeout_ms, f"node '{plan.name}'", f"{node.path}.policy")
         return span.within(plan.timeout_ms, plan.path)
@@ -101,19 +93,21 @@ def _longest(spans: Sequence[_Span]) -> _Span:
     return longest._replace(is_bounded=all(span.is_bounded for span in spans))
 
 
-def _longest_path(steps: Sequence[StepPlan], spans: Sequence[_Span]) -> _Span:
-    """The longest path through the steps of a sequence."""
-    before: list[list[_Span]] = [[] for _ in steps]
-    pending = [step.num_dependencies for step in steps]
+def _longest_path(followers: Sequence[Sequence[int]], spans: Sequence[_Span]) -> _Span:
+    """The longest path through the steps of a node."""
+    before: list[list[_Span]] = [[] for _ in spans]
+    pending = [0] * len(spans)
+    for follower in (follower for each in followers for follower in each):
+        pending[follower] += 1
     ready = [i for i, count in enumerate(pending) if count == 0]
     ends = []
     while ready:
         i = ready.pop()
         end = _longest(before[i]).then(spans[i])
         ends.append(end)
-        for consumer in steps[i].consumers:
-            before[consumer].append(end)
-            pending[consumer] -= 1
-            if pending[consumer] == 0:
-                ready.append(consumer)
+        for follower in followers[i]:
+            before[follower].append(end)
+            pending[follower] -= 1
+            if pending[follower] == 0:
+                ready.append(follower)
     return _longest(ends)

@@ -1,14 +1,16 @@
 """What is wrong with a file on its own: names, targets, declarations, weights, unreachable nodes."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from weft_common.text.pbtxt import suggestion
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from weft_common.text.pbtxt import is_map, suggestion
 from weft_protos.model_config_pb2 import DataType, ModelInput, ModelOutput
-from weft_router.graph.checks.branches import check_branches
-from weft_router.graph.plan import NodeKind
-from weft_router.graph.syntax.parse import NAME, GraphFile, NodeDefinition, StepDefinition, method_of
+from weft_router.graph.syntax.parse import NAME, GraphFile, NodeDefinition, StepDefinition, targets_of
 from weft_router.graph.syntax.report import GraphReport
+from weft_router.graph.types.expression import read_expression
 
 _PLATFORMS = ("graph", "ensemble")
 
@@ -99,26 +101,29 @@ def _check_node(file: GraphFile, node: NodeDefinition, report: GraphReport) -> N
         report.error("G025", file, f"{node.path}.name", f"node '{node.name}' is defined twice")
     _check_tensors(file, node.message.input, f"{node.path}.input", report)
     _check_tensors(file, node.message.output, f"{node.path}.output", report)
-    if node.message.WhichOneof("kind") is None:
-        text = f"node '{node.name}' has no kind; give it a sequence, switch, splitter, ensemble or cascade"
-        report.error("G025", file, node.path, text)
     if node.kind is None:
+        *names, last = file.kinds
+        text = f"node '{node.name}' has no kind; give it a {', '.join(names)} or {last}"
+        report.error("G025", file, node.path, text)
         return
     if all(step.is_shadow for step in node.steps):
         what = f"for ensemble '{file.name}'" if file.is_ensemble else f"in node '{node.name}'"
         hint = "; a shadow never answers" if node.steps or node.shadows else ""
         report.error("G025", file, node.kind_path, f"must specify 'step' {what}{hint}")
-    names: set[str] = set()
+    seen: set[str] = set()
     for step in (*node.steps, *node.shadows):
-        if step.name in names:
+        if step.name in seen:
             report.error("G025", file, f"{step.path}.name", f"step '{step.name}' is defined twice in '{node.name}'")
-        names.add(step.name)
+        seen.add(step.name)
         _check_defaults(file, step, report)
     for step in node.every_step():
         _check_step(file, node, step, report)
-    _check_weights(file, node, report)
-    _check_combines(file, node, report)
-    check_branches(file, node, report)
+    if "weight" in node.kind.step_fields:
+        _check_weights(file, node, report)
+    for step in node.shadows if node.kind.chooses_by_when else (*node.steps, *node.shadows):
+        if step.message.when and read_expression(step.message.when).constant is False:
+            report.error("G013", file, f"{step.path}.when", f"step '{step.name}' never runs: 'when' is always false")
+    node.kind.check(file, node, report)
 
 
 def _refuse_name(file: GraphFile, path: str, what: str, name: str, report: GraphReport) -> None:
@@ -133,7 +138,7 @@ def _check_step(file: GraphFile, node: NodeDefinition, step: StepDefinition, rep
     message = step.message
     if message.name and not NAME.fullmatch(message.name):
         _refuse_name(file, step.path, "step", message.name, report)
-    targets = [name for name in ("model_name", "node", "graph") if getattr(message, name)]
+    targets = targets_of(message)
     if file.is_ensemble and step in node.steps:
         index = node.steps.index(step)
         for name in ("model_name", "input_map", "output_map"):
@@ -171,8 +176,6 @@ def _check_defaults(file: GraphFile, step: StepDefinition, report: GraphReport) 
 
 
 def _check_weights(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
-    if node.kind not in (NodeKind.SPLITTER, NodeKind.ENSEMBLE):
-        return
     given = [step for step in node.steps if f"{step.path}.weight" in file.positions]
     for step in given:
         if not 0 < step.message.weight < math.inf:
@@ -183,33 +186,6 @@ def _check_weights(file: GraphFile, node: NodeDefinition, report: GraphReport) -
     total = sum(weights)
     if math.isinf(total) and math.inf not in weights:
         report.error("G014", file, f"{given[0].path}.weight", "the sum of the weights is not finite; make them smaller")
-
-
-def _check_combines(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
-    seen: set[str] = set()
-    for i, combine in enumerate(node.message.ensemble.combine):
-        path = f"{node.kind_path}.combine[{i}]"
-        method = method_of(combine)
-        if method.is_keyed:
-            continue
-        if not combine.output:
-            report.error("G025", file, path, f"the {method.name} has no 'output'; name the node's output that it makes")
-        elif combine.output in seen:
-            text = f"'{combine.output}' has a 'combine' already; leave one out"
-            report.error("G005", file, f"{path}.output", text)
-        seen.add(combine.output)
-        if not method.calls_model:
-            continue
-        if not combine.HasField("custom"):
-            report.error(
-                "G025",
-                file,
-                path,
-                f"the {method.name} has no 'custom'; give it the model: custom {{ model_name: ... }}",
-            )
-        elif not combine.custom.model_name or combine.custom.node or combine.custom.graph:
-            text = f"a {method.name} calls a model: give 'custom' a 'model_name', and neither 'node' nor 'graph'"
-            report.error("G025", file, f"{path}.custom", text)
 
 
 def _check_reachable(file: GraphFile, report: GraphReport) -> None:
@@ -246,6 +222,15 @@ def _reached(file: GraphFile, name: str) -> set[str]:
 
 
 def _nodes_of(node: NodeDefinition) -> list[str]:
-    """Nodes that the steps of one name."""
-    steps = [step.message for step in node.every_step()]
-    return [step.node for step in (*steps, *(one.custom for one in node.message.ensemble.combine))]
+    """Nodes that the steps of one name, in whatever field they stand."""
+    return [name for step in _steps_in(node.message) if (name := getattr(step, "node", ""))]
+
+
+def _steps_in(message: Message) -> Iterator[Message]:
+    """Every ``Step`` within a message."""
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_MESSAGE and not is_map(field):
+            for inner in value if field.is_repeated else [value]:
+                if inner.DESCRIPTOR.name == "Step":
+                    yield inner
+                yield from _steps_in(inner)

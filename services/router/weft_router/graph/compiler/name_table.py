@@ -11,24 +11,21 @@ from itertools import islice
 from weft_common.text.pbtxt import suggestion
 from weft_protos import graph_pb2 as pb
 from weft_router.graph.compiler.names import (
-    MASK,
     MAX_DEPTH,
     NodeCondition,
     NodeNames,
     StepNames,
     TargetNames,
     Wire,
-    combined_tensor,
-    condition_paths,
     conditions_of,
     describe,
     inputs_needed,
     output_path,
-    outputs_offered,
+    step_conditions,
     tensors_read,
 )
 from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget, Resolver, Target
-from weft_router.graph.plan import NodeKind
+from weft_router.graph.kind import NodeKind
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.expression import read_expression
@@ -90,7 +87,7 @@ class NameTable:
             is_open=node.kind is None,
             indexes={step.name: i for i, step in reversed([*enumerate(node.steps)])},
         )
-        if node.kind is NodeKind.SEQUENCE:
+        if node.kind is not None and node.kind.plan.is_pipeline:
             names.producers = self._producers(file, node, names.steps)
         names.conditions = {
             path: NodeCondition(read_expression(text), i) for path, text, i in conditions_of(file, node)
@@ -99,7 +96,8 @@ class NameTable:
             self._note_reads(file, node, names, step, step_names, i)
         for step, step_names in zip(node.shadows, names.shadows, strict=True):
             self._note_reads(file, node, names, step, step_names, 0)
-        names.customs = {k: self._custom(file, node, k) for k in node.customs}
+        if node.kind is not None:
+            names.customs = {key: self._custom(file, node.kind, node, key) for key in node.customs}
         names.read = tensors_read(node, names)
         if is_root or owner.input:
             names.inputs = {spec.name: not spec.optional for spec in owner.input}
@@ -112,9 +110,9 @@ class NameTable:
                 self._report.error("G005", file, output_path(file, step, tensor), text)
         if any(step.is_open for step in names.steps) and not owner.output:
             names.is_open = True
-        names.outputs = tuple(spec.name for spec in owner.output) or tuple(
-            islice(outputs_offered(node, names), MAX_OUTPUTS + 1)
-        )
+        names.outputs = tuple(spec.name for spec in owner.output)
+        if not names.outputs and node.kind is not None:
+            names.outputs = tuple(islice(node.kind.outputs(node, names), MAX_OUTPUTS + 1))
         if len(names.outputs) > MAX_OUTPUTS:
             names.outputs = names.outputs[:MAX_OUTPUTS]
             text = f"node '{node.name}' has more than {MAX_OUTPUTS} outputs; declare those that are read with 'output'"
@@ -156,7 +154,7 @@ class NameTable:
         """Fill in what a step reads: its target, its conditions, its fallback."""
         own.wires = list(self._wires(file, step, own, names.producers, index))
         own.reads = {wire.tensor: wire.producer for wire in own.wires}
-        for path in condition_paths(step):
+        for path, _ in step_conditions(file, step):
             for space, name, _ in names.conditions[path].expression.references if path in names.conditions else ():
                 if space == "inputs":
                     own.reads.setdefault(name, names.seen(name, index))
@@ -167,14 +165,11 @@ class NameTable:
             own.reads |= own.fallback.reads
             own.asks |= own.fallback.asks
 
-    def _custom(self, file: GraphFile, node: NodeDefinition, index: int) -> StepNames:
-        """Names of the model of a CUSTOM; it reads the combined tensor, MASK and inputs of the node."""
-        step = node.customs[index]
+    def _custom(self, file: GraphFile, kind: NodeKind, node: NodeDefinition, key: int) -> StepNames:
+        """Names of a custom step; beside inputs of the node it may read what the kind makes for it."""
+        step = node.customs[key]
         names = self._outputs(file, step)
-        combined = combined_tensor(node.message.ensemble.combine[index])
-        wires = list(self._wires(file, step, names, {}, 0))
-        is_fed = any(wire.tensor == combined for wire in wires)  # reported later if not
-        names.wires = [one for one in wires if one.tensor not in (combined, MASK) and (is_fed or one.is_mapped)]
+        names.wires = kind.custom_wires(node, key, list(self._wires(file, step, names, {}, 0)))
         names.reads = dict.fromkeys(wire.tensor for wire in names.wires)
         return names
 

@@ -6,12 +6,9 @@ from typing import NamedTuple
 
 from weft_protos import graph_pb2 as pb
 from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget, Target
-from weft_router.graph.plan import NodeKind
-from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition, combines_of, method_of
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.types.expression import Expression, read_expression
 
-#: Tensor that tells the model of a CUSTOM which steps answered.
-MASK = "MASK"
 #: Nodes inside one another; what is deeper counts as unknown here, and is refused when it is compiled.
 MAX_DEPTH = 32
 
@@ -86,9 +83,9 @@ class NodeNames(TargetNames):
     Attributes:
         steps: As ``NodeDefinition.steps``.
         shadows: As ``NodeDefinition.shadows``.
-        customs: As ``NodeDefinition.customs``; their wires are those of the node's inputs.
+        customs: As ``NodeDefinition.customs``; their wires are those that start at the node's inputs.
         indexes: Name of a step -> its index.
-        producers: Of a sequence: tensor -> the step that gives it.
+        producers: Of a pipeline: tensor -> the step that gives it.
         conditions: By path, every condition of the node, its steps and their fallbacks.
         read: Tensors that something in the node reads.
         lacking: Of alternatives: tensor that some offer -> names of the steps that do not.
@@ -122,42 +119,35 @@ def describe(target: Target) -> str:
     return "the target"
 
 
-def keyed_outputs(node: NodeDefinition, names: NodeNames, only: str) -> Iterator[tuple[str, int, str]]:
-    """(output name, index of the step, its tensor) of a KEYED combine; ``only`` one tensor, or "" for all."""
-    for i, step in enumerate(names.steps):
-        for tensor in step.outputs.values():
-            if only in ("", tensor):
-                yield f"{node.steps[i].name}.{tensor}", i, tensor
-
-
 def conditions_of(file: GraphFile, node: NodeDefinition) -> Iterator[tuple[str, str, int]]:
     """(path, text, index of the step whose view it has) of every condition; an ensemble file has none."""
     if file.is_ensemble:
         return
-    path = node.kind_path
-    of_node = [
-        (f"{path}.on", node.message.switch.on),
-        (f"{path}.sticky_by", node.message.splitter.sticky_by),
-        (f"{path}.loop.while", getattr(node.message.sequence.loop, "while")),
-        ("policy.cache.key", file.message.policy.cache.key if node.name == file.root else ""),
-    ]
+    own = node.kind.conditions(node.message) if node.kind is not None else ()
+    of_node = [(f"{node.kind_path}.{field}", text) for field, text in own]
+    if node.name == file.root:
+        of_node += _policy_conditions(file, file.message.policy, "policy")
     yield from ((where, text, 0) for where, text in of_node if text)
     for i, step in [*enumerate(node.steps), *((0, shadow) for shadow in node.shadows)]:
         one: StepDefinition | None = step
         while one is not None:
-            texts = (one.message.when, one.message.accept, one.message.policy.cache.key)
-            yield from ((p, text, i) for p, text in zip(condition_paths(one), texts, strict=True) if text)
+            yield from ((where, text, i) for where, text in step_conditions(file, one) if text)
             one = one.fallback
 
 
-def condition_paths(step: StepDefinition) -> tuple[str, str, str]:
-    """Paths of the conditions that a step or a fallback may have."""
-    return f"{step.path}.when", f"{step.path}.accept", f"{step.path}.policy.cache.key"
+def step_conditions(file: GraphFile, step: StepDefinition) -> list[tuple[str, str]]:
+    """(path, text or "") of the conditions that a step or a fallback may have."""
+    own = [(f"{step.path}.when", step.message.when), (f"{step.path}.accept", step.message.accept)]
+    return own + _policy_conditions(file, step.message.policy, f"{step.path}.policy")
 
 
-def combined_tensor(combine: pb.Combine) -> str:
-    """Tensor of the steps that a combine makes one of; "" where it is every one."""
-    return getattr(combine, "from") or combine.output
+def _policy_conditions(file: GraphFile, policy: pb.Policy, path: str) -> list[tuple[str, str]]:
+    """The same of a policy message."""
+    return [
+        (kind.condition_path(path), getattr(getattr(policy, kind.field), kind.condition_field))
+        for kind in file.policies.values()
+        if kind.condition_field
+    ]
 
 
 def narrowed(step: StepDefinition) -> set[str]:
@@ -166,15 +156,14 @@ def narrowed(step: StepDefinition) -> set[str]:
 
 
 def tensors_read(node: NodeDefinition, names: NodeNames) -> set[str]:
-    """Tensors that steps, conditions, a loop or a combine read."""
+    """Tensors that steps, conditions or the node itself read."""
     read = {tensor for step in (*names.steps, *names.shadows, *names.customs.values()) for tensor in step.reads}
-    spaces = ("inputs", "outputs") if node.kind is NodeKind.SEQUENCE else ("inputs",)
+    if node.kind is None:
+        return read
+    spaces = ("inputs", "outputs") if node.kind.plan.is_pipeline else ("inputs",)
     for expression, _ in names.conditions.values():
         read.update(ref.name for ref in expression.references if ref.space in spaces)
-    for combine in combines_of(node) if node.kind is NodeKind.ENSEMBLE else ():
-        tensor = combined_tensor(combine)
-        read |= {tensor} if tensor else {one for step in names.steps for one in step.outputs.values()}
-    return read.union(node.message.sequence.loop.carry)
+    return read | node.kind.tensors_read(node, names)
 
 
 def inputs_needed(node: NodeDefinition, names: NodeNames) -> dict[str, bool]:
@@ -198,29 +187,6 @@ def inputs_needed(node: NodeDefinition, names: NodeNames) -> dict[str, bool]:
                     need(wire.tensor, is_required=wire.is_required and wire.tensor not in sure)
             one = one.fallback
     return needs
-
-
-def outputs_offered(node: NodeDefinition, names: NodeNames) -> Iterator[str]:
-    """Outputs of a node that declares none."""
-    if node.kind is NodeKind.SEQUENCE:
-        read = {tensor for step in names.steps for tensor, producer in step.reads.items() if producer is not None}
-        yield from (tensor for step in names.steps for tensor in step.outputs.values() if tensor not in read)
-    elif node.kind is NodeKind.ENSEMBLE:
-        for combine in combines_of(node):
-            if method_of(combine).is_keyed:
-                yield from (name for name, _, _ in keyed_outputs(node, names, getattr(combine, "from")))
-            else:
-                yield combine.output
-    elif node.kind is not None:
-        closed = [
-            (d.name, set(s.outputs.values())) for d, s in zip(node.steps, names.steps, strict=True) if not s.is_open
-        ]
-        for tensor in dict.fromkeys(tensor for step in names.steps for tensor in step.outputs.values()):
-            lacking = [name for name, tensors in closed if tensor not in tensors]
-            if lacking:
-                names.lacking[tensor] = lacking
-            else:
-                yield tensor
 
 
 def output_path(file: GraphFile, step: StepDefinition, tensor: str) -> str:

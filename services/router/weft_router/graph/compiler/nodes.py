@@ -7,22 +7,34 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from weft_common.text.pbtxt import suggestion
-from weft_router.graph.checks.policies import cache_limits
-from weft_router.graph.compiler.alternatives import AlternativeBuilder
-from weft_router.graph.compiler.ensembles import EnsembleBuilder
-from weft_router.graph.compiler.scope import BuiltNode, NodeUse, Scope, declared_types, declaring, owner_text
-from weft_router.graph.compiler.sequences import SequenceBuilder
-from weft_router.graph.plan import CachePlan, NodeKind
-from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, lacks_output
+from weft_router.graph.compiler.scope import (
+    BuiltNode,
+    NodeUse,
+    Scope,
+    Streams,
+    declared_types,
+    declaring,
+    owner_text,
+)
+from weft_router.graph.compiler.steps import StepBuilder
+from weft_router.graph.kind import NodeKind
+from weft_router.graph.plan import NodePlan
+from weft_router.graph.policy import PolicyPlan
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
 from weft_router.graph.types.conditions import Purpose
 from weft_router.graph.types.signatures import TensorType
 
 
-class NodeBuilder(SequenceBuilder, AlternativeBuilder, EnsembleBuilder):
-    """Compiles nodes of every kind."""
+class NodeBuilder(StepBuilder):
+    """Compiles nodes of every kind.
 
-    #: Of the whole graph.
-    cache: CachePlan | None = None
+    Attributes:
+        cache: Of the whole graph.
+        streams: What the root says of the responses of the graph.
+    """
+
+    cache: PolicyPlan | None = None
+    streams: Streams = Streams()
 
     def build_node(self, file: GraphFile, node: NodeDefinition, call: NodeUse) -> BuiltNode:
         """Compile a node for one use: report what is wrong, give every tensor a slot."""
@@ -38,15 +50,10 @@ class NodeBuilder(SequenceBuilder, AlternativeBuilder, EnsembleBuilder):
         for name, known in inputs.items():
             scope.slots[name] = scope.new_slot(name, known)
         promised = declared_types(file, node, owner.output)
-        match node.kind:
-            case NodeKind.SEQUENCE:
-                plan, produced = self.sequence(scope)
-            case NodeKind.SWITCH | NodeKind.SPLITTER | NodeKind.CASCADE:
-                plan, produced = self.alternatives(scope, promised)
-            case NodeKind.ENSEMBLE:
-                plan, produced = self.ensemble(scope)
-            case None:
-                plan, produced = None, {}
+        plan: NodePlan | None = None
+        produced: dict[str, TensorType] = {}
+        if node.kind is not None:
+            plan, produced = node.kind.build(self, scope, promised)
         if len(call.trail) == 1:
             self.cache = self._graph_cache(scope)
         shadows = self.shadows(scope)
@@ -63,43 +70,50 @@ class NodeBuilder(SequenceBuilder, AlternativeBuilder, EnsembleBuilder):
             )
         return BuiltNode(plan, self._outputs(scope, promised, produced))
 
-    def _graph_cache(self, scope: Scope) -> CachePlan | None:
-        message = scope.file.message
-        key = self.condition(scope, "policy.cache.key", Purpose.KEY)
-        if message.policy.HasField("cache") or message.response_cache.enable:
-            return CachePlan(*cache_limits(message.policy.cache), key, message.policy.cache.stale_if_error_ms)
-        return None
+    def _graph_cache(self, scope: Scope) -> PolicyPlan | None:
+        """What keeps whole answers of the graph."""
+        message, found = scope.file.message, None
+        for kind in scope.file.policies.values():
+            path = kind.condition_path("policy")
+            condition = self.condition(scope, path, Purpose.KEY) if path else None
+            found = found or kind.plan_of_graph(message, condition)
+        return found
 
     def _outputs(
         self, scope: Scope, promised: Mapping[str, TensorType], produced: Mapping[str, TensorType]
     ) -> dict[str, TensorType]:
         """Types of the node's outputs, those that it declares checked."""
         file, node, names = scope.file, scope.node, scope.names
-        prefix = "" if node.name == file.root else f"{node.path}."
-        is_checked = node.kind in (NodeKind.SWITCH, NodeKind.SPLITTER, NodeKind.CASCADE)  # each alternative was
-        for i, name in enumerate(promised if not is_checked else ()):
-            path, value = f"{prefix}output[{i}].name", produced.get(name)
-            if value is not None:
-                what = f"output '{name}' of {owner_text(file, node)}"
-                used = promised[name]
-                self.check_use(file, path, value, used, is_required=False, what=what, declared=used)
-            elif node.kind is not None and not any(step.is_open for step in names.steps) and not lacks_output(node):
-                given = [*scope.inputs, *scope.produced] if node.kind is NodeKind.SEQUENCE else list(produced)
-                text = f"nothing in {owner_text(file, node)} gives output '{name}'"
-                if file.is_ensemble:
-                    text = f"output '{name}' for ensemble '{file.name}' is not written{suggestion(name, given)}"
-                    self.report.error("G017", file, path, text)
-                elif node.kind is NodeKind.ENSEMBLE and any(one.endswith(f".{name}") for one in given):
-                    cure = f'combine {{ output: "{name}" method: ... }}'
-                    self.report.error("G017", file, path, f"{text}; to make it of the steps' tensors, add {cure}")
-                else:
-                    hint = self.shadow_of(scope, name) or suggestion(name, given)
-                    self.report.error("G017", file, path, text + hint)
+        if node.kind is not None and not node.kind.checks_outputs:
+            self._check_promised(scope, node.kind, promised, produced)
         if node.name == file.root:
             self._check_present(scope, list(promised), produced)
         if promised:
             return {name: known.absent_like(produced.get(name, known)) for name, known in promised.items()}
         return {name: produced.get(name, TensorType.unknown(f"node '{node.name}'")) for name in names.outputs}
+
+    def _check_promised(
+        self, scope: Scope, kind: NodeKind, promised: Mapping[str, TensorType], produced: Mapping[str, TensorType]
+    ) -> None:
+        """Outputs that the node declares: each is given, with a type that fits."""
+        file, node = scope.file, scope.node
+        prefix = "" if node.name == file.root else f"{node.path}."
+        is_open = any(step.is_open for step in scope.names.steps)
+        given = [*scope.inputs, *scope.produced] if kind.plan.is_pipeline else list(produced)
+        for i, (name, used) in enumerate(promised.items()):
+            path, value = f"{prefix}output[{i}].name", produced.get(name)
+            if value is not None:
+                what = f"output '{name}' of {owner_text(file, node)}"
+                self.check_use(file, path, value, used, is_required=False, what=what, declared=used)
+            elif not is_open and kind.has_known_outputs(node):
+                text = f"nothing in {owner_text(file, node)} gives output '{name}'"
+                if file.is_ensemble:
+                    text = f"output '{name}' for ensemble '{file.name}' is not written{suggestion(name, given)}"
+                elif cure := kind.output_cure(name, given):
+                    text += f"; {cure}"
+                else:
+                    text += self.shadow_of(scope, name) or suggestion(name, given)
+                self.report.error("G017", file, path, text)
 
     def _check_present(self, scope: Scope, declared: list[str], produced: Mapping[str, TensorType]) -> None:
         """Outputs of a graph are in every answer, unless they repeat an optional input."""

@@ -1,5 +1,6 @@
 """What a step's target is: a model of a target, a node of the file, or another graph."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -7,6 +8,8 @@ from weft_common.signature import ModelSignature
 from weft_common.text.pbtxt import PbtxtError, suggestion
 from weft_router.graph.checks.features import check_features
 from weft_router.graph.checks.structure import check_structure
+from weft_router.graph.kind import NodeKind
+from weft_router.graph.policy import PolicyKind
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition, parse_graph
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.syntax.source import GraphLookup, GraphSource, ModelCatalog
@@ -49,12 +52,23 @@ class Resolver:
     """Finds targets and loads the files of other graphs, each once.
 
     Args:
+        kinds: Those that a node may be, by their field in ``graph.proto``.
+        policies: Those that a step may have, by their field in ``Policy``.
         catalog: Models; None says nothing about them.
         graphs: Other graphs; None says nothing about them.
         report: Receives unknown names (G002) and everything wrong with the files of other graphs.
     """
 
-    def __init__(self, catalog: ModelCatalog | None, graphs: GraphLookup | None, report: GraphReport) -> None:
+    def __init__(
+        self,
+        kinds: Mapping[str, NodeKind],
+        policies: Mapping[str, PolicyKind],
+        catalog: ModelCatalog | None,
+        graphs: GraphLookup | None,
+        report: GraphReport,
+    ) -> None:
+        self._kinds = kinds
+        self._policies = policies
         self._catalog = catalog
         self._graphs = graphs
         self._report = report
@@ -71,7 +85,7 @@ class Resolver:
     def load(self, source: GraphSource) -> GraphFile | None:
         """The file, checked on its own; None, and a report, where there is nothing to compile."""
         try:
-            file = parse_graph(source)
+            file = parse_graph(source, self._kinds, self._policies)
         except PbtxtError as error:
             self._report.extend(error.diagnostics)
             return None

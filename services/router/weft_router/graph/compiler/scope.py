@@ -2,14 +2,31 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
 
 from weft_common.signature import TensorSpec, datatype_name
 from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import ModelInput, ModelOutput
 from weft_router.graph.compiler.names import NodeNames
-from weft_router.graph.plan import Binding, NodeKind, NodePlan, StepPlan
+from weft_router.graph.plan import Binding, NodePlan, StepPlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.types.signatures import TensorType
+
+AnyPlan = TypeVar("AnyPlan", bound=NodePlan)
+
+
+class Streams(NamedTuple):
+    """What the root of a graph says of its responses.
+
+    Attributes:
+        is_decoupled: A request gets any number of them: a step of the root calls a decoupled model.
+        can_collect: Each of these models answers a unary call with everything at once.
+        max_inflight: As ``GraphPlan.max_inflight_responses``.
+    """
+
+    is_decoupled: bool = False
+    can_collect: bool = False
+    max_inflight: int = 0
 
 
 @dataclass(slots=True)
@@ -37,7 +54,7 @@ class Scope:
 
     Attributes:
         inputs: Type of each input of the node.
-        produced: Type of each output of a step of a sequence, once the step is compiled.
+        produced: Type of each output of a step of a pipeline, once the step is compiled.
         answered: The same, for who knows that the step gave an answer.
         slots: Slot of each tensor that steps can read.
         ok_slots: Slots of ``steps.<name>.ok``, by index of the step.
@@ -77,17 +94,16 @@ class Scope:
 
     def step_path(self, step: StepDefinition) -> str:
         """Path of a step, as errors and spans show it."""
-        if self.node.kind is NodeKind.SEQUENCE:
+        if self.node.kind is not None and self.node.kind.plan.is_pipeline:
             return f"{self.call.path}/{step.name}"
         return f"{self.call.path}[{step.name}]"
 
-    def node_plan(self, steps: Sequence[StepPlan], slots: Mapping[str, int]) -> NodePlan:
+    def node_plan(self, plan: type[AnyPlan], steps: Sequence[StepPlan], slots: Mapping[str, int]) -> AnyPlan:
         """Plan of the node, what all kinds have filled in; its outputs are in ``slots``."""
         wanted = [name for name in self.names.outputs if name in self.call.wanted and name in slots]
-        return NodePlan(
+        return plan(
             name=self.node.name,
             path=self.call.path,
-            kind=self.node.kind or NodeKind.SEQUENCE,
             num_slots=self.num_slots,
             inputs=tuple(Binding(name, slot) for slot, name in enumerate(self.inputs)),
             outputs=tuple(Binding(name, slots[name]) for name in wanted),

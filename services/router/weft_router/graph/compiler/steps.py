@@ -6,15 +6,15 @@ from dataclasses import replace
 
 from weft_common.text.pbtxt import suggestion
 from weft_protos import graph_pb2 as pb
-from weft_router.graph.checks.policies import cache_limits, step_policies
+from weft_router.graph.checks.policies import min_remaining_ms
 from weft_router.graph.compiler.defaults import default_tensor
 from weft_router.graph.compiler.name_table import NameTable
 from weft_router.graph.compiler.names import MAX_DEPTH, StepNames, describe, target_path
 from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget
 from weft_router.graph.compiler.scope import BuiltNode, BuiltStep, NodeUse, Scope
-from weft_router.graph.compiler.streams import refuse_stream
 from weft_router.graph.compiler.uses import UseBuilder
-from weft_router.graph.plan import Binding, CachePlan, CallPlan, DefaultPlan, NodeKind, NodePlan, ShadowPlan, StepPlan
+from weft_router.graph.plan import Binding, CallPlan, DefaultPlan, NodePlan, ShadowPlan, StepPlan
+from weft_router.graph.policy import GivenPolicies, PolicyPlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.conditions import Purpose
@@ -51,7 +51,7 @@ class StepBuilder(UseBuilder, ABC):
         return built
 
     def shadows(self, scope: Scope) -> list[StepPlan]:
-        """Compile the shadows of a node that is no sequence; those with errors are left out."""
+        """Compile the shadows that stand beside the steps of a node; those with errors are left out."""
         pairs = zip(scope.node.shadows, scope.names.shadows, strict=True)
         built = [
             self._build(scope, step, names, {}, scope.step_path(step), self.narrowing(scope, step))
@@ -60,7 +60,7 @@ class StepBuilder(UseBuilder, ABC):
         return [one.plan for one in built if one.plan is not None]
 
     def stand_alone(self, scope: Scope, step: StepDefinition, names: StepNames, slots: Mapping[str, int]) -> BuiltStep:
-        """Compile a step that is none of the node's alternatives: the model of a CUSTOM."""
+        """Compile a custom step, which is none of the node's ``steps``."""
         return self._build(scope, step, names, slots, scope.step_path(step), {})
 
     def _build(
@@ -86,7 +86,9 @@ class StepBuilder(UseBuilder, ABC):
         given, inputs = self.bound_inputs(scope, step, names, certain)
         action, types = self._action(scope, step, names, slots, at, given)
         when = self.condition(scope, f"{step.path}.when", Purpose.WHEN, certain)
-        cache = self._cache(scope, step, certain)
+        around = (scope.node.message.policy, scope.file.message.policy)
+        policies = GivenPolicies(message.policy, around, isinstance(action, CallPlan), message.HasField("shadow"))
+        policy_plans = self._policies(scope, step, policies, certain)
         answered = {tensor: types[name] for name, tensor in names.outputs.items()}
         fallback: StepPlan | None = None
         if step.fallback is not None and names.fallback is not None:
@@ -98,16 +100,6 @@ class StepBuilder(UseBuilder, ABC):
         outputs = {name: _seen(scope, step, name, known) for name, known in answered.items()}
         if action is None or (fallback is None and step.fallback is not None):
             return BuiltStep(None, outputs, answered)
-        file = scope.file
-        policies = step_policies(
-            file,
-            file.message.policy,
-            scope.node.message.policy,
-            message,
-            step.path,
-            is_call=isinstance(action, CallPlan),
-            report=self.report,
-        )
         plan = StepPlan(
             name=step.name,
             path=at,
@@ -118,16 +110,14 @@ class StepBuilder(UseBuilder, ABC):
             cases=tuple(message.case),
             is_otherwise=message.otherwise,
             weight=message.weight or 1.0,
-            timeout_ms=policies.timeout_ms,
+            timeout_ms=message.policy.timeout_ms,
             is_soft=message.dependency == pb.Step.SOFT,
             defaults=defaults,
             fallback=fallback,
-            retry=policies.retry,
-            hedge=policies.hedge,
-            cache=cache,
+            policies=policy_plans,
             shadow=ShadowPlan(message.shadow.percent, message.shadow.max_inflight) if step.is_shadow else None,
-            max_inflight=policies.max_inflight,
-            min_remaining_ms=policies.min_remaining_ms,
+            max_inflight=message.policy.max_inflight,
+            min_remaining_ms=min_remaining_ms(scope.file, policies, step.path, self.report),
         )
         return BuiltStep(plan, outputs, answered)
 
@@ -209,12 +199,15 @@ class StepBuilder(UseBuilder, ABC):
                 plans.append(DefaultPlan(slots[name], tensor, is_batched))
         return tuple(plans)
 
-    def _cache(self, scope: Scope, step: StepDefinition, certain: Mapping[str, TensorType]) -> CachePlan | None:
-        policy = step.message.policy
-        key = self.condition(scope, f"{step.path}.policy.cache.key", Purpose.KEY, certain)
-        if not policy.HasField("cache"):
-            return None
-        return CachePlan(*cache_limits(policy.cache), key, policy.cache.stale_if_error_ms)
+    def _policies(
+        self, scope: Scope, step: StepDefinition, given: GivenPolicies, certain: Mapping[str, TensorType]
+    ) -> tuple[PolicyPlan, ...]:
+        """What the policies say of a step, in the order of their table."""
+        plans = []
+        for kind in scope.file.policies.values():
+            path = kind.condition_path(f"{step.path}.policy")
+            plans.append(kind.plan(given, self.condition(scope, path, Purpose.KEY, certain) if path else None))
+        return tuple(plan for plan in plans if plan is not None)
 
     def _call(self, scope: Scope, step: StepDefinition, target: ModelTarget) -> CallPlan:
         file, signature, path = scope.file, target.signature, target_path(step)
@@ -223,7 +216,12 @@ class StepBuilder(UseBuilder, ABC):
             text = _too_small(file, own, f"model {signature.name}", limit)
             self.report.error("G009", file, path, text)
         if signature.is_decoupled and (place := _not_in_root(scope, step)):
-            refuse_stream(file, path, signature.name, place, self.report)
+            roots = " or ".join(kind.name for kind in file.kinds.values() if kind.plan.is_pipeline)
+            text = (
+                f"model '{signature.name}' is decoupled: one request gives any number of responses. Only a step of the "
+                f"graph's root {roots} can call it, this is {place}; move the call to the root"
+            )
+            self.report.error("G019", file, path, text)
         self.dependencies.add((target.target, signature.name))
         return CallPlan(target.target, signature.name, target.version, signature)
 
@@ -275,7 +273,7 @@ def _seen(scope: Scope, step: StepDefinition, tensor: str, known: TensorType) ->
     if scope.file.is_ensemble or any(default.output == tensor for default in message.default):
         return known
     is_soft = message.dependency == pb.Step.SOFT
-    is_skipped = bool(message.when) and scope.node.kind is not NodeKind.SWITCH
+    is_skipped = bool(message.when) and not (scope.node.kind is not None and scope.node.kind.chooses_by_when)
     if not (is_soft or is_skipped):
         return known
     happens = " or ".join(["fail softly"] * is_soft + ["be skipped"] * is_skipped)
@@ -288,13 +286,13 @@ def _not_in_root(scope: Scope, step: StepDefinition) -> str:
     if step.is_shadow:
         return "a shadow"
     if step in scope.node.customs.values():
-        return "the model of a CUSTOM"
+        return scope.node.kind.custom_words if scope.node.kind is not None else "a custom step"
     if step not in scope.node.steps:
         return "a fallback"
-    if scope.node.kind is NodeKind.SEQUENCE and len(scope.call.trail) == 1:
+    kind = scope.node.kind
+    if kind is not None and kind.plan.is_pipeline and len(scope.call.trail) == 1:
         return ""
-    kind = scope.node.kind.value if scope.node.kind is not None else "node"
-    return f"a step of {kind} '{scope.node.name}'"
+    return f"a step of {kind.name if kind is not None else 'node'} '{scope.node.name}'"
 
 
 def _with_limits(plan: NodePlan, file: GraphFile) -> NodePlan:

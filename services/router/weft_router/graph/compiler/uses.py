@@ -8,7 +8,7 @@ from weft_router.graph.compiler.name_table import NameTable
 from weft_router.graph.compiler.names import StepNames, Wire, describe, wire_path
 from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget, Target
 from weft_router.graph.compiler.scope import Scope, declared_types, declaring, owner_text
-from weft_router.graph.plan import Binding, NodeKind
+from weft_router.graph.plan import Binding
 from weft_router.graph.syntax.parse import GraphFile, StepDefinition
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.compile_condition import ConditionError, Sight, compile_condition
@@ -138,7 +138,7 @@ class UseBuilder:
         if outputs is not None:
             sights["outputs"] = outputs
         is_of_step = any(path.startswith(f"{step.path}.") for step in scope.node.steps[index : index + 1])
-        if is_of_step and scope.node.kind in (NodeKind.SEQUENCE, NodeKind.CASCADE):
+        if is_of_step and scope.node.kind is not None and scope.node.kind.sees_answers:
             sights["steps"] = _seen_steps(scope, index, asked)
         for reference in expression.references:
             space, name, at = reference
@@ -228,7 +228,7 @@ class UseBuilder:
         self.report.error("G006", scope.file, path, f"{needs}: {owner} has no tensor '{tensor}'{hint}")
 
     def shadow_of(self, scope: Scope, tensor: str) -> str:
-        """Hint at a shadow of a sequence that would give the tensor, were it none; "" without one."""
+        """Hint at a shadow of a pipeline that would give the tensor, were it none; "" without one."""
         pairs = zip(scope.node.steps, scope.names.steps, strict=True)
         givers = (s for s, n in pairs if s.is_shadow and tensor in self.names.of_target(n.target).outputs)
         return next((f"; step '{s.name}' gives it, but it is a shadow, whose answer is dropped" for s in givers), "")
@@ -287,6 +287,14 @@ def _seen_steps(scope: Scope, index: int, named: Collection[str]) -> Sight:
         if i >= index
     }
     return Sight(types, {name: scope.ok_slots.get(i, -1) for name, i in indexes.items()}, hidden)
+
+
+def outputs_sight(scope: Scope, path: str, types: Mapping[str, TensorType], slots: Mapping[str, int]) -> Sight:
+    """What the condition at ``path`` sees as ``outputs``; with models that nobody knows it may name any tensor."""
+    condition = scope.names.conditions.get(path)
+    names = [ref.name for ref in condition.expression.references] if condition else []
+    unknown = dict.fromkeys(names, TensorType.unknown("a step")) if any(s.is_open for s in scope.names.steps) else {}
+    return Sight({**unknown, **types}, {name: slots.get(name, -1) for name in names})
 
 
 def declared_uses(names: StepNames, *, is_batched: bool) -> dict[str, TensorType]:

@@ -1,7 +1,7 @@
 """A graph file as the compiler sees it: the message, where everything stands, and its nodes by name.
 
-``ensemble_scheduling`` of Triton Inference Server becomes a sequence named like the root, so that nothing later tells
-the two apart.
+``ensemble_scheduling`` of Triton Inference Server becomes a node named like the root, so that nothing later tells
+which of the two was written.
 """
 
 import re
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from weft_common.text.pbtxt import Diagnostic, PbtxtError, Positions, parse
 from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig
-from weft_router.combine import METHODS, CombineMethod
-from weft_router.graph.plan import GraphPlan, NodeKind
+from weft_router.graph.kind import NodeKind
+from weft_router.graph.plan import GraphPlan
+from weft_router.graph.policy import PolicyKind
 from weft_router.graph.syntax.source import GraphSource
 
 #: Names that stand unquoted in paths and metadata.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
-_KINDS = {kind.value: kind for kind in NodeKind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class NodeDefinition:
         message: What the file says.
         kind: None where the file gives none.
         kind_path: Of the kind's message.
-        steps: In declared order; shadows are among them in a sequence only.
-        shadows: Shadow steps of every other kind.
-        customs: Models that combine, by the index of their combine.
+        steps: In declared order; shadows are among them in a pipeline only.
+        shadows: Shadow steps of any other node.
+        customs: Steps that the kind runs beside these, by a key of its own.
     """
 
     name: str
@@ -84,6 +84,8 @@ class GraphFile:
         positions: Where.
         is_ensemble: ``platform: "ensemble"``, the rules of Triton Inference Server.
         root: Name of the root node.
+        kinds: Those that a node may be, by their field in ``graph.proto``.
+        policies: Those that a step may have, by their field in ``Policy``, the outermost first.
         nodes: By name; of two nodes of one name the first.
         all_nodes: In declared order.
     """
@@ -94,6 +96,8 @@ class GraphFile:
     positions: Positions
     is_ensemble: bool
     root: str
+    kinds: Mapping[str, NodeKind] = field(repr=False)
+    policies: Mapping[str, PolicyKind] = field(repr=False)
     nodes: Mapping[str, NodeDefinition] = field(repr=False)
     all_nodes: Sequence[NodeDefinition] = field(repr=False)
 
@@ -118,23 +122,25 @@ class GraphFile:
         return f"{self.source.file}:{line}:{column}"
 
 
-def parse_graph(source: GraphSource) -> GraphFile:
+def parse_graph(source: GraphSource, kinds: Mapping[str, NodeKind], policies: Mapping[str, PolicyKind]) -> GraphFile:
     """The file, read but not checked.
+
+    Args:
+        source: The file.
+        kinds: As of ``GraphFile``.
+        policies: As of ``GraphFile``.
 
     Raises:
         PbtxtError: It does not parse; every diagnostic has code G001.
     """
-    try:
-        message, positions = parse(source.text, pb.Graph(), file=source.file)
-    except PbtxtError as error:
-        raise PbtxtError([replace(found, code="G001") for found in error.diagnostics]) from None
-    if not message.ListFields():
-        raise PbtxtError([Diagnostic(source.file, 0, 0, "the file is empty; a graph has at least one node", "G001")])
+    message, positions = _parsed(source)
     has_scheduling = message.HasField("ensemble_scheduling")
     root = message.root or "root"
-    nodes = [_node(node, f"node[{i}]") for i, node in enumerate(message.node)]
+    nodes = [_node(node, f"node[{i}]", kinds) for i, node in enumerate(message.node)]
     if has_scheduling:
-        nodes.insert(0, _scheduling(message, root))
+        path = "ensemble_scheduling"
+        scheduling = pb.Node(name=root, sequence=pb.Sequence(step=message.ensemble_scheduling.step))
+        nodes.insert(0, _node(scheduling, path, kinds, kind_path=path))
     return GraphFile(
         source=source,
         name=source.name or message.name,
@@ -142,6 +148,8 @@ def parse_graph(source: GraphSource) -> GraphFile:
         positions=positions,
         is_ensemble=message.platform == "ensemble" or (not message.platform and has_scheduling),
         root=root,
+        kinds=kinds,
+        policies=policies,
         nodes={node.name: node for node in reversed(nodes)},
         all_nodes=nodes,
     )
@@ -154,7 +162,7 @@ def model_config(source: GraphSource, plan: GraphPlan) -> ModelConfig:
         source: The file that ``plan`` was compiled from.
         plan: Its plan.
     """
-    config = ModelConfig.FromString(parse_graph(source).message.SerializeToString())
+    config = ModelConfig.FromString(_parsed(source)[0].SerializeToString())
     config.DiscardUnknownFields()
     config.name = plan.signature.name
     config.platform = plan.signature.platform
@@ -165,50 +173,42 @@ def model_config(source: GraphSource, plan: GraphPlan) -> ModelConfig:
     return config
 
 
-def combines_of(node: NodeDefinition) -> Iterable[pb.Combine]:
-    """Combines of an ensemble, KEYED where there is none; what lacks its 'output' is left out."""
-    given = node.message.ensemble.combine
-    if not given:
-        return [pb.Combine(method=pb.Combine.KEYED)]
-    return [combine for combine in given if combine.output or method_of(combine).is_keyed]
+def targets_of(step: pb.Step) -> list[str]:
+    """Which of the fields that name a target are given."""
+    return [name for name in ("model_name", "node", "graph") if getattr(step, name)]
 
 
-def method_of(combine: pb.Combine) -> CombineMethod:
-    """How it combines."""
-    return METHODS[pb.Combine.Method.Name(combine.method)]
+def given_fields(message: pb.Step | pb.Policy, names: Iterable[str]) -> list[tuple[str, bool]]:
+    """(name, whether the message has it) of each."""
+    present = {field.name for field, _ in message.ListFields()}
+    return [(name, name in present) for name in names]
 
 
-def is_race(node: NodeDefinition) -> bool:
-    """Whether the first answer of an ensemble is the node's."""
-    combines = list(combines_of(node))
-    return bool(combines) and all(method_of(combine).is_first for combine in combines)
+def _parsed(source: GraphSource) -> tuple[pb.Graph, Positions]:
+    try:
+        message, positions = parse(source.text, pb.Graph(), file=source.file)
+    except PbtxtError as error:
+        raise PbtxtError([replace(found, code="G001") for found in error.diagnostics]) from None
+    if not message.ListFields():
+        raise PbtxtError([Diagnostic(source.file, 0, 0, "the file is empty; a graph has at least one node", "G001")])
+    return message, positions
 
 
-def lacks_output(node: NodeDefinition) -> bool:
-    """Whether a combine lacks its 'output', so that nobody knows which output it makes."""
-    return any(not one.output and not method_of(one).is_keyed for one in node.message.ensemble.combine)
-
-
-def _node(node: pb.Node, path: str) -> NodeDefinition:
-    kind = node.WhichOneof("kind") or ""
-    steps = getattr(node, kind).step if kind else ()
-    kind_path = f"{path}.{kind}" if kind else path
-    every = _steps(steps, kind_path)
-    shadows = tuple(step for step in every if step.is_shadow and kind != "sequence")
-    answering = tuple(step for step in every if not step.is_shadow or kind == "sequence")
+def _node(node: pb.Node, path: str, kinds: Mapping[str, NodeKind], kind_path: str = "") -> NodeDefinition:
+    field_name = node.WhichOneof("kind")
+    if field_name is None:
+        return NodeDefinition(node.name, path, node, None, path, ())
+    kind = kinds[field_name]
+    kind_path = kind_path or f"{path}.{field_name}"
+    every = _steps(getattr(node, field_name).step, kind_path)
+    shadows = tuple(step for step in every if step.is_shadow and not kind.plan.is_pipeline)
     customs = {
-        i: StepDefinition(one.custom.name or _target(one.custom), f"{kind_path}.combine[{i}].custom", one.custom)
-        for i, one in enumerate(node.ensemble.combine)
-        if method_of(one).calls_model and _targets(one.custom) == ["model_name"]
+        key: StepDefinition(step.name or _target(step), step_path, step)
+        for key, step_path, step in kind.custom_steps(node, kind_path)
+        if targets_of(step) == ["model_name"]
     }
-    return NodeDefinition(node.name, path, node, _KINDS.get(kind), kind_path, answering, shadows, customs)
-
-
-def _scheduling(message: pb.Graph, root: str) -> NodeDefinition:
-    steps = message.ensemble_scheduling.step
-    node = pb.Node(name=root, sequence=pb.Sequence(step=steps))
-    path = "ensemble_scheduling"
-    return NodeDefinition(root, path, node, NodeKind.SEQUENCE, path, _steps(steps, path))
+    steps = tuple(step for step in every if not step.is_shadow or kind.plan.is_pipeline)
+    return NodeDefinition(node.name, path, node, kind, kind_path, steps, shadows, customs)
 
 
 def _steps(steps: Sequence[pb.Step], path: str) -> tuple[StepDefinition, ...]:
@@ -236,10 +236,6 @@ def _fallback(step: pb.Step, path: str) -> StepDefinition | None:
         return None
     message, path = step.fallback, f"{path}.fallback"
     return StepDefinition(message.name or _target(message) or "fallback", path, message, _fallback(message, path))
-
-
-def _targets(step: pb.Step) -> list[str]:
-    return [name for name in ("model_name", "node", "graph") if getattr(step, name)]
 
 
 def _target(step: pb.Step) -> str:

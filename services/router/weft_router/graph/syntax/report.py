@@ -1,5 +1,7 @@
 """Collects what is wrong with a graph's files."""
 
+from collections.abc import Iterable
+
 from weft_common.text.pbtxt import Diagnostic
 from weft_router.graph.syntax.parse import GraphFile
 
@@ -31,6 +33,13 @@ class GraphReport:
     def warning_at(self, code: str, file: GraphFile, path: str, index: int, message: str) -> None:
         """A warning at character ``index`` of a string value."""
         self._add(code, file, file.positions.locate(path, index), message, "warning")
+
+    def refuse(self, file: GraphFile, path: str, fields: Iterable[tuple[str, bool]], why: str) -> None:
+        """Report fields without effect (G018): those (name, is given) of the message at ``path`` that are given."""
+        for name, is_given in fields:
+            if is_given:
+                where = f"{path}.{name}" if path else name
+                self.error("G018", file, where, f"'{name}' has no effect {why}", is_name=True)
 
     def extend(self, diagnostics: list[Diagnostic]) -> None:
         """Diagnostics made elsewhere."""

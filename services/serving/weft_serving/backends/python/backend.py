@@ -1,4 +1,4 @@
-"""The backend ``python``: runs the model on the instance's thread, or in a process of its own."""
+"""The backend ``python``: runs a ``model.py`` on the instance's thread, or in a process of its own."""
 
 import json
 import sys
@@ -59,8 +59,8 @@ class PythonBackend(Backend):
     ``thread``, the default, on a thread of the service.
 
     A response with an error fails its request with the status of the error's code. What ``execute`` raises fails every
-    request of the batch with INTERNAL, and so does a wrong number of responses. A process that dies fails the requests
-    that it works on with UNAVAILABLE.
+    request of the batch with INTERNAL, and so does a wrong number of responses. When a process dies, its requests fail
+    with UNAVAILABLE.
     """
 
     auto_complete = staticmethod(_auto_complete)  # type: ignore[assignment]  # mypy takes the base's for a method
@@ -88,13 +88,13 @@ class PythonBackend(Backend):
         runner.load()
 
     def execute(self, batch: Batch) -> list[Outcome]:
-        """Hand the whole batch to the model."""
+        """Execute the whole batch in the model."""
         if self._runner is None:
             raise InternalError(f"model '{self.model.signature.name}' is not loaded")
         return self._runner.execute(batch)
 
     def why_lost(self) -> str:
-        """How the process ended; "" while it runs, or where there is none."""
+        """How the process ended; "" while it runs, or without one."""
         return self._runner.exit_text if isinstance(self._runner, ModelProcess) else ""
 
     def abort(self) -> None:
@@ -103,6 +103,6 @@ class PythonBackend(Backend):
             self._runner.kill()
 
     def close(self) -> None:
-        """Call ``finalize`` of the model, and forget its modules; a process has ended."""
+        """Call ``finalize`` of the model and remove its modules, or end its process."""
         if self._runner is not None:
             self._runner.close()

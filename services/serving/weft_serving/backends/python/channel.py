@@ -34,7 +34,7 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, message: object) -> None:
-        """The message is on its way; waits while the other end is slow. Raises OSError when that is gone."""
+        """Send a message; waits while the other end is slow. Raises OSError when that is gone."""
         text = io.BytesIO()
         pickler = _Pickler(text, pickle.HIGHEST_PROTOCOL)
         pickler.dump(message)
@@ -47,7 +47,7 @@ class Channel:
                 self._send_parts(parts[start : start + _MAX_BUFFERS])
 
     def receive(self) -> Any:
-        """The next message; its tensors have writable bytes. Raises EOFError or OSError when the other end is gone."""
+        """Receive the next message; its tensors are writable. Raises EOFError or OSError when the other end is gone."""
         body_size, num_buffers = _COUNT.unpack(self._read(_COUNT.size))
         sizes = self._read(_SIZE.size * num_buffers)
         body = self._read(body_size)
@@ -55,7 +55,7 @@ class Channel:
         return _Unpickler(io.BytesIO(body), buffers).load()
 
     def close(self) -> None:
-        """The other end reads the end."""
+        """Close this end, which ends the stream at the other."""
         with contextlib.suppress(OSError):  # the other end was first
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
@@ -80,7 +80,7 @@ class Channel:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves the bytes of tensors out."""
+    """Pickles a message without the bytes of its tensors."""
 
     def __init__(self, file: io.BytesIO, protocol: int) -> None:
         super().__init__(file, protocol)
@@ -94,7 +94,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Puts them in again."""
+    """Restores a message with the bytes of its tensors."""
 
     def __init__(self, file: io.BytesIO, buffers: list[bytearray]) -> None:
         super().__init__(file)

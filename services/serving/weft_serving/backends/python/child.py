@@ -1,6 +1,6 @@
 """The process of one model instance: ``python -m weft_serving.backends.python.child FD LOG_LEVEL``.
 
-The main thread runs the model. Another one reads messages; when the service is gone, it ends the process.
+The main thread runs the model. Another one reads messages, and ends the process when the service is gone.
 """
 
 import ctypes
@@ -72,7 +72,7 @@ class ChildMetrics:
     """The ``MetricSink`` of this process: the service keeps the metrics.
 
     Args:
-        calls: Make the way there and back.
+        calls: Sends to the service and receives its answers.
     """
 
     def __init__(self, calls: "ChildCalls") -> None:
@@ -87,7 +87,7 @@ class ChildMetrics:
         return self._calls.ask("add_metric", owner, name, dict(labels), bounds)
 
     def record(self, name: str, labels: Any, action: str, number: float) -> None:
-        """As ``CustomMetrics.record``; nobody waits for it."""
+        """As ``CustomMetrics.record``, without waiting."""
         self._calls.tell("record", name, labels, action, number)
 
     def value(self, name: str, labels: Any) -> float:
@@ -96,14 +96,14 @@ class ChildMetrics:
         return number
 
     def release(self, owner: str) -> None:
-        """Nothing: the service does that when the process has ended."""
+        """Do nothing: the service releases the metrics when the process has ended."""
 
 
 class ChildControl:
     """The ``RepositoryControl`` of this process: the service loads and unloads.
 
     Args:
-        calls: Make the way there and back.
+        calls: Sends to the service and receives its answers.
     """
 
     def __init__(self, calls: "ChildCalls") -> None:
@@ -143,17 +143,17 @@ class ChildCalls:
         return ChildResponses(self, self._begin(call, parents, origin, is_stream=True)[0])
 
     def ask(self, action: str, *arguments: Any) -> Any:
-        """What the service's metrics answer to one of their methods."""
+        """Call a method of the service's metrics."""
         number = next(self._numbers)
         return self._expect(number, ("metric", number, action, arguments)).result()
 
     def control(self, action: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> "Future[Any]":
-        """What the service's repository control makes of one of its methods."""
+        """Call a method of the service's repository control."""
         number = next(self._numbers)
         return self._expect(number, ("control", number, action, arguments, options))
 
     def tell(self, action: str, *arguments: Any) -> None:
-        """The same, where nobody wants to know."""
+        """Call a method of the service's metrics without waiting for the result."""
         self._process.channel.send(("metric", None, action, arguments))
 
     def next(self, number: int) -> "Future[Any]":
@@ -161,11 +161,11 @@ class ChildCalls:
         return self._expect(number, ("next", number))
 
     def drop(self, number: int) -> None:
-        """Nobody wants an answer to a call."""
+        """Withdraw a call."""
         self._process.post(("drop", number))
 
     def answered(self, number: int, result: InferResult | None, error: Any) -> None:
-        """The answer has come; on the reading thread."""
+        """Take the answer of a call; on the reading thread."""
         future = self._waiting.pop(number, None)
         if future is None or not future.set_running_or_notify_cancel():
             return
@@ -223,7 +223,7 @@ class Child:
         self._requests: dict[int, InferenceRequest] = {}
 
     def run(self) -> None:
-        """Serve the model until told to close."""
+        """Serve the model until the service closes it."""
         for target in (self._read, self._write):
             threading.Thread(target=target, name=target.__name__, daemon=True).start()
         _, model, instance = self._inbox.get()
@@ -244,15 +244,15 @@ class Child:
             self._execute(runner, message[1])
 
     def post(self, message: object) -> None:
-        """Send without waiting, from any thread; maybe later than what is sent next."""
+        """Send without waiting, from any thread; later messages may overtake."""
         self._outbox.put(message)
 
     def forget(self, number: int) -> None:
-        """The request is answered."""
+        """Remove an answered request."""
         self._requests.pop(number, None)
 
     def numbers_of(self, requests: Sequence[InferenceRequest]) -> list[int]:
-        """Numbers of those that are not answered."""
+        """Numbers of the requests that are not answered."""
         return [number for number, request in list(self._requests.items()) if request in requests]
 
     def _loaded(self, model: ModelContext, instance: InstanceContext) -> PythonModelRunner | None:
@@ -262,7 +262,7 @@ class Child:
         except WeftError as error:
             self.channel.send(("failed", packed(error)))
             return None
-        except BaseException as cause:  # an exit too: the service is told why
+        except BaseException as cause:  # an exit too: the service gets the reason
             where = f"model '{model.signature.name}' failed to load on instance {instance.name}"
             failure = InternalError(f"{where}: {type(cause).__name__}: {cause}")
             _log.error(failure.message, exc_info=cause, extra={"error_id": failure.error_id})
@@ -311,7 +311,7 @@ class Child:
             try:
                 message = self.channel.receive()
             except (EOFError, OSError):
-                os._exit(0)  # the service is gone; whatever the model does now is for nobody
+                os._exit(0)  # the service is gone, and with it every caller
             self._take(message)
             del message  # it may have a request's tensors
 
@@ -327,7 +327,7 @@ class Child:
             self._inbox.put(message)
 
     def _note(self, kind: str, request: InferenceRequest | None) -> None:
-        """What has happened on the other side to a request, which may have ended here."""
+        """Note an event of a request at the service, which may have ended here."""
         if request is None:
             return
         if kind == "cancel":
@@ -345,7 +345,7 @@ class Child:
 
 
 def wire_outcome(outcome: Outcome) -> tuple[dict[str, WireTensor] | None, Any]:
-    """An outcome to be sent: outputs and parameters, or no outputs and an error; neither for RESCHEDULED."""
+    """An outcome as a message: outputs and parameters, or an error; neither for RESCHEDULED."""
     if outcome is RESCHEDULED:
         return None, None
     if isinstance(outcome, WeftError):

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-#: How long a close waits for coroutines that were cancelled, in seconds.
+#: Time that a close waits for cancelled coroutines, in seconds.
 _CLOSE_WAIT_S = 5.0
 
 
@@ -22,11 +22,11 @@ class Coroutines:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """What the coroutine returns or raises; waits for it."""
+        """Run the coroutine and return its result."""
         return asyncio.run_coroutine_threadsafe(_guarded(coroutine), self._loop).result()
 
     def start(self, coroutine: Coroutine[Any, Any, Any], on_end: Callable[[Any, BaseException | None], None]) -> None:
-        """The coroutine runs; ``on_end`` is called on the loop with what it returned, or with what it raised."""
+        """Start the coroutine; ``on_end`` is called on the loop with its result, or with its error."""
 
         async def watched() -> None:
             try:
@@ -42,7 +42,7 @@ class Coroutines:
         asyncio.run_coroutine_threadsafe(watched(), self._loop)
 
     def close(self) -> None:
-        """Every coroutine is cancelled, and the thread has ended unless one of them blocks it."""
+        """Cancel every coroutine, and end the thread unless one of them blocks it."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop)
         self._thread.join(_CLOSE_WAIT_S)
         if not self._thread.is_alive():

@@ -1,4 +1,4 @@
-"""Errors, as a ``model.py`` makes and catches them, and what they become for clients."""
+"""Errors that a ``model.py`` raises and catches, and their gRPC statuses."""
 
 from weft_common.errors import ERROR_BY_CODE, InternalError, WeftError
 
@@ -41,7 +41,7 @@ class TritonError:
 
     @classmethod
     def of(cls, cause: WeftError) -> "TritonError":
-        """The error of a call of another model; a model that answers with it passes on ``cause`` as it is."""
+        """The error of a call of another model; a model that answers with it passes on ``cause`` unchanged."""
         error = cls(cause.message, _CODE_BY_STATUS.get(cause.code, cls.UNAVAILABLE))
         error._cause = cause
         return error

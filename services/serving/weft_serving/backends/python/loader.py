@@ -34,11 +34,11 @@ _numbers = itertools.count()
 
 
 def load_module(path: Path, utils: ModuleType = pb_utils) -> ModuleType:
-    """The freshly executed module at ``path``, for example ``<model>/1/model.py``.
+    """Execute the module at ``path``, for example ``<model>/1/model.py``.
 
     Args:
         path: Of the file.
-        utils: What it imports as ``triton_python_backend_utils``.
+        utils: The module that it imports as ``triton_python_backend_utils``.
 
     Raises:
         InvalidArgumentError: It does not import; the message has the file and the line.
@@ -61,14 +61,14 @@ def load_module(path: Path, utils: ModuleType = pb_utils) -> ModuleType:
 
 
 def unload_module(module: ModuleType) -> None:
-    """Forget a module of ``load_module`` and everything that it imported from its folders."""
+    """Remove a module of ``load_module`` and everything that it imported from its folders."""
     package = module.__name__.partition(".")[0]
     for name in [name for name in list(sys.modules) if name == package or name.startswith(f"{package}.")]:
         del sys.modules[name]
 
 
 def describe(error: BaseException, folder: Path) -> str:
-    """File, line, kind and text of an error, the place being the last one inside ``folder``."""
+    """File, line, kind and text of an error; file and line are the last inside ``folder``."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(folder)]
@@ -111,7 +111,7 @@ _FINDER = _Finder()
 
 
 def _importer(package: str) -> Any:
-    """An ``__import__`` that looks into ``package`` for what is not installed."""
+    """An ``__import__`` that searches ``package`` for modules that are not installed."""
 
     def import_(
         name: str,

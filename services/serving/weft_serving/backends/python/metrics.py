@@ -1,4 +1,4 @@
-"""Metrics that a ``model.py`` makes: ``pb_utils.MetricFamily``."""
+"""Metrics of a ``model.py``: ``pb_utils.MetricFamily``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -12,17 +12,17 @@ _ResultT = TypeVar("_ResultT")
 
 
 class MetricFamily:
-    """Metrics of one name; equal families and metrics of several models, instances and loads are one.
+    """Metrics of one name; models, instances and loads share equal families and metrics.
 
-    They stay until every instance that made them is unloaded.
+    They exist until every instance that made them is unloaded.
 
     Args:
-        name: As it stands in ``/metrics``.
+        name: In ``/metrics``.
         description: Help text; that of the first family of this name.
         kind: ``MetricFamily.COUNTER``, ``GAUGE`` or ``HISTOGRAM``.
 
     Raises:
-        TritonModelException: The name cannot be, or is that of a family of another kind.
+        TritonModelException: The name is invalid, or that of a family of another kind.
     """
 
     COUNTER, GAUGE, HISTOGRAM = KINDS
@@ -45,10 +45,10 @@ class MetricFamily:
 
         Args:
             labels: Strings by name.
-            buckets: Upper bounds of a histogram's buckets, rising; needed there, and an error elsewhere.
+            buckets: Upper bounds of a histogram's buckets, rising; required there, an error elsewhere.
 
         Raises:
-            TritonModelException: Labels or buckets cannot be.
+            TritonModelException: Labels or buckets are invalid.
         """
         sink = self._sink
         if sink is None:
@@ -64,15 +64,15 @@ class Metric:
         self._sink, self._name, self._kind, self._labels = sink, name, kind, labels
 
     def increment(self, value: float) -> None:
-        """A counter or gauge has grown by ``value``; a gauge may shrink. Raises TritonModelException."""
+        """Add ``value`` to a counter or gauge; a gauge may shrink. Raises TritonModelException."""
         self._record("increment", value)
 
     def set(self, value: float) -> None:
-        """A gauge has this value. Raises TritonModelException."""
+        """Set a gauge. Raises TritonModelException."""
         self._record("set", value)
 
     def observe(self, value: float) -> None:
-        """A histogram has counted ``value``. Raises TritonModelException."""
+        """Add ``value`` to a histogram. Raises TritonModelException."""
         self._record("observe", value)
 
     def value(self) -> float:

@@ -1,4 +1,4 @@
-"""The configuration of a model in the form that a ``model.py`` reads and completes."""
+"""The configuration of a model as a ``model.py`` reads and completes it."""
 
 import copy
 import json
@@ -30,9 +30,9 @@ def _numbered(key: str, value: Any) -> Any:
 
 
 class ModelConfig:
-    """What ``TritonPythonModel.auto_complete_config`` gets and returns.
+    """Argument and result of ``TritonPythonModel.auto_complete_config``.
 
-    Each method raises ValueError where the configuration file says otherwise.
+    Each method raises ValueError where the configuration file contradicts.
 
     Args:
         model_config: The configuration as JSON.
@@ -55,7 +55,7 @@ class ModelConfig:
         self._config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Batch requests dynamically, unless the file says how to."""
+        """Enable dynamic batching, unless the file has settings for it."""
         for other in ("sequence_batching", "ensemble_scheduling"):
             if other in self._config:
                 raise self._fault(f"the configuration has {other}, but the model asks for dynamic_batching")

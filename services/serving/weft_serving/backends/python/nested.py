@@ -1,4 +1,4 @@
-"""Answers of other models that a ``model.py`` has called."""
+"""Responses of models that a ``model.py`` calls."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -17,7 +17,7 @@ from weft_serving.backends.python.tensors import Tensor, writable
 class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceResponse]):
     """The responses to one call, as they come; an error is the last of them.
 
-    The model that was called waits when its responses are not asked for.
+    The called model waits while its responses are not read.
     """
 
     def __init__(self, stream: NestedStream) -> None:
@@ -44,7 +44,7 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
         return self._noted(response)
 
     def cancel(self) -> None:
-        """No more responses are wanted: the call is withdrawn and the iteration ends."""
+        """Withdraw the call and end the iteration."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.cancel()
@@ -70,7 +70,7 @@ async def result_of_async(future: "Future[InferResult]") -> InferenceResponse:
 
 
 async def _ended(future: "Future[Any]") -> None:
-    """Return when the future is done, however it ended; cancelling the awaiting task cancels it."""
+    """Wait until the future is done; cancelling the awaiting task cancels it."""
     wrapped = asyncio.wrap_future(future)
     try:
         await asyncio.wait([wrapped])
@@ -78,7 +78,7 @@ async def _ended(future: "Future[Any]") -> None:
         wrapped.cancel()
         raise
     if not wrapped.cancelled():
-        wrapped.exception()  # seen: it is read from the other future
+        wrapped.exception()  # retrieved: it is read from the other future
 
 
 def _response_of(future: "Future[InferResult] | Future[InferResult | None]") -> InferenceResponse | None:

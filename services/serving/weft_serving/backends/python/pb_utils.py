@@ -102,11 +102,11 @@ def utils_of(
 
     Args:
         directory: Its version folder.
-        caller: Calls other models for it.
+        caller: Calls other models.
         origin: Its instance, for ``caller``.
         model: Its name, for the log.
-        metrics: Keeps the metrics that it makes.
-        control: Loads and unloads other models for it.
+        metrics: Keeps its metrics.
+        control: Loads and unloads other models.
     """
     module = ModuleType("triton_python_backend_utils", __doc__)
     own = {
@@ -127,18 +127,18 @@ def get_model_dir() -> NoReturn:
 
 
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-    """The model serves what its folder has now. Raises TritonModelException, also where model control is off.
+    """Load or reload a model. Raises TritonModelException, also where model control is off.
 
     Args:
         model_name: Not of this model, nor of one that loads it.
         config: A whole configuration in JSON, in place of the model's ``config.pbtxt``.
-        files: Not supported, and refused with the cure: files are in the repository.
+        files: Not supported: put the files into the repository.
     """
     raise _no_service()
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """The model does not serve. Raises as ``load_model``. A model that unloads itself is not waited for."""
+    """Unload a model. Raises as ``load_model``. A model that unloads itself is not awaited."""
     raise _no_service()
 
 
@@ -158,7 +158,7 @@ class MemoryType:
 
 
 class PreferredMemory:
-    """Where the outputs of a call of another model are wanted; without effect: they are in host memory."""
+    """Preferred memory of the outputs of a nested call; without effect: they are in host memory."""
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
         self.preferred_memory_type, self.preferred_device_id = preferred_memory_type, preferred_device_id
@@ -212,12 +212,12 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """What the configuration says of the input ``name``; None if it does not declare it."""
+    """The configuration of the input ``name``; None if it is not declared."""
     return next((tensor for tensor in model_config.get("input", ()) if tensor["name"] == name), None)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """What the configuration says of the output ``name``; None if it does not declare it."""
+    """The configuration of the output ``name``; None if it is not declared."""
     return next((tensor for tensor in model_config.get("output", ()) if tensor["name"] == name), None)
 
 

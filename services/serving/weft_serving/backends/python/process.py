@@ -1,4 +1,4 @@
-"""A model instance in a process of its own, seen from the service."""
+"""The service's side of a model instance in its own process."""
 
 import contextlib
 import itertools
@@ -23,7 +23,7 @@ from weft_serving.backends.python.channel import Channel, packed, unpacked
 from weft_serving.request.request import RESCHEDULED, STREAMED, InferenceRequest, InferenceResponse, Outcome
 from weft_serving.request.stream import ResponseStream
 
-#: How long a process that is asked to end may take for its ``finalize``, in seconds; then it is killed.
+#: Time for ``finalize`` of a process that should end, in seconds; then it is killed.
 CLOSE_WAIT_S = 10.0
 
 _STDERR = 2  # standard output belongs to the service
@@ -38,7 +38,7 @@ class ModelProcess:
     Args:
         model: What it runs.
         instance: Where.
-        on_exit: Called, on another thread, when it has ended without being asked to.
+        on_exit: Called, on another thread, when it ends unexpectedly.
     """
 
     def __init__(self, model: ModelContext, instance: InstanceContext, on_exit: Callable[[], None]) -> None:
@@ -66,11 +66,11 @@ class ModelProcess:
             threading.Thread(target=target, name=f"{instance.name}{target.__name__}", daemon=True).start()
 
     def load(self) -> None:
-        """The model is loaded.
+        """Start the process and load the model.
 
         Raises:
             UnavailableError: The process has ended.
-            WeftError: As the model's load raised it; the process has ended.
+            WeftError: The model cannot be loaded; the process has ended.
         """
         model = self._model
         fields = {
@@ -87,7 +87,7 @@ class ModelProcess:
             raise UnavailableError(f"{self.exit_text} while the model was loaded")
 
     def execute(self, batch: Batch) -> list[Outcome]:
-        """The outcomes of a batch.
+        """Run a batch and return its outcomes.
 
         Raises:
             UnavailableError: The process has ended.
@@ -127,7 +127,7 @@ class ModelProcess:
         return [o if o is RESCHEDULED or isinstance(o, WeftError) else STREAMED for o in outcomes]
 
     def close(self) -> None:
-        """The process has ended, by itself or killed."""
+        """End the process; kill it if it does not end by itself."""
         self._is_closing = True
         self._send(("close",))
         try:
@@ -138,7 +138,7 @@ class ModelProcess:
             self._process.wait()
 
     def kill(self) -> None:
-        """The process ends at once, as if it had died; from any thread."""
+        """Kill the process; from any thread."""
         self._process.kill()
 
     def _entered(self, request: InferenceRequest) -> int:
@@ -155,7 +155,7 @@ class ModelProcess:
         return number
 
     def _over(self, request: InferenceRequest, number: int) -> None:
-        """The stream of a request has ended: the model need not wait in ``send``, and is not given it again."""
+        """Note that the stream of a request has ended: the model need not wait in ``send``, nor execute it again."""
         if self._again.pop(request, None) is not None:
             self._forget(number)
             self._outbox.put(("forget", number))
@@ -163,18 +163,18 @@ class ModelProcess:
             self._outbox.put(("over", number))
 
     def _forget(self, number: int) -> ResponseStream | None:
-        """The request is answered, by its stream if it has one."""
+        """Remove a request that is answered, by its stream if it has one."""
         request, stream, on_cancel = self._requests.pop(number, (None, None, None))
         if request is not None and on_cancel is not None:
             request.forget(on_cancel)
         return stream
 
     def _send(self, message: object) -> None:
-        with contextlib.suppress(OSError):  # the process is gone, which the reading thread tells
+        with contextlib.suppress(OSError):  # the process is gone, which the reading thread notices
             self._channel.send(message)
 
     def _write(self) -> None:
-        """Send what the event loop has to say: it must not wait for the process."""
+        """Send the messages of the event loop, which must not wait for the process."""
         while (message := self._outbox.get()) is not None:
             self._send(message)
 
@@ -221,7 +221,7 @@ class ModelProcess:
             self._replies.put(message)
 
     def _record(self, number: int | None, action: str, arguments: tuple[Any, ...]) -> None:
-        """The model makes or uses a metric; without a number it does not wait for what becomes of that."""
+        """Make or update a metric of the model; without a number the model does not wait for the result."""
         done: Future[Any] = Future()
         try:
             if self._model.metrics is None:
@@ -233,7 +233,7 @@ class ModelProcess:
             self._outbox.put(("answer", number, *_answer(done)))
 
     def _control(self, number: int, action: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """The model loads or unloads another one, or asks whether it is ready."""
+        """Load or unload another model for the model, or say whether one is ready."""
         if self._model.control is None:
             error = UnavailableError("models are loaded and unloaded by a model that a service runs")
             self._outbox.put(("answer", number, None, packed(error)))
@@ -242,7 +242,7 @@ class ModelProcess:
         self._answer_with(number, future, is_last=True)
 
     def _call(self, number: int, call: InferCall, parents: Sequence[int], origin: str, is_stream: bool) -> None:
-        """The model calls another one."""
+        """Make a nested call of the model."""
         caller = self._model.caller
         if caller is None:
             self._outbox.put(("answer", number, None, packed(UnavailableError("this model cannot call other models"))))
@@ -265,7 +265,7 @@ class ModelProcess:
         future.add_done_callback(answered)
 
     def _end(self) -> None:
-        """The process is gone: what it worked on fails, and the instance is told unless it asked for it."""
+        """Handle the end of the process: its requests fail, and ``on_exit`` is called if it was unexpected."""
         self._channel.close()
         status = self._process.wait()
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
@@ -286,7 +286,7 @@ class ModelProcess:
 
 
 def _outcome(outputs: Any, rest: Any) -> Outcome:
-    """The outcome that the process sent."""
+    """The outcome in a message of the process."""
     if outputs is None:
         return RESCHEDULED if rest is None else unpacked(rest)
     return InferenceResponse({name: decode(tensor, name=name) for name, tensor in outputs.items()}, rest)

@@ -1,4 +1,4 @@
-"""Requests: those that a model gets, and those that it makes to call other models."""
+"""Requests that a model gets, and requests that it makes to call other models."""
 
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -33,12 +33,12 @@ _SERVER_PARAMETERS = frozenset(
     }
 )  # fmt: skip
 
-#: The requests that ``execute`` works on, in its thread or coroutine.
+#: The requests that ``execute`` runs, in its thread or coroutine.
 in_work: ContextVar[Sequence[ServedRequest]] = ContextVar("in_work", default=())
 
 
 class InferenceTrace:
-    """Says for which request another model is called: ``InferenceRequest(..., trace=request.trace())``."""
+    """The request on whose behalf another model is called: ``InferenceRequest(..., trace=request.trace())``."""
 
     def __init__(self, served: ServedRequest) -> None:
         self._served = served
@@ -51,23 +51,23 @@ class InferenceTrace:
 class InferenceRequest:
     """One request: as ``execute`` gets it, or as a model makes it to call another model.
 
-    A call is made for the sake of the request of ``trace``, or of those that ``execute`` works on: it has their
-    deadline, is withdrawn when their clients have left, and is a part of their trace. On a thread of the model's own,
-    only ``trace`` tells.
+    A call is made on behalf of the request of ``trace``, or of those that ``execute`` runs: it has their deadline, is
+    withdrawn when their clients have left, and is a part of their trace. On a thread of the model's own, ``trace`` is
+    needed for that.
 
     Args:
         request_id: Sent along.
         correlation_id: Sent along as ``sequence_id``, unless it is 0 or "".
-        inputs: Of the model called.
+        inputs: Of the called model.
         requested_output_names: Outputs wanted; all, if none is named.
         model_name: Model or graph to call.
         model_version: -1: its default version.
         flags: Sequence flags.
-        timeout: Longest time in the queue of the model called, in microseconds; 0: its own.
+        timeout: Longest time in the queue of the called model, in microseconds; 0: its default.
         preferred_memory: Without effect: tensors are in host memory.
-        trace: For which request the call is made.
+        trace: The request on whose behalf the call is made.
         parameters: Sent along: bool, int, float or str by name.
-        priority: Of the call, 1 is highest; 0: that of the request for which it is made.
+        priority: Of the call, 1 is highest; 0: that of the request on whose behalf it is made.
 
     Raises:
         TritonModelException: An argument is of a wrong type.
@@ -128,7 +128,7 @@ class InferenceRequest:
     def wrap(
         cls, served: ServedRequest, outlet: OutputStream | None = None, *, can_reschedule: bool = False
     ) -> "InferenceRequest":
-        """The view of a request of the server that a model gets.
+        """The view of a request for a model.
 
         Args:
             served: The request.
@@ -203,7 +203,7 @@ class InferenceRequest:
         return self._call.parameters.get("priority", 0)
 
     def trace(self) -> InferenceTrace:
-        """What ties a call of another model to this request."""
+        """The argument ``trace`` of nested calls on behalf of this request."""
         return InferenceTrace(self._received())
 
     def is_cancelled(self) -> bool:
@@ -231,7 +231,7 @@ class InferenceRequest:
         self.is_rescheduled = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """Sends the responses to this request; ``execute`` then returns None for it."""
+        """The sender of the responses to this request; ``execute`` then returns None for it."""
         served = self._received()
         if self._outlet is None:
             self.reply = Reply()
@@ -239,13 +239,13 @@ class InferenceRequest:
         return InferenceResponseSender(self._outlet, lambda: served.is_withdrawn)
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | Iterator[InferenceResponse]:
-        """Call the model and wait for its response; what went wrong is the response's error.
+        """Call the model and wait for its response, which carries the error of a failure.
 
         Args:
             decoupled: The model may send any number of responses: an iterator over them, which has a method ``cancel``.
 
         Raises:
-            TritonModelException: There is no way to call other models, or an input cannot be sent.
+            TritonModelException: Nested calls are not available, or an input cannot be sent.
         """
         caller, call, parents = self._prepared()
         if decoupled:
@@ -265,12 +265,12 @@ class InferenceRequest:
         return await result_of_async(caller.infer(call, parents, self._origin))
 
     def fail(self, error: WeftError) -> None:
-        """The request has failed, unless its last response was sent; not for models."""
+        """Fail the request, unless its last response was sent; not for models."""
         if self._outlet is not None:
             self._outlet.fail(error)
 
     def disclaim(self) -> None:
-        """The request is answered by other means: it does not matter that nobody sent a response; not for models."""
+        """Do not require a response of this request: it is answered otherwise. Not for models."""
         if self._outlet is not None:
             self._outlet.is_closed = True
 
@@ -280,7 +280,7 @@ class InferenceRequest:
         return self._served
 
     def _prepared(self) -> tuple[ModelCaller, InferCall, Sequence[ServedRequest]]:
-        """What a call of another model needs."""
+        """The arguments of a nested call."""
         if self._served is not None:
             raise TritonModelException("a request that execute received cannot be executed; make an InferenceRequest")
         if self._caller is None:

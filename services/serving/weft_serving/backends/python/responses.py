@@ -1,4 +1,4 @@
-"""Responses and how a model sends them."""
+"""Responses of a model, and their senders."""
 
 import json
 import threading
@@ -51,7 +51,7 @@ class InferenceResponse:
 
 
 def check_parameters(parameters: Mapping[str, object], what: str) -> None:
-    """Raise TritonModelException for a parameter that the protocol cannot carry; ``what`` has them."""
+    """Raise TritonModelException for a parameter of ``what`` that the protocol cannot carry."""
     for key, value in parameters.items():
         is_whole = isinstance(value, int) and -(2**63) <= value < 2**64
         if not isinstance(key, str) or not (is_whole or isinstance(value, float | str)):
@@ -61,9 +61,9 @@ def check_parameters(parameters: Mapping[str, object], what: str) -> None:
 
 
 class OutputStream:
-    """The way of the responses to one request, shared by the request and its senders.
+    """The output stream of one request, shared by the request and its senders.
 
-    When the model has dropped them all and sent no last response, the request fails: nobody can answer it any more.
+    When the model has dropped them all without a last response, the request fails: nothing can answer it any more.
 
     Args:
         send: Takes a response, or None, and whether it is the last.
@@ -78,7 +78,7 @@ class OutputStream:
         self.is_closed = False
 
     def send(self, response: InferenceResponse | None, is_final: bool) -> None:
-        """The response is on its way; waits while too many are.
+        """Send a response; waits while too many are unread.
 
         Raises:
             TritonModelException: The last one was sent before.
@@ -89,7 +89,7 @@ class OutputStream:
         self.is_closed = is_final
 
     def fail(self, error: WeftError) -> None:
-        """The request has failed, unless it had its last response."""
+        """Fail the request, unless its last response was sent."""
         if not self.is_closed:
             self.is_closed = True
             self._fail(error)
@@ -100,7 +100,7 @@ class OutputStream:
 
 
 class Reply:
-    """The one response to a request of a model that is not decoupled, sent in place of being returned."""
+    """The response to a request of a model that is not decoupled, sent instead of returned."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
@@ -112,7 +112,7 @@ class Reply:
         return OutputStream(self._take, self._fail)
 
     def wait(self) -> InferenceResponse:
-        """The response; waits until the last is sent, or can no longer be. Raises a WeftError where there is none."""
+        """Wait for the response. Raises a WeftError where there is none."""
         self._ended.wait()
         if self._response is None:
             raise self._error or InternalError("the model sent no response")
@@ -142,7 +142,7 @@ class InferenceResponseSender:
 
     Args:
         outlet: Of the request.
-        is_cancelled: Whether nobody waits for responses any longer.
+        is_cancelled: Whether the client has left, or the deadline has passed.
     """
 
     def __init__(self, outlet: OutputStream, is_cancelled: Callable[[], bool]) -> None:
@@ -150,10 +150,10 @@ class InferenceResponseSender:
         self._is_cancelled = is_cancelled
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """The response is on its way to the client.
+        """Send a response to the client.
 
-        The call waits while 16 responses, or 16 MiB of them, are sent and not yet taken by the client. When the client
-        has left, it returns at once and the response is dropped. After a response with an error others may follow.
+        The call waits while 16 responses, or 16 MiB of them, have not been read by the client. When the client has
+        left, it returns at once and drops the response. Others may follow a response with an error.
 
         Args:
             response: May be left out with ``TRITONSERVER_RESPONSE_COMPLETE_FINAL``.

@@ -1,4 +1,4 @@
-"""Loads a ``TritonPythonModel`` and runs it, in whatever process this is."""
+"""Loads and runs a ``TritonPythonModel``, in the service or in a process of its own."""
 
 import inspect
 import json
@@ -52,7 +52,7 @@ class PythonModelRunner:
         self.execute = self._execute_decoupled if model.signature.is_decoupled else self._execute
 
     def load(self) -> None:
-        """Import the model and call its ``initialize``. Raises a WeftError that says why that fails."""
+        """Import the model and call its ``initialize``. Raises a WeftError with the reason of a failure."""
         context = self._context
         path = model_file(context, FILENAME)
         origin = self._instance.origin(context.signature)
@@ -112,7 +112,7 @@ class PythonModelRunner:
         return model
 
     def _execute(self, batch: Batch) -> list[Outcome]:
-        """Hand the whole batch to the model, which answers each request once; what it raises is passed on."""
+        """Execute a batch of a model that answers each request once."""
         requests = [InferenceRequest.wrap(r, can_reschedule=self._is_iterative) for r in batch.requests]
         token = in_work.set(batch.requests)
         try:
@@ -131,7 +131,7 @@ class PythonModelRunner:
         for request in requests:
             if request.is_rescheduled:
                 request.disclaim()
-        del request, requests  # one that the model has dropped too will not be answered
+        del request, requests  # the model may have dropped the last reference, and then no answer follows
         if any(replies):
             responses = self._with_replies(responses, replies)
         batch.infer_end_ns = time.monotonic_ns()
@@ -147,7 +147,7 @@ class PythonModelRunner:
         ]
 
     def _with_replies(self, responses: Any, replies: list[Reply | None]) -> Any:
-        """What the model returned, with what it sent or will send where it returned None."""
+        """The returned responses, with the sent ones where the model returned None."""
         if responses is None:
             responses = [None] * len(replies)
         if not isinstance(responses, list | tuple) or len(responses) != len(replies):
@@ -161,7 +161,7 @@ class PythonModelRunner:
         return joined
 
     def _execute_decoupled(self, batch: Batch) -> list[Outcome]:
-        """Hand the whole batch to the model, which answers each request when and as often as it likes."""
+        """Execute a batch of a decoupled model."""
         outlets = [self._outlet(request) for request in batch.requests]
         requests = [
             InferenceRequest.wrap(*pair, can_reschedule=self._is_iterative)
@@ -191,14 +191,14 @@ class PythonModelRunner:
         return [self._released(request) for request in requests]
 
     def _released(self, request: InferenceRequest) -> Outcome:
-        """The outcome of a decoupled request that ``execute`` has done with for now."""
+        """The outcome of a decoupled request when ``execute`` has returned."""
         if not request.is_rescheduled:
             return STREAMED
         request.disclaim()  # the next execution has a sender of its own
         return RESCHEDULED
 
     def _again(self, response: object) -> Outcome:
-        """The outcome of a request that is to be executed again."""
+        """The outcome of a request that is executed again."""
         if response is None:
             return RESCHEDULED
         error = InternalError(
@@ -209,7 +209,7 @@ class PythonModelRunner:
         return error
 
     def _on_end(self, requests: list[InferenceRequest], result: Any, error: BaseException | None) -> None:
-        """The coroutine of a batch has ended; with an error, so have its requests that are not answered."""
+        """Handle the end of the coroutine of a batch; after an error its unanswered requests fail."""
         failure = None if result is None else self._not_none(result)
         if error is not None:
             failure = InternalError(f"model '{self._name}' failed to execute the request")
@@ -234,7 +234,7 @@ class PythonModelRunner:
             stream.send(None if response is None else self._outcome(response), is_final=is_final)
 
         def fail(error: WeftError) -> None:
-            if served.is_withdrawn:  # it has failed, or is about to, with why nobody waits for it
+            if served.is_withdrawn:  # it has failed, or is about to
                 stream.drop()
             else:
                 stream.lose(error)

@@ -1,4 +1,4 @@
-"""Tensors, as a ``model.py`` sees them."""
+"""Tensors of a ``model.py``."""
 
 from typing import Any
 
@@ -77,7 +77,7 @@ class Tensor:
 
 
 class _Capsule:
-    """A bare DLPack capsule, which says nothing of its device, as an object that numpy accepts."""
+    """Wraps a bare DLPack capsule, which names no device, for numpy."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule

@@ -1,4 +1,4 @@
-"""The order of a sequence's steps: each starts when the steps that it depends on have ended."""
+"""The order of a pipeline's steps: each starts when the steps that it depends on have ended."""
 
 from weft_router.graph.plan import NodePlan
 
@@ -7,7 +7,7 @@ class Schedule:
     """Which steps may start when; made once, shared by all requests.
 
     Args:
-        plan: A sequence.
+        plan: A pipeline.
 
     Attributes:
         first: Indexes of the steps that wait for nothing.

@@ -1,29 +1,32 @@
 """One step, drawn by weight."""
 
-from collections.abc import Sequence
-
 from weft_router.bandits.store import StepChooser
-from weft_router.graph.plan import NodePlan
-from weft_router.nodes.alternatives import AlternativesNode
-from weft_router.nodes.weighted_choice import WeightedChoice
-from weft_router.runtime import Runtime
-from weft_router.steps import ErrorContext, Run, Step
+from weft_router.graph.plan import Condition, NodePlan
+from weft_router.kinds.alternatives import AlternativesNode
+from weft_router.kinds.splitter.weighted_choice import WeightedChoice
+from weft_router.steps import NodeParts, Run
 
 
-class SplitterNode(AlternativesNode):
+class Draw(AlternativesNode):
     """Runs one step: the one that the request is pinned to, else the one drawn.
 
     The same key always draws the same step; a bandit draws by what it has learned.
+
+    Args:
+        plan, parts: As of ``AlternativesNode``.
+        sticky_by: The key; None, or an empty one: drawn at random.
+        salt: As of ``WeightedChoice``.
     """
 
-    def __init__(self, plan: NodePlan, steps: Sequence[Step], error_context: ErrorContext, runtime: Runtime) -> None:
-        super().__init__(plan, steps, error_context, runtime)
+    def __init__(self, plan: NodePlan, parts: NodeParts, sticky_by: Condition | None, salt: str) -> None:
+        super().__init__(plan, parts)
+        self._sticky_by = sticky_by
         names, weights = [step.name for step in plan.steps], [step.weight for step in plan.steps]
-        self._choice = WeightedChoice(names, weights, plan.salt, runtime.generator)
+        self._choice = WeightedChoice(names, weights, salt, parts.runtime.generator)
         self._index_by_name = {name: index for index, name in enumerate(names)}
         self._bandit: StepChooser | None = None
         if plan.bandit is not None:
-            self._bandit = runtime.bandits.chooser(error_context.graph, plan, plan.bandit)
+            self._bandit = parts.runtime.bandits.chooser(parts.error_context.graph, plan, plan.bandit)
 
     async def run(self, run: Run) -> None:
         """As ``Node.run``."""
@@ -37,8 +40,8 @@ class SplitterNode(AlternativesNode):
                 return index
         if self._bandit is not None:
             return self._bandit.choose(request.scope.request_id, request.pulls, run.record)
-        if self.plan.sticky_by is not None:
-            key = self._error_context.text(self.plan.sticky_by, run, self.plan.path)
+        if self._sticky_by is not None:
+            key = self._error_context.text(self._sticky_by, run, self.plan.path)
             if key:
                 return self._choice.by_key(key)
         return self._choice.by_chance()

@@ -1,4 +1,7 @@
-"""From a graph file to a plan that can run, or to everything that is wrong with it."""
+"""From a graph file to a plan that can run, or to everything that is wrong with it.
+
+It stands above the kinds of node and the policies of steps, which it hands to the compiler, ``weft_router.graph``.
+"""
 
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.text.pbtxt import Diagnostic
@@ -12,6 +15,8 @@ from weft_router.graph.plan import GraphPlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.syntax.source import GraphError, GraphLookup, GraphSource, ModelCatalog
+from weft_router.kinds import KINDS
+from weft_router.policies import POLICIES
 
 
 def compile_graph(source: GraphSource, catalog: ModelCatalog, graphs: GraphLookup | None = None) -> GraphPlan:
@@ -58,7 +63,7 @@ def check_graph(
 def _compile(
     source: GraphSource, catalog: ModelCatalog | None, graphs: GraphLookup | None, report: GraphReport
 ) -> GraphPlan | None:
-    resolver = Resolver(catalog, graphs, report)
+    resolver = Resolver(KINDS, POLICIES, catalog, graphs, report)
     file = resolver.load(source)
     root = file.nodes.get(file.root) if file else None
     if file is None or root is None:
@@ -75,14 +80,13 @@ def _compile(
     if report.has_errors or built.plan is None:
         return None
     message = file.message
-    scheduling = message.ensemble_scheduling
     plan = GraphPlan(
         signature=_signature(file, built, builder),
         root=built.plan,
         is_ensemble=file.is_ensemble,
         timeout_ms=message.policy.timeout_ms,
         max_inflight=message.policy.max_inflight,
-        max_inflight_responses=scheduling.max_inflight_requests or root.message.sequence.max_inflight_responses,
+        max_inflight_responses=message.ensemble_scheduling.max_inflight_requests or builder.streams.max_inflight,
         cache=builder.cache,
         dependencies=frozenset(builder.dependencies),
     )
@@ -115,6 +119,6 @@ def _signature(file: GraphFile, built: BuiltNode, builder: NodeBuilder) -> Model
         max_batch_size=message.max_batch_size,
         inputs=tuple(spec_of(tensor) for tensor in message.input),
         outputs=tuple(outputs),
-        is_decoupled=builder.is_decoupled,
-        can_collect=builder.is_decoupled and builder.can_collect,
+        is_decoupled=builder.streams.is_decoupled,
+        can_collect=builder.streams.is_decoupled and builder.streams.can_collect,
     )

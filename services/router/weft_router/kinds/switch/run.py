@@ -1,23 +1,32 @@
 """The first step whose case or test holds."""
 
 from weft_common.errors import InvalidArgumentError, WeftError
-from weft_router.graph.plan import NodePlan
-from weft_router.nodes.alternatives import AlternativesNode
-from weft_router.steps import Run, Step
+from weft_router.graph.plan import Condition, NodePlan
+from weft_router.kinds.alternatives import AlternativesNode
+from weft_router.steps import NodeParts, Run, Step
 
 #: A client may send a value of megabytes; no more of it goes into a message.
 _MAX_SHOWN_CHARS = 100
 
 
-class SwitchNode(AlternativesNode):
-    """Runs the first step, in declared order, whose case or test holds; else the one that is ``otherwise``."""
+class FirstMatch(AlternativesNode):
+    """Runs the first step, in declared order, whose case or test holds; else the one that is ``otherwise``.
+
+    Args:
+        plan, parts: As of ``AlternativesNode``.
+        on: Compared with the cases of the steps.
+    """
+
+    def __init__(self, plan: NodePlan, parts: NodeParts, on: Condition | None) -> None:
+        super().__init__(plan, parts)
+        self._on = on
 
     async def run(self, run: Run) -> None:
         """As ``Node.run``."""
         await self._choose(run).run(run)
 
     def _choose(self, run: Run) -> Step:
-        on = self.plan.on
+        on = self._on
         value = None if on is None else self._error_context.text(on, run, self.plan.path)
         otherwise: Step | None = None
         for step in self._steps:
@@ -34,13 +43,13 @@ class SwitchNode(AlternativesNode):
         raise self._no_match(value)
 
     def _no_match(self, value: str | None, where: str = "") -> WeftError:
-        return self._placed(no_match(self.plan, value, where))
+        return self._placed(no_match(self.plan, self._on, value, where))
 
 
-def no_match(plan: NodePlan, value: str | None, where: str = "") -> InvalidArgumentError:
-    """The error of a switch without a branch for ``value`` of its ``on`` (None without ``on``)."""
+def no_match(plan: NodePlan, on: Condition | None, value: str | None, where: str = "") -> InvalidArgumentError:
+    """The error of a switch without a branch for ``value`` of ``on`` (None without one)."""
     shown = repr(value if value is None or len(value) <= _MAX_SHOWN_CHARS else value[:_MAX_SHOWN_CHARS] + "...")
-    tried = f"value {shown} of {plan.on.source!r} is no case" if plan.on is not None else "no 'when' holds"
+    tried = f"value {shown} of {on.source!r} is no case" if on is not None else "no 'when' holds"
     return InvalidArgumentError(
         f"no branch of switch '{plan.name}' matches{where}: {tried}; branches are "
         f"{', '.join(repr(step.name) for step in plan.steps)}, and there is no 'otherwise'"

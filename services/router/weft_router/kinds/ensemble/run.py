@@ -1,15 +1,42 @@
 """All steps at once, and one answer made of theirs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from weft_common.errors import InvalidArgumentError, RemoteError, WeftError
-from weft_router.combine import CombineSettings, stack_with_mask
-from weft_router.graph.plan import CombinePlan, Frame, NodePlan
-from weft_router.nodes.alternatives import AlternativesNode
+from weft_router.combine import CombineMethod, CombineSettings, stack_with_mask
+from weft_router.graph.plan import Frame, NodePlan, StepPlan
+from weft_router.kinds.alternatives import AlternativesNode
 from weft_router.reporting.path import SKIPPED, NodeRecord
-from weft_router.runtime import Runtime
-from weft_router.steps import ConditionFailedError, ErrorContext, Run, Step
+from weft_router.steps import ConditionFailedError, NodeParts, Run
 from weft_router.tasks.fork import Fork, Quorum, Race
+
+
+@dataclass(frozen=True, slots=True)
+class CombinePlan:
+    """One output of an ensemble.
+
+    Attributes:
+        output: Slot of the node's frame that receives it.
+        method: How.
+        sources: Per step that offers the tensor: (index of the step, slot with its value).
+        is_weighted, axis: As of ``CombineSettings``.
+        custom: The call that combines, of a method that calls a model. Two of its input slots are ``stack`` and
+            ``mask``, which the node fills; the others are node inputs. Its one output slot is ``output``.
+        stack: With ``custom``: slot of all sources stacked along a new axis behind the batch dimension (or in front,
+            without one), absent ones as zeros or empty strings; -1 elsewhere.
+        mask: With ``custom``: slot of a BOOL tensor, shape [rows, sources] (or [sources]), false where a source is
+            absent.
+    """
+
+    output: int
+    method: CombineMethod
+    sources: tuple[tuple[int, int], ...]
+    is_weighted: bool = False
+    axis: int = 0
+    custom: StepPlan | None = None
+    stack: int = -1
+    mask: int = -1
 
 
 class _Combine:
@@ -48,35 +75,40 @@ class _Combine:
         frame[self._output] = self._combine(tensors, weights, self._settings) if present else None
 
 
-class EnsembleNode(AlternativesNode):
+class AllAtOnce(AlternativesNode):
     """Runs all steps at once and combines the answers of those that gave one.
 
-    Of a race (``NodePlan.is_race``) the first step that answers wins, and the others are cancelled. Else a failing HARD
-    step cancels the others and fails the node; SOFT steps may be missing as long as there is a quorum, and those that
-    are late are cancelled and awaited.
+    Of a race the first step that answers wins, and the others are cancelled. Else a failing HARD step cancels the
+    others and fails the node; SOFT steps may be missing as long as there is a quorum, and those that are late are
+    cancelled and awaited.
 
     Args:
-        plan, steps, error_context, runtime: As of ``AlternativesNode``.
-        customs: The steps that combine, by the index of their combine.
+        plan, parts: As of ``AlternativesNode``; the custom steps are those that combine.
+        combines: How the outputs are made.
+        quorum, straggler_ms: As the plan has them.
+        is_race: One answer is enough.
     """
 
     def __init__(
         self,
         plan: NodePlan,
-        steps: Sequence[Step],
-        error_context: ErrorContext,
-        runtime: Runtime,
-        customs: Mapping[int, Step],
+        parts: NodeParts,
+        combines: Sequence[CombinePlan],
+        *,
+        quorum: int,
+        straggler_ms: int,
+        is_race: bool,
     ) -> None:
-        super().__init__(plan, steps, error_context, runtime)
-        self._customs = [(plan.combines[index], step) for index, step in customs.items()]
+        super().__init__(plan, parts)
+        self._customs = list(zip([one for one in combines if one.custom], parts.customs, strict=True))
         weights = [step.weight for step in plan.steps]
-        is_batching = error_context.is_batching
-        self._combines = [_Combine(one, weights, is_batching=is_batching) for one in plan.combines if not one.custom]
-        self._is_race = plan.is_race
+        is_batching = parts.error_context.is_batching
+        self._combines = [_Combine(one, weights, is_batching=is_batching) for one in combines if not one.custom]
+        self._is_race = is_race
         self._is_hard = [not step.is_soft for step in plan.steps]
-        self._needed = max(plan.quorum, 1)
-        self._straggler_s = plan.straggler_ms / 1e3 if plan.straggler_ms else None
+        self._has_quorum = quorum > 0
+        self._needed = max(quorum, 1)
+        self._straggler_s = straggler_ms / 1e3 if straggler_ms else None
 
     async def run(self, run: Run) -> None:
         """As ``Node.run``."""
@@ -90,7 +122,7 @@ class EnsembleNode(AlternativesNode):
             await race.join()
             answered = [race.winner] if race.winner >= 0 else []
         else:
-            quorum = Quorum(self._needed, self._is_hard, self._straggler_s, waits_for_hard=self.plan.quorum == 0)
+            quorum = Quorum(self._needed, self._is_hard, self._straggler_s, waits_for_hard=not self._has_quorum)
             for step in self._steps:
                 quorum.start(step.run(run))
             await quorum.join()

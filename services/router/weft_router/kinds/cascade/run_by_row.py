@@ -6,10 +6,9 @@ from itertools import compress
 
 from weft_common.errors import WeftError
 from weft_router.graph.plan import Frame, NodePlan
-from weft_router.nodes.by_row import RowFrames, of_rows, rows_of, tell_rows
-from weft_router.nodes.cascade import CascadeNode
-from weft_router.runtime import Runtime
-from weft_router.steps import ErrorContext, Run, Step
+from weft_router.kinds.by_row import RowFrames, of_rows, rows_of, tell_rows
+from weft_router.kinds.cascade.run import UntilAccepted
+from weft_router.steps import NodeParts, Run
 
 
 @dataclass(slots=True)
@@ -41,15 +40,15 @@ class _Progress:
         return latest
 
 
-class RowCascadeNode(CascadeNode):
+class UntilAcceptedByRow(UntilAccepted):
     """Runs each step with the rows that no step before it had an accepted answer for.
 
-    For each row it is as for the whole request in ``CascadeNode``. A row that ends without any answer fails the
+    For each row it is as for the whole request in ``UntilAccepted``. A row that ends without any answer fails the
     request.
     """
 
-    def __init__(self, plan: NodePlan, steps: Sequence[Step], error_context: ErrorContext, runtime: Runtime) -> None:
-        super().__init__(plan, steps, error_context, runtime)
+    def __init__(self, plan: NodePlan, parts: NodeParts) -> None:
+        super().__init__(plan, parts)
         self._rows = RowFrames(plan)
 
     async def run(self, run: Run) -> None:

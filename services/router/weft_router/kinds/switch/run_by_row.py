@@ -5,23 +5,22 @@ from itertools import compress
 
 from weft_common.errors import WeftError
 from weft_router.graph.plan import Condition, Frame, NodePlan
-from weft_router.nodes.by_row import RowFrames, of_rows, tell_rows
-from weft_router.nodes.switch import SwitchNode
+from weft_router.kinds.by_row import RowFrames, of_rows, tell_rows
+from weft_router.kinds.switch.run import FirstMatch
 from weft_router.reporting.path import NodeRecord
-from weft_router.runtime import Runtime
-from weft_router.steps import ErrorContext, Run, Step
+from weft_router.steps import NodeParts, Run
 from weft_router.tasks.fork import Fork
 from weft_router.tensors.rows import Rows
 
 
-class RowSwitchNode(SwitchNode):
+class FirstMatchByRow(FirstMatch):
     """Runs, for each row, the first step whose case or test holds; rows of the same step travel together.
 
     The steps run at once; the first failure cancels the others. The answers come back in the order of the rows.
     """
 
-    def __init__(self, plan: NodePlan, steps: Sequence[Step], error_context: ErrorContext, runtime: Runtime) -> None:
-        super().__init__(plan, steps, error_context, runtime)
+    def __init__(self, plan: NodePlan, parts: NodeParts, on: Condition | None) -> None:
+        super().__init__(plan, parts, on)
         self._rows = RowFrames(plan)
 
     async def run(self, run: Run) -> None:
@@ -53,7 +52,7 @@ class RowSwitchNode(SwitchNode):
     ) -> None:
         """Each group of rows has run its step; the records of the steps are in declared order."""
         record = run.record
-        records = [NodeRecord(record.name, record.kind) for _ in taken]
+        records = [NodeRecord(record.name, record.form) for _ in taken]
         fork = Fork()
         for (index, rows), view, own in zip(taken, views, records, strict=True):
             group_run = Run(view, run.request, run.deadline_ns, run.context, own)
@@ -76,7 +75,7 @@ class RowSwitchNode(SwitchNode):
         """The rows of each step, ascending."""
         groups: list[list[int]] = [[] for _ in self._steps]
         open_rows = list(range(num_rows))
-        on = self.plan.on
+        on = self._on
         values: Sequence[bool | str] = ()
         if on is not None and open_rows:
             values = self._values(on, run, open_rows, num_rows)

@@ -3,13 +3,13 @@
 from weft_common.errors import DeadlineExceededError, InvalidArgumentError, WeftError
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import NodePlan, StepPlan
-from weft_router.nodes.alternatives import AlternativesNode
+from weft_router.kinds.alternatives import AlternativesNode
 from weft_router.steps import Run
 
 _NS_PER_MS = 1_000_000
 
 
-class CascadeNode(AlternativesNode):
+class UntilAccepted(AlternativesNode):
     """Runs steps in declared order until one answers and its ``accept`` holds.
 
     A step is passed over if its ``when`` is false, or less than its ``min_remaining_ms`` is left; a SOFT step that

@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from weft_protos import graph_pb2 as pb
 from weft_router.combine import CombineMethod
 from weft_router.combine.method import CombinedDims
-from weft_router.graph.compiler.names import MASK, combined_tensor, describe, target_path
+from weft_router.graph.compiler.names import describe, target_path
+from weft_router.graph.compiler.nodes import NodeBuilder
 from weft_router.graph.compiler.scope import Scope, declared_types, declaring
-from weft_router.graph.compiler.steps import StepBuilder
 from weft_router.graph.compiler.uses import declared_uses
-from weft_router.graph.plan import Binding, CombinePlan, StepPlan
+from weft_router.graph.plan import Binding, StepPlan
 from weft_router.graph.types.signatures import TensorType, dims_fit, fits, merged, shape_text
+from weft_router.kinds.ensemble.messages import MASK, combined_tensor
+from weft_router.kinds.ensemble.run import CombinePlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,60 +42,69 @@ class Combine:
         return given - len(dims) if self.method.takes_axis and given >= 0 else given
 
 
-class CombineBuilder(StepBuilder):
-    """Compiles combines."""
+class CombineBuilder:
+    """Compiles combines.
 
-    def combined_type(self, scope: Scope, combine: Combine, types: Sequence[TensorType]) -> TensorType:
+    Args:
+        builder: Compiles steps.
+        scope: The ensemble.
+    """
+
+    def __init__(self, builder: NodeBuilder, scope: Scope) -> None:
+        self._builder = builder
+        self._report = builder.report
+        self._scope = scope
+
+    def combined_type(self, combine: Combine, types: Sequence[TensorType]) -> TensorType:
         """Type of a combined tensor, or of what a model combines; reports what cannot be (G007, G008, G015).
 
         Args:
-            scope: The ensemble.
             combine: How.
             types: Of ``combine.sources``. The result is certain to be there; whether it is, the caller knows.
         """
-        place = scope.file.place(combine.path)
-        origin = f"{combine.method.name} of node '{scope.node.name}' ({place})"
+        place = self._scope.file.place(combine.path)
+        origin = f"{combine.method.name} of node '{self._scope.node.name}' ({place})"
         known = [one for one in types if one.is_known]
         if not known:
             return TensorType.unknown(origin)
         if combine.method.is_keyed:
             return types[0].present()
-        if not (self._is_allowed(scope, combine, known) and self._agree(scope, combine, known)):
+        if not (self._is_allowed(combine, known) and self._agree(combine, known)):
             return TensorType.unknown(origin)
         result = merged(known, origin).present()
         is_complete = len(known) == len(types) and not any(one.is_optional for one in types)
         axis = combine.axis(result.dims)
         dims = CombinedDims(result.dims, [one.dims for one in known], axis, len(types), is_complete)
         if combine.method.adds_axis:
-            return _on_new_axis(scope, combine, result, dims)
+            return _on_new_axis(self._scope, combine, result, dims)
         return replace(result, dims=combine.method.dims(dims))
 
-    def _is_allowed(self, scope: Scope, combine: Combine, known: Sequence[TensorType]) -> bool:
+    def _is_allowed(self, combine: Combine, known: Sequence[TensorType]) -> bool:
         """Whether the method takes such tensors, and has such an axis."""
         method, path, first = combine.method, combine.path, known[0]
         allowed = method.datatypes
         wrong = next((one for one in known if allowed is not None and one.datatype not in allowed.names), None)
         if allowed is not None and wrong is not None:
             text = f"{method.name} takes {allowed.words}; it gets {wrong} from {wrong.origin}; {allowed.others}"
-            self.report.error("G015", scope.file, f"{path}.method", text)
+            self._report.error("G015", self._scope.file, f"{path}.method", text)
             return False
         if remark := method.remark(first.datatype):
-            self.report.warning("G015", scope.file, f"{path}.method", remark)
+            self._report.warning("G015", self._scope.file, f"{path}.method", remark)
         rank, axis = len(first.dims) + method.adds_axis, combine.message.axis
         if method.takes_axis and not -rank <= axis < rank:
             text = (
                 f"axis {axis} is not an axis of the result, which has {rank} of them beside the batch dimension; give "
                 f"{-rank} to {rank - 1}"
             )
-            self.report.error("G008", scope.file, f"{path}.axis", text)
+            self._report.error("G008", self._scope.file, f"{path}.axis", text)
             return False
-        if method.calls_model and scope.file.is_batched and not first.is_batched:
+        if method.calls_model and self._scope.file.is_batched and not first.is_batched:
             text = f"{method.name} needs tensors with a batch dimension; it gets {first} from {first.origin}"
-            self.report.error("G008", scope.file, path, text)
+            self._report.error("G008", self._scope.file, path, text)
             return False
         return True
 
-    def _agree(self, scope: Scope, combine: Combine, known: Sequence[TensorType]) -> bool:
+    def _agree(self, combine: Combine, known: Sequence[TensorType]) -> bool:
         """Whether the tensors agree in datatype and shape, but for the axis that is free."""
         first = known[0]
         for other in known[1:]:
@@ -107,17 +118,14 @@ class CombineBuilder(StepBuilder):
                     f"{combine.method.name} needs tensors that agree; it gets {first} from {first.origin}, and "
                     f"{other} from {other.origin}"
                 )
-                self.report.error(code, scope.file, combine.path, text)
+                self._report.error(code, self._scope.file, combine.path, text)
                 return False
         return True
 
-    def custom(
-        self, scope: Scope, combine: Combine, plan: CombinePlan, stacked: TensorType
-    ) -> tuple[CombinePlan | None, TensorType]:
+    def custom(self, combine: Combine, plan: CombinePlan, stacked: TensorType) -> tuple[CombinePlan | None, TensorType]:
         """The plan of a combine with its call and two more slots, and the type of what the model gives.
 
         Args:
-            scope: The ensemble.
             combine: One whose method calls a model.
             plan: All but the call and its slots.
             stacked: Type of the stack.
@@ -126,24 +134,24 @@ class CombineBuilder(StepBuilder):
             None for the plan where an error was reported.
         """
         method = combine.method.name
-        step, names = scope.node.customs.get(combine.index), scope.names.customs.get(combine.index)
+        step, names = self._scope.node.customs.get(combine.index), self._scope.names.customs.get(combine.index)
         if step is None or names is None:  # reported already
             return None, TensorType.unknown(f"a {method} without a model")
-        file, tensor, path = scope.file, combined_tensor(combine.message), target_path(step)
-        target, uses = self.names.of_target(names.target), declared_uses(names, is_batched=file.is_batched)
+        file, tensor, path = self._scope.file, combined_tensor(combine.message), target_path(step)
+        target, uses = self._builder.names.of_target(names.target), declared_uses(names, is_batched=file.is_batched)
         sources = {name: step.message.input_map.get(name, name) for name in target.inputs}
         if tensor not in sources.values() and not target.is_open:
             text = (
                 f"no input of {describe(names.target)} is named '{tensor}', the tensor that {method} combines; name "
                 f'one: input_map {{ key: "{next(iter(target.inputs), "")}" value: "{tensor}" }}'
             )
-            self.report.error("G006", file, path, text)
+            self._report.error("G006", file, path, text)
             return None, TensorType.unknown(f"a {method}")
         mask = TensorType("BOOL", stacked.dims[:1], stacked.is_batched, is_optional=False, origin=f"{method}, its mask")
         slots: dict[str, int] = {}
         made = [(tensor, stacked)] + [(MASK, mask)] * (MASK in sources.values())
         for name, known in made:
-            slots[name] = scope.new_slot(f"{combine.output}.{name}", known)
+            slots[name] = self._scope.new_slot(f"{combine.output}.{name}", known)
         inputs: list[Binding] = []
         for name, source in sources.items():
             if source in slots:
@@ -151,8 +159,8 @@ class CombineBuilder(StepBuilder):
                 what = f"input '{name}' of {describe(names.target)}"
                 known = mask if source == MASK and source != tensor else stacked
                 if stacked.is_known and name in uses:
-                    self.check_use(file, path, known, uses[name], is_required=False, what=what)
-        built = self.stand_alone(scope, step, names, {combine.output: plan.output})
+                    self._builder.check_use(file, path, known, uses[name], is_required=False, what=what)
+        built = self._builder.stand_alone(self._scope, step, names, {combine.output: plan.output})
         given = built.answered.get(combine.output)
         if given is None and not target.is_open:
             first = next(iter(names.outputs), "")
@@ -160,7 +168,7 @@ class CombineBuilder(StepBuilder):
                 f"{describe(names.target)} gives no '{combine.output}', the output of the {method}; map one: "
                 f'output_map {{ key: "{first}" value: "{combine.output}" }}'
             )
-            self.report.error("G017", file, path, text)
+            self._report.error("G017", file, path, text)
         known = given or TensorType.unknown(f"a {method}")
         if built.plan is None or given is None:
             return None, known

@@ -17,7 +17,7 @@ class RowFrames:
     """Makes frames with some rows of a node's inputs, and puts the answers of the rows together.
 
     Args:
-        plan: A switch or cascade with ``per_row``.
+        plan: A node whose rows go different ways.
     """
 
     def __init__(self, plan: NodePlan) -> None:

@@ -1,16 +1,31 @@
-"""Steps that see one another's outputs."""
+"""Steps that see one another's outputs, and the loop around them."""
 
-from collections.abc import Collection, Sequence
-from typing import Self
+from collections.abc import Collection
+from dataclasses import dataclass
 
-from weft_router.graph.plan import NodePlan
+from weft_router.graph.plan import Condition, NodePlan
 from weft_router.graph.pruning import pruned
-from weft_router.nodes.schedule import Schedule
-from weft_router.steps import ErrorContext, Node, Run, Step
+from weft_router.kinds.sequence.schedule import Schedule
+from weft_router.steps import NodeParts, PrunableNode, Run
 from weft_router.tasks.fork import Fork
 
 
-class SequenceNode(Node):
+@dataclass(frozen=True, slots=True)
+class LoopPlan:
+    """A pipeline that runs again while a condition holds.
+
+    Attributes:
+        again: The ``while``: reads inputs and outputs of the round that is over; true means once more.
+        max_iterations: Rounds at most; after the last the outputs are what that round gave.
+        carry: (slot of an output, slot of an input): what the next round gets in place of its input.
+    """
+
+    again: Condition
+    max_iterations: int
+    carry: tuple[tuple[int, int], ...]
+
+
+class Pipeline(PrunableNode):
     """Starts each step as soon as the steps that it reads from have ended, whether they answered or not.
 
     A lone ready step is awaited where it is; tasks are made only where several are ready at once. The first failure
@@ -18,17 +33,13 @@ class SequenceNode(Node):
 
     Args:
         plan: What it is made of.
-        steps: Those of the plan, in its order.
-        error_context: The graph, for messages.
-
-    Attributes:
-        chain: The steps in order, where each waits for the one before alone; None elsewhere.
+        parts: Its steps, and what it shares with other nodes.
     """
 
-    def __init__(self, plan: NodePlan, steps: Sequence[Step], error_context: ErrorContext) -> None:
+    def __init__(self, plan: NodePlan, parts: NodeParts) -> None:
         super().__init__(plan)
-        self._steps = tuple(steps)
-        self._error_context = error_context
+        self._steps = parts.steps
+        self._parts = parts
         self._schedule = Schedule(plan)
         self._shadows = frozenset(index for index, step in enumerate(plan.steps) if step.shadow is not None)
         chain = None if self._shadows else self._schedule.chain
@@ -58,11 +69,14 @@ class SequenceNode(Node):
             fork.start(self._follow(index, fork, pending, run))
         await fork.join()
 
-    def only(self, live: Collection[int]) -> Self:
-        """The same sequence with the steps ``live``, ascending indexes, alone; itself where these are all."""
+    def only(self, live: Collection[int]) -> "Pipeline":
+        """As ``PrunableNode.only``."""
         if len(live) == len(self._steps):
             return self
-        return type(self)(pruned(self.plan, live), [self._steps[index] for index in live], self._error_context)
+        return self._with(pruned(self.plan, live), self._parts._replace(steps=tuple(self._steps[i] for i in live)))
+
+    def _with(self, plan: NodePlan, parts: NodeParts) -> "Pipeline":
+        return Pipeline(plan, parts)
 
     async def _follow(self, index: int, fork: Fork, pending: list[int], run: Run) -> int:
         """Run a step, then the first that it releases, and so on; the others that it releases get tasks."""
@@ -91,20 +105,31 @@ class SequenceNode(Node):
         return others
 
 
-class LoopNode(SequenceNode):
-    """A sequence that runs again while a condition holds; each round starts with an empty frame but for its inputs."""
+class Loop(Pipeline):
+    """A pipeline that runs again while a condition holds; each round starts with an empty frame but for its inputs.
+
+    Args:
+        plan, parts: As of ``Pipeline``.
+        loop: When it runs again.
+    """
+
+    def __init__(self, plan: NodePlan, parts: NodeParts, loop: LoopPlan) -> None:
+        super().__init__(plan, parts)
+        self._loop = loop
 
     async def run(self, run: Run) -> None:
         """As ``Node.run``; the outputs are those of the last round."""
-        plan, frame = self.plan, run.frame
-        loop, num_inputs = plan.loop, len(plan.inputs)
-        num_left = loop.max_iterations if loop else 1
+        plan, loop, frame = self.plan, self._loop, run.frame
+        num_inputs, num_left = len(plan.inputs), loop.max_iterations
         while True:
             await super().run(run)
             num_left -= 1
-            if loop is None or not num_left or not self._error_context.holds(loop.again, run, plan.path):
+            if not num_left or not self._parts.error_context.holds(loop.again, run, plan.path):
                 return
             carried = [frame[output] for output, _ in loop.carry]
             frame[num_inputs:] = [None] * (plan.num_slots - num_inputs)
             for (_, slot), tensor in zip(loop.carry, carried, strict=True):
                 frame[slot] = tensor
+
+    def _with(self, plan: NodePlan, parts: NodeParts) -> Pipeline:
+        return Loop(plan, parts, self._loop)

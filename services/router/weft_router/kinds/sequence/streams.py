@@ -11,15 +11,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from weft_router.graph.compiler.names import target_path
+from weft_router.graph.policy import has_field
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.syntax.report import GraphReport
 
 #: Label of a tensor that exists once for each request.
 _ONCE = -1
-_WITHOUT_EFFECT = {
-    "hedge": "a second stream would repeat the responses of the first",
-    "cache": "only single responses can be kept",
-}
 
 
 class StreamStep(NamedTuple):
@@ -50,7 +47,7 @@ def check_streams(
 ) -> bool:
     """Whether the graph is decoupled: whether a step of its root sequence calls a decoupled model.
 
-    To be called once, for the root sequence of the graph that is compiled; ``refuse_stream`` is for every other step.
+    To be called once, for the root sequence of the graph that is compiled.
 
     Args:
         file: The graph.
@@ -82,23 +79,6 @@ def check_streams(
     return is_decoupled
 
 
-def refuse_stream(file: GraphFile, path: str, model_name: str, where: str, report: GraphReport) -> None:
-    """Report a decoupled model that is called elsewhere than by a step of the root sequence (G019).
-
-    Args:
-        file: Where the step stands.
-        path: Of the name of the step's target.
-        model_name: The decoupled model.
-        where: What the step is instead, for example ``a step of switch 'by_language'``, ``a fallback``, ``a shadow``.
-        report: Receives the error.
-    """
-    text = (
-        f"model '{model_name}' is decoupled: one request gives any number of responses. Only a step of the graph's "
-        f"root sequence can call it, this is {where}; move the call to the root"
-    )
-    report.error("G019", file, path, text)
-
-
 def _joined(file: GraphFile, step: StepDefinition, streams: list[str]) -> str:
     if file.is_ensemble:
         return (
@@ -113,10 +93,10 @@ def _joined(file: GraphFile, step: StepDefinition, streams: list[str]) -> str:
 
 
 def _check_step(file: GraphFile, step: StepDefinition, report: GraphReport) -> None:
-    given = {field.name for field, _ in step.message.policy.ListFields()}
-    for name, reason in _WITHOUT_EFFECT.items():
-        if name in given:
-            text = f"'{name}' is not for step '{step.name}', whose model is decoupled: {reason}; leave it out"
+    for name, kind in file.policies.items():
+        if kind.why_no_stream and has_field(step.message.policy, name):
+            why = kind.why_no_stream
+            text = f"'{name}' is not for step '{step.name}', whose model is decoupled: {why}; leave it out"
             report.error("G019", file, f"{step.path}.policy.{name}", text, is_name=True)
 
 

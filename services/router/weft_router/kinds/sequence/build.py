@@ -1,0 +1,210 @@
+"""From a sequence to its plan: steps in the order of their data, those that nothing reads left out, and the loop."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from weft_common.text.pbtxt import suggestion
+from weft_router.graph.compiler.names import target_path
+from weft_router.graph.compiler.nodes import NodeBuilder
+from weft_router.graph.compiler.resolve import ModelTarget
+from weft_router.graph.compiler.scope import BuiltStep, Scope, Streams, owner_text
+from weft_router.graph.compiler.uses import outputs_sight
+from weft_router.graph.plan import StepPlan
+from weft_router.graph.types.conditions import Purpose
+from weft_router.graph.types.signatures import TensorType
+from weft_router.kinds.sequence.run import LoopPlan
+from weft_router.kinds.sequence.streams import StreamStep, check_streams
+
+
+def build_pipeline(
+    builder: NodeBuilder, scope: Scope
+) -> tuple[list[StepPlan] | None, LoopPlan | None, dict[str, TensorType]]:
+    """Steps of a sequence, None where an error was reported; its loop; and types of what it could give."""
+    steps = range(len(scope.names.steps))
+    order = _order(builder, scope, _waits(scope, steps))
+    if order is None:
+        return None, None, {name: TensorType.unknown("a cycle") for name in scope.names.outputs}
+    live = _allocate(scope, order)
+    built = {i: _compiled(builder, scope, i, is_live=i in live) for i in order}
+    _check_unread(builder, scope)
+    loop = _loop(builder, scope)
+    if len(scope.call.trail) == 1:
+        _check_streams(builder, scope, order, live)
+    known = {**scope.inputs, **scope.produced}
+    outputs = {name: known[name] for name in scope.names.outputs if name in known}
+    plans = {i: plan for i in steps if i in live and (plan := built[i].plan)}
+    if len(plans) != len(live):
+        return None, loop, outputs
+    return _linked(plans, _waits(scope, list(plans))), loop, outputs
+
+
+def _compiled(builder: NodeBuilder, scope: Scope, index: int, *, is_live: bool) -> BuiltStep:
+    """One step; those after it can read what it gives."""
+    given = scope.names.steps[index].outputs.values() if is_live else ()
+    slots = {tensor: scope.slots[tensor] for tensor in given if tensor in scope.slots}
+    built = builder.step(scope, index, slots)
+    for tensor, known in built.outputs.items():
+        scope.produced.setdefault(tensor, known)
+        scope.answered.setdefault(tensor, built.answered[tensor])
+        if tensor in slots:
+            scope.note(slots[tensor], tensor, known)
+    return built
+
+
+def _order(builder: NodeBuilder, scope: Scope, waits: dict[int, set[int]]) -> list[int] | None:
+    """Steps, each after those that it waits for, else as declared; None, and a report, if they wait in a ring."""
+    done: dict[int, None] = {}
+    while waits:
+        ready = next((i for i, producers in waits.items() if producers <= done.keys()), None)
+        if ready is None:
+            _report_ring(builder, scope, waits)
+            return None
+        done[ready] = None
+        del waits[ready]
+    return list(done)
+
+
+def _report_ring(builder: NodeBuilder, scope: Scope, waits: Mapping[int, set[int]]) -> None:
+    trail = [min(waits)]
+    while trail.count(trail[-1]) == 1:
+        trail.append(min(producer for producer in waits[trail[-1]] if producer in waits))
+    circle = trail[trail.index(trail[-1]) :][::-1]
+    steps = scope.node.steps
+    shown = " -> ".join(steps[i].name for i in circle)
+    reason = "each step waits for an output of the one before it"
+    if scope.node.message.sequence.ordered:
+        reason += ", or for its turn, since the sequence is 'ordered'; put the steps in the order of their data"
+    else:
+        reason += "; let one of them read another tensor"
+    text = f"cycle: {shown}; {reason}"
+    if len(circle) == 2:
+        text = f"cycle: {shown}; the step waits for an output of its own; let it read another tensor"
+    builder.report.error("G003", scope.file, target_path(steps[circle[0]]), text)
+
+
+def _check_unread(builder: NodeBuilder, scope: Scope) -> None:
+    """Tensors that nothing reads are an error in an ensemble; elsewhere a step with no others is warned of."""
+    file, node, names = scope.file, scope.node, scope.names
+    if any(step.is_open for step in names.steps):
+        return
+    asked = {i for step in names.steps for i in step.asks}
+    for i, (step, step_names) in enumerate(zip(node.steps, names.steps, strict=True)):
+        unread = [(name, tensor) for name, tensor in step_names.outputs.items() if not names.is_used(tensor)]
+        if file.is_ensemble:
+            for name, tensor in unread:
+                text = f"ensemble tensor '{tensor}' is unused in ensemble '{file.name}'"
+                builder.report.error("G026", file, f"{step.path}.output_map[{name}]", text)
+        elif unread and len(unread) == len(step_names.outputs) and i not in asked and not builder.report.has_errors:
+            text = f"step '{step.name}' never runs: nothing reads its outputs"
+            builder.report.warning("G026", file, target_path(step), text)
+
+
+def _loop(builder: NodeBuilder, scope: Scope) -> LoopPlan | None:
+    """The loop of the sequence; None where there is none, or an error was reported."""
+    file, node = scope.file, scope.node
+    message, path = node.message.sequence.loop, f"{node.kind_path}.loop"
+    if not node.message.sequence.HasField("loop"):
+        return None
+    if not message.max_iterations:
+        text = f"the loop of '{node.name}' has no bound; give it one, for example max_iterations: 10"
+        builder.report.error("G020", file, path, text)
+    if not getattr(message, "while"):
+        text = (
+            f"the loop of '{node.name}' has no 'while', the test that says whether to go round once more, for "
+            "example while: 'max(outputs.PROBS) < 0.9'"
+        )
+        builder.report.error("G020", file, path, text)
+    test = f"{path}.while"
+    sight = outputs_sight(scope, test, scope.produced, scope.slots)
+    again = builder.condition(scope, test, Purpose.WHILE, outputs=sight)
+    carry = _carry(builder, scope, message.carry, f"{path}.carry")
+    return LoopPlan(again, message.max_iterations, carry) if again is not None else None
+
+
+def _carry(builder: NodeBuilder, scope: Scope, carried: Mapping[str, str], path: str) -> tuple[tuple[int, int], ...]:
+    """(slot of an output, slot of an input) for each that is carried; what does not fit is reported."""
+    file, node = scope.file, scope.node
+    is_open = any(step.is_open for step in scope.names.steps)
+    pairs: dict[str, tuple[int, int]] = {}
+    for output, target in sorted(carried.items()):
+        where = f"{path}[{output}]"
+        produced, used = scope.produced.get(output), scope.inputs.get(target)
+        if used is None and not is_open:
+            text = f"{owner_text(file, node)} has no input '{target}'{suggestion(target, scope.inputs)}"
+            builder.report.error("G006", file, where, text)
+        if produced is None and not is_open:
+            text = f"no step of '{node.name}' gives '{output}'{suggestion(output, scope.produced)}"
+            builder.report.error("G006", file, f"{where}.key", text)
+        if target in pairs:
+            builder.report.error("G005", file, where, f"input '{target}' of the next round is carried twice")
+        if produced is not None and used is not None:
+            what = f"input '{target}' of the next round"
+            builder.check_use(file, where, produced, used, is_required=not used.is_optional, what=what)
+            pairs[target] = (scope.slots[output], scope.slots[target])
+    return tuple(pairs.values())
+
+
+def _check_streams(builder: NodeBuilder, scope: Scope, order: list[int], live: set[int]) -> None:
+    """Find out whether the graph is decoupled, and check the streams of its root."""
+    names = scope.names
+    steps = [
+        StreamStep(
+            definition,
+            is_decoupled=i in live and _is_decoupled(step.target),
+            producers=step.waits_for,
+            reads_input=None in step.reads.values(),
+            is_known=not step.is_open,
+        )
+        for i, (definition, step) in enumerate(zip(scope.node.steps, names.steps, strict=True))
+    ]
+    outputs = {name: names.producers[name] for name in names.outputs if name in names.producers}
+    targets = [names.steps[i].target for i, step in enumerate(steps) if step.is_decoupled]
+    builder.streams = Streams(
+        is_decoupled=check_streams(scope.file, scope.node, order, steps, outputs, builder.report),
+        can_collect=all(isinstance(each, ModelTarget) and each.signature.can_collect for each in targets),
+        max_inflight=scope.node.message.sequence.max_inflight_responses,
+    )
+
+
+def _waits(scope: Scope, indexes: Sequence[int]) -> dict[int, set[int]]:
+    """Steps that each of some steps waits for: in an ordered sequence the one before it is among them."""
+    waits = {i: scope.names.steps[i].waits_for for i in indexes}
+    if scope.node.message.sequence.ordered:
+        for before, i in pairwise(indexes):
+            waits[i] = waits[i] | {before}
+    return waits
+
+
+def _allocate(scope: Scope, order: Iterable[int]) -> set[int]:
+    """Steps that must run, shadows among them; what they, a caller or the loop read has a slot."""
+    names, loop = scope.names.steps, scope.node.message.sequence.loop
+    read = {*scope.call.wanted, *loop.carry}
+    again = scope.names.conditions.get(f"{scope.node.kind_path}.loop.while")
+    if again is not None:
+        read.update(ref.name for ref in again.expression.references if ref.space == "outputs")
+    live: set[int] = set()
+    asked: set[int] = set()
+    for i in reversed([*order]):
+        if i in asked or scope.node.steps[i].is_shadow or not read.isdisjoint(names[i].outputs.values()):
+            live.add(i)
+            asked |= names[i].asks
+            read.update(tensor for tensor, producer in names[i].reads.items() if producer is not None)
+    for tensor in (tensor for i in sorted(live) for tensor in names[i].outputs.values()):
+        if tensor in read and tensor not in scope.slots:
+            scope.slots[tensor] = scope.new_slot(tensor)
+    scope.new_ok_slots(asked)
+    return live
+
+
+def _linked(plans: Mapping[int, StepPlan], waits: Mapping[int, set[int]]) -> list[StepPlan]:
+    """Plans that know which of them wait for which."""
+    consumers: dict[int, list[int]] = {i: [] for i in plans}
+    for position, i in enumerate(plans):
+        for producer in waits[i]:
+            consumers[producer].append(position)
+    return [replace(plan, consumers=tuple(consumers[i]), num_dependencies=len(waits[i])) for i, plan in plans.items()]
+
+
+def _is_decoupled(target: object) -> bool:
+    return isinstance(target, ModelTarget) and target.signature.is_decoupled
