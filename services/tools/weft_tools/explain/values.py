@@ -96,8 +96,8 @@ def placeholder(spec: TensorSpec, num_rows: int | None, origin: str, *, is_batch
 
 def vague(tensor: WireTensor) -> Unknown:
     """Some rows of a tensor, nobody knows which; in the frame it has as many as ``tensor``."""
-    may_be_absent = isinstance(tensor, Unknown) and tensor.known.may_be_absent
-    known = Knowledge((-1, *[-1] * (len(tensor.shape) - 1)), SOME_ROWS, may_be_absent)
+    known = tensor.known if isinstance(tensor, Unknown) else Knowledge(tensor.shape, SOME_ROWS)
+    known = Knowledge((-1, *known.shape[1:]), known.origins, known.may_be_absent)
     return Unknown.of(tensor.datatype, known, tensor.shape[0] if tensor.shape else None)
 
 
