@@ -288,10 +288,11 @@ def _origins(study: Study, step: StepPlan, holds: Sequence[bool]) -> list[str]:
 def _own_conditions(node: NodePlan) -> Iterator[tuple[str, object, Condition]]:
     """Conditions of a node itself: name of the field, what the field is of, and the condition."""
     for one in fields(node):
-        part = getattr(node, one.name)
-        for owner, name, condition in conditions_in(part, node, one.name):
-            if owner is node:
-                yield name, part, condition
+        if one.name not in ("steps", "shadows"):
+            part = getattr(node, one.name)
+            for owner, name, condition in conditions_in(part, node, one.name):
+                if owner is node:
+                    yield name, part, condition
 
 
 def _summary(evaluations: Sequence[Evaluation]) -> Verdict | None:
@@ -314,6 +315,8 @@ def _condition_text(name: str, condition: Condition, verdict: Verdict) -> str:
 
 def _rows_of(step: StepPlan, node: NodePlan, study: Study) -> str | None:
     """``rows 0, 2-3 of 4``: those that come to a step; None where they are not known, or always go together."""
+    if not any(one.rows for way in study.ways for found in way.verdicts.values() for one in found):
+        return None
     on = _rows_by_value([one for name, _, _ in _own_conditions(node) for one in study.evaluations(node, name)])
     tests = {one.name: _rows_by_value(study.evaluations(one, "when")) for one in node.steps}
     total = max((sum(map(len, found.values())) for found in (on, *tests.values()) if found), default=0)
