@@ -9,7 +9,6 @@ from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import InternalError, UnsupportedError, WeftError
 from weft_common.observing import telemetry
 from weft_common.tensors import WireTensor
-from weft_common.validation import scheduling_parameters
 from weft_router.admission import InflightLimit
 from weft_router.assembly import Assembly
 from weft_router.bandits.memory import settle
@@ -200,8 +199,7 @@ class GraphExecutor:
         root, deadline_ns = self.plan.root, context.deadline_ns
         if self._timeout_ns:
             deadline_ns = earlier(deadline_ns, start_ns + self._timeout_ns)
-        priority = scheduling_parameters(call.parameters)[0] if call.parameters else 0
-        scope = RequestScope(call.parameters, context.headers, call.request_id, priority, deadline_ns)
+        scope = RequestScope(call.parameters, context.headers, call.request_id, context.priority, deadline_ns)
         is_traced = telemetry.is_enabled()
         headers = forwarded_headers(context.headers, is_traced=is_traced)
         request = GraphRequest(scope, headers, is_traced, captures=selection.captures)

@@ -56,13 +56,18 @@ class StreamAction(CallAction):
                 self._admission.enter()
         except WeftError as error:
             raise self._error_context.wrap(error, self.where) from error
-        call_context = CallContext(
-            run.deadline_ns, request.headers, [], run.context, record.start_ns, tried=record.tried
+        context = CallContext(
+            run.deadline_ns,
+            request.headers,
+            trace_context=run.context,
+            arrival_ns=record.start_ns,
+            tried=record.tried,
+            priority=request.scope.priority,
         )
         if request.is_collected:
-            results = _only(self._target_object.infer(call, call_context))
+            results = _only(self._target_object.infer(call, context))
         else:
-            results = self._target_object.stream_infer(call, call_context)
+            results = self._target_object.stream_infer(call, context)
         stream = OpenStream(self, results, record, captured, is_fitted=is_fitted)
         try:
             await stream.read(frame)

@@ -1,21 +1,22 @@
-"""The request to explain, from the command line."""
+"""The request to explain, from texts as on a command line."""
 
-import argparse
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from weft_common.core import RequestedOutput
 from weft_common.errors import InvalidArgumentError
 from weft_common.signature import ModelSignature, TensorSpec
-from weft_common.tensors import num_elements
+from weft_common.tensors import WireTensor, num_elements
 from weft_common.text.pbtxt import suggestion
 from weft_common.validation import scheduling_parameters
-from weft_router.graph.plan import Condition, GraphPlan, NodePlan, StepPlan
+from weft_router.graph.plan import GraphPlan
 from weft_router.graph.types.expression import read_expression
+from weft_router.requests.intermediates import Intermediates
 from weft_router.requests.routes import ROUTE_HEADER, Routes
 from weft_router.scope import RequestScope
-from weft_tools.explain.judge import Knowledge
-from weft_tools.explain.values import ABSENT, Value
+from weft_tools.explain.judge import Judge, conditions_in
+from weft_tools.explain.values import Known, Unknown, placeholder
 from weft_tools.request import content_of, parameter_value, tensor_from_json
 
 #: An entry of a map that a condition names: parameters.lang, headers["x-tier"].
@@ -24,29 +25,53 @@ _MAX_ELEMENTS = 1 << 40
 _GET = re.compile(r"""\bget\(\s*(parameters|headers)\s*,\s*["']([^"'\\]+)["']""")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTexts:
+    """A request as texts.
+
+    Attributes:
+        inputs: Value of an input as JSON, or ``@FILE``, by name.
+        shapes: Shape of an input whose value is not known, ``1,3``, by name.
+        parameters, headers: Of the request.
+        outputs: Those asked for; none means all.
+        request_id: "": none.
+        priority: The request parameter of that name; None: none.
+        remaining_ms: The client's deadline; None: none.
+    """
+
+    inputs: Sequence[tuple[str, str]] = ()
+    shapes: Sequence[tuple[str, str]] = ()
+    parameters: Sequence[tuple[str, str]] = ()
+    headers: Sequence[tuple[str, str]] = ()
+    outputs: Sequence[str] = ()
+    request_id: str = ""
+    priority: int | None = None
+    remaining_ms: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """A request as far as it is known.
 
     Attributes:
-        knowledge: Parameters, headers and the like.
-        inputs: What is known of each input of the graph.
+        judge: Parameters, headers and the like.
+        inputs: What is known of each input of the graph; None where it is absent.
         num_rows: Rows of the batch; None where not known.
         outputs: Those asked for; empty means all.
         pins: Splitter -> step.
         hints: What the user may have mistyped.
     """
 
-    knowledge: Knowledge
-    inputs: Mapping[str, Value]
+    judge: Judge
+    inputs: Mapping[str, WireTensor | None]
     num_rows: int | None
     outputs: tuple[str, ...]
     pins: Mapping[str, str]
     hints: tuple[str, ...]
 
 
-def read_question(options: argparse.Namespace, plan: GraphPlan) -> Question:
-    """The request that the options describe.
+def read_question(texts: RequestTexts, plan: GraphPlan) -> Question:
+    """The request that the texts describe.
 
     Raises:
         InvalidArgumentError: A name is unknown, or a value does not fit.
@@ -54,31 +79,30 @@ def read_question(options: argparse.Namespace, plan: GraphPlan) -> Question:
     """
     signature = plan.signature
     is_batched = signature.max_batch_size > 0
-    given: dict[str, Value] = {}
-    for name, text in options.input:
-        given[name] = Value.known(
-            tensor_from_json(_full(_spec(signature, name), is_batched=is_batched), content_of(text))
-        )
-    for name, text in options.shape:
+    given: dict[str, WireTensor] = {}
+    for name, text in texts.inputs:
+        given[name] = Known(*tensor_from_json(_full(_spec(signature, name), is_batched=is_batched), content_of(text)))
+    for name, text in texts.shapes:
         if name in given:
             raise InvalidArgumentError(f"input '{name}' is given twice; a value has a shape already")
         spec = _spec(signature, name)
         shape = _shape(text, _full(spec, is_batched=is_batched))
-        given[name] = Value.shaped(spec.datatype, shape, f"{name} of the request")
+        row, num_rows = (shape[1:], shape[0]) if is_batched else (shape, None)
+        given[name] = placeholder(replace(spec, dims=row), num_rows, f"{name} of the request")
     num_rows = _num_rows(given, signature)
-    headers = {name.lower(): value for name, value in options.header}
-    parameters = {name: parameter_value(value) for name, value in options.param}
-    if options.priority is not None:
-        parameters["priority"] = options.priority
+    headers = {name.lower(): value for name, value in texts.headers}
+    parameters = {name: parameter_value(value) for name, value in texts.parameters}
+    if texts.priority is not None:
+        parameters["priority"] = texts.priority
     priority, _ = scheduling_parameters(parameters)
-    scope = RequestScope(parameters, headers, options.request_id, priority)
+    scope = RequestScope(parameters, headers, texts.request_id, priority)
     return Question(
-        Knowledge(scope, _least(options.remaining_ms, plan.timeout_ms, plan.root.timeout_ms)),
-        {spec.name: given.get(spec.name) or _open(spec, num_rows, is_batched=is_batched) for spec in signature.inputs},
+        Judge(scope, _least(texts.remaining_ms, plan.timeout_ms, plan.root.timeout_ms)),
+        {spec.name: given.get(spec.name, _open(spec, num_rows, is_batched=is_batched)) for spec in signature.inputs},
         num_rows,
-        tuple(options.output),
+        _outputs(texts.outputs, plan),
         Routes(plan.root).parse(headers[ROUTE_HEADER]) if ROUTE_HEADER in headers else {},
-        tuple(_hints(plan, [name for name, _ in options.param], headers)),
+        tuple(_hints(plan, [name for name, _ in texts.parameters], headers)),
     )
 
 
@@ -110,11 +134,11 @@ def _shape(text: str, spec: TensorSpec) -> tuple[int, ...]:
     return full
 
 
-def _num_rows(given: Mapping[str, Value], signature: ModelSignature) -> int | None:
+def _num_rows(given: Mapping[str, WireTensor], signature: ModelSignature) -> int | None:
     """Rows of the batch, which all inputs agree on."""
     if signature.max_batch_size <= 0:
         return None
-    counts = {name: value.tensor.shape[0] for name, value in given.items() if value.tensor is not None}
+    counts = {name: tensor.shape[0] for name, tensor in given.items()}
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"'{name}' has {count}" for name, count in counts.items())
         raise InvalidArgumentError(f"inputs must have the same number of rows: {shown}")
@@ -126,11 +150,22 @@ def _num_rows(given: Mapping[str, Value], signature: ModelSignature) -> int | No
     return num_rows
 
 
-def _open(spec: TensorSpec, num_rows: int | None, *, is_batched: bool) -> Value:
+def _open(spec: TensorSpec, num_rows: int | None, *, is_batched: bool) -> Unknown | None:
     """An input that nothing was said of: a required one is there, an optional one is not."""
     if spec.is_optional:
-        return ABSENT
-    return Value.unknown(spec, num_rows, f"{spec.name} of the request", is_batched=is_batched)
+        return None
+    origin = f"{spec.name} of the request"
+    return placeholder(spec, (num_rows or 1) if is_batched else None, origin, is_open=num_rows is None)
+
+
+def _outputs(names: Sequence[str], plan: GraphPlan) -> tuple[str, ...]:
+    """Outputs of the graph, or ``<step>/<tensor>``. Raises InvalidArgumentError where there is no such output."""
+    graph, known = plan.signature.name, [spec.name for spec in plan.signature.outputs]
+    requested = tuple(RequestedOutput(name, {}) for name in names)
+    for name, _ in Intermediates(plan.root, known).own_outputs(requested, graph):
+        if name not in known:
+            raise InvalidArgumentError(f"graph '{graph}' has no output '{name}'{suggestion(name, known)}")
+    return tuple(names)
 
 
 def _least(*limits_ms: float | None) -> float | None:
@@ -140,7 +175,7 @@ def _least(*limits_ms: float | None) -> float | None:
 def _hints(plan: GraphPlan, parameters: Iterable[str], headers: Iterable[str]) -> Iterator[str]:
     """Parameters and headers that no condition reads: they do not change the path."""
     read: dict[str, set[str]] = {"parameters": set(), "headers": {ROUTE_HEADER}}
-    for condition in _conditions(plan.root):
+    for _, _, condition in conditions_in(plan.root):
         for place, *keys in (*_ENTRY.findall(condition.source), *_GET.findall(condition.source)):
             read[place].update(filter(None, keys))
         for place in read_expression(condition.source).maps - {found[0] for found in _ENTRY.findall(condition.source)}:
@@ -150,17 +185,3 @@ def _hints(plan: GraphPlan, parameters: Iterable[str], headers: Iterable[str]) -
             if name not in read[place] and "" not in read[place]:
                 hint = suggestion(name, sorted(read[place] - {ROUTE_HEADER}))
                 yield f"no condition of graph '{plan.signature.name}' reads {place[:-1]} '{name}'{hint}"
-
-
-def _conditions(node: NodePlan) -> Iterator[Condition]:
-    yield from node.conditions
-    for step in (*node.steps, *node.shadows):
-        yield from _step_conditions(step)
-
-
-def _step_conditions(step: StepPlan) -> Iterator[Condition]:
-    yield from filter(None, (step.when, step.accept, *(policy.condition for policy in step.policies)))
-    if isinstance(step.action, NodePlan):
-        yield from _conditions(step.action)
-    if step.fallback is not None:
-        yield from _step_conditions(step.fallback)

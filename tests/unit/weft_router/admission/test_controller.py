@@ -10,7 +10,7 @@ import pytest
 
 from weft_common.core import CallContext
 from weft_common.errors import DeadlineExceededError, ResourceExhaustedError, WeftError
-from weft_router.admission import AdmissionController, AdmissionSettings, Outcome
+from weft_router.admission import AdmissionController, AdmissionSettings, Outcome, admissible_priority
 from weft_router.admission.controller import MAX_LIMITS
 from weft_router.admission.permit import Permit, outcome_of
 
@@ -70,7 +70,7 @@ def test_the_router_the_graph_and_the_client_are_limited() -> None:
 def test_the_level_is_the_priority_of_the_request(priority: Any, level: int) -> None:
     """Without one, or with what is none, it is the default; there is a lowest."""
     parameters = {} if priority is None else {"priority": priority}
-    assert level == make_controller().level_of(parameters)
+    assert level == make_controller().level_of(admissible_priority(parameters))
 
 
 def test_the_client_is_who_authenticated_else_the_header() -> None:
