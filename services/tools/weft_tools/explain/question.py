@@ -1,6 +1,5 @@
-"""The request to explain, from the command line."""
+"""The request to explain, from texts as on a command line."""
 
-import argparse
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,30 @@ _MAX_ELEMENTS = 1 << 40
 _GET = re.compile(r"""\bget\(\s*(parameters|headers)\s*,\s*["']([^"'\\]+)["']""")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTexts:
+    """A request as texts.
+
+    Attributes:
+        inputs: Value of an input as JSON, or ``@FILE``, by name.
+        shapes: Shape of an input whose value is not known, ``1,3``, by name.
+        parameters, headers: Of the request.
+        outputs: Those asked for; none means all.
+        request_id: "": none.
+        priority: The request parameter of that name; None: none.
+        remaining_ms: The client's deadline; None: none.
+    """
+
+    inputs: Sequence[tuple[str, str]] = ()
+    shapes: Sequence[tuple[str, str]] = ()
+    parameters: Sequence[tuple[str, str]] = ()
+    headers: Sequence[tuple[str, str]] = ()
+    outputs: Sequence[str] = ()
+    request_id: str = ""
+    priority: int | None = None
+    remaining_ms: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """A request as far as it is known.
@@ -47,8 +70,8 @@ class Question:
     hints: tuple[str, ...]
 
 
-def read_question(options: argparse.Namespace, plan: GraphPlan) -> Question:
-    """The request that the options describe.
+def read_question(texts: RequestTexts, plan: GraphPlan) -> Question:
+    """The request that the texts describe.
 
     Raises:
         InvalidArgumentError: A name is unknown, or a value does not fit.
@@ -57,9 +80,9 @@ def read_question(options: argparse.Namespace, plan: GraphPlan) -> Question:
     signature = plan.signature
     is_batched = signature.max_batch_size > 0
     given: dict[str, WireTensor] = {}
-    for name, text in options.input:
+    for name, text in texts.inputs:
         given[name] = Known(*tensor_from_json(_full(_spec(signature, name), is_batched=is_batched), content_of(text)))
-    for name, text in options.shape:
+    for name, text in texts.shapes:
         if name in given:
             raise InvalidArgumentError(f"input '{name}' is given twice; a value has a shape already")
         spec = _spec(signature, name)
@@ -67,19 +90,19 @@ def read_question(options: argparse.Namespace, plan: GraphPlan) -> Question:
         known = Knowledge(shape, (f"{name} of the request",))
         given[name] = Unknown.of(spec.datatype, known, shape[0] if is_batched else None)
     num_rows = _num_rows(given, signature)
-    headers = {name.lower(): value for name, value in options.header}
-    parameters = {name: parameter_value(value) for name, value in options.param}
-    if options.priority is not None:
-        parameters["priority"] = options.priority
+    headers = {name.lower(): value for name, value in texts.headers}
+    parameters = {name: parameter_value(value) for name, value in texts.parameters}
+    if texts.priority is not None:
+        parameters["priority"] = texts.priority
     priority, _ = scheduling_parameters(parameters)
-    scope = RequestScope(parameters, headers, options.request_id, priority)
+    scope = RequestScope(parameters, headers, texts.request_id, priority)
     return Question(
-        Judge(scope, _least(options.remaining_ms, plan.timeout_ms, plan.root.timeout_ms)),
+        Judge(scope, _least(texts.remaining_ms, plan.timeout_ms, plan.root.timeout_ms)),
         {spec.name: given.get(spec.name, _open(spec, num_rows, is_batched=is_batched)) for spec in signature.inputs},
         num_rows,
-        _outputs(options.output, plan),
+        _outputs(texts.outputs, plan),
         Routes(plan.root).parse(headers[ROUTE_HEADER]) if ROUTE_HEADER in headers else {},
-        tuple(_hints(plan, [name for name, _ in options.param], headers)),
+        tuple(_hints(plan, [name for name, _ in texts.parameters], headers)),
     )
 
 
