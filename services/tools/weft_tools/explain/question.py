@@ -16,7 +16,7 @@ from weft_router.requests.intermediates import Intermediates
 from weft_router.requests.routes import ROUTE_HEADER, Routes
 from weft_router.scope import RequestScope
 from weft_tools.explain.judge import Judge, conditions_in
-from weft_tools.explain.values import Knowledge, Known, Unknown, placeholder
+from weft_tools.explain.values import Known, Unknown, placeholder
 from weft_tools.request import content_of, parameter_value, tensor_from_json
 
 #: An entry of a map that a condition names: parameters.lang, headers["x-tier"].
@@ -87,8 +87,8 @@ def read_question(texts: RequestTexts, plan: GraphPlan) -> Question:
             raise InvalidArgumentError(f"input '{name}' is given twice; a value has a shape already")
         spec = _spec(signature, name)
         shape = _shape(text, _full(spec, is_batched=is_batched))
-        known = Knowledge(shape, (f"{name} of the request",))
-        given[name] = Unknown.of(spec.datatype, known, shape[0] if is_batched else None)
+        row, num_rows = (shape[1:], shape[0]) if is_batched else (shape, None)
+        given[name] = placeholder(replace(spec, dims=row), num_rows, f"{name} of the request")
     num_rows = _num_rows(given, signature)
     headers = {name.lower(): value for name, value in texts.headers}
     parameters = {name: parameter_value(value) for name, value in texts.parameters}
@@ -154,7 +154,8 @@ def _open(spec: TensorSpec, num_rows: int | None, *, is_batched: bool) -> Unknow
     """An input that nothing was said of: a required one is there, an optional one is not."""
     if spec.is_optional:
         return None
-    return placeholder(spec, num_rows, f"{spec.name} of the request", is_batched=is_batched)
+    origin = f"{spec.name} of the request"
+    return placeholder(spec, (num_rows or 1) if is_batched else None, origin, is_open=num_rows is None)
 
 
 def _outputs(names: Sequence[str], plan: GraphPlan) -> tuple[str, ...]:
