@@ -222,8 +222,8 @@ async def _serve(
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             await loading
-            # Long-lived objects are frozen: with torch loaded, each full collection would block the event loop for 0.38 s
-            # to traverse 190,000 objects (2 cores AMD EPYC, Python 3.11).
+            # Long-lived objects are frozen: with torch loaded, each full collection would block the event loop
+            # for 0.38 s to traverse 190,000 objects (2 cores AMD EPYC, Python 3.11).
             gc.collect()
             gc.freeze()
             is_loaded.set()
