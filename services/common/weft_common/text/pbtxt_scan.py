@@ -237,13 +237,9 @@ class Scan:
             raise _StopScanError
         if field and (fault := _value_fault(field, token)):
             self._find(token.offset, fault)
-        if (
-            field
-            and field.enum_type
-            and _INTEGER.fullmatch(token.text)
-            and not _has_number(field.enum_type, token.text)
-        ):
-            self.unknown_numbers[token.offset] = f"unknown value {token.text} of {field.enum_type.name}"
+        enum = field.enum_type if field else None
+        if enum and _INTEGER.fullmatch(token.text) and not _has_number(enum, token.text):
+            self.unknown_numbers[token.offset] = f"unknown value {token.text} of {enum.name}"
         if field:
             self.places[path] = FieldSpan(name.offset, token.offset, tuple(literals))
 
