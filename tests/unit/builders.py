@@ -70,7 +70,7 @@ def _entries(tensors: Declared) -> list[dict[str, Any]]:
     ]
 
 
-def load_backend(backend: type[Backend], model: ModelContext) -> Backend:
+def load_backend(backend: type[Backend], model: ModelContext) -> Any:
     """A loaded backend on the CPU."""
     loaded = backend(model, InstanceContext("model_0_0"))
     loaded.load()

@@ -34,7 +34,7 @@ class _Server:
         await self.gate.wait()
         self.num_inflight -= 1
         if request == b"bad":
-            raise grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), grpc.aio.Metadata())
+            raise grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), grpc.aio.Metadata())  # type: ignore[call-arg]
         return request
 
 

@@ -63,7 +63,7 @@ def test_the_machine_is_described() -> None:
     described = machine.describe()
     assert described["cpu"]
     assert described["num_cores"] == len(os.sched_getaffinity(0))
-    assert "grpcio" in described["packages"]
+    assert "grpcio" in described["packages"]  # type: ignore[operator]
 
 
 def test_texts_have_mixed_lengths_and_are_repeatable() -> None:

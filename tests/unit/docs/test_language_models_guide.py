@@ -4,6 +4,7 @@ import re
 import shlex
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,8 @@ def test_every_tensor_is_listed_with_its_type() -> None:
         ):
             kinds |= dict.fromkeys(names(part[0]), (f"TYPE_{part[1]}", part[2].replace("n", "-1")))
     known = {
-        name: (tensor.data_type, str(tensor.dims[0])) for name, tensor in (tensors.INPUTS | tensors.OUTPUTS).items()
+        name: (tensor.data_type, str(tensor.dims[0]))
+        for name, tensor in (tensors.INPUTS | tensors.OUTPUTS).items()  # type: ignore[operator]
     }
     assert {} == {name: kind for name, kind in kinds.items() if known.get(name) != kind}
     assert {f"return_{name}" for name in tensors.ON_REQUEST} - {"return_finish_reason", "return_logprobs"} == (
@@ -104,7 +106,7 @@ class NoCommand:
     """A module of a command that does nothing."""
 
     @staticmethod
-    def run(options: object) -> int:
+    def run(options: Any) -> int:
         return 0
 
 

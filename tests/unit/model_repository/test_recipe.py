@@ -30,7 +30,7 @@ def builds_letters(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path,
 
     def install(function: Callable[[Path, Path], Figures]) -> None:
         module = ModuleType("fake_letters")
-        module.build = function
+        module.build = function  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "fake_letters", module)
 
     return install

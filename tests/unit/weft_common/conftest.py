@@ -19,7 +19,7 @@ async def core():
 async def server():
     """A server without services that has not been started."""
     server = grpc.aio.server(options=server_options())
-    server.port = server.add_insecure_port("127.0.0.1:0")
+    server.port = server.add_insecure_port("127.0.0.1:0")  # type: ignore[attr-defined]
     yield server
     await server.stop(None)
 

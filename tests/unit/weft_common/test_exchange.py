@@ -32,7 +32,7 @@ class Caller:
         """Take the next message; False at the end."""
         async with asyncio.timeout(WAIT_S):
             message = await self.rpc.read()
-        if message is grpc.aio.EOF:
+        if message is grpc.aio.EOF:  # type: ignore[attr-defined]
             return False
         self.max_message_bytes = message.max_message_bytes or self.max_message_bytes
         self.is_closing = self.is_closing or message.is_closing
@@ -48,7 +48,7 @@ class Caller:
     async def status(self):
         """How the stream ends, once everything before is read."""
         async with asyncio.timeout(WAIT_S):
-            while await self.rpc.read() is not grpc.aio.EOF:
+            while await self.rpc.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]
                 pass
 
 
@@ -114,7 +114,7 @@ async def test_failure_is_that_of_model_infer(caller, stub, core, error):
         await stub.ModelInfer(make_request("fail"))
     answer, unary = caller.answers[1], caught.value
     assert (unary.code().value[0], unary.details()) == (answer.status, answer.message)
-    assert list(unary.trailing_metadata()) == [(h.key, h.value) for h in answer.trailing_metadata]
+    assert list(unary.trailing_metadata()) == [(h.key, h.value) for h in answer.trailing_metadata]  # type: ignore[comparison-overlap]
     assert not answer.HasField("response")
 
 

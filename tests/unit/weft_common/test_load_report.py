@@ -3,6 +3,7 @@
 import asyncio
 import struct
 from collections import Counter
+from typing import Any
 
 import grpc
 from google.protobuf.empty_pb2 import Empty
@@ -53,7 +54,7 @@ def test_the_fields_have_the_numbers_of_orca() -> None:
     """``xds.data.orca.v3.OrcaLoadReport``: rps_fractional 6, eps 7, application_utilization 9, all of them doubles."""
     report = load_report_pb2.LoadReport(rps_fractional=3.5, eps=0.5, application_utilization=1.25)
     fields = UnknownFieldSet(Empty.FromString(report.SerializeToString()))
-    numbers = {field.field_number: struct.unpack("<d", struct.pack("<Q", field.data))[0] for field in fields}
+    numbers = {field.field_number: struct.unpack("<d", struct.pack("<Q", field.data))[0] for field in fields}  # type: ignore[attr-defined]
     assert {6: 3.5, 7: 0.5, 9: 1.25} == numbers
 
 
@@ -63,7 +64,7 @@ async def serve(cost_s: float, counts: Counter[float]) -> tuple[grpc.aio.Server,
     num_running = 0
     statistics.occupancy = lambda: float(num_running)
 
-    async def answer(request: bytes, context: object) -> bytes:
+    async def answer(request: bytes, context: Any) -> bytes:
         nonlocal num_running
         counts[cost_s] += 1
         num_running += 1
@@ -94,7 +95,7 @@ async def test_reports_come_at_the_interval_that_the_client_asks_for() -> None:
                 response_deserializer=load_report_pb2.LoadReport.FromString,
             )
             stream = method(request, timeout=10)
-            assert [0.0, 0.0] == [(await stream.read()).application_utilization for _ in range(2)]
+            assert [0.0, 0.0] == [(await stream.read()).application_utilization for _ in range(2)]  # type: ignore[attr-defined]
             stream.cancel()
     finally:
         await server.stop(None)
@@ -111,7 +112,7 @@ async def test_weighted_round_robin_follows_the_reports() -> None:
     address = "ipv4:" + ",".join(f"127.0.0.1:{port}" for _, port in servers)
     try:
         async with open_channel(address, options=options) as channel, asyncio.timeout(20):
-            call = channel.unary_unary("/a.B/M")
+            call = channel.unary_unary("/a.B/M")  # type: ignore[call-arg]
             while not 2.5 * counts[0.008] < counts[0.002] < 6 * counts[0.008]:
                 counts.clear()
                 for _ in range(25):

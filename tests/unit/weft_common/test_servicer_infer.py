@@ -20,7 +20,7 @@ async def failure(call):
     """The error that a call ends with, and its trailing metadata as a dict."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
-    return caught.value, dict(caught.value.trailing_metadata())
+    return caught.value, dict(caught.value.trailing_metadata())  # type: ignore[arg-type]
 
 
 async def test_answer_echoes_what_identifies_the_request(stub):
@@ -140,10 +140,10 @@ async def test_deadline_cancels_the_core(stub, core):
 async def test_lost_client_cancels_the_core(address, core):
     """A client whose connection goes away withdraws its request like one that cancels."""
     channel = grpc.aio.insecure_channel(address)
-    call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", pb.ModelInferRequest.SerializeToString)
+    call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", pb.ModelInferRequest.SerializeToString)  # type: ignore[call-arg]
     pending = asyncio.ensure_future(call(make_request("hang")))
     await core.started.wait()
-    await channel.close()
+    await channel.close()  # type: ignore[call-arg]
     await asyncio.wait_for(core.cancelled.wait(), 5)
     await asyncio.wait([pending])
 

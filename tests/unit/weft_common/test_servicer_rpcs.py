@@ -214,7 +214,7 @@ async def test_control_rpc_never_shows_an_exception(stub, core, caplog, rpc):
     core.control_error = ValueError("secret")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await getattr(stub, rpc)(CONTROL_RPCS[rpc])
-    error_id = dict(caught.value.trailing_metadata())["x-error-id"]
+    error_id = dict(caught.value.trailing_metadata())["x-error-id"]  # type: ignore[arg-type, index]
     model = " on model 'echo'" if "Model" in rpc else ""
     assert ("INTERNAL", f"weft.test failed{model} (error id {error_id})") == (
         caught.value.code().name,
@@ -230,7 +230,7 @@ async def test_control_rpc_gives_the_cores_error(stub, core, rpc):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await getattr(stub, rpc)(CONTROL_RPCS[rpc])
     assert ("RESOURCE_EXHAUSTED", "full") == (caught.value.code().name, caught.value.details())
-    assert "7" == dict(caught.value.trailing_metadata())["retry-after-ms"]
+    assert "7" == dict(caught.value.trailing_metadata())["retry-after-ms"]  # type: ignore[arg-type, index]
 
 
 def test_every_rpc_of_the_protocol_is_implemented():

@@ -27,7 +27,7 @@ async def ended(stream):
     """Status, text and trailing metadata that a stream ends with, whose answers are all read."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await asyncio.wait_for(stream.read(), 10)
-    return caught.value.code().name, caught.value.details(), dict(caught.value.trailing_metadata())
+    return caught.value.code().name, caught.value.details(), dict(caught.value.trailing_metadata())  # type: ignore[arg-type]
 
 
 async def test_answers_come_in_the_order_of_requests(stub, core):
@@ -41,7 +41,7 @@ async def test_answers_come_in_the_order_of_requests(stub, core):
     core.gates["gate"].set()
     assert ["first", "second"] == [(await first).infer_response.id, (await stream.read()).infer_response.id]
     await stream.done_writing()
-    assert grpc.aio.EOF is await stream.read()
+    assert grpc.aio.EOF is await stream.read()  # type: ignore[attr-defined]
 
 
 async def test_answer_says_that_it_is_the_last(stub):
@@ -65,7 +65,7 @@ async def test_answers_of_a_decoupled_model_do_not_hold_up_the_next_request(stub
     assert (["a", "a"], ["b", "c"]) == ([i for i in ids if i == "a"], [i for i in ids if i != "a"])
     core.gates["last"].set()
     await stream.done_writing()
-    assert grpc.aio.EOF is await stream.read()
+    assert grpc.aio.EOF is await stream.read()  # type: ignore[attr-defined]
 
 
 async def test_the_end_of_a_decoupled_model_is_told_to_who_asks(stub, core):
@@ -86,7 +86,7 @@ async def test_the_end_of_a_decoupled_model_is_told_to_who_asks(stub, core):
     assert answer.infer_response.parameters["triton_final_response"].bool_param
     assert [] == list(answer.infer_response.outputs)
     await stream.done_writing()
-    assert grpc.aio.EOF is await stream.read()
+    assert grpc.aio.EOF is await stream.read()  # type: ignore[attr-defined]
 
 
 async def test_a_decoupled_model_makes_no_more_answers_than_the_client_reads(stub, core):
@@ -201,7 +201,7 @@ async def test_requests_before_the_half_close_are_answered(stub, core):
     await core.started.wait()
     core.release.set()
     assert "a" == (await stream.read()).infer_response.id
-    assert grpc.aio.EOF is await stream.read()
+    assert grpc.aio.EOF is await stream.read()  # type: ignore[attr-defined]
 
 
 async def test_thousand_requests_on_one_stream(stub, core):
@@ -216,7 +216,7 @@ async def test_thousand_requests_on_one_stream(stub, core):
     writer = asyncio.create_task(write())
     assert [str(i) for i in range(1000)] == [answer.infer_response.id for answer in await answers(stream, 1000)]
     await writer
-    assert grpc.aio.EOF is await stream.read()
+    assert grpc.aio.EOF is await stream.read()  # type: ignore[attr-defined]
     assert 1000 == len(core.calls)
 
 

@@ -32,7 +32,7 @@ DECLARED = {
 
 
 def rpc_error(code, details, trailing=()):
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details=details)
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details=details)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(("name", "code"), DECLARED.items())
@@ -187,9 +187,9 @@ def test_other_message_same_error():
         type(longer),
         longer.message,
         str(longer),
-        longer.retry_after_ms,
+        longer.retry_after_ms,  # type: ignore[attr-defined]
     )
     assert ("full", "full") == (error.message, str(error))
     internal = InternalError("failed")
-    assert internal.error_id == internal.with_message("graph: " + internal.message).error_id
+    assert internal.error_id == internal.with_message("graph: " + internal.message).error_id  # type: ignore[attr-defined]
     assert "ABORTED" == RemoteError("ABORTED", "m").with_message("n").code

@@ -206,7 +206,7 @@ async def test_failed_request_can_be_found(trace, stub, core, caplog):
     core.error = ValueError("secret")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.ModelInfer(make_request("fail"))
-    trailing = dict(caught.value.trailing_metadata())
+    trailing = dict(caught.value.trailing_metadata())  # type: ignore[arg-type]
     (span,) = await asyncio.to_thread(collected)
     (record,) = caplog.records
     assert trailing["x-error-id"] == record.error_id == span.attributes["weft.error_id"]

@@ -28,7 +28,7 @@ def start():
         command = [sys.executable, SCRIPT, "--grpc-port", "0", "--metrics-port", "0", "--unix-socket", path, *arguments]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         processes.append(process)
-        process.line = process.stdout.readline()
+        process.line = process.stdout.readline()  # type: ignore[attr-defined]
         return process
 
     yield start

@@ -51,7 +51,7 @@ def test_typed_contents_become_raw_bytes(datatype):
     """Typed contents of every datatype, at the ends of its range, give the bytes that the raw form has."""
     field, values = TYPED[datatype]
     typed = call_from_request(request(tensor(datatype=datatype, **{field: values}))).inputs["x"]
-    raw = encode_bytes(values) if datatype == "BYTES" else np.array(values, NUMPY_BY_DATATYPE[datatype]).tobytes()
+    raw = encode_bytes(values) if datatype == "BYTES" else np.array(values, NUMPY_BY_DATATYPE[datatype]).tobytes()  # type: ignore[arg-type]
     assert WireTensor(datatype, (2,), raw) == typed
     assert typed == call_from_request(request(tensor(datatype=datatype), raw=[raw])).inputs["x"]
     assert values == decode(typed).tolist()

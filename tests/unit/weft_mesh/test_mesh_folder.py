@@ -33,7 +33,7 @@ def owner():
     """A process that owns a folder; it is killed at the end."""
     command = [sys.executable, "-c", _OWNER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        process.folder = Path(process.stdout.readline().strip())
+        process.folder = Path(process.stdout.readline().strip())  # type: ignore[attr-defined]
         try:
             yield process
         finally:

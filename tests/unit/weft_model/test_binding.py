@@ -131,7 +131,7 @@ def load_bound(path, make_model_context, monkeypatch):
         )
         backend = BACKENDS["onnxruntime"](model, InstanceContext("model_0_0"))
         backend.load()
-        backend._bind(onnxruntime, model.signature, ("cpu", 0))
+        backend._bind(onnxruntime, model.signature, ("cpu", 0))  # type: ignore[attr-defined]
         return backend, made
 
     return load
@@ -189,13 +189,13 @@ def test_cuda_graphs_are_asked_for_in_the_configuration(path, make_model_context
     """Either field asks ONNX Runtime for CUDA graphs; the accelerator's parameters go to the provider."""
     model = make_model_context({"A": ("FP32", (3,))}, {}, config={"optimization": optimization})
     backend = BACKENDS["onnxruntime"](model, InstanceContext("model_0_0", "GPU", 1))
-    (_, options), cpu = backend._providers()
+    (_, options), cpu = backend._providers()  # type: ignore[attr-defined]
     assert ("1" if captures else None, "1", "CPUExecutionProvider") == (
         options.get("enable_cuda_graph"),
         options["device_id"],
         cpu,
     )
-    assert captures == backend._captures
+    assert captures == backend._captures  # type: ignore[attr-defined]
 
 
 def test_graphs_that_cannot_be_are_told(load_bound, caplog):
@@ -252,5 +252,5 @@ def test_answers_from_a_gpu(version_folder, make_model_context, graphs):
     answers = [execute_batch(backend, make_served_request(**case))[0] for case in cases]
     for case, answer in zip(cases, answers, strict=True):
         np.testing.assert_array_equal(case["A"] + case["B"], answer.outputs["SUM"])
-    assert backend._pool is not None
+    assert backend._pool is not None  # type: ignore[attr-defined]
     backend.close()

@@ -308,7 +308,7 @@ def test_gpu_instance_runs_on_cuda(add_sub, make_model_context):
     backend.load()
     ones = np.ones((1, 3), np.float32)
     (outcome,) = execute_batch(backend, make_served_request(A=ones, B=ones))
-    assert "CUDAExecutionProvider" == backend._session.get_providers()[0]
+    assert "CUDAExecutionProvider" == backend._session.get_providers()[0]  # type: ignore[attr-defined]
     np.testing.assert_array_equal(ones * 2, outcome.outputs["SUM"])
 
 

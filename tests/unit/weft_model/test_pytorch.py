@@ -105,7 +105,7 @@ def test_tensors_are_matched(export, load_pytorch, module, inputs, outputs):
     export(module, ONES, ONES)
     backend = load_pytorch(dict.fromkeys(inputs, ("FP32", (3,))), dict.fromkeys(outputs, ("FP32", (3,))))
     arrays = {name: np.full((1, 3), value, np.float32) for name, value in inputs.items()}
-    (outcome,) = execute_batch(backend, make_served_request(**arrays))
+    (outcome,) = execute_batch(backend, make_served_request(**arrays))  # type: ignore[arg-type]
     assert outputs == {name: array[0, 0] for name, array in outcome.outputs.items()}
 
 

@@ -219,7 +219,7 @@ def test_instances_on_streams_of_their_own(write, make_model_context, parameters
     backends = [BACKENDS["pytorch"](model, InstanceContext(f"model_0_{i}", "GPU")) for i in range(2)]
     for backend in backends:
         backend.load()
-        assert torch.from_numpy(backend._device.empty((4,), np.dtype(np.float32))).is_pinned()
+        assert torch.from_numpy(backend._device.empty((4,), np.dtype(np.float32))).is_pinned()  # type: ignore[attr-defined]
     cases = [(backend, images(n, n)) for n in (1, 3, 2) for backend in backends]
     answers = [execute_batch(backend, make_served_request(x=x))[0] for backend, x in cases]
     for (_, x), answer in zip(cases, answers, strict=True):

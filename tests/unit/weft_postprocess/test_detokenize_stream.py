@@ -91,7 +91,7 @@ def texts(load):
                 arrays["num_previous_tokens"] = np.array([len(context)], np.uint32)
             if sampling:
                 arrays["sampling_parameters"] = np.array([json.dumps(sampling)], np.object_)
-            requests.append(make_served_request(**arrays))
+            requests.append(make_served_request(**arrays))  # type: ignore[arg-type]
             context = context + piece
         random.Random(0).shuffle(order := list(range(len(requests))))
         outcomes = execute_batch(backend, *(requests[index] for index in order))
@@ -216,8 +216,8 @@ def test_sampling_parameters_that_make_no_sense_are_refused(load, sampling, mess
     text = sampling if isinstance(sampling, str) else json.dumps(sampling)
     arrays = {name: np.array([5], np.int32) for name in ("output_ids", "context_ids")}
     arrays["finish_reason"] = np.array([""], np.object_)
-    bad = make_served_request(**arrays, sampling_parameters=np.array([text], np.object_))
-    refused, answered = execute_batch(load(), bad, make_served_request(**arrays))
+    bad = make_served_request(**arrays, sampling_parameters=np.array([text], np.object_))  # type: ignore[arg-type]
+    refused, answered = execute_batch(load(), bad, make_served_request(**arrays))  # type: ignore[arg-type]
     assert isinstance(refused, InvalidArgumentError)
     assert message in refused.message
     assert (1,) == answered.outputs["text_output"].shape

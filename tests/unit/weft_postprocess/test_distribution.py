@@ -85,7 +85,7 @@ def test_positive_parameters_may_come_as_the_network_gives_them(distribution, fa
         for name, array in zip(INPUTS[family], _values(family, 5), strict=True)
     ]
     inverse = {"exp": np.log, "softplus": lambda x: np.log(np.expm1(np.minimum(x, 30))) + np.maximum(x - 30, 0)}[link]
-    raw = [inverse(array) if name in POSITIVE else array for name, array in zip(INPUTS[family], values, strict=True)]
+    raw = [inverse(array) if name in POSITIVE else array for name, array in zip(INPUTS[family], values, strict=True)]  # type: ignore[operator]
     plain, linked = (
         execute_batch(
             distribution(family, link=name), make_served_request(**dict(zip(INPUTS[family], arrays, strict=True)))

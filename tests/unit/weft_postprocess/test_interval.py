@@ -140,10 +140,10 @@ def test_coverage_holds_on_new_rows(interval, method):
         calibration = {"target": target, "prediction": np.zeros((4000, 2))}
         options = {}
     else:
-        inputs, data = QUANTILES, {"QUANTILES": quantiles}
+        inputs, data = QUANTILES, {"QUANTILES": quantiles}  # type: ignore[assignment]
         calibration, options = {"target": target, "quantiles": quantiles}, {"levels": LEVELS_TEXT}
     backend = interval(method, inputs, calibration=calibration, coverage="0.8", **options)
-    (outcome,) = execute_batch(backend, make_served_request(**data))
+    (outcome,) = execute_batch(backend, make_served_request(**data))  # type: ignore[arg-type]
     lower, upper = _ends(outcome)
     share = ((lower <= new) & (new <= upper)).mean(axis=0)
     np.testing.assert_allclose(share, 0.8, atol=0.03)
@@ -171,7 +171,7 @@ def test_bad_numbers_fail_their_own_request(interval, key, value, message):
     good, failed = execute_batch(
         interval("gaussian", MEAN_VARIANCE),
         make_served_request(MEAN=np.ones((1, 2)), VARIANCE=np.ones((1, 2))),
-        make_served_request(**bad),
+        make_served_request(**bad),  # type: ignore[arg-type]
     )
     assert isinstance(failed, InvalidArgumentError)
     assert message == failed.message

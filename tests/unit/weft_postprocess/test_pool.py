@@ -97,7 +97,7 @@ def test_row_without_tokens_is_zero(make_model_context, pooling):
         backend, make_served_request(last_hidden_state=hidden, attention_mask=mask)
     ) + execute_batch(backend, make_served_request(last_hidden_state=hidden[:, :0], attention_mask=mask[:, :0]))
     assert [0.0] * 7 == some.outputs["EMBEDDING"][0].tolist()
-    np.testing.assert_allclose(np.linalg.norm(some.outputs["EMBEDDING"][1]), 1, rtol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(some.outputs["EMBEDDING"][1]), 1, rtol=1e-6)  # type: ignore[arg-type]
     assert [[0.0] * 7] * 2 == none.outputs["EMBEDDING"].tolist()
 
 

@@ -93,7 +93,7 @@ def test_classes_under_the_threshold_are_not_listed(softmax):
     assert [[2], [0]] == outcome.outputs["COUNT"].tolist()
     assert [[0, 2, -1], [-1, -1, -1]] == outcome.outputs["INDEX"].tolist()
     assert [[b"cat", b"bird", b""], [b"", b"", b""]] == outcome.outputs["LABEL"].tolist()
-    np.testing.assert_allclose(outcome.outputs["TOP_PROBS"], [[0.5, 0.3, 0], [0, 0, 0]], rtol=1e-5)
+    np.testing.assert_allclose(outcome.outputs["TOP_PROBS"], [[0.5, 0.3, 0], [0, 0, 0]], rtol=1e-5)  # type: ignore[arg-type]
 
 
 def test_entropy_is_that_of_scipy(softmax):

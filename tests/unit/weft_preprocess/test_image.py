@@ -76,7 +76,7 @@ def test_pixels_equal_the_written_formula(make_backend, layout):
     expected = np.empty((3, 6, 4))
     for channel, (mean, std) in enumerate([(0.4, 0.2), (0.5, 0.3), (0.6, 0.4)]):
         expected[channel] = (resized[:, :, channel] / 255 - mean) / std
-    expected = {"CHW": expected, "HWC": np.moveaxis(expected, 0, -1), "FLAT": expected.ravel()}[layout]
+    expected = {"CHW": expected, "HWC": np.moveaxis(expected, 0, -1), "FLAT": expected.ravel()}[layout]  # type: ignore[assignment]
     parameters = {"mean": "0.4, 0.5, 0.6", "std": "0.2,0.3,0.4", "resample": "bicubic", "layout": layout}
     (outcome,) = execute_batch(
         make_backend(expected.shape, **SMALL, **parameters), make_served_request(IMAGE=[_encoded(picture)])

@@ -27,7 +27,7 @@ class FakeCondition:
     num_evaluations: int = 0
     names: tuple[str, ...] = ()
 
-    def evaluate(self, frame: Frame, request: RequestScope) -> object:
+    def evaluate(self, frame: Frame, request: RequestScope) -> Any:
         self.num_evaluations += 1
         if not self.names:
             return self.function(request, frame)
@@ -36,7 +36,7 @@ class FakeCondition:
 
     def evaluate_rows(
         self, frame: Frame, request: RequestScope, num_rows: int, numbers: Sequence[int] | None = None
-    ) -> list[object]:
+    ) -> list[Any]:
         def row_of(one: WireTensor | None, row: int) -> WireTensor | None:
             return one if one is None or one is OK else encode(decode(one)[row : row + 1])
 

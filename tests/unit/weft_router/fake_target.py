@@ -1,7 +1,7 @@
 """A target that answers as a test says, and its answers."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ class FakeTarget:
     of calls in work. Deadlines are kept on a virtual clock only.
     """
 
-    def __init__(self, name: str = "model", **answers: Answer) -> None:
+    def __init__(self, name: str = "model", /, **answers: Answer) -> None:
         self.name = name
         self.address = "fake:1"
         self.answers: dict[str, Answer] = dict(answers)
@@ -64,7 +64,7 @@ class FakeTarget:
         self.contexts: list[CallContext] = []
         self.cancelled: list[str] = []
         self.num_open = 0
-        self.models: list[TargetModel] | Exception = []
+        self.models: Any = []  # or the error that `discover` raises
         self.num_discoveries = 0
         self.discovered = asyncio.Event()
         self.is_closed = False
@@ -86,6 +86,9 @@ class FakeTarget:
         finally:
             self.num_open -= 1
         return InferResult(call.model_name, call.model_version or "1", call.request_id, {}, dict(answer))
+
+    def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        raise NotImplementedError
 
     async def _by_deadline(self, answer: Awaitable[Any], call: InferCall, context: CallContext) -> Any:
         clock_ns = virtual_clock_of_loop()

@@ -17,8 +17,9 @@ from weft_common.tensors import WireTensor, bytes_tensor, encode
 from weft_router.combine import CombineMethod
 from weft_router.core import RouterCore
 from weft_router.executor import GraphExecutor
-from weft_router.graph.plan import Binding, CallPlan, DefaultPlan, GraphPlan, NodePlan, StepPlan
+from weft_router.graph.plan import Binding, CallPlan, Condition, DefaultPlan, GraphPlan, NodePlan, StepPlan
 from weft_router.kinds.ensemble.run import CombinePlan
+from weft_router.kinds.sequence.run import LoopPlan
 from weft_router.policies import POLICIES
 from weft_router.repository.config import config_of_signature
 from weft_router.runtime import Runtime
@@ -57,7 +58,12 @@ def signature(
 
 
 def call_plan(
-    model: str, inputs: Sequence[str], outputs: Sequence[str], *, max_batch_size: int = 0, target: str = "model"
+    model: str,
+    inputs: Sequence[TensorSpec | str],
+    outputs: Sequence[TensorSpec | str],
+    *,
+    max_batch_size: int = 0,
+    target: str = "model",
 ) -> CallPlan:
     return CallPlan(target, model, "", signature(model, inputs, outputs, max_batch_size=max_batch_size))
 
@@ -179,6 +185,12 @@ def _step_plan(one: StepSpec, node: str, slots: Mapping[str, int], max_batch_siz
     )
 
 
+def loop(again: Condition, max_iterations: int, *carry: tuple[str, str]) -> LoopPlan:
+    """A loop by tensor names; `node` turns those of `carry`, output -> input, into slots."""
+    plan: Any = LoopPlan
+    return plan(again, max_iterations, carry)
+
+
 def graph(root: NodePlan, *, name: str = "g", max_batch_size: int = 0, **options: Any) -> GraphPlan:
     inputs, outputs = ([binding.name for binding in bindings] for bindings in (root.inputs, root.outputs))
     return GraphPlan(signature(name, inputs, outputs, max_batch_size=max_batch_size), root, **options)
@@ -223,7 +235,7 @@ async def run(
     return await executor.execute(call, context if context is not None else CallContext())
 
 
-async def infer_of_model(target: Any, model: TargetModel, call: InferCall, context: CallContext) -> InferResult:
+async def infer_of_model(target: FakeTarget, model: TargetModel, call: InferCall, context: CallContext) -> InferResult:
     """The answer of a target's model that is called by its own name."""
     inference = ModelInference(target, model, call, context)
     try:
@@ -262,7 +274,7 @@ def claims_of(core: RouterCore) -> Callable[[Callable[[], bool]], Awaitable[None
                 rechecked.clear()
                 await rechecked.wait()
 
-    core._lifecycle.recheck = recheck_and_tell
+    core._lifecycle.recheck = recheck_and_tell  # type: ignore[method-assign]
     return until
 
 
@@ -329,5 +341,5 @@ async def started(root: Path, *targets: FakeTarget, **options: Any) -> AsyncIter
         await core.close(grace_s=0)
 
 
-def request(name: str = "pipe", version: str = "", **options: object) -> InferCall:
+def request(name: str = "pipe", version: str = "", **options: Any) -> InferCall:
     return InferCall(name, version, "r1", inputs={"X": tensor(1, 2, shape=(1, 2))}, **options)

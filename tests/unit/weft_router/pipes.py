@@ -1,5 +1,7 @@
 """Versions of a graph that are told apart by the name of their first step."""
 
+from typing import Any
+
 from tests.unit.weft_router import make
 
 from weft_common.core import CallContext
@@ -13,7 +15,7 @@ def named(step: str, **replacements: str) -> str:
     return text
 
 
-async def answered_by(core: object, version: str = "") -> str:
+async def answered_by(core: Any, version: str = "") -> str:
     """First step and version of the graph that answers."""
     context = CallContext()
     result = await core.infer(make.request(version=version), context)
@@ -21,6 +23,6 @@ async def answered_by(core: object, version: str = "") -> str:
     return f"{path.removeprefix('root.').partition(';')[0]}/{result.model_version}"
 
 
-def index_of(core: object, name: str = "pipe") -> dict[str, tuple[str, str]]:
+def index_of(core: Any, name: str = "pipe") -> dict[str, tuple[str, str]]:
     """State and reason of each version."""
     return {entry.version: entry[2:] for entry in core.index(ready_only=False) if entry.name == name}

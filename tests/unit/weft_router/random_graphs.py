@@ -25,7 +25,6 @@ from weft_router.kinds import KINDS
 from weft_router.kinds.cascade import CascadePlan
 from weft_router.kinds.ensemble import EnsemblePlan
 from weft_router.kinds.sequence import SequencePlan
-from weft_router.kinds.sequence.run import LoopPlan
 from weft_router.kinds.splitter import SplitterPlan
 from weft_router.kinds.switch import SwitchPlan
 from weft_router.policies.cache import CachePlan
@@ -251,7 +250,7 @@ def scripts_of(node: Node) -> dict[str, Any]:
             if one is not None and isinstance(one.target, Node):
                 scripts |= scripts_of(one.target)
             elif one is not None:
-                scripts[one.target.name] = _script(one.target)
+                scripts[one.target.name] = _script(one.target)  # type: ignore[arg-type]
     if node.custom is not None:
         scripts[node.custom.name] = _script(node.custom)
     return scripts
@@ -282,7 +281,7 @@ def _condition(test: Test | None) -> Any:
     if test is None:
         return None
 
-    def holds(request: object, values: Mapping[str, np.ndarray | None]) -> bool:
+    def holds(request: Any, values: Mapping[str, np.ndarray | None]) -> bool:
         array = values[test.name]
         if array is None or test.name.startswith("steps."):
             return array is not None
@@ -324,7 +323,9 @@ def _node_plan(node: Node) -> NodePlan:
             lambda request, values: str(int(values["X"][:, 0].astype(int).sum()) % 3), names=("X",)
         )
     if node.again is not None:
-        options["loop"] = LoopPlan(_condition(node.again), node.max_iterations, (("t0", "X"),) if node.carries else ())
+        options["loop"] = make.loop(
+            _condition(node.again), node.max_iterations, *([("t0", "X")] if node.carries else [])
+        )
     if node.kind is EnsemblePlan:
         more: dict[str, Any] = {}
         if node.custom is not None:

@@ -34,7 +34,7 @@ def stream_target() -> Any:
             self.contexts.append(context)
             self.num_open += 1
             try:
-                async with aclosing(self.streams[call.model_name](call, context)) as answers:
+                async with aclosing(self.streams[call.model_name](call, context)) as answers:  # type: ignore[type-var]
                     async for answer in answers:
                         self.num_made += 1
                         self.has_made.set()
@@ -91,7 +91,7 @@ def counting(count: int, failure: WeftError | None = None) -> Script:
 
 def stream_of(
     plan: GraphPlan | GraphExecutor,
-    target: Any,
+    target: FakeTarget,
     *,
     outputs: tuple[str, ...] = (),
     context: CallContext | None = None,

@@ -4,6 +4,7 @@ import math
 import re
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -302,7 +303,7 @@ def test_the_median_of_an_even_number_is_the_mean_of_the_middle_two() -> None:
 
 
 @pytest.mark.parametrize("function", [minimum, maximum])
-def test_bool_has_a_smallest_and_a_largest(function: object) -> None:
+def test_bool_has_a_smallest_and_a_largest(function: Any) -> None:
     """All, or any."""
     left, right = (WireTensor("BOOL", (3,), data) for data in (b"\x00\x00\x01", b"\x00\x01\x01"))
     assert (b"\x00\x00\x01" if function is minimum else b"\x00\x01\x01") == function([left, right]).data
@@ -318,7 +319,7 @@ def test_every_shape_can_be_reduced(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("function", [lambda t: total(t, [1, 1]), median, minimum, maximum])
-def test_strings_are_no_numbers(function: object) -> None:
+def test_strings_are_no_numbers(function: Any) -> None:
     """The loader refuses it; the executor does too."""
     with pytest.raises(InternalError, match="needs a numeric datatype"):
         function([bytes_tensor(["a"], (1,))] * 2)
@@ -340,7 +341,7 @@ def test_strings_are_no_numbers(function: object) -> None:
         lambda t: stack_with_mask(t, is_batching=True),
     ],
 )
-def test_tensors_that_differ_are_not_combined(function: object, other: WireTensor, text: str) -> None:
+def test_tensors_that_differ_are_not_combined(function: Any, other: WireTensor, text: str) -> None:
     """Neither in datatype nor in the number of rows; the message has both."""
     pair = [ints(1), other]
     with pytest.raises(InternalError, match=re.escape(f"differ in datatype or shape: INT64[1, 1], {text}")):

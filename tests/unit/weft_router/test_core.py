@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.weft_router import make
@@ -24,7 +25,7 @@ from weft_router.admission import AdmissionSettings
 LATER_NS = 1 << 62
 
 
-async def test_a_graph_is_served_as_a_model(tmp_path: Path, target: object) -> None:
+async def test_a_graph_is_served_as_a_model(tmp_path: Path, target: FakeTarget) -> None:
     """Ready, with a signature, in the index, and it answers."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -39,7 +40,7 @@ async def test_a_graph_is_served_as_a_model(tmp_path: Path, target: object) -> N
         assert [("x-graph-path", "root.one;two")] == context.trailing_metadata
 
 
-async def test_a_triton_ensemble_is_served_as_it_stands(tmp_path: Path, target: object) -> None:
+async def test_a_triton_ensemble_is_served_as_it_stands(tmp_path: Path, target: FakeTarget) -> None:
     """`config.pbtxt` with `ensemble_scheduling` beside an empty version folder."""
     make.write(tmp_path, make.ENSEMBLE, "old", "7")
     async with make.started(tmp_path, target) as s:
@@ -53,7 +54,7 @@ async def test_a_triton_ensemble_is_served_as_it_stands(tmp_path: Path, target: 
     assert [("double", -1), ("double", 1)] == [(step.model_name, step.model_version) for step in steps]
 
 
-async def test_a_plain_sequence_looks_like_an_ensemble_to_perf_analyzer(tmp_path: Path, target: object) -> None:
+async def test_a_plain_sequence_looks_like_an_ensemble_to_perf_analyzer(tmp_path: Path, target: FakeTarget) -> None:
     """Its steps can be followed to models whose configuration the router gives too."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -67,7 +68,7 @@ async def test_a_plain_sequence_looks_like_an_ensemble_to_perf_analyzer(tmp_path
     assert ("double", ["X"]) == (composing.name, [tensor.name for tensor in composing.input])
 
 
-async def test_statistics_grow_for_the_graph_and_for_its_models(tmp_path: Path, target: object) -> None:
+async def test_statistics_grow_for_the_graph_and_for_its_models(tmp_path: Path, target: FakeTarget) -> None:
     """Success, queue and compute count requests; the parts never exceed the whole; rows are counted."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -86,10 +87,10 @@ async def test_statistics_grow_for_the_graph_and_for_its_models(tmp_path: Path, 
         assert count == sum(sum(histogram.counts) for histogram in counters.request_latency.values())
 
 
-async def test_failures_are_counted_with_their_reason(tmp_path: Path, target: object) -> None:
+async def test_failures_are_counted_with_their_reason(tmp_path: Path, target: FakeTarget) -> None:
     """A step's failure counts for the graph as well."""
 
-    async def fail(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def fail(call: InferCall, context: CallContext) -> dict[str, Any]:
         raise RemoteError("INTERNAL", "boom")
 
     target.answers["double"] = fail
@@ -100,7 +101,7 @@ async def test_failures_are_counted_with_their_reason(tmp_path: Path, target: ob
         assert {"BACKEND": 1} == s.core.statistics("pipe", "")[0].failures_by_reason
 
 
-async def test_an_invalid_request_calls_nothing(tmp_path: Path, target: object) -> None:
+async def test_an_invalid_request_calls_nothing(tmp_path: Path, target: FakeTarget) -> None:
     """The graph's own signature is checked before any step."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -112,7 +113,7 @@ async def test_an_invalid_request_calls_nothing(tmp_path: Path, target: object) 
     assert [] == target.calls
 
 
-async def test_the_timeout_parameter_shortens_the_deadline(tmp_path: Path, target: object) -> None:
+async def test_the_timeout_parameter_shortens_the_deadline(tmp_path: Path, target: FakeTarget) -> None:
     """Microseconds from arrival; a client deadline that is earlier stays."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -124,7 +125,7 @@ async def test_the_timeout_parameter_shortens_the_deadline(tmp_path: Path, targe
     assert [5_000_001_000] * 2 + [1_007] * 2 == [seen.deadline_ns for seen in target.contexts]
 
 
-async def test_unknown_names_and_versions_are_not_found(tmp_path: Path, target: object) -> None:
+async def test_unknown_names_and_versions_are_not_found(tmp_path: Path, target: FakeTarget) -> None:
     """The texts are those that clients of Triton Inference Server look for."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -145,7 +146,7 @@ async def test_unknown_names_and_versions_are_not_found(tmp_path: Path, target: 
                     ask(name, version)
 
 
-async def test_leading_zeros_of_a_version_mean_nothing(tmp_path: Path, target: object) -> None:
+async def test_leading_zeros_of_a_version_mean_nothing(tmp_path: Path, target: FakeTarget) -> None:
     """As in Triton Inference Server, for graphs and models alike; the target and the counters see the plain number."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -157,7 +158,7 @@ async def test_leading_zeros_of_a_version_mean_nothing(tmp_path: Path, target: o
         assert 2 == len(s.core.statistics("", ""))
 
 
-async def test_an_unknown_model_may_be_one_of_a_target_that_does_not_answer(tmp_path: Path, target: object) -> None:
+async def test_an_unknown_model_may_be_one_of_a_target_that_does_not_answer(tmp_path: Path, target: FakeTarget) -> None:
     """The message says which targets were not heard."""
     target.models = RemoteError("UNAVAILABLE", "refused")
     async with make.started(tmp_path, target) as s:
@@ -165,7 +166,7 @@ async def test_an_unknown_model_may_be_one_of_a_target_that_does_not_answer(tmp_
             await s.core.infer(make.request("double"), CallContext())
 
 
-async def test_a_model_that_is_called_itself_is_reported_as_a_step_is(tmp_path: Path, target: object) -> None:
+async def test_a_model_that_is_called_itself_is_reported_as_a_step_is(tmp_path: Path, target: FakeTarget) -> None:
     """The path is its name; a trace has its one call."""
 
     async def answer(call: InferCall, context: CallContext) -> InferResult:
@@ -178,7 +179,7 @@ async def test_a_model_that_is_called_itself_is_reported_as_a_step_is(tmp_path: 
         assert [("x-graph-path", "double")] == context.trailing_metadata
         result = await s.core.infer(make.request("double", parameters={"graph_trace": True}), CallContext())
     assert 2 == result.parameters["cost"]
-    (entry,) = json.loads(result.parameters["graph_trace"])
+    (entry,) = json.loads(result.parameters["graph_trace"])  # type: ignore[arg-type]
     assert entry.pop("ms") >= 0
     assert {
         "path": "double",
@@ -190,10 +191,10 @@ async def test_a_model_that_is_called_itself_is_reported_as_a_step_is(tmp_path: 
     } == entry
 
 
-async def test_an_error_of_a_model_that_is_called_itself_names_it(tmp_path: Path, target: object) -> None:
+async def test_an_error_of_a_model_that_is_called_itself_names_it(tmp_path: Path, target: FakeTarget) -> None:
     """As the error of a step does, with the path in the trailer."""
 
-    async def fail(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def fail(call: InferCall, context: CallContext) -> dict[str, Any]:
         raise RemoteError("INTERNAL", "boom", retry_after_ms=3)
 
     target.answers["double"] = fail
@@ -205,7 +206,7 @@ async def test_an_error_of_a_model_that_is_called_itself_names_it(tmp_path: Path
     assert [("x-graph-path", "double")] == context.trailing_metadata
 
 
-async def test_a_models_own_name_reaches_it_through_the_router(tmp_path: Path, target: object) -> None:
+async def test_a_models_own_name_reaches_it_through_the_router(tmp_path: Path, target: FakeTarget) -> None:
     """Pass-through: deadline and headers go along, hop-by-hop headers do not."""
     async with make.started(tmp_path, target) as s:
         context = CallContext(deadline_ns=LATER_NS, headers={"x-user-id": "7", "user-agent": "a"})
@@ -216,7 +217,7 @@ async def test_a_models_own_name_reaches_it_through_the_router(tmp_path: Path, t
     assert (LATER_NS, {"x-user-id": "7"}) == (target.contexts[0].deadline_ns, target.contexts[0].headers)
 
 
-async def test_a_graph_waits_for_its_models(tmp_path: Path, target: object) -> None:
+async def test_a_graph_waits_for_its_models(tmp_path: Path, target: FakeTarget) -> None:
     """A target that comes later makes the graph ready; until then index and answers say why it is not."""
     target.models = RemoteError("UNAVAILABLE", "refused")
     make.write(tmp_path, make.PIPE)
@@ -234,7 +235,7 @@ async def test_a_graph_waits_for_its_models(tmp_path: Path, target: object) -> N
         await s.core.infer(make.request(), CallContext())
 
 
-async def test_readiness_follows_the_models(tmp_path: Path, target: object) -> None:
+async def test_readiness_follows_the_models(tmp_path: Path, target: FakeTarget) -> None:
     """A lost model makes the graph not ready; it is tried all the same, and is ready again by itself."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -250,7 +251,7 @@ async def test_readiness_follows_the_models(tmp_path: Path, target: object) -> N
         await s.refresh(s.core.is_ready)
 
 
-async def test_a_model_that_changes_under_a_graph_takes_it_out_of_service(tmp_path: Path, target: object) -> None:
+async def test_a_model_that_changes_under_a_graph_takes_it_out_of_service(tmp_path: Path, target: FakeTarget) -> None:
     """The graph is checked anew; it comes back when the model fits again."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -262,7 +263,7 @@ async def test_a_model_that_changes_under_a_graph_takes_it_out_of_service(tmp_pa
         await s.refresh(s.core.is_ready)
 
 
-async def test_a_graph_goes_over_to_a_replica_of_its_model(tmp_path: Path, target: object) -> None:
+async def test_a_graph_goes_over_to_a_replica_of_its_model(tmp_path: Path, target: FakeTarget) -> None:
     """The steps are bound anew to the target that is left, and back when the first has returned."""
     replica = FakeTarget("replica")
     make.serve(replica, "double")
@@ -279,7 +280,7 @@ async def test_a_graph_goes_over_to_a_replica_of_its_model(tmp_path: Path, targe
         await s.refresh(lambda: s.core._graphs.find("pipe", "").serving.calls[0].target == "model")
 
 
-async def test_a_bad_graph_does_not_stop_the_others(tmp_path: Path, target: object) -> None:
+async def test_a_bad_graph_does_not_stop_the_others(tmp_path: Path, target: FakeTarget) -> None:
     """Its reason has file, line and column; the router is not ready, the good graph is."""
     make.write(tmp_path, make.PIPE)
     make.write(tmp_path, 'name: "bad" platfrom: "graph"', "bad")
@@ -291,7 +292,7 @@ async def test_a_bad_graph_does_not_stop_the_others(tmp_path: Path, target: obje
     assert "did you mean 'platform'?" in reason
 
 
-async def test_a_bad_new_version_leaves_the_last_good_one_in_service(tmp_path: Path, target: object) -> None:
+async def test_a_bad_new_version_leaves_the_last_good_one_in_service(tmp_path: Path, target: FakeTarget) -> None:
     """The default version is the highest that is ready."""
     make.write(tmp_path, make.PIPE)
     make.write(tmp_path, make.PIPE.replace("double", "nobody"), version="2")
@@ -304,11 +305,11 @@ async def test_a_bad_new_version_leaves_the_last_good_one_in_service(tmp_path: P
         assert "1" == (await s.core.infer(make.request(version="1"), CallContext())).model_version
 
 
-async def test_admission_is_decided_before_any_work(tmp_path: Path, target: object) -> None:
+async def test_admission_is_decided_before_any_work(tmp_path: Path, target: FakeTarget) -> None:
     """The graph's limit and the router's: the request beyond is refused with a hint, and calls nothing."""
     is_called, release = asyncio.Event(), asyncio.Event()
 
-    async def hold(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def hold(call: InferCall, context: CallContext) -> dict[str, Any]:
         is_called.set()
         await release.wait()
         return {"Y": call.inputs["X"]}
@@ -332,7 +333,7 @@ async def test_admission_is_decided_before_any_work(tmp_path: Path, target: obje
             await s.core.infer(make.request(), CallContext())
 
 
-async def test_a_stream_has_one_answer_to_a_request(tmp_path: Path, target: object) -> None:
+async def test_a_stream_has_one_answer_to_a_request(tmp_path: Path, target: FakeTarget) -> None:
     """Graphs are not decoupled in this version."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -341,13 +342,13 @@ async def test_a_stream_has_one_answer_to_a_request(tmp_path: Path, target: obje
 
 
 async def test_nothing_is_compiled_for_a_request(
-    tmp_path: Path, target: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: FakeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between requests neither compiler, nor checker, nor executor construction runs."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
 
-        def forbidden(*arguments: object, **options: object) -> None:
+        def forbidden(*arguments: Any, **options: Any) -> None:
             raise AssertionError("compiled while serving")
 
         for place in (
@@ -360,7 +361,7 @@ async def test_nothing_is_compiled_for_a_request(
             await s.core.infer(make.request(), CallContext())
 
 
-async def test_closing_leaves_no_task(tmp_path: Path, target: object) -> None:
+async def test_closing_leaves_no_task(tmp_path: Path, target: FakeTarget) -> None:
     """Pollers and followers end with the router."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target):

@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget
 from tests.unit.weft_router.make import StartedRouter
 
 from weft_common.client.channels import open_channel
@@ -19,18 +20,21 @@ from weft_common.protocol.wire import request_from_call
 from weft_common.server.server import add_services
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+
+if TYPE_CHECKING:
+    from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceAsyncStub
 from weft_router.admission import AdmissionSettings
 
 
 class Held:
     """Answers of a model that wait until they are released."""
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: FakeTarget) -> None:
         self.num_calls = 0
         self.release = asyncio.Event()
         target.answers["double"] = self._answer
 
-    async def _answer(self, call: InferCall, context: CallContext) -> dict[str, object]:
+    async def _answer(self, call: InferCall, context: CallContext) -> dict[str, Any]:
         self.num_calls += 1
         await self.release.wait()
         return {"Y": call.inputs["X"]}
@@ -38,8 +42,8 @@ class Held:
 
 @asynccontextmanager
 async def router(
-    root: Path, target: Any, graph: str, **settings: Any
-) -> AsyncIterator[tuple[StartedRouter, GRPCInferenceServiceStub]]:
+    root: Path, target: FakeTarget, graph: str, **settings: Any
+) -> AsyncIterator[tuple[StartedRouter, "GRPCInferenceServiceAsyncStub"]]:
     """A router with one graph behind a real port, and a stub of it."""
     make.write(root, graph)
     async with make.started(root, target, admission=AdmissionSettings(**settings)) as s:
@@ -66,7 +70,7 @@ async def until(claim: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_full_router_refuses_before_tensors_are_looked_at(tmp_path: Path, target: Any) -> None:
+async def test_a_full_router_refuses_before_tensors_are_looked_at(tmp_path: Path, target: FakeTarget) -> None:
     """A request that makes no sense is refused for the same reason; the hint, and that nothing was begun, are there."""
     held = Held(target)
     async with router(tmp_path, target, make.PIPE + "policy { max_inflight: 1 }") as (s, stub):
@@ -79,7 +83,7 @@ async def test_a_full_router_refuses_before_tensors_are_looked_at(tmp_path: Path
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.ModelInfer(request)
             assert grpc.StatusCode.RESOURCE_EXHAUSTED is caught.value.code()
-            trailing = dict(caught.value.trailing_metadata())
+            trailing = dict(caught.value.trailing_metadata())  # type: ignore[arg-type]
             assert 10 <= int(trailing["retry-after-ms"]) <= 5000
             assert "true" == trailing["x-refused"]
         held.release.set()
@@ -91,7 +95,7 @@ async def test_a_full_router_refuses_before_tensors_are_looked_at(tmp_path: Path
         assert 2 == statistics.failures_by_reason["REJECTED"]
 
 
-async def test_the_lower_priority_is_refused_where_the_higher_gets_in(tmp_path: Path, target: Any) -> None:
+async def test_the_lower_priority_is_refused_where_the_higher_gets_in(tmp_path: Path, target: FakeTarget) -> None:
     """Refusals are counted by graph, reason and priority."""
     held = Held(target)
     async with router(tmp_path, target, make.PIPE, max_inflight=4) as (s, stub):
@@ -115,7 +119,7 @@ async def test_the_lower_priority_is_refused_where_the_higher_gets_in(tmp_path: 
         await asyncio.gather(*inside)
 
 
-async def test_with_an_adaptive_limit_some_wait_and_are_answered(tmp_path: Path, target: Any) -> None:
+async def test_with_an_adaptive_limit_some_wait_and_are_answered(tmp_path: Path, target: FakeTarget) -> None:
     """As soon as those before them are; a client that goes away leaves the line."""
     held = Held(target)
     graph = make.PIPE + "policy { max_inflight: 2 }"
@@ -138,7 +142,7 @@ async def test_with_an_adaptive_limit_some_wait_and_are_answered(tmp_path: Path,
         await until(lambda: (0, 0, 0) == (limit.num_inflight, len(limit.queue), s.core._admission.router.num_inflight))
 
 
-async def test_a_deadline_that_has_no_chance_costs_nothing(tmp_path: Path, target: Any) -> None:
+async def test_a_deadline_that_has_no_chance_costs_nothing(tmp_path: Path, target: FakeTarget) -> None:
     """Refused with DEADLINE_EXCEEDED before any call."""
     held = Held(target)
     async with router(tmp_path, target, make.PIPE) as (s, stub):
@@ -157,7 +161,7 @@ async def test_a_deadline_that_has_no_chance_costs_nothing(tmp_path: Path, targe
         await first
 
 
-async def test_a_timeout_that_has_no_chance_costs_nothing(tmp_path: Path, target: Any) -> None:
+async def test_a_timeout_that_has_no_chance_costs_nothing(tmp_path: Path, target: FakeTarget) -> None:
     """The parameter `timeout` of a request for a graph counts at the admission controller as a deadline does."""
     held = Held(target)
     async with router(tmp_path, target, make.PIPE) as (s, stub):
@@ -176,7 +180,7 @@ async def test_a_timeout_that_has_no_chance_costs_nothing(tmp_path: Path, target
         await first
 
 
-async def test_an_answer_that_its_client_has_not_read_holds_no_place(tmp_path: Path, target: Any) -> None:
+async def test_an_answer_that_its_client_has_not_read_holds_no_place(tmp_path: Path, target: FakeTarget) -> None:
     """In a stream, whose client may be slow: the work is done."""
     make.write(tmp_path, make.PIPE + "policy { max_inflight: 1 }")
     async with make.started(tmp_path, target) as s:
@@ -187,18 +191,20 @@ async def test_an_answer_that_its_client_has_not_read_holds_no_place(tmp_path: P
         await slow.aclose()
 
 
-async def test_a_request_of_a_stream_that_is_refused_leaves_the_others_alone(tmp_path: Path, target: Any) -> None:
+async def test_a_request_of_a_stream_that_is_refused_leaves_the_others_alone(
+    tmp_path: Path, target: FakeTarget
+) -> None:
     """It is told so in its turn; when the client breaks off, nothing is in flight any more."""
     held = Held(target)
     async with router(tmp_path, target, make.PIPE + "policy { max_inflight: 1 }") as (s, stub):
-        stream = stub.ModelStreamInfer()
+        stream = stub.ModelStreamInfer()  # type: ignore[call-arg]
         await stream.write(message())
         await until(lambda: held.num_calls == 1)
         await stream.write(message())
         await until(lambda: sum(s.core._admission.limits["pipe"].refusals.values()) == 1)
         held.release.set()
         first, second = await stream.read(), await stream.read()
-        assert ("", True) == (first.error_message, "'max_inflight'" in second.error_message)
+        assert ("", True) == (first.error_message, "'max_inflight'" in second.error_message)  # type: ignore[attr-defined]
         held.release.clear()
         await stream.write(message())
         await until(lambda: held.num_calls == 3)
@@ -206,7 +212,7 @@ async def test_a_request_of_a_stream_that_is_refused_leaves_the_others_alone(tmp
         await until(lambda: s.core._admission.router.num_inflight == s.core._admission.limits["pipe"].num_inflight == 0)
 
 
-async def test_a_limit_that_is_raised_holds_at_once(tmp_path: Path, target: Any) -> None:
+async def test_a_limit_that_is_raised_holds_at_once(tmp_path: Path, target: FakeTarget) -> None:
     """Not when a place of the old one becomes free."""
     held = Held(target)
     make.write(tmp_path, make.PIPE + "policy { max_inflight: 1 }")
@@ -220,7 +226,7 @@ async def test_a_limit_that_is_raised_holds_at_once(tmp_path: Path, target: Any)
         await first
 
 
-async def test_a_graph_that_is_unloaded_has_no_gate(tmp_path: Path, target: Any) -> None:
+async def test_a_graph_that_is_unloaded_has_no_gate(tmp_path: Path, target: FakeTarget) -> None:
     """Nor do requests for it make one; it is UNAVAILABLE, which is counted."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target, model_control="explicit", load_graphs=["*"]) as s:

@@ -154,7 +154,7 @@ class World:
         complaints: Receives what the event loop says of errors that nobody has looked at.
     """
 
-    def __init__(self, graph: str, complaints: list[object]) -> None:
+    def __init__(self, graph: str, complaints: list[Any]) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
         self.clock = VirtualClock()
         self.target = FakeTarget(**scripts())
@@ -176,7 +176,7 @@ class World:
         assert (0, 0) == (self.target.num_open, make.num_other_tasks())
 
 
-def outcome(request: "asyncio.Task[Any]") -> object:
+def outcome(request: "asyncio.Task[Any]") -> Any:
     """Output, or code and message of the error."""
     if request.cancelled():
         return "cancelled"
@@ -211,7 +211,7 @@ def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(graph: str, n
     No task, no call, no place and no part of the retry budget stays taken, also where the cancel comes twice.
     """
 
-    async def undisturbed() -> tuple[list[object], int]:
+    async def undisturbed() -> tuple[list[Any], int]:
         world = World(graph, complaints)
         requests = [world.ask("r0"), world.ask("r1")]
         num_turns = cancel_at_turn(requests[0], ())
@@ -235,7 +235,7 @@ def test_a_cancel_after_any_turn_of_the_loop_costs_nobody_anything(graph: str, n
         await world.end()
         return was_cancelled
 
-    complaints: list[object] = []
+    complaints: list[Any] = []
     expected, num_turns = asyncio.run(undisturbed())
     were_cancelled = [asyncio.run(disturbed(turn)) for turn in range(1, num_turns + 1)]
     gc.collect()  # tasks that nobody has looked at complain when they are freed

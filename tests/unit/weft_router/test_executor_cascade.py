@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_condition import FakeCondition
 from tests.unit.weft_router.fake_target import FakeTarget, answering, failing
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InvalidArgumentError, WeftError
@@ -14,14 +16,14 @@ from weft_common.tensors import WireTensor, decode
 from weft_router.graph.plan import GraphPlan
 from weft_router.kinds.cascade import CascadePlan
 
-SOFT: dict[str, object] = {"is_soft": True}
+SOFT: dict[str, Any] = {"is_soft": True}
 
 
-def at_least(limit: float) -> object:
+def at_least(limit: float) -> Any:
     return FakeCondition(lambda r, values: bool(values["Y"][0] >= limit), names=("Y",), source=f"Y >= {limit}")
 
 
-def cascade(steps: Mapping[str, dict[str, object]], **options: object) -> GraphPlan:
+def cascade(steps: Mapping[str, dict[str, Any]], **options: Any) -> GraphPlan:
     """Steps that call the models named like them; all but the last accept 10 and more."""
     last = list(steps)[-1]
     made = [
@@ -31,7 +33,7 @@ def cascade(steps: Mapping[str, dict[str, object]], **options: object) -> GraphP
     return make.graph(make.node("root", CascadePlan, made, inputs=["X"], outputs=["Y"], **options))
 
 
-async def path_and_answer(plan: GraphPlan, target: object, **options: object) -> tuple[str, float]:
+async def path_and_answer(plan: GraphPlan, target: FakeTarget, **options: Any) -> tuple[str, float]:
     context = make.context(**options)
     result = await make.run(plan, target, context=context)
     [(_, path)] = context.trailing_metadata
@@ -70,7 +72,7 @@ async def test_a_hard_step_that_fails_fails_the_node() -> None:
     assert ["a", "b"] == target.called()
 
 
-async def test_a_hard_step_that_runs_out_of_time_fails_the_node(virtual_clock: object) -> None:
+async def test_a_hard_step_that_runs_out_of_time_fails_the_node(virtual_clock: VirtualClock) -> None:
     """Though there is an answer; a soft one would be left out."""
     target = FakeTarget(a=answering(5), b=answering(30, after_ms=900))
     with pytest.raises(WeftError) as caught:
@@ -108,7 +110,7 @@ async def test_a_step_knows_which_ones_before_it_answered() -> None:
     assert ("root<a!;b;d>", 4.0) == await path_and_answer(cascade(steps), target)
 
 
-async def test_a_step_is_passed_over_when_too_little_time_is_left(virtual_clock: object) -> None:
+async def test_a_step_is_passed_over_when_too_little_time_is_left(virtual_clock: VirtualClock) -> None:
     """100 ms less 60 is less than 50; the answer in hand is given."""
     plan = cascade({"a": {}, "b": {"min_remaining_ms": 50}})
     target = FakeTarget(a=answering(5, after_ms=60), b=answering(30))
@@ -137,7 +139,7 @@ async def test_a_step_is_passed_over_when_too_little_time_is_left(virtual_clock:
     ],
 )
 async def test_without_any_answer_the_last_cause_is_the_error(
-    virtual_clock: object, steps: dict[str, object], code: str, message: str
+    virtual_clock: VirtualClock, steps: dict[str, Any], code: str, message: str
 ) -> None:
     """An error of a step before lack of time before a false `when`."""
     never = {"when": FakeCondition(lambda r, f: False, source="tier")}
@@ -148,7 +150,7 @@ async def test_without_any_answer_the_last_cause_is_the_error(
     assert code == caught.value.code
 
 
-async def test_with_an_answer_in_hand_the_end_of_all_time_is_no_error(virtual_clock: object) -> None:
+async def test_with_an_answer_in_hand_the_end_of_all_time_is_no_error(virtual_clock: VirtualClock) -> None:
     """The soft step ran into the deadline of the request; without an answer that is the error."""
     target = FakeTarget(a=answering(5), b=answering(30, after_ms=900), c=answering(40))
     plan = cascade({"a": {}, "b": SOFT, "c": {}})
@@ -163,7 +165,7 @@ async def test_with_an_answer_in_hand_the_end_of_all_time_is_no_error(virtual_cl
 async def test_a_test_that_cannot_be_evaluated_fails_the_request(field: str) -> None:
     """A soft step makes no difference."""
 
-    def fail(request: object, frame: object) -> object:
+    def fail(request: Any, frame: Any) -> Any:
         raise InvalidArgumentError("no such key")
 
     plan = cascade({"a": SOFT | {field: FakeCondition(fail)}, "b": {}})

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_condition import FakeCondition
 from tests.unit.weft_router.fake_target import FakeTarget, answering, failing
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext, InferCall
 from weft_common.tensors import WireTensor
@@ -18,7 +20,7 @@ from weft_router.runtime import Runtime
 SEQUENCE = SequencePlan
 
 
-async def test_skipped_and_soft_steps_release_their_consumers(virtual_clock: object) -> None:
+async def test_skipped_and_soft_steps_release_their_consumers(virtual_clock: VirtualClock) -> None:
     """The consumer starts when the slowest of them has ended, and is called without what is absent."""
     steps = [
         make.step("skipped", "m", {"IN": "X"}, {"OUT": "S"}, when=FakeCondition(lambda r, f: False)),
@@ -39,10 +41,10 @@ async def test_whether_a_step_answered_is_a_dependency() -> None:
     """`steps.<name>.ok` is known when the step has ended: true for one that answered, false for one that failed."""
     seen: dict[str, bool] = {}
 
-    def note(name: str) -> object:
+    def note(name: str) -> Any:
         ok = f"steps.{name}.ok"
 
-        def condition(request: object, values: Mapping[str, object]) -> bool:
+        def condition(request: Any, values: Mapping[str, Any]) -> bool:
             seen[name] = values[ok] is not None
             return True
 
@@ -91,7 +93,7 @@ async def test_a_shadow_takes_no_part_in_the_order() -> None:
     await executor._runtime.close()
 
 
-async def test_an_ordered_sequence_does_not_wait_for_a_shadow(virtual_clock: object) -> None:
+async def test_an_ordered_sequence_does_not_wait_for_a_shadow(virtual_clock: VirtualClock) -> None:
     """What stands behind it starts at once."""
     steps = [
         make.step("a", "a", {"IN": "X"}, {"OUT": "M"}),

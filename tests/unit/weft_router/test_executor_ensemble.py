@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from tests.unit.weft_router import make
@@ -28,7 +29,7 @@ def ensemble(
     members: str = "abc",
     weights: Mapping[str, float] = {},
     datatype: str = "FP32",
-    **options: object,
+    **options: Any,
 ) -> GraphPlan:
     """Members a, b, c take X; Y combines their answers."""
     calls = {m: make.call_plan(m, ["IN"], [make.spec("OUT", datatype)]) for m in members}
@@ -37,7 +38,7 @@ def ensemble(
     return make.graph(make.node("root", EnsemblePlan, steps, inputs=["X"], outputs=["Y"], combines=[combine]))
 
 
-def answering(value: WireTensor) -> object:
+def answering(value: WireTensor) -> Any:
     async def answer(call: InferCall, context: CallContext) -> Mapping[str, WireTensor]:
         return {"OUT": value}
 
@@ -57,7 +58,7 @@ async def test_members_run_at_once_and_vote() -> None:
     """Every member is called before any answers; the majority wins."""
     all_called = asyncio.Barrier(3)
 
-    def voting(label: str) -> object:
+    def voting(label: str) -> Any:
         async def answer(call: InferCall, context: CallContext) -> Mapping[str, WireTensor]:
             await all_called.wait()
             return {"OUT": make.text(label)}

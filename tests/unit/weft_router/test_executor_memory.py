@@ -5,6 +5,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from tests.unit.weft_router import make
@@ -83,7 +84,7 @@ async def test_tensors_are_freed_when_the_request_is_over(plan_of: Callable[[], 
     target = FakeTarget(**({"bad": fail, "bad2": fail, "slow": hold} if fails else {}))
     data = Data(4)
     watched = weakref.ref(data)
-    inputs = {"X": WireTensor("FP32", (1,), data)}
+    inputs = {"X": WireTensor("FP32", (1,), data)}  # type: ignore[arg-type]
     del data
     with contextlib.suppress(WeftError):
         await make.run(plan_of(), target, inputs)
@@ -106,7 +107,7 @@ async def test_tensors_are_freed_when_the_request_is_cancelled(plan_of: Callable
     target = FakeTarget(bad=hold_and_tell)
     data = Data(4)
     watched = weakref.ref(data)
-    request = asyncio.create_task(make.run(plan_of(), target, {"X": WireTensor("FP32", (1,), data)}))
+    request = asyncio.create_task(make.run(plan_of(), target, {"X": WireTensor("FP32", (1,), data)}))  # type: ignore[arg-type]
     del data
     await is_called.wait()
     request.cancel()
@@ -117,7 +118,7 @@ async def test_tensors_are_freed_when_the_request_is_cancelled(plan_of: Callable
     assert watched() is None
 
 
-POLICIES: dict[str, dict[str, object]] = {
+POLICIES: dict[str, dict[str, Any]] = {
     "soft": {"is_soft": True},
     "retry": {"retry": RetryPlan(3, 0, frozenset({"INTERNAL"}), 20.0)},
     "hedge": {"hedge": HedgePlan(0, 2)},
@@ -151,7 +152,7 @@ async def test_policies_hold_no_tensors(policy: str, ending: str) -> None:
     executor = GraphExecutor(plan, Runtime({"model": target}))
     data = Data(4)
     watched = weakref.ref(data)
-    request = asyncio.create_task(make.run(executor, inputs={"X": WireTensor("FP32", (1,), data)}))
+    request = asyncio.create_task(make.run(executor, inputs={"X": WireTensor("FP32", (1,), data)}))  # type: ignore[arg-type]
     del data
     await asyncio.wait((request,), timeout=0.01 if ending == "cancelled" else None)
     request.cancel()

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_condition import FakeCondition
 from tests.unit.weft_router.fake_target import FakeTarget, failing
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
@@ -19,7 +21,7 @@ from weft_router.kinds.cascade import CascadePlan
 from weft_router.kinds.switch import SwitchPlan
 
 Answer = Callable[[InferCall, CallContext], Awaitable[Mapping[str, WireTensor]]]
-SOFT: dict[str, object] = {"is_soft": True}
+SOFT: dict[str, Any] = {"is_soft": True}
 
 
 def column(*values: float) -> WireTensor:
@@ -42,7 +44,7 @@ def adding(amount: float, after_ms: float = 0) -> Answer:
     return answer
 
 
-def per_row(kind: type[NodePlan], steps: Mapping[str, dict[str, object]], **options: object) -> GraphPlan:
+def per_row(kind: type[NodePlan], steps: Mapping[str, dict[str, Any]], **options: Any) -> GraphPlan:
     """Steps that call the models named like them; batches of up to 8."""
     made = [make.step(n, n, {"IN": "X"}, {"OUT": "Y"}, **how) for n, how in steps.items()]
     root = make.node("root", kind, made, inputs=["X"], outputs=["Y"], max_batch_size=8, per_row=True, **options)
@@ -50,7 +52,7 @@ def per_row(kind: type[NodePlan], steps: Mapping[str, dict[str, object]], **opti
     return make.graph(replace(root, specs=specs), max_batch_size=8)
 
 
-def switch(steps: Mapping[str, dict[str, object]], **options: object) -> GraphPlan:
+def switch(steps: Mapping[str, dict[str, Any]], **options: Any) -> GraphPlan:
     """Chooses by the sign of X where the steps have cases: neg, zero, pos."""
     if any("cases" in how for how in steps.values()):
         names = {-1.0: "neg", 0.0: "zero", 1.0: "pos"}
@@ -60,10 +62,14 @@ def switch(steps: Mapping[str, dict[str, object]], **options: object) -> GraphPl
     return per_row(SwitchPlan, steps, **options)
 
 
-SIGNS = {"neg": {"cases": ("neg",)}, "pos": {"cases": ("pos",)}, "rest": {"is_otherwise": True}}
+SIGNS: dict[str, dict[str, Any]] = {
+    "neg": {"cases": ("neg",)},
+    "pos": {"cases": ("pos",)},
+    "rest": {"is_otherwise": True},
+}
 
 
-async def answered(plan: GraphPlan, target: object, *rows: float, **options: object) -> tuple[str, list[float]]:
+async def answered(plan: GraphPlan, target: FakeTarget, *rows: float, **options: Any) -> tuple[str, list[float]]:
     """Path and values of the answer."""
     context = make.context(**options)
     result = await make.run(plan, target, {"X": column(*rows)}, context=context)
@@ -91,14 +97,14 @@ async def test_a_batch_of_one_kind_is_handed_on_as_it_is() -> None:
     assert result.outputs["Y"].data is x.data
 
 
-async def test_branches_run_at_once(virtual_clock: object) -> None:
+async def test_branches_run_at_once(virtual_clock: VirtualClock) -> None:
     """The slowest of them sets the time."""
     target = FakeTarget(neg=adding(0, 20), pos=adding(0, 30))
     await answered(switch(SIGNS), target, 1, -1)
     assert 30.0 == virtual_clock.elapsed_ms()
 
 
-async def test_a_failing_branch_cancels_the_others(virtual_clock: object) -> None:
+async def test_a_failing_branch_cancels_the_others(virtual_clock: VirtualClock) -> None:
     """And fails the request."""
     target = FakeTarget(neg=adding(0, 900), pos=failing(after_ms=5))
     context = make.context()
@@ -113,8 +119,8 @@ async def test_tests_are_tried_with_the_rows_that_are_left() -> None:
     """As if each row were a request of its own: a row that has its branch is not tested again."""
     tested: dict[str, list[float]] = {"big": [], "even": []}
 
-    def test(name: str, function: Callable[[float], bool]) -> object:
-        def condition(request: object, values: Mapping[str, np.ndarray]) -> bool:
+    def test(name: str, function: Callable[[float], bool]) -> Any:
+        def condition(request: Any, values: Mapping[str, np.ndarray]) -> bool:
             tested[name].append(values["X"].item())
             return function(values["X"].item())
 
@@ -231,11 +237,11 @@ async def test_strings_travel_by_row() -> None:
     assert make.text("a", "", shape=(2, 1)) in [call.inputs["IN"] for call in target.calls]
 
 
-def at_least(limit: float) -> object:
+def at_least(limit: float) -> Any:
     return FakeCondition(lambda r, values: bool(values["Y"][0, 0] >= limit), names=("Y",))
 
 
-def cascade(steps: Mapping[str, dict[str, object]], **options: object) -> GraphPlan:
+def cascade(steps: Mapping[str, dict[str, Any]], **options: Any) -> GraphPlan:
     """All steps but the last accept rows of 10 and more."""
     last = list(steps)[-1]
     accepting = {n: ({} if n == last else {"accept": at_least(10)}) | how for n, how in steps.items()}
@@ -291,7 +297,7 @@ async def test_a_row_without_any_answer_fails_the_request() -> None:
         await make.run(cascade({"a": {"when": even}}), FakeTarget(), {"X": column(2, 3)})
 
 
-async def test_too_little_time_counts_by_row(virtual_clock: object) -> None:
+async def test_too_little_time_counts_by_row(virtual_clock: VirtualClock) -> None:
     """Rows with an answer keep it; a row without one fails the request."""
     even = FakeCondition(lambda r, values: values["X"].item() % 2 == 0, names=("X",))
     target = FakeTarget(a=adding(1, 60), b=adding(30))
@@ -322,7 +328,7 @@ async def test_rows_stay_in_order_though_they_were_tested_in_groups() -> None:
     assert [1.0, 2.0, 3.0] == values_of(target.calls[1].inputs["IN"])
 
 
-async def test_with_an_answer_for_every_row_the_end_of_all_time_is_no_error(virtual_clock: object) -> None:
+async def test_with_an_answer_for_every_row_the_end_of_all_time_is_no_error(virtual_clock: VirtualClock) -> None:
     """A row without one makes it an error."""
     target = FakeTarget(a=adding(1), b=adding(30, 900))
     plan = cascade({"a": {}, "b": SOFT})
@@ -336,7 +342,7 @@ async def test_with_an_answer_for_every_row_the_end_of_all_time_is_no_error(virt
 async def test_a_condition_that_fails_on_a_row_fails_the_request() -> None:
     """The condition's own message names the row; the node is added."""
 
-    def fail(request: object, values: object) -> object:
+    def fail(request: Any, values: Any) -> Any:
         raise InvalidArgumentError("row 0: no such key")
 
     condition = FakeCondition(fail, names=("X",))

@@ -27,6 +27,7 @@ from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import GraphPlan
 from weft_router.kinds.sequence import SequencePlan
 from weft_router.runtime import Runtime
+from weft_router.target import Target
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def policies() -> dict[str, Any]:
     }
 
 
-class Models:
+class Models(Target):
     """Answers the steps; knows which were called, and how many calls are open."""
 
     name, address = "model", "fake"
@@ -99,7 +100,7 @@ class Models:
         self.num_open = 0
         self.called: list[int] = []
 
-    async def infer(self, call: InferCall, context: CallContext) -> object:
+    async def infer(self, call: InferCall, context: CallContext) -> Any:
         index = int(call.model_name)
         self.num_open += 1
         self.called.append(index)

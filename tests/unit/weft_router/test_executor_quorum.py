@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_condition import FakeCondition
 from tests.unit.weft_router.fake_target import FakeTarget, answering, failing
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InvalidArgumentError, WeftError
@@ -19,10 +21,10 @@ SUM, FIRST, KEYED, MEDIAN = METHODS["SUM"], METHODS["FIRST"], METHODS["KEYED"], 
 
 
 def ensemble(
-    members: Mapping[str, dict[str, object]],
+    members: Mapping[str, dict[str, Any]],
     method: CombineMethod = SUM,
-    combine: Mapping[str, object] = {},
-    **options: object,
+    combine: Mapping[str, Any] = {},
+    **options: Any,
 ) -> GraphPlan:
     """The members take X; Y combines their answers."""
     steps = [make.step(m, m, {"IN": "X"}, {"OUT": f"{m}.Y"}, **how) for m, how in members.items()]
@@ -31,8 +33,8 @@ def ensemble(
     return make.graph(root)
 
 
-HARD: dict[str, object] = {}
-SOFT: dict[str, object] = {"is_soft": True}
+HARD: dict[str, Any] = {}
+SOFT: dict[str, Any] = {"is_soft": True}
 
 
 async def test_a_soft_member_may_fail() -> None:
@@ -61,7 +63,7 @@ async def test_weights_do_not_matter_unless_asked_for() -> None:
     assert make.tensor(8.0) == (await make.run(ensemble(members, SUM), target)).outputs["Y"]
 
 
-async def test_a_late_member_is_left_out(virtual_clock: object) -> None:
+async def test_a_late_member_is_left_out(virtual_clock: VirtualClock) -> None:
     """25 ms after the second answer; its call is cancelled, and the path shows it as cancelled."""
     plan = ensemble({"a": SOFT, "b": SOFT, "c": SOFT}, quorum=2, straggler_ms=25)
     target = FakeTarget(a=answering(1, after_ms=90), b=answering(2, after_ms=10), c=answering(4, after_ms=30))
@@ -74,7 +76,7 @@ async def test_a_late_member_is_left_out(virtual_clock: object) -> None:
     assert (0, 0) == (target.num_open, make.num_other_tasks())
 
 
-async def test_a_late_member_is_awaited(virtual_clock: object) -> None:
+async def test_a_late_member_is_awaited(virtual_clock: VirtualClock) -> None:
     """A call that takes its time to go away is over when the answer is given."""
 
     async def slow_to_leave(call: InferCall, context: CallContext) -> Mapping[str, WireTensor]:
@@ -91,7 +93,7 @@ async def test_a_late_member_is_awaited(virtual_clock: object) -> None:
     assert 0 == target.num_open
 
 
-async def test_a_late_member_has_its_default(virtual_clock: object) -> None:
+async def test_a_late_member_has_its_default(virtual_clock: VirtualClock) -> None:
     """To be late is to fail softly; it still does not count as an answer."""
     members = {"a": SOFT | {"defaults": {"a.Y": make.tensor(100)}}, "b": SOFT}
     plan = ensemble(members, quorum=1, straggler_ms=10)
@@ -101,7 +103,7 @@ async def test_a_late_member_has_its_default(virtual_clock: object) -> None:
         await make.run(plan, FakeTarget(a=failing(), b=failing()))
 
 
-async def test_a_hard_member_is_waited_for_however_late(virtual_clock: object) -> None:
+async def test_a_hard_member_is_waited_for_however_late(virtual_clock: VirtualClock) -> None:
     """The soft one is not, meanwhile."""
     plan = ensemble({"a": HARD, "b": SOFT, "c": SOFT}, quorum=1, straggler_ms=5)
     target = FakeTarget(a=answering(1, after_ms=80), b=answering(2, after_ms=40), c=answering(4))
@@ -110,7 +112,7 @@ async def test_a_hard_member_is_waited_for_however_late(virtual_clock: object) -
     assert ["b"] == target.cancelled
 
 
-async def test_without_a_quorum_the_hard_members_make_it(virtual_clock: object) -> None:
+async def test_without_a_quorum_the_hard_members_make_it(virtual_clock: VirtualClock) -> None:
     """`straggler_ms` counts from the moment when all of them have answered."""
     plan = ensemble({"a": HARD, "b": HARD, "c": SOFT, "d": SOFT}, straggler_ms=10)
     delays = {"a": 20, "b": 30, "c": 35, "d": 45}
@@ -119,7 +121,7 @@ async def test_without_a_quorum_the_hard_members_make_it(virtual_clock: object) 
     assert 40.0 == virtual_clock.elapsed_ms()
 
 
-async def test_a_failing_hard_member_fails_at_once(virtual_clock: object) -> None:
+async def test_a_failing_hard_member_fails_at_once(virtual_clock: VirtualClock) -> None:
     """Though there is a quorum without it."""
     plan = ensemble({"a": SOFT, "b": HARD, "c": SOFT}, quorum=1, straggler_ms=500)
     target = FakeTarget(a=answering(1), b=failing("ABORTED", after_ms=20), c=answering(1, after_ms=100))
@@ -134,7 +136,7 @@ async def test_a_failing_hard_member_fails_at_once(virtual_clock: object) -> Non
     ("codes", "expected"), [(["ABORTED", "ABORTED"], "ABORTED"), (["ABORTED", "UNKNOWN"], "UNAVAILABLE")]
 )
 async def test_a_quorum_out_of_reach_fails_at_once_and_tells_of_each_member(
-    virtual_clock: object, codes: list[str], expected: str
+    virtual_clock: VirtualClock, codes: list[str], expected: str
 ) -> None:
     """With the code of the failures if they agree; the calls that are left are cancelled."""
     skipped = SOFT | {"when": FakeCondition(lambda r, f: False)}
@@ -178,7 +180,7 @@ async def test_a_fallback_counts_as_an_answer() -> None:
     assert "ABORTED" == caught.value.code
 
 
-async def test_with_a_quorum_the_end_of_all_time_is_an_answer(virtual_clock: object) -> None:
+async def test_with_a_quorum_the_end_of_all_time_is_an_answer(virtual_clock: VirtualClock) -> None:
     """Two members have answered when the deadline of the graph passes; one has not."""
     plan = ensemble({"a": SOFT, "b": SOFT, "c": SOFT}, quorum=2)
     target = FakeTarget(a=answering(1), b=answering(2), c=answering(4, after_ms=900))
@@ -198,7 +200,7 @@ async def test_a_keyed_output_of_a_member_that_is_missing_is_absent() -> None:
     assert ["b.t"] == list(result.outputs)
 
 
-async def test_first_among_other_methods_is_the_first_that_answered(virtual_clock: object) -> None:
+async def test_first_among_other_methods_is_the_first_that_answered(virtual_clock: VirtualClock) -> None:
     """All members are waited for; the quickest gives the tensor."""
     steps = [make.step(m, m, {"IN": "X"}, {"OUT": f"{m}.Y"}, is_soft=True) for m in "abc"]
     sources = {m: f"{m}.Y" for m in "abc"}
@@ -215,7 +217,7 @@ async def test_first_among_other_methods_is_the_first_that_answered(virtual_cloc
     assert {"Y": make.tensor(5.0), "M": make.tensor(7.0)} == result.outputs
 
 
-async def test_first_with_a_quorum_is_no_race(virtual_clock: object) -> None:
+async def test_first_with_a_quorum_is_no_race(virtual_clock: VirtualClock) -> None:
     """Two must answer; the first of them is taken."""
     plan = ensemble({"a": SOFT, "b": SOFT, "c": SOFT}, FIRST, quorum=2, straggler_ms=1)
     delays = {"a": 20, "b": 10, "c": 900}
@@ -239,7 +241,7 @@ async def test_a_race_of_soft_members_fails_as_one_of_hard_members_does() -> Non
 async def test_a_condition_that_fails_fails_the_request(method: CombineMethod) -> None:
     """Though the member is soft and the others answer: there is no silent false."""
 
-    def fail(request: object, frame: object) -> object:
+    def fail(request: Any, frame: Any) -> Any:
         raise InvalidArgumentError("no such key")
 
     plan = ensemble({"a": SOFT | {"when": FakeCondition(fail)}, "b": SOFT}, method)
@@ -252,7 +254,7 @@ def judging(model: str) -> CallPlan:
     return make.call_plan(model, [make.spec("S", dims=(-1, -1)), make.spec("MASK", "BOOL"), "X"], ["OUT"])
 
 
-def custom(is_soft: bool = True, **options: object) -> GraphPlan:
+def custom(is_soft: bool = True, **options: Any) -> GraphPlan:
     """Members a, b; the model `judge` gets their answers stacked, the mask, and X."""
     steps = [make.step(m, m, {"IN": "X"}, {"OUT": f"{m}.Y"}, is_soft=is_soft) for m in "ab"]
     judge = make.step("judge", judging("judge"), {"S": "stack", "MASK": "mask", "X": "X"}, {"OUT": "Y"}, **options)
@@ -298,7 +300,9 @@ async def test_members_that_do_not_stack_are_refused() -> None:
 
 @pytest.mark.parametrize("num_cancels", [1, 2])
 @pytest.mark.parametrize("at_ms", [0, 12, 22])
-async def test_a_cancel_at_any_moment_leaves_nothing(virtual_clock: object, at_ms: float, num_cancels: int) -> None:
+async def test_a_cancel_at_any_moment_leaves_nothing(
+    virtual_clock: VirtualClock, at_ms: float, num_cancels: int
+) -> None:
     """While members run, while stragglers are waited for, while the combining model runs."""
     steps = [make.step(m, m, {"IN": "X"}, {"OUT": f"{m}.Y"}, is_soft=True) for m in "ab"]
     judge = make.step("judge", judging("judge"), {"S": "stack"}, {"OUT": "Y"})

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from tests.unit.weft_router import make
@@ -19,7 +20,7 @@ from weft_router.runtime import Runtime
 SEQUENCE = SequencePlan
 
 
-def chain(length: int = 3, **options: object) -> GraphPlan:
+def chain(length: int = 3, **options: Any) -> GraphPlan:
     """X -> m0 -> m1 -> ... -> Y."""
     tensors = ["X", *(f"t{i}" for i in range(length - 1)), "Y"]
     steps = [make.step(f"s{i}", f"m{i}", {"IN": tensors[i]}, {"OUT": tensors[i + 1]}) for i in range(length)]
@@ -287,7 +288,7 @@ async def test_requested_outputs_come_alone_and_in_the_order_asked_for() -> None
 async def test_response_parameters_merge_and_the_later_step_wins() -> None:
     """Each step may add parameters to the answer."""
 
-    def answering(**parameters: object) -> object:
+    def answering(**parameters: Any) -> Any:
         async def answer(call: InferCall, context: CallContext) -> InferResult:
             return InferResult(call.model_name, "1", "", parameters, {"OUT": call.inputs["IN"]})
 

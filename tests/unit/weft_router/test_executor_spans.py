@@ -1,6 +1,7 @@
 """Spans of a graph: one a step, parents and children across calls, errors on them."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -47,7 +48,7 @@ def switched() -> GraphPlan:
     return make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["P"]))
 
 
-async def traced(target: object, headers: dict[str, str] | None = None) -> None:
+async def traced(target: FakeTarget, headers: dict[str, str] | None = None) -> None:
     server = telemetry.start_span("weft.router/g", parent=None, kind=telemetry.SERVER)
     context = CallContext(trace_context=telemetry.context_of(server), headers=headers or {})
     try:
@@ -96,7 +97,7 @@ async def test_the_call_carries_the_context_of_its_own_span(exporter: InMemorySp
 async def test_a_failed_step_has_status_error_up_to_its_node(exporter: InMemorySpanExporter) -> None:
     """The message of the error, its gRPC status and an exception event are on the spans."""
 
-    async def fail(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def fail(call: InferCall, context: CallContext) -> dict[str, Any]:
         raise RemoteError("UNAVAILABLE", "gone")
 
     with pytest.raises(RemoteError):
@@ -113,7 +114,7 @@ async def test_a_failed_step_has_status_error_up_to_its_node(exporter: InMemoryS
 async def test_a_model_that_is_called_itself_has_a_span_like_a_step(exporter: InMemorySpanExporter) -> None:
     """CLIENT, with the same attributes; the call carries its context, and its error is on it."""
 
-    async def fail(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def fail(call: InferCall, context: CallContext) -> dict[str, Any]:
         raise RemoteError("UNAVAILABLE", "gone")
 
     target = FakeTarget(lid=fail)
@@ -139,14 +140,14 @@ async def test_without_telemetry_a_call_has_no_trace_context() -> None:
     assert [None, None] == [context.trace_context for context in target.contexts]
 
 
-def one(**options: object) -> GraphPlan:
+def one(**options: Any) -> GraphPlan:
     """X -> a (model m) -> Y."""
     steps = [make.step("a", "m", {"IN": "X"}, {"OUT": "Y"}, **options)]
     return make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]))
 
 
 async def traced_run(
-    exporter: InMemorySpanExporter, plan: GraphPlan | GraphExecutor, target: object
+    exporter: InMemorySpanExporter, plan: GraphPlan | GraphExecutor, target: FakeTarget
 ) -> dict[str, list[ReadableSpan]]:
     """Spans of one request by name, those that ended first first."""
     exporter.clear()
@@ -203,7 +204,7 @@ async def test_hedges_are_attempts_too(exporter: InMemorySpanExporter) -> None:
     """The one that is cancelled says so."""
     target = FakeTarget(m=in_turn(answering(after_ms=100), answering(after_ms=10)))
     spans = await traced_run(exporter, one(hedge=HedgePlan(40, 1)), target)
-    attempts = sorted(spans["step root/a attempt"], key=lambda span: span.attributes["weft.attempt"])
+    attempts = sorted(spans["step root/a attempt"], key=lambda span: span.attributes["weft.attempt"])  # type: ignore[arg-type, return-value]
     assert [1, 2] == [span.attributes["weft.attempt"] for span in attempts]
     assert [StatusCode.ERROR, StatusCode.UNSET] == [span.status.status_code for span in attempts]
     assert 2 == spans["step root/a"][0].attributes["weft.attempt"]

@@ -1,5 +1,7 @@
 """Switches: which branch answers, and what is said when none does."""
 
+from typing import Any
+
 import pytest
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_condition import FakeCondition
@@ -12,13 +14,13 @@ from weft_router.kinds.sequence import SequencePlan
 from weft_router.kinds.switch import SwitchPlan
 
 
-def switch(branches: list[tuple[str, dict[str, object]]], **options: object) -> GraphPlan:
+def switch(branches: list[tuple[str, dict[str, Any]]], **options: Any) -> GraphPlan:
     """A switch whose branches call the models named like them."""
     steps = [make.step(name, name, {"IN": "X"}, {"OUT": "Y"}, **how) for name, how in branches]
     return make.graph(make.node("root", SwitchPlan, steps, inputs=["X"], outputs=["Y"], **options))
 
 
-def language() -> object:
+def language() -> Any:
     return FakeCondition(lambda request, frame: request.parameters.get("lang"), source="parameters.lang")
 
 
@@ -91,7 +93,7 @@ async def test_no_match_has_the_same_code_at_any_depth() -> None:
 async def test_a_condition_that_fails_fails_the_request() -> None:
     """There is no silent false; the place is added to the condition's own message."""
 
-    def fail(request: object, frame: object) -> object:
+    def fail(request: Any, frame: Any) -> Any:
         raise InvalidArgumentError("no such key: 'lang'")
 
     plan = switch([("a", {"when": FakeCondition(fail)}), ("rest", {"is_otherwise": True})])

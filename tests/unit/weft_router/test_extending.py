@@ -67,7 +67,7 @@ async def test_a_bandit_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     target = FakeTarget(a=answering(1), b=answering(2))
     executor = GraphExecutor(plan, Runtime({"model": target}, bandits=store))
     for number in range(100):
-        result = await executor.execute(InferCall("g", request_id=str(number), inputs=x()), CallContext())
+        result = await executor.execute(InferCall("g", request_id=str(number), inputs=x()), CallContext())  # type: ignore[arg-type]
         store.reward_request("g", str(number), float(y(result) == 2))
     assert [call.model_name for call in target.calls].count("b") > 80
 
@@ -88,9 +88,9 @@ async def test_a_step_policy(monkeypatch: pytest.MonkeyPatch, virtual_clock: Vir
     executor = GraphExecutor(plan, runtime)
     for expected in ("gone", "gone", "it failed 2 times in a row and was not called"):
         with pytest.raises(WeftError, match=expected):
-            await executor.execute(InferCall("g", inputs=x()), CallContext())
+            await executor.execute(InferCall("g", inputs=x()), CallContext())  # type: ignore[arg-type]
     await asyncio.sleep(1)
-    assert 5 == y(await executor.execute(InferCall("g", inputs=x()), CallContext()))
+    assert 5 == y(await executor.execute(InferCall("g", inputs=x()), CallContext()))  # type: ignore[arg-type]
     assert (3, 1) == (len(target.calls), next(iter(runtime.step_counters)).events["breaker_refused"])
     with pytest.raises(GraphError, match="'breaker' has no 'open_ms'; give the time without calls"):
         compiled(f'node {{ name: "root" sequence {{ {step.replace("after_ms: 1000", "")} }} }}')

@@ -6,7 +6,6 @@ Every test compiles a file and runs it over fakes on a virtual clock.
 import asyncio
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_random import FakeRandom
 from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, in_turn
 from tests.unit.weft_router.text_graphs import DEFAULT, HEAD, compiled, sequence, x, y
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.errors import InvalidArgumentError, WeftError
 from weft_router.executor import GraphExecutor
@@ -183,7 +183,7 @@ HARD = [f'step {{ name: "{name}" model_name: "{name}" }}' for name in "abc"]
 SOFT = [f'step {{ name: "{name}" model_name: "{name}" dependency: SOFT }}' for name in "abc"]
 
 
-async def test_the_first_failure_in_time_ends_the_node(virtual_clock: Any) -> None:
+async def test_the_first_failure_in_time_ends_the_node(virtual_clock: VirtualClock) -> None:
     """KServe waits for every child and reports the first as declared; here siblings are cancelled, none is left."""
     target = FakeTarget(
         a=failing("INTERNAL", after_ms=500),
@@ -203,7 +203,7 @@ async def test_a_soft_failure_is_not_an_answer() -> None:
     assert 3 == y(await make.run(compiled(ensemble(HARD[0], *SOFT[1:])), target, x()))
 
 
-async def test_the_slowest_soft_child_does_not_set_the_latency(virtual_clock: Any) -> None:
+async def test_the_slowest_soft_child_does_not_set_the_latency(virtual_clock: VirtualClock) -> None:
     """KServe has no timeout per child; here the late one is left out, and cancelled."""
     target = FakeTarget(a=answering(2), b=answering(4, after_ms=5), c=answering(9, after_ms=9_000))
     nodes = ensemble(*SOFT, more='quorum: 2 straggler_ms: 20 combine { output: "Y" method: AVERAGE }')
@@ -253,7 +253,7 @@ async def test_headers_and_parameters_reach_every_step_and_come_back() -> None:
     assert {"tokens": 3, "seconds": 2} == result.parameters
 
 
-async def test_one_deadline_holds_for_the_whole_graph(virtual_clock: Any) -> None:
+async def test_one_deadline_holds_for_the_whole_graph(virtual_clock: VirtualClock) -> None:
     """KServe gives every call the same client timeout; here each call has what is left, the step's own at most."""
     nodes = sequence(
         'step { name: "a" model_name: "a" output_map { key: "Y" value: "M" } }',

@@ -3,6 +3,7 @@
 import asyncio
 import weakref
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,21 +16,20 @@ from weft_common.errors import InvalidArgumentError, RemoteError
 from weft_common.tensors import WireTensor, decode, encode
 from weft_router.graph.plan import GraphPlan
 from weft_router.kinds.sequence import SequencePlan
-from weft_router.kinds.sequence.run import LoopPlan
 
 
-def loop(again: object, max_iterations: int = 10, **options: object) -> GraphPlan:
+def loop(again: Any, max_iterations: int = 10, **options: Any) -> GraphPlan:
     """X -> double -> M -> add (with B) -> Y, which is X of the next round."""
     steps = [
         make.step("double", "double", {"IN": "X"}, {"OUT": "M"}),
         make.step("add", "add", {"A": "M", "B": "B"}, {"OUT": "Y"}, **options),
     ]
-    plan = LoopPlan(again, max_iterations, (("Y", "X"),))
+    plan = make.loop(again, max_iterations, ("Y", "X"))
     root = make.node("root", SequencePlan, steps, inputs=["X", "B"], outputs=["Y", "M"], loop=plan)
     return make.graph(root)
 
 
-def calculator(**more: object) -> object:
+def calculator(**more: Any) -> Any:
     async def double(call: InferCall, context: CallContext) -> Mapping[str, WireTensor]:
         return {"OUT": encode(decode(call.inputs["IN"]) * np.float32(2))}
 
@@ -62,7 +62,7 @@ async def test_the_condition_sees_the_inputs_of_the_round() -> None:
     """Carried ones included."""
     seen: list[tuple[float, float]] = []
 
-    def note(request: object, values: Mapping[str, np.ndarray]) -> bool:
+    def note(request: Any, values: Mapping[str, np.ndarray]) -> bool:
         seen.append((values["X"].item(), values["Y"].item()))
         return len(seen) < 3
 
@@ -84,7 +84,7 @@ async def test_a_swap_carries_both_ways() -> None:
     """What is carried is taken before anything is overwritten."""
     steps = [make.step(n, n, {"IN": x}, {"OUT": y}) for n, x, y in (("p", "A", "B1"), ("q", "B", "A1"))]
     again = FakeCondition(lambda r, f: True)
-    plan = LoopPlan(again, 2, (("A1", "A"), ("B1", "B")))
+    plan = make.loop(again, 2, ("A1", "A"), ("B1", "B"))
     root = make.node("root", SequencePlan, steps, inputs=["A", "B"], outputs=["A1", "B1"], loop=plan)
     inputs = {"A": make.tensor(1.0), "B": make.tensor(2.0)}
     result = await make.run(make.graph(root), FakeTarget(), inputs)
@@ -94,7 +94,7 @@ async def test_a_swap_carries_both_ways() -> None:
 async def test_a_condition_that_cannot_be_evaluated_fails_the_request() -> None:
     """The message has the place."""
 
-    def fail(request: object, frame: object) -> bool:
+    def fail(request: Any, frame: Any) -> bool:
         raise InvalidArgumentError("no such key")
 
     with pytest.raises(InvalidArgumentError, match=r"^g/1: root: no such key$"):
@@ -132,7 +132,7 @@ async def test_a_cancel_ends_the_loop() -> None:
 async def test_a_loop_that_is_pruned_still_loops() -> None:
     """Steps that neither the outputs asked for nor the loop need are left out of every round."""
     steps = [make.step(n, n, {"IN": "X"}, {"OUT": n.upper()}) for n in "abc"]
-    plan = LoopPlan(FakeCondition(lambda r, f: True), 2, (("A", "X"),))
+    plan = make.loop(FakeCondition(lambda r, f: True), 2, ("A", "X"))
     root = make.node("root", SequencePlan, steps, inputs=["X"], outputs=[*"ABC"], loop=plan)
     target = FakeTarget()
     await make.run(make.graph(root), target, outputs=["B"])
@@ -153,7 +153,7 @@ async def test_a_round_does_not_hold_the_tensors_of_the_one_before() -> None:
         freed.extend(one() is None for one in watched)
         data = Data(4)
         watched.append(weakref.ref(data))
-        return {"OUT": WireTensor("FP32", (1,), data)}
+        return {"OUT": WireTensor("FP32", (1,), data)}  # type: ignore[arg-type]
 
     target = FakeTarget(double=double, add=answering(1.0))
     await make.run(loop(FakeCondition(lambda r, f: True), 2), target)

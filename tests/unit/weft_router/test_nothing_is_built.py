@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 import pytest
 from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext, InferCall
 
@@ -57,7 +59,7 @@ def functions_that_run() -> Iterator[set[CodeType]]:
     """Every constructor of the router, and every function of its compiler, that runs in the block, in any thread."""
     seen: set[CodeType] = set()
 
-    def note(frame: FrameType, event: str, argument: object) -> None:
+    def note(frame: FrameType, event: str, argument: Any) -> None:
         module = frame.f_globals.get("__name__", "")
         is_built = frame.f_code.co_name == "__init__" and module.startswith("weft_router")
         if event == "call" and (is_built or module.startswith(("weft_router.graph.", "weft_router.compile"))):
@@ -73,11 +75,11 @@ def functions_that_run() -> Iterator[set[CodeType]]:
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-async def test_what_runs_at_load_does_not_run_for_a_request(tmp_path: Path, target: object, body: str) -> None:
+async def test_what_runs_at_load_does_not_run_for_a_request(tmp_path: Path, target: FakeTarget, body: str) -> None:
     """Neither the compiler nor any constructor; a first request may keep what it works out for the next."""
     make.write(tmp_path, f'{_HEADER} node {{ name: "root" {body} }}', "g")
 
-    async def send(core: object, number: int) -> None:
+    async def send(core: Any, number: int) -> None:
         inputs = {"X": make.tensor(1, 1, 2, 2, shape=(2, 2)) if "per_row" in body else make.tensor(1, 2, shape=(1, 2))}
         await core.infer(InferCall("g", "", f"r{number}", {"k": "1"}, inputs), CallContext())
 

@@ -33,7 +33,7 @@ async def test_every_metric_is_listed(tmp_path: Path) -> None:
         registry = CollectorRegistry()
         for collector in s.core.extension().collectors:
             registry.register(collector)
-        families = {f.name + "_total" * (f.type == "counter"): f._labelnames for f in registry.collect()}
+        families = {f.name + "_total" * (f.type == "counter"): f._labelnames for f in registry.collect()}  # type: ignore[attr-defined]
     listed = {}
     for name, labels in re.findall(r"(?m)^\| `(weft_\w+(?:\{[\w,]+\}\w+)?)` \| ([^;|]*)", README):
         before, _, rest = name.partition("{")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_target import FakeTarget, answering
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.errors import RemoteError
 from weft_router.graph.plan import GraphPlan
@@ -17,7 +18,7 @@ def one_step(**options: Any) -> GraphPlan:
     return make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]))
 
 
-async def test_an_hour_takes_no_time(virtual_clock: Any) -> None:
+async def test_an_hour_takes_no_time(virtual_clock: VirtualClock) -> None:
     """Sleeps, timeouts and the clock agree to the nanosecond."""
     before_ns = virtual_clock()
     await asyncio.gather(asyncio.sleep(3_600), asyncio.sleep(1))
@@ -28,7 +29,7 @@ async def test_an_hour_takes_no_time(virtual_clock: Any) -> None:
     assert 3_600_050.0 == virtual_clock.elapsed_ms()
 
 
-async def test_a_step_ends_at_its_deadline(virtual_clock: Any) -> None:
+async def test_a_step_ends_at_its_deadline(virtual_clock: VirtualClock) -> None:
     """The earlier of the step's and the request's, as the target keeps it."""
     target = FakeTarget(m=answering(after_ms=80))
     with pytest.raises(RemoteError, match=r"root/a -> m@1: no answer of 'm' in 50 ms"):

@@ -15,14 +15,14 @@ NOW_NS = 1000 * MS
 
 def _measured(*, num_instances=1, full_ms=0, single_ms=10, **settings):
     """Queue and admission of a model whose executions took so long lately."""
-    settings = SchedulerSettings(**{"max_batch_size": 8, "is_batching": True, **settings})
+    scheduling = SchedulerSettings(**{"max_batch_size": 8, "is_batching": True, **settings})
     times = ExecutionTimes()
-    admission = DeadlineAdmission(settings, num_instances, times)
+    admission = DeadlineAdmission(scheduling, num_instances, times)
     for _ in range(MIN_MEASUREMENTS):
         times.add(1, single_ms * MS, NOW_NS)
         if full_ms:
             times.add(8, full_ms * MS, NOW_NS)
-    return PriorityQueue(settings), admission
+    return PriorityQueue(scheduling), admission
 
 
 def _is_admitted(queue, admission, request, now_ns=NOW_NS):
@@ -61,7 +61,7 @@ def test_a_deadline_must_leave_time_to_execute(left_ms, expected):
     """A request is refused where less than the median is left; deadlines that passed are the queue's affair."""
     deadline_ns = None if left_ms is None else NOW_NS + left_ms * MS
     request = make_request(deadline_ns=deadline_ns)
-    assert expected == _is_admitted(*_measured(), request)
+    assert expected == _is_admitted(*_measured(), request)  # type: ignore[call-arg]
     assert (10 * MS if (left_ms or 0) > 0 else 0) == request.expected_ns
 
 

@@ -1,6 +1,7 @@
 """Batch formation: the outcomes that authors of a config.pbtxt expect, with the time in the test's hands."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from tests.unit.weft_serving.builders import make_request
@@ -32,14 +33,14 @@ class Arrival:
 
     rows: tuple[int, ...]
     time_s: float = 0
-    key: object = None
+    key: Any = None
 
 
 def _run(arrivals, *, num_to_hold=0, buckets=None, **settings):
     """Executions as (seconds, rows of the members), with as many free instances as there are batches."""
-    settings = _settings(**settings)
-    queue = PriorityQueue(settings)
-    batcher = make_batcher(settings, buckets, num_to_hold=num_to_hold)
+    scheduling = _settings(**settings)
+    queue = PriorityQueue(scheduling)
+    batcher = make_batcher(scheduling, buckets, num_to_hold=num_to_hold)
     executions = []
     pending = sorted(arrivals, key=lambda arrival: arrival.time_s)
     now_ns = 0

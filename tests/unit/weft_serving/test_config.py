@@ -43,7 +43,7 @@ class SelfDescribing(Echo):
     """Knows its own tensors."""
 
     @staticmethod
-    def auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+    def auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:  # type: ignore[override]
         """One input, one output, batches of 4."""
         tensor = {"data_type": "TYPE_FP32", "dims": ["-1"]}
         return {**config, "max_batch_size": 4, "input": [{"name": "X", **tensor}], "output": [{"name": "Y", **tensor}]}
@@ -53,7 +53,7 @@ class Failing(Echo):
     """Raises while it is asked for its tensors."""
 
     @staticmethod
-    def auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+    def auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:  # type: ignore[override]
         """As user code does."""
         raise SystemExit("secret detail")
 
@@ -62,7 +62,7 @@ class Decoupled(SelfDescribing):
     """Finds out that it is decoupled."""
 
     @staticmethod
-    def auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+    def auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:  # type: ignore[override]
         """As ``set_model_transaction_policy`` of a Python model does."""
         completed = SelfDescribing.auto_complete(config, directory)
         return {**completed, "model_transaction_policy": {"decoupled": True}}

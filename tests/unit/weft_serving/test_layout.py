@@ -116,7 +116,7 @@ def test_padding():
         "MASK": [[1, 1, 0], [7, 7, 7], [7, 7, 7]],
         "FIXED": [[1, 1]] * 3,
     } == _lists(inputs)
-    assert (np.int64, np.int32) == (inputs["IDS"].dtype, inputs["MASK"].dtype)
+    assert (np.int64, np.int32) == (inputs["IDS"].dtype, inputs["MASK"].dtype)  # type: ignore[comparison-overlap]
 
 
 def test_padding_is_cut_off():

@@ -72,10 +72,13 @@ def process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     for name, config in (("good", CONFIG), ("bad", CONFIG.replace("dims: 1", "dims: 0", 1))):
         (tmp_path / "models" / name / "1").mkdir(parents=True)
         (tmp_path / "models" / name / "config.pbtxt").write_text(config)
-    arguments = ["--repository", tmp_path / "models", "--grpc-port", "0", "--metrics-port", "0"]
+    arguments = ["--repository", str(tmp_path / "models"), "--grpc-port", "0", "--metrics-port", "0"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=log, text=True
+            [sys.executable, "-c", PROGRAM, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,  # type: ignore[list-item]
         )
         yield process
         process.kill()

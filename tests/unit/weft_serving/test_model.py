@@ -308,7 +308,7 @@ async def test_load_failure(model_context, gate):
     """A model of which one instance cannot load does not start; it says why and closes the others."""
     places = [InstanceContext("echo_0"), InstanceContext("echo_1")]
 
-    class SecondFails(gate.backend):
+    class SecondFails(gate.backend):  # type: ignore[name-defined]
         def load(self):
             if self.instance.name == "echo_1":
                 CannotLoad.load(self)

@@ -49,7 +49,7 @@ def turns():
             assert turns[float(batch.requests[0].array("IN")[0, 0])].wait(10)
             return super().execute(batch)
 
-    turns.backend = Waits
+    turns.backend = Waits  # type: ignore[attr-defined]
     return turns
 
 

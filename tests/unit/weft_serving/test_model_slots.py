@@ -3,6 +3,7 @@
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ class Desk(Backend):
     """Two slots; who has one is answered when the test says so."""
 
     can_stream = can_collect = True
-    present: dict[int, object]
+    present: dict[int, Any]
 
     @classmethod
     def num_slots(cls, model):

@@ -136,7 +136,7 @@ async def test_failed_batch(serve, exporter):
     with pytest.raises(WeftError) as raised:
         await model.infer(make_call(), _server()[1])
     spans = _by_name(exporter)
-    assert [raised.value.error_id] * 2 == [spans[name][0].attributes["weft.error_id"] for name in ("compute", "batch")]
+    assert [raised.value.error_id] * 2 == [spans[name][0].attributes["weft.error_id"] for name in ("compute", "batch")]  # type: ignore[attr-defined]
 
 
 async def test_exemplars(serve, exporter):

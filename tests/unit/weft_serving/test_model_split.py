@@ -100,7 +100,7 @@ async def test_one_part_fails(serve):
 async def test_failure_stops_the_other_parts(serve, gate):
     """After the first part failed the waiting ones are not executed."""
 
-    class Fails(gate.backend):
+    class Fails(gate.backend):  # type: ignore[name-defined]
         is_repeatable = False
 
         def run(self, inputs, num_rows):

@@ -66,7 +66,7 @@ def test_response_parameters_are_checked_where_they_are_made(parameters):
     with pytest.raises(pb_utils.TritonModelException, match="response parameters must be bool, 64-bit int, float or"):
         pb_utils.InferenceResponse([], parameters=parameters)
     good = {"a": True, "b": 2**64 - 1, "c": 0.5, "d": "text"}
-    assert good == json.loads(pb_utils.InferenceResponse([], parameters=good).parameters())
+    assert good == json.loads(pb_utils.InferenceResponse([], parameters=good).parameters())  # type: ignore[arg-type]
 
 
 def test_strings_are_serialised_as_on_the_wire():

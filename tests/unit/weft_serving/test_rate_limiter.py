@@ -64,7 +64,7 @@ class Limits:
 
     def make(self, **limits):
         limits = {(name, None): count for name, count in limits.items()}
-        self.limiter = RateLimiter(limits, set_alarm=self.alarms.append)
+        self.limiter = RateLimiter(limits, set_alarm=self.alarms.append)  # type: ignore[arg-type]
         return self.limiter
 
 

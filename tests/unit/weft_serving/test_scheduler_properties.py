@@ -78,7 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.accepted.append(request)
 
-    @precondition(lambda self: len(self.queue))
+    @precondition(lambda self: len(self.queue))  # type: ignore[arg-type, return-value]
     @rule(data=st.data())
     def cancel(self, data):
         request = data.draw(st.sampled_from(list(self.queue)))

@@ -1,5 +1,7 @@
 """Whatever happens in whatever order, no request of a sequence is lost, answered twice or run out of turn."""
 
+from typing import Any
+
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -28,7 +30,7 @@ class SequenceMachine(RuleBasedStateMachine):
         self.batcher = make_sequence_batcher(self.queue, scheduler, self.idle)
         self.running: dict[str, list[InferenceRequest]] = {}
         self.unanswered: list[InferenceRequest] = []
-        self.num_run: dict[object, int] = {}  # by sequence
+        self.num_run: dict[Any, int] = {}  # by sequence
 
     @rule(
         sequence_id=st.integers(1, 6),
@@ -63,8 +65,8 @@ class SequenceMachine(RuleBasedStateMachine):
                 assert request is min(earlier, key=lambda r: r.sequence)
                 assert request.turn.sequence.instance == instance
             self.queue.take(requests, self.now_ns)
-            self.idle.remove(instance)
-            self.running[instance] = requests
+            self.idle.remove(instance)  # type: ignore[arg-type]
+            self.running[instance] = requests  # type: ignore[index]
 
     @precondition(lambda self: self.running)
     @rule(instance=st.sampled_from(INSTANCES))

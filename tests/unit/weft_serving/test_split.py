@@ -6,7 +6,7 @@ import pytest
 from weft_common.core import InferCall, InferResult, RequestedOutput
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import bytes_tensor, decode, encode, split_bytes
-from weft_serving.core import CallContext
+from weft_serving.core import CallContext  # type: ignore[attr-defined]
 from weft_serving.request.request import InferenceRequest
 from weft_serving.request.split import SplitRequest, split_call
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from weft_cli.plan import plan_or_status
 from weft_common.errors import InvalidArgumentError
 from weft_tools.explain.entry import ExplainedStep
-from weft_tools.explain.outputs import live_root
 from weft_tools.explain.question import read_question
 from weft_tools.explain.render import render_json, render_text
-from weft_tools.explain.walk import Walk
+from weft_tools.explain.tree import explain
 
 FORMATS: Mapping[str, Callable[[ExplainedStep, int | None], str]] = {"text": render_text, "json": render_json}
 
@@ -22,7 +21,6 @@ def run(options: argparse.Namespace) -> int:
         return plan
     try:
         question = read_question(options, plan)
-        live = live_root(plan, question.outputs)
     except InvalidArgumentError as error:
         print(f"weft explain: {error.message}", file=sys.stderr)
         return 2
@@ -31,6 +29,5 @@ def run(options: argparse.Namespace) -> int:
         return 2
     for hint in question.hints:
         print(f"weft explain: note: {hint}", file=sys.stderr)
-    entry = Walk(plan, question.knowledge, question.num_rows, question.pins).run(question.inputs, live)
-    sys.stdout.write(FORMATS[options.format](entry, question.num_rows))
+    sys.stdout.write(FORMATS[options.format](explain(plan, question), question.num_rows))
     return 0

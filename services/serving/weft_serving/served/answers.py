@@ -10,10 +10,10 @@ from weft_serving.request.request import InferenceRequest
 from weft_serving.request.split import SplitRequest
 from weft_serving.scheduler.ordering import ReorderBuffer
 from weft_serving.served import spans
-from weft_serving.served.instance import Execution
+from weft_serving.served.execution import BatchExecution
 from weft_serving.served.recorder import Recorder
 
-_Ready = Iterable[tuple[InferenceRequest, tuple[InferResult | WeftError | None, Execution]]]
+_Ready = Iterable[tuple[InferenceRequest, tuple[InferResult | WeftError | None, BatchExecution]]]
 
 
 class Answers:
@@ -32,7 +32,7 @@ class Answers:
         self._model = model
         self._recorder = recorder
         self._drop = drop
-        self._order: ReorderBuffer[InferenceRequest, tuple[InferResult | WeftError | None, Execution]] | None = (
+        self._order: ReorderBuffer[InferenceRequest, tuple[InferResult | WeftError | None, BatchExecution]] | None = (
             ReorderBuffer() if is_ordered else None
         )
 
@@ -41,7 +41,7 @@ class Answers:
         if self._order is not None:
             self._order.expect(request)
 
-    def deliver(self, execution: Execution) -> None:
+    def deliver(self, execution: BatchExecution) -> None:
         """Answer the members of a batch, except those that have ended or must wait for earlier answers."""
         now_ns = time.monotonic_ns()
         for request, outcome in zip(execution.requests, execution.answers, strict=True):
@@ -82,7 +82,7 @@ class Answers:
                 self._release(self._order.withdraw(part))
 
     def _answer(
-        self, request: InferenceRequest, outcome: InferResult | WeftError | None, execution: Execution, now_ns: int
+        self, request: InferenceRequest, outcome: InferResult | WeftError | None, execution: BatchExecution, now_ns: int
     ) -> None:
         """Answer one request, if it has not ended, and count the answer."""
         answer = request.answer

@@ -11,7 +11,7 @@ from weft_common.observing.logs import get_logger
 from weft_common.signature import ModelSignature
 from weft_serving.request.request import InferenceRequest, InferenceResponse
 from weft_serving.request.stream import ResponseStream
-from weft_serving.served.instance import Execution
+from weft_serving.served.execution import BatchExecution
 from weft_serving.served.outputs import OutputEncoder
 from weft_serving.served.recorder import Recorder
 
@@ -94,7 +94,7 @@ class DecoupledRequests:
         if error is None:
             # The model computed until its last response, which may be long after its ``execute`` returned.
             start_ns = request.start_ns
-            execution = Execution([request], [], request.num_rows, start_ns, start_ns, now_ns, now_ns)
+            execution = BatchExecution([request], [], request.num_rows, start_ns, start_ns, now_ns, now_ns)
             self._recorder.succeeded(request, execution, now_ns)
         else:
             self._recorder.failed(error, request.context.arrival_ns, now_ns)

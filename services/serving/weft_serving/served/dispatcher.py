@@ -22,7 +22,8 @@ from weft_serving.served import spans
 from weft_serving.served.alarm import Alarm
 from weft_serving.served.answers import Answers
 from weft_serving.served.decoupled import DecoupledRequests
-from weft_serving.served.instance import Execution, Instance
+from weft_serving.served.execution import BatchExecution
+from weft_serving.served.instance import Instance
 from weft_serving.served.outages import Outages
 from weft_serving.served.rate_limited import idle_instances
 from weft_serving.served.recorder import Recorder
@@ -199,7 +200,7 @@ class Dispatcher:
         if at_ns is not None and self._alarm is not None:
             self._alarm.set(at_ns, now_ns)
 
-    def _on_executed(self, instance: Instance, execution: Execution) -> None:
+    def _on_executed(self, instance: Instance, execution: BatchExecution) -> None:
         """A batch has run: give the instance the next one first, then answer the members."""
         del self._running[instance]
         self._idle.give_back(instance, is_lost=instance in self.outages.reasons)

@@ -5,7 +5,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -13,41 +13,12 @@ from typing import Any
 from weft_common.core import InferResult
 from weft_common.errors import InternalError, UnavailableError, WeftError
 from weft_common.observing.logs import get_logger
-from weft_common.observing.telemetry import trace_id_of
-from weft_serving.backends.base import Backend, Batch, InstanceContext, ModelContext
-from weft_serving.request.request import RESCHEDULED, STREAMED, InferenceRequest, InferenceResponse, Outcome
+from weft_serving.backends.base import Backend, InstanceContext, ModelContext
+from weft_serving.request.request import InferenceRequest
+from weft_serving.served.execution import BatchExecution, BatchRunner
 from weft_serving.served.outages import PAUSES_S, STABLE_S
-from weft_serving.served.outputs import OutputEncoder
 
 _LOG = get_logger("weft.serving")
-
-
-@dataclass(slots=True)
-class Execution:
-    """A batch that was run. Times are those of ``time.monotonic_ns`` and never decrease from field to field.
-
-    Attributes:
-        requests: Members that were run, in batch order; those cancelled before are not among them.
-        answers: One for each member; None for one that is to be executed again.
-        num_rows: Sum of the members' batch sizes.
-        start_ns: The instance began with the batch.
-        infer_start_ns: Inputs were ready.
-        infer_end_ns: The model had run.
-        end_ns: Outputs were encoded.
-    """
-
-    requests: list[InferenceRequest]
-    answers: list[InferResult | WeftError | None]
-    num_rows: int
-    start_ns: int
-    infer_start_ns: int
-    infer_end_ns: int
-    end_ns: int
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether every member, of at least one, failed."""
-        return isinstance(self.answers[0], WeftError) and all(isinstance(other, WeftError) for other in self.answers)
 
 
 class _ClosedError(Exception):
@@ -76,7 +47,7 @@ class Instance:
         model: ModelContext,
         backend: type[Backend],
         context: InstanceContext,
-        report: Callable[["Instance", Execution], None],
+        report: Callable[["Instance", BatchExecution], None],
         report_outage: Callable[["Instance", str], None] = lambda instance, reason: None,
         execution_timeout_s: float = 0.0,
     ) -> None:
@@ -86,7 +57,7 @@ class Instance:
         self._context = context
         self._report = report
         self._report_outage = report_outage
-        self._encoder = OutputEncoder(model.signature)
+        self._runner = BatchRunner(model.signature, context.name)
         self._inbox: SimpleQueue[Sequence[InferenceRequest] | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[WeftError | None] | None = None
@@ -143,7 +114,7 @@ class Instance:
         except BaseException as exception:  # even SystemExit from user code must not leave the loader waiting
             where = f"model '{self._model.signature.name}' failed to load on instance {self.name}"
             failure = InternalError(f"{where}: {type(exception).__name__}: {exception}")
-            self._log(failure, exception)
+            self._runner.log(failure, exception)
             self._on_loop(_resolve, self._loaded, failure)
         else:
             self._loaded_s = time.monotonic()
@@ -162,7 +133,7 @@ class Instance:
         num_losses = 0
         requests = self._inbox.get()
         while requests is not None:
-            execution = self._execute(backend, requests) if requests and not backend.why_lost() else None
+            execution = self._runner.run(backend, requests) if requests and not backend.why_lost() else None
             if loss := backend.why_lost():
                 self._report_loss(loss)
             if execution is not None:
@@ -177,7 +148,7 @@ class Instance:
         try:
             backend.close()
         except BaseException as exception:
-            self._log(InternalError(f"model '{self._model.signature.name}' raised in close"), exception)
+            self._runner.log(InternalError(f"model '{self._model.signature.name}' raised in close"), exception)
 
     def _report_loss(self, reason: str) -> None:
         _LOG.error("%s", reason, extra={"model": self._model.signature.name, "instance": self.name})
@@ -199,7 +170,7 @@ class Instance:
         self._report_outage(self, reason)
         self.abort()
 
-    def _end_execution(self, execution: Execution) -> None:
+    def _end_execution(self, execution: BatchExecution) -> None:
         if self._overdue is not None:
             self._overdue.cancel()
         if self.is_hung:
@@ -255,73 +226,9 @@ class Instance:
             error = UnavailableError(f"instance {self.name} of model '{self._model.signature.name}' is lost")
             answers: list[InferResult | WeftError | None] = [error.with_message(error.message) for _ in members]
             num_rows, now_ns = sum(member.num_rows for member in members), time.monotonic_ns()
-            self._on_loop(self._end_execution, Execution(members, answers, num_rows, now_ns, now_ns, now_ns, now_ns))
-
-    def _execute(self, backend: Backend, requests: Sequence[InferenceRequest]) -> Execution:
-        members: list[InferenceRequest] = []
-        for request in requests:
-            if not request.is_cancelled:
-                members.append(request)
-        batch = Batch(members)
-        outcomes = self._outcomes(backend, batch) if members else []
-        executed_ns = time.monotonic_ns()
-        infer_start_ns = min(max(batch.infer_start_ns, batch.start_ns), executed_ns)
-        infer_end_ns = min(max(batch.infer_end_ns or executed_ns, infer_start_ns), executed_ns)
-        answers = list(map(self._answer, members, outcomes))
-        end_ns = time.monotonic_ns()
-        return Execution(members, answers, batch.num_rows, batch.start_ns, infer_start_ns, infer_end_ns, end_ns)
-
-    def _outcomes(self, backend: Backend, batch: Batch) -> Sequence[Outcome]:
-        """One outcome for each member, whatever the backend does."""
-        error: WeftError
-        is_last_try = len(batch.requests) == 1 or not backend.is_repeatable
-        try:
-            outcomes: Any = backend.execute(batch)
-            if isinstance(outcomes, Sequence) and len(outcomes) == len(batch.requests):
-                return outcomes
-            got = len(outcomes) if isinstance(outcomes, Sequence) else type(outcomes).__name__
-            error = InternalError(
-                f"model '{self._model.signature.name}' answered a batch of {len(batch.requests)} requests with {got} "
-                "outcomes; it must give one for each request, in order"
+            self._on_loop(
+                self._end_execution, BatchExecution(members, answers, num_rows, now_ns, now_ns, now_ns, now_ns)
             )
-            if is_last_try:
-                self._log(error)
-        except WeftError as raised:
-            error = raised.with_message(raised.message)  # without the traceback, which holds the batch
-            if is_last_try and isinstance(raised, InternalError):
-                self._log(raised, raised)
-        except BaseException as exception:
-            error = InternalError(f"model '{self._model.signature.name}' failed to execute the request")
-            if is_last_try:
-                self._log(error, exception, trace_id=trace_id_of(batch.requests[0].context.trace_context))
-        if not is_last_try:
-            _LOG.warning("a batch of %d failed, each request runs alone: %s", len(batch.requests), error.message)
-            return [outcome for request in batch.requests for outcome in self._outcomes(backend, Batch([request]))]
-        # A copy for each member: an exception that is raised in several tasks mixes up their tracebacks.
-        return [error.with_message(error.message) for _ in batch.requests]
-
-    def _answer(self, request: InferenceRequest, outcome: Outcome) -> InferResult | WeftError | None:
-        if isinstance(outcome, WeftError):
-            return outcome
-        if outcome is RESCHEDULED:
-            return None
-        if outcome is STREAMED:
-            signature = self._model.signature
-            return InferResult(signature.name, signature.version, request.call.request_id, is_null=True)
-        try:
-            if not isinstance(outcome, InferenceResponse):
-                raise InternalError(
-                    f"model '{self._model.signature.name}' answered a request with {type(outcome).__name__}; it must "
-                    "be an InferenceResponse or a WeftError"
-                )
-            return self._encoder.encode(request, outcome)
-        except InternalError as error:
-            self._log(error)
-            return error
-        except Exception as exception:
-            failure = InternalError(f"an output of model '{self._model.signature.name}' cannot be encoded")
-            self._log(failure, exception)
-            return failure
 
     def _on_loop(self, function: Callable[..., None], *args: Any) -> None:
         """Call ``function`` on the event loop, unless that is closed: then nobody waits any longer."""
@@ -330,10 +237,6 @@ class Instance:
                 self._loop.call_soon_threadsafe(function, *args)
             except RuntimeError:
                 _LOG.debug("instance %s: the event loop is closed", self.name)
-
-    def _log(self, error: InternalError, cause: BaseException | None = None, **fields: str) -> None:
-        extra = {"error_id": error.error_id, "model": self._model.signature.name, "instance": self.name, **fields}
-        _LOG.error(error.message, exc_info=cause, extra=extra)
 
 
 def _resolve(future: "asyncio.Future[Any]", result: object) -> None:

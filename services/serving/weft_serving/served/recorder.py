@@ -14,7 +14,7 @@ from weft_common.statistics import (
 )
 from weft_serving.request.request import InferenceRequest
 from weft_serving.request.stream import Sent
-from weft_serving.served.instance import Execution
+from weft_serving.served.execution import BatchExecution
 
 _NS_PER_S = 1e9
 #: Responses of one request that have counters of their own; later ones share the last.
@@ -35,7 +35,7 @@ class Recorder:
         )
         self._histograms: dict[int, tuple[LatencyHistogram, ...]] = {}  # by level: request, queue, compute
 
-    def executed(self, execution: Execution) -> None:
+    def executed(self, execution: BatchExecution) -> None:
         """Count a batch that answered at least one member."""
         statistics = self._statistics
         statistics.execution_count += 1
@@ -49,7 +49,7 @@ class Recorder:
             execution.end_ns - execution.infer_end_ns,
         )
 
-    def succeeded(self, request: InferenceRequest, execution: Execution, now_ns: int) -> None:
+    def succeeded(self, request: InferenceRequest, execution: BatchExecution, now_ns: int) -> None:
         """Count a request that is answered at ``now_ns`` with what ``execution`` gave."""
         start_ns, infer_start_ns = execution.start_ns, execution.infer_start_ns
         infer_end_ns, end_ns = execution.infer_end_ns, execution.end_ns

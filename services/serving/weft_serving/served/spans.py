@@ -9,7 +9,7 @@ from weft_common.errors import WeftError
 from weft_common.observing.telemetry import INTERNAL, end_span, start_span
 from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.grouping import bound_in
-from weft_serving.served.instance import Execution
+from weft_serving.served.execution import BatchExecution
 
 
 def record_queue(model: str, request: InferenceRequest, end_ns: int, error: WeftError | None = None) -> None:
@@ -29,7 +29,7 @@ def record_queue(model: str, request: InferenceRequest, end_ns: int, error: Weft
     end_span(span, error, end_unix_ns=end_ns + offset_ns)
 
 
-def record_execution(model: str, instance: str, execution: Execution) -> None:
+def record_execution(model: str, instance: str, execution: BatchExecution) -> None:
     """A ``batch`` span that links the members' SERVER spans, and a ``queue`` and a ``compute`` span for each member."""
     requests = execution.requests
     offset_ns = _unix_offset_ns()

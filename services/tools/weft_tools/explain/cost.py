@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from weft_tools.explain.entry import ExplainedStep, Fate
 
@@ -32,9 +31,7 @@ def count_calls(entry: ExplainedStep) -> Calls:
     inner = _inner_calls(entry)
     step = entry.step
     below = [count_calls(child) for child in entry.children if _is_fallback(entry, child)]
-    factor = 1
-    if step is not None:
-        factor = math.prod(policy.num_calls for policy in step.policies)
+    factor = math.prod(policy.num_calls for policy in step.policies) if step is not None else 1
     return Calls(
         inner.usual,
         inner.worst * factor + sum(calls.worst for calls in below),
@@ -45,14 +42,13 @@ def count_calls(entry: ExplainedStep) -> Calls:
 def _inner_calls(entry: ExplainedStep) -> Calls:
     if entry.node is None:
         return Calls(1, 1)
-    node: Any = entry.node
-    calls = [count_calls(child) for child in _inside(entry)]
-    is_one = node.kind in ("switch", "splitter") and not getattr(node, "per_row", None)
-    total = max if is_one else sum
+    calls = [count_calls(child) for child in entry.children]
+    own = [places for _, places in entry.together]
+    usual = [places for has_trouble, places in entry.together if not has_trouble]
     return Calls(
-        total([one.usual for one in calls] or [0]) * entry.num_rounds,
-        total([one.worst for one in calls] or [0]) * entry.num_rounds,
-        sum(one.shadows for one in calls) * entry.num_rounds,
+        max((sum(calls[place].usual for place in places) for places in usual), default=0) * entry.num_rounds,
+        max((sum(calls[place].worst for place in places) for places in own), default=0) * entry.num_rounds,
+        sum(calls[entry.children.index(child)].shadows for child in _inside(entry)) * entry.num_rounds,
     )
 
 
@@ -95,42 +91,27 @@ def longest(entry: ExplainedStep) -> Span:
 
 
 def _inner_span(entry: ExplainedStep) -> Span:
-    node: Any = entry.node
-    inside = _inside(entry)
-    spans = [longest(child) for child in inside]
-    if node is None or not spans:
+    """The longest path of steps that start after one another."""
+    if entry.node is None:
         return Span()
-    if node.kind == "cascade":
-        total = Span()
-        for span in spans:
-            total = total.then(span)
-        return total
-    if node.kind != "sequence":
-        customs = node.customs
-        after = [span for child, span in zip(inside, spans, strict=True) if child.step in customs]
-        members = [span for child, span in zip(inside, spans, strict=True) if child.step not in customs]
-        return _longer(members).then(_longer(after))
-    chain, rounds = _chain(entry, spans), entry.num_rounds
-    if rounds == 1:
-        return chain
-    return Span(chain.ms * rounds, (*chain.parts, (f"{rounds - 1} more rounds", chain.ms * (rounds - 1))))
-
-
-def _chain(entry: ExplainedStep, spans: list[Span]) -> Span:
-    """The longest chain of steps that wait for one another."""
-    node: Any = entry.node
-    if node is None:
-        return Span()
-    by_step = {id(child.step): span for child, span in zip(_inside(entry), spans, strict=True)}
-    own = [by_step.get(id(step), Span()) for step in node.steps]
+    description = entry.node.describe()
+    spans = {id(child.step): longest(child) for child in _inside(entry)}
+    own = [spans.get(id(step), Span()) for step in description.steps]
+    after: list[list[int]] = [[] for _ in own]
+    for flow in description.flows:
+        if flow.source is not None and flow.target is not None:
+            after[flow.source].append(flow.target)
     memo: dict[int, Span] = {}
 
     def from_step(index: int) -> Span:
         if index not in memo:
-            memo[index] = own[index].then(_longer([from_step(consumer) for consumer in node.steps[index].consumers]))
+            memo[index] = own[index].then(_longer([from_step(one) for one in after[index]]))
         return memo[index]
 
-    return _longer([from_step(index) for index in range(len(node.steps))])
+    chain, rounds = _longer([from_step(index) for index in range(len(own))]), entry.num_rounds
+    if rounds == 1:
+        return chain
+    return Span(chain.ms * rounds, (*chain.parts, (f"{rounds - 1} more rounds", chain.ms * (rounds - 1))))
 
 
 def _longer(spans: list[Span]) -> Span:

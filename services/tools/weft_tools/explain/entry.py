@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from weft_router.graph.description import target_text
-from weft_router.graph.plan import CallPlan, NodePlan, StepPlan
+from weft_router.graph.plan import NodePlan, StepPlan
 from weft_tools.wording import default_texts, policy_texts
 
 
@@ -60,6 +60,8 @@ class ExplainedStep:
         num_rounds: Of a loop, at most.
         stream: Decoupled step for each of whose responses it runs once; "" for none.
         children: The steps inside, and its fallbacks.
+        together: Places in ``children`` of the steps that call something in one request, for each way that it may go,
+            and whether a call fails or is late on it.
         step, node: The plan; the root has no step, a call of a model has no node.
     """
 
@@ -79,6 +81,7 @@ class ExplainedStep:
     num_rounds: int = 1
     stream: str = ""
     children: "list[ExplainedStep]" = field(default_factory=list)
+    together: list[tuple[bool, frozenset[int]]] = field(default_factory=list)
     step: StepPlan | None = None
     node: NodePlan | None = None
 
@@ -87,13 +90,13 @@ def entry_of(step: StepPlan, node: NodePlan, fate: Fate) -> ExplainedStep:
     """The entry of a step of ``node``, with what its policies say."""
     soft = ["soft: the request goes on without it"] if step.is_soft else []
     notes = [*soft, *default_texts(step, node), *policy_texts(step)]
-    kind = "model" if isinstance(step.action, CallPlan) else step.action.kind
+    kind = step.action.kind if isinstance(step.action, NodePlan) else "model"
     return ExplainedStep(step.name, step.path, target_text(step.action), kind, fate, notes=notes, step=step)
 
 
 def skipped(step: StepPlan, why: Iterable[str], fate: Fate = Fate.SKIPPED) -> ExplainedStep:
     """The entry of a step that does not run."""
-    kind = "model" if isinstance(step.action, CallPlan) else step.action.kind
+    kind = step.action.kind if isinstance(step.action, NodePlan) else "model"
     return ExplainedStep(step.name, step.path, target_text(step.action), kind, fate, list(why), step=step)
 
 

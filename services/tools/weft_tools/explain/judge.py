@@ -1,17 +1,19 @@
 """Conditions evaluated with what is known."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from itertools import product
 from typing import cast
 
 from weft_common.errors import InvalidArgumentError
-from weft_router.graph.plan import Condition, Frame
+from weft_common.tensors import WireTensor
+from weft_router.graph.plan import OK, Condition, Frame, NodePlan, StepPlan
 from weft_router.graph.types.expression import Use, read_expression
 from weft_router.scope import RequestScope
-from weft_tools.explain.values import UNKNOWN_VALUE, StandIn, Value
+from weft_router.tensors.rows import split
+from weft_tools.explain.values import UNKNOWN_VALUE, Knowledge, Unknown, Unread, sized
 
 #: Tensors that may be absent: both ways are tried, for so many of them.
 _MAX_UNSURE = 6
@@ -26,7 +28,7 @@ class Verdict:
         value: Its value, if ``is_known`` and there is no error.
         is_known: False: it depends on ``depends_on``.
         error: Why it cannot be evaluated; where it is not known, why that may be.
-        depends_on: Tensors, as ``Value.origins`` calls them.
+        depends_on: Tensors, as ``Knowledge.origins`` calls them.
     """
 
     value: object = None
@@ -41,29 +43,29 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Knowledge:
-    """What is known of the request beside tensors.
+class Judge:
+    """Evaluates conditions of one request.
 
     Attributes:
-        scope: Without deadline.
+        scope: What they see of it beside tensors; without deadline.
         remaining_ms: Time left when it arrives; None where there is no deadline.
     """
 
     scope: RequestScope
     remaining_ms: float | None = None
 
-    def judge(self, condition: Condition, frame: Sequence[Value]) -> Verdict:
+    def verdict(self, condition: Condition, frame: Frame) -> Verdict:
         """The condition's value, as far as it is the same whatever the unknown values turn out to be."""
-        slots = list(dict.fromkeys(binding.slot for binding in condition.tensors))
-        unknown = [slot for slot in slots if not frame[slot].is_known]
-        if not unknown:
-            return self._evaluated(condition, [value.tensor for value in frame])
-        sized = _size_only(condition.source)
-        base: Frame = [value.tensor for value in frame]
+        tensors = {slot: tensor for _, slot in condition.tensors if isinstance(tensor := frame[slot], Unknown)}
+        if not tensors:
+            return self._evaluated(condition, frame)
+        base = frame.copy()
+        only_sized = _size_only(condition.source)
         for name, slot in condition.tensors:
-            if name in sized and slot in unknown and frame[slot].is_shape_known:
-                base[slot] = frame[slot].sized()
-        unsure = [slot for slot in unknown if frame[slot].may_be_absent][:_MAX_UNSURE]
+            if slot in tensors:
+                is_sized = name in only_sized and min(tensors[slot].known.shape, default=0) >= 0
+                base[slot] = sized(tensors[slot]) if is_sized else cast(WireTensor, Unread(tensors[slot]))
+        unsure = [slot for slot, tensor in tensors.items() if tensor.known.may_be_absent][:_MAX_UNSURE]
         trials = []
         for absent in product((False, True), repeat=len(unsure)):
             trial = base.copy()
@@ -73,21 +75,64 @@ class Knowledge:
         if all(trial == trials[0] for trial in trials) and trials[0].is_known:
             return trials[0]
         error = next((trial.error for trial in trials if trial.error and UNKNOWN_VALUE not in trial.error), "")
-        depends_on = tuple(dict.fromkeys(origin for slot in unknown for origin in frame[slot].origins))
-        return Verdict(is_known=False, error=error, depends_on=depends_on)
+        origins = dict.fromkeys(origin for tensor in tensors.values() for origin in tensor.known.origins)
+        return Verdict(is_known=False, error=error, depends_on=tuple(origins))
+
+    def row_verdicts(
+        self, condition: Condition, frame: Frame, num_rows: int, numbers: Sequence[int]
+    ) -> Sequence[Verdict]:
+        """The same for each row of the frame's tensors."""
+        slots = [slot for _, slot in condition.tensors]
+        if not any(isinstance(frame[slot], Unknown) for slot in slots):
+            try:
+                values = condition.evaluate_rows(frame, self._timed(), num_rows, numbers)
+            except InvalidArgumentError as error:
+                return [Verdict(error=error.message)] * num_rows
+            return [Verdict(value) for value in values]
+        return [self.verdict(condition, view) for view in _rows(frame, slots, num_rows)]
+
+    def _timed(self) -> RequestScope:
+        if self.remaining_ms is None:
+            return self.scope
+        return replace(self.scope, deadline_ns=time.monotonic_ns() + int((self.remaining_ms + 0.9) * _NS_PER_MS))
 
     def _evaluated(self, condition: Condition, frame: Frame) -> Verdict:
         """The verdict for one frame; an error is certain only if nobody looked at elements that are not known."""
-        scope = self.scope
-        if self.remaining_ms is not None:
-            scope = replace(scope, deadline_ns=time.monotonic_ns() + int((self.remaining_ms + 0.9) * _NS_PER_MS))
-        stand_ins = [tensor for tensor in cast(list[object], frame) if isinstance(tensor, StandIn)]
-        for stand_in in stand_ins:
-            stand_in.was_read = False
+        hidden = [tensor for tensor in cast(list[object], frame) if isinstance(tensor, Unread)]
+        for tensor in hidden:
+            tensor.was_read = False
         try:
-            return Verdict(condition.evaluate(frame, scope))
+            return Verdict(condition.evaluate(frame, self._timed()))
         except InvalidArgumentError as error:
-            return Verdict(is_known=not any(stand_in.was_read for stand_in in stand_ins), error=error.message)
+            return Verdict(is_known=not any(tensor.was_read for tensor in hidden), error=error.message)
+
+
+def conditions_in(part: object, owner: object = None, name: str = "") -> Iterator[tuple[object, str, Condition]]:
+    """Every condition of a plan: the step or node that it stands in, the name of its field, and itself."""
+    if hasattr(part, "evaluate_rows"):
+        yield owner, name, cast(Condition, part)
+    elif isinstance(part, tuple):
+        for item in part:
+            yield from conditions_in(item, owner, name)
+    elif is_dataclass(part):
+        for one in fields(part):
+            around = part if isinstance(part, (StepPlan, NodePlan)) else owner
+            yield from conditions_in(getattr(part, one.name), around, one.name)
+
+
+def _rows(frame: Frame, slots: Sequence[int], num_rows: int) -> Iterator[Frame]:
+    """For each row a frame with that row of the tensors in ``slots``."""
+    for row in range(num_rows):
+        view: Frame = [None] * len(frame)
+        for slot in slots:
+            tensor = frame[slot]
+            if isinstance(tensor, Unknown):
+                known = tensor.known
+                shape = known.shape if known.shape[:1] == (-1,) else (1, *known.shape[1:])
+                view[slot] = Unknown.of(tensor.datatype, Knowledge(shape, known.origins, known.may_be_absent))
+            else:
+                view[slot] = tensor if tensor is None or tensor is OK else split(tensor, [[row]])[0]
+        yield view
 
 
 @cache

@@ -2,20 +2,22 @@
 
 import argparse
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from weft_common.core import RequestedOutput
 from weft_common.errors import InvalidArgumentError
 from weft_common.signature import ModelSignature, TensorSpec
-from weft_common.tensors import num_elements
+from weft_common.tensors import WireTensor, num_elements
 from weft_common.text.pbtxt import suggestion
 from weft_common.validation import scheduling_parameters
-from weft_router.graph.plan import Condition, GraphPlan, NodePlan, StepPlan
+from weft_router.graph.plan import GraphPlan
 from weft_router.graph.types.expression import read_expression
+from weft_router.requests.intermediates import Intermediates
 from weft_router.requests.routes import ROUTE_HEADER, Routes
 from weft_router.scope import RequestScope
-from weft_tools.explain.judge import Knowledge
-from weft_tools.explain.values import ABSENT, Value
+from weft_tools.explain.judge import Judge, conditions_in
+from weft_tools.explain.values import Knowledge, Known, Unknown, placeholder
 from weft_tools.request import content_of, parameter_value, tensor_from_json
 
 #: An entry of a map that a condition names: parameters.lang, headers["x-tier"].
@@ -29,16 +31,16 @@ class Question:
     """A request as far as it is known.
 
     Attributes:
-        knowledge: Parameters, headers and the like.
-        inputs: What is known of each input of the graph.
+        judge: Parameters, headers and the like.
+        inputs: What is known of each input of the graph; None where it is absent.
         num_rows: Rows of the batch; None where not known.
         outputs: Those asked for; empty means all.
         pins: Splitter -> step.
         hints: What the user may have mistyped.
     """
 
-    knowledge: Knowledge
-    inputs: Mapping[str, Value]
+    judge: Judge
+    inputs: Mapping[str, WireTensor | None]
     num_rows: int | None
     outputs: tuple[str, ...]
     pins: Mapping[str, str]
@@ -54,17 +56,16 @@ def read_question(options: argparse.Namespace, plan: GraphPlan) -> Question:
     """
     signature = plan.signature
     is_batched = signature.max_batch_size > 0
-    given: dict[str, Value] = {}
+    given: dict[str, WireTensor] = {}
     for name, text in options.input:
-        given[name] = Value.known(
-            tensor_from_json(_full(_spec(signature, name), is_batched=is_batched), content_of(text))
-        )
+        given[name] = Known(*tensor_from_json(_full(_spec(signature, name), is_batched=is_batched), content_of(text)))
     for name, text in options.shape:
         if name in given:
             raise InvalidArgumentError(f"input '{name}' is given twice; a value has a shape already")
         spec = _spec(signature, name)
         shape = _shape(text, _full(spec, is_batched=is_batched))
-        given[name] = Value.shaped(spec.datatype, shape, f"{name} of the request")
+        known = Knowledge(shape, (f"{name} of the request",))
+        given[name] = Unknown.of(spec.datatype, known, shape[0] if is_batched else None)
     num_rows = _num_rows(given, signature)
     headers = {name.lower(): value for name, value in options.header}
     parameters = {name: parameter_value(value) for name, value in options.param}
@@ -73,10 +74,10 @@ def read_question(options: argparse.Namespace, plan: GraphPlan) -> Question:
     priority, _ = scheduling_parameters(parameters)
     scope = RequestScope(parameters, headers, options.request_id, priority)
     return Question(
-        Knowledge(scope, _least(options.remaining_ms, plan.timeout_ms, plan.root.timeout_ms)),
-        {spec.name: given.get(spec.name) or _open(spec, num_rows, is_batched=is_batched) for spec in signature.inputs},
+        Judge(scope, _least(options.remaining_ms, plan.timeout_ms, plan.root.timeout_ms)),
+        {spec.name: given.get(spec.name, _open(spec, num_rows, is_batched=is_batched)) for spec in signature.inputs},
         num_rows,
-        tuple(options.output),
+        _outputs(options.output, plan),
         Routes(plan.root).parse(headers[ROUTE_HEADER]) if ROUTE_HEADER in headers else {},
         tuple(_hints(plan, [name for name, _ in options.param], headers)),
     )
@@ -110,11 +111,11 @@ def _shape(text: str, spec: TensorSpec) -> tuple[int, ...]:
     return full
 
 
-def _num_rows(given: Mapping[str, Value], signature: ModelSignature) -> int | None:
+def _num_rows(given: Mapping[str, WireTensor], signature: ModelSignature) -> int | None:
     """Rows of the batch, which all inputs agree on."""
     if signature.max_batch_size <= 0:
         return None
-    counts = {name: value.tensor.shape[0] for name, value in given.items() if value.tensor is not None}
+    counts = {name: tensor.shape[0] for name, tensor in given.items()}
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"'{name}' has {count}" for name, count in counts.items())
         raise InvalidArgumentError(f"inputs must have the same number of rows: {shown}")
@@ -126,11 +127,21 @@ def _num_rows(given: Mapping[str, Value], signature: ModelSignature) -> int | No
     return num_rows
 
 
-def _open(spec: TensorSpec, num_rows: int | None, *, is_batched: bool) -> Value:
+def _open(spec: TensorSpec, num_rows: int | None, *, is_batched: bool) -> Unknown | None:
     """An input that nothing was said of: a required one is there, an optional one is not."""
     if spec.is_optional:
-        return ABSENT
-    return Value.unknown(spec, num_rows, f"{spec.name} of the request", is_batched=is_batched)
+        return None
+    return placeholder(spec, num_rows, f"{spec.name} of the request", is_batched=is_batched)
+
+
+def _outputs(names: Sequence[str], plan: GraphPlan) -> tuple[str, ...]:
+    """Outputs of the graph, or ``<step>/<tensor>``. Raises InvalidArgumentError where there is no such output."""
+    graph, known = plan.signature.name, [spec.name for spec in plan.signature.outputs]
+    requested = tuple(RequestedOutput(name, {}) for name in names)
+    for name, _ in Intermediates(plan.root, known).own_outputs(requested, graph):
+        if name not in known:
+            raise InvalidArgumentError(f"graph '{graph}' has no output '{name}'{suggestion(name, known)}")
+    return tuple(names)
 
 
 def _least(*limits_ms: float | None) -> float | None:
@@ -140,7 +151,7 @@ def _least(*limits_ms: float | None) -> float | None:
 def _hints(plan: GraphPlan, parameters: Iterable[str], headers: Iterable[str]) -> Iterator[str]:
     """Parameters and headers that no condition reads: they do not change the path."""
     read: dict[str, set[str]] = {"parameters": set(), "headers": {ROUTE_HEADER}}
-    for condition in _conditions(plan.root):
+    for _, _, condition in conditions_in(plan.root):
         for place, *keys in (*_ENTRY.findall(condition.source), *_GET.findall(condition.source)):
             read[place].update(filter(None, keys))
         for place in read_expression(condition.source).maps - {found[0] for found in _ENTRY.findall(condition.source)}:
@@ -150,17 +161,3 @@ def _hints(plan: GraphPlan, parameters: Iterable[str], headers: Iterable[str]) -
             if name not in read[place] and "" not in read[place]:
                 hint = suggestion(name, sorted(read[place] - {ROUTE_HEADER}))
                 yield f"no condition of graph '{plan.signature.name}' reads {place[:-1]} '{name}'{hint}"
-
-
-def _conditions(node: NodePlan) -> Iterator[Condition]:
-    yield from node.conditions
-    for step in (*node.steps, *node.shadows):
-        yield from _step_conditions(step)
-
-
-def _step_conditions(step: StepPlan) -> Iterator[Condition]:
-    yield from filter(None, (step.when, step.accept, *(policy.condition for policy in step.policies)))
-    if isinstance(step.action, NodePlan):
-        yield from _conditions(step.action)
-    if step.fallback is not None:
-        yield from _step_conditions(step.fallback)

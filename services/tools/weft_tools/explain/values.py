@@ -1,30 +1,143 @@
-"""What is known of a tensor before any model has answered."""
+"""Tensors of which only datatype and shape are known, in the frames of a router that really runs."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.signature import TensorSpec
-from weft_common.tensors import ITEMSIZE_BYTES, WireTensor, num_elements
-from weft_router.tensors.rows import split
+from weft_common.tensors import ITEMSIZE_BYTES, WireTensor, encode_bytes, num_elements
 
 #: In the message of a condition that failed only because it needs such a value.
 UNKNOWN_VALUE = "(the value is not known yet)"
+#: What depends on values of rows that went their own ways.
+SOME_ROWS = ("the rows that come here",)
 _MAX_ORIGINS = 3
+#: A row of more elements is stood for by a row of one; nobody computes with it.
+_MAX_ELEMENTS = 4096
+_STRING = b"\xabweft: not known\xab"
+_BYTE = b"\xab"
 
 
-class StandIn:
-    """In a frame, a tensor with a shape whose elements nobody knows: a condition that needs them fails.
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What is known of a tensor that is not known.
+
+    Attributes:
+        shape: As far as it is known, -1 where it is not.
+        origins: What it depends on, for people: ``LANG of lid -> lang_id``.
+        may_be_absent: Whether it may be absent.
+    """
+
+    shape: tuple[int, ...]
+    origins: tuple[str, ...]
+    may_be_absent: bool = False
+
+
+class Known(WireTensor):
+    """A tensor that the request, or the plan, gives."""
+
+
+class Unknown(WireTensor):
+    """A placeholder: its shape is a possible one, its elements mean nothing."""
+
+    known: Knowledge
+
+    @classmethod
+    def of(cls, datatype: str, known: Knowledge, num_rows: int | None = None) -> "Unknown":
+        """A placeholder; with ``num_rows`` its leading dimension counts so many rows."""
+        shape = tuple(1 if size < 0 else size for size in known.shape)
+        shape = small(shape) if num_rows is None else (num_rows, *small(shape[1:]))
+        count = num_elements(shape)
+        data = (
+            encode_bytes([_STRING] * count)
+            if datatype == "BYTES"
+            else _BYTE * (ITEMSIZE_BYTES.get(datatype, 1) * count)
+        )
+        tensor = cls(datatype, shape, data)
+        tensor.known = known
+        return tensor
+
+
+def small(dims: Sequence[int]) -> tuple[int, ...]:
+    """The dims of a placeholder's row: the same, unless they are of too many elements."""
+    dims = tuple(dims)
+    return dims if num_elements(max(size, 1) for size in dims) <= _MAX_ELEMENTS else (1,) * len(dims)
+
+
+def is_marked(tensor: WireTensor) -> bool:
+    """Whether these are rows of a placeholder; a tensor of no bytes counts as one."""
+    if tensor.datatype == "BYTES":
+        return not tensor.data or _STRING in tensor.data
+    return not tensor.data.strip(_BYTE)
+
+
+def resolved(tensor: WireTensor | None) -> WireTensor | None:
+    """The tensor, where it is some rows of another, with what is known of them."""
+    if tensor is None or isinstance(tensor, (Known, Unknown)) or not is_marked(tensor):
+        return tensor
+    shape = (tensor.shape[0], *[-1] * (len(tensor.shape) - 1)) if tensor.shape else ()
+    return Unknown.of(tensor.datatype, Knowledge(shape, SOME_ROWS), tensor.shape[0] if tensor.shape else None)
+
+
+def placeholder(spec: TensorSpec, num_rows: int | None, origin: str, *, is_batched: bool) -> Unknown:
+    """A tensor as declared.
+
+    Args:
+        spec: The declaration.
+        num_rows: Rows of the request; None where not known.
+        origin: What gives it.
+        is_batched: Whether rows are counted by a leading dimension.
+    """
+    rows = (-1 if num_rows is None else num_rows,) if is_batched else ()
+    known = Knowledge((*rows, *spec.dims), (origin,))
+    return Unknown.of(spec.datatype, known, (1 if num_rows is None else num_rows) if is_batched else None)
+
+
+def vague(tensor: WireTensor) -> Unknown:
+    """Some rows of a tensor, nobody knows which; in the frame it has as many as ``tensor``."""
+    may_be_absent = isinstance(tensor, Unknown) and tensor.known.may_be_absent
+    known = Knowledge((-1, *[-1] * (len(tensor.shape) - 1)), SOME_ROWS, may_be_absent)
+    return Unknown.of(tensor.datatype, known, tensor.shape[0] if tensor.shape else None)
+
+
+def key_of(tensor: WireTensor | None) -> object:
+    """Equal for tensors that nothing tells apart."""
+    return (tensor.datatype, tensor.shape, tensor.known) if isinstance(tensor, Unknown) else tensor
+
+
+def joined(tensors: Iterable[WireTensor | None], origin: str = "the branch taken") -> WireTensor | None:
+    """What is known of a slot that holds one of ``tensors``; ``origin`` is what decides where they do not tell."""
+    choices = list({key_of(tensor): tensor for tensor in tensors}.values())
+    if len(choices) <= 1:
+        return choices[0] if choices else None
+    present = [tensor for tensor in choices if tensor is not None]
+    unknown = [tensor.known for tensor in present if isinstance(tensor, Unknown)]
+    shapes = {tensor.known.shape if isinstance(tensor, Unknown) else tensor.shape for tensor in present}
+    shape = shapes.pop() if len(shapes) == 1 else (-1,) * len(present[0].shape)
+    origins = tuple(dict.fromkeys(origin for known in unknown for origin in known.origins))[:_MAX_ORIGINS]
+    may_be_absent = len(present) < len(choices) or any(known.may_be_absent for known in unknown)
+    known = Knowledge(shape, origins or (origin,), may_be_absent)
+    return Unknown.of(present[0].datatype, known, present[0].shape[0] if present[0].shape else None)
+
+
+class Unread:
+    """In place of a placeholder where a condition is tried: it has a shape, and elements that cannot be read.
 
     Attributes:
         was_read: Whether someone has tried to.
     """
 
-    def __init__(self, datatype: str, shape: tuple[int, ...]) -> None:
-        self.datatype = datatype
-        self.shape = shape
+    def __init__(self, tensor: Unknown) -> None:
+        self.datatype = tensor.datatype
+        self._shape = tensor.known.shape
         self.was_read = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """A possible one; where a row's dims are not known, it counts as elements do."""
+        self.was_read = self.was_read or min(self._shape[1:], default=0) < 0
+        return tuple(1 if size < 0 else size for size in self._shape)
 
     @property
     def data(self) -> bytes:
@@ -32,108 +145,13 @@ class StandIn:
         self.was_read = True
         raise InvalidArgumentError(UNKNOWN_VALUE)
 
-    def __iter__(self) -> Iterator[object]:
+    def __iter__(self) -> object:
         self.was_read = True
         raise InvalidArgumentError(UNKNOWN_VALUE)
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A slot of a frame.
-
-    Attributes:
-        tensor: The tensor; where its elements are not known, a stand-in; None where it is absent.
-        is_known: Whether presence and elements are certain.
-        may_be_absent: Whether it may be absent.
-        is_shape_known: Whether every dimension is.
-        origins: What it depends on, for people: ``LANG of lid -> lang_id``.
-    """
-
-    tensor: WireTensor | None = None
-    is_known: bool = True
-    may_be_absent: bool = True
-    is_shape_known: bool = True
-    origins: tuple[str, ...] = ()
-
-    @classmethod
-    def known(cls, tensor: WireTensor) -> "Value":
-        """A tensor with its elements."""
-        return cls(tensor, may_be_absent=False)
-
-    @classmethod
-    def shaped(cls, datatype: str, shape: Sequence[int], origin: str, *, is_shape_known: bool = True) -> "Value":
-        """A tensor of which only the shape is known; -1 is any size."""
-        stand_in = cast(WireTensor, StandIn(datatype, tuple(1 if size < 0 else size for size in shape)))
-        is_shape_known = is_shape_known and min(shape, default=0) >= 0
-        return cls(stand_in, is_known=False, may_be_absent=False, is_shape_known=is_shape_known, origins=(origin,))
-
-    @classmethod
-    def unknown(cls, spec: TensorSpec | None, num_rows: int | None, origin: str, *, is_batched: bool) -> "Value":
-        """What a model gives.
-
-        Args:
-            spec: What is declared of it; None where nothing is.
-            num_rows: Rows of the request; None where not known.
-            origin: The model.
-            is_batched: Whether rows are counted by a leading dimension.
-        """
-        if spec is None or not spec.datatype:
-            return cls.shaped("", (1,), origin, is_shape_known=False)
-        rows = (-1 if num_rows is None else num_rows,) if is_batched else ()
-        return cls.shaped(spec.datatype, (*rows, *spec.dims), origin)
-
-    def maybe(self) -> "Value":
-        """The same, or absent."""
-        return self if self.may_be_absent else replace(self, is_known=False, may_be_absent=True)
-
-    def present(self) -> "Value":
-        """The same, if it is there at all."""
-        return self if self.tensor is None else replace(self, may_be_absent=False)
-
-    def vague(self) -> "Value":
-        """Some rows of it, nobody knows which."""
-        if self.tensor is None:
-            return self
-        shape = (-1, *self.tensor.shape[1:])
-        value = Value.shaped(self.tensor.datatype, shape, "the rows that come here", is_shape_known=False)
-        return value.maybe() if self.may_be_absent else value
-
-    def sized(self) -> WireTensor | None:
-        """The tensor where only its shape is looked at: in place of bytes it has something as long as they are."""
-        if self.tensor is None:
-            return None
-        datatype, shape = self.tensor.datatype, self.tensor.shape
-        return WireTensor(datatype, shape, cast(bytes, range(num_elements(shape) * ITEMSIZE_BYTES.get(datatype, 0))))
-
-    def rows(self, rows: Sequence[int]) -> "Value":
-        """Those rows of it."""
-        if self.tensor is None:
-            return self
-        if self.is_known:
-            return replace(self, tensor=split(self.tensor, [rows])[0])
-        stand_in = StandIn(self.tensor.datatype, (len(rows), *self.tensor.shape[1:]))
-        return replace(self, tensor=cast(WireTensor, stand_in))
-
-
-ABSENT = Value()
-
-
-def joined(values: Iterable[Value], origin: str = "the branch taken") -> Value:
-    """What is known of a slot that holds one of ``values``; ``origin`` is what decides where they do not tell."""
-    choices = list(dict.fromkeys(values))
-    if len(choices) == 1:
-        return choices[0]
-    present = [choice for choice in choices if choice.tensor is not None]
-    if not present:
-        return ABSENT
-    origins = tuple(dict.fromkeys(origin for choice in choices for origin in choice.origins))[:_MAX_ORIGINS]
-    tensor = cast(WireTensor, present[0].tensor)
-    shapes = {cast(WireTensor, choice.tensor).shape for choice in present}
-    stand_in = cast(WireTensor, StandIn(tensor.datatype, tensor.shape))
-    return Value(
-        stand_in,
-        is_known=False,
-        may_be_absent=any(choice.may_be_absent for choice in choices),
-        is_shape_known=len(shapes) == 1 and all(choice.is_shape_known for choice in present),
-        origins=origins or (origin,),
-    )
+def sized(tensor: Unknown) -> WireTensor:
+    """The tensor where only its shape is looked at: in place of bytes it has something as long as they are."""
+    shape = tensor.known.shape
+    length = num_elements(shape) * ITEMSIZE_BYTES.get(tensor.datatype, 0)
+    return WireTensor(tensor.datatype, shape, cast(bytes, range(length)))

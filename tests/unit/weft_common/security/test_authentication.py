@@ -85,8 +85,8 @@ async def test_every_rpc_asks_for_a_key(ports, method):
     is_stream = method == "ModelStreamInfer"
     async with open_channel(ports.grpc) as channel:
         make = channel.stream_stream if is_stream else channel.unary_unary
-        request = descriptor.input_type._concrete_class()
-        call = make(path, type(request).SerializeToString, descriptor.output_type._concrete_class.FromString)
+        request = descriptor.input_type._concrete_class()  # type: ignore[attr-defined]
+        call = make(path, type(request).SerializeToString, descriptor.output_type._concrete_class.FromString)  # type: ignore[attr-defined]
         rpc = call(iter([request]), timeout=5) if is_stream else call(request, timeout=5)
         if path in OPEN_METHODS:
             assert "OK" == await code(rpc)
@@ -107,7 +107,7 @@ async def test_nothing_is_read_before_the_key(ports):
         yield
 
     async with open_channel(ports.grpc) as channel:
-        call = channel.stream_unary(f"/{SERVICE.full_name}/ModelInfer")
+        call = channel.stream_unary(f"/{SERVICE.full_name}/ModelInfer")  # type: ignore[call-arg]
         assert "UNAUTHENTICATED" == await code(call(nothing(), timeout=5))
     may_end.set()
 
@@ -124,7 +124,7 @@ async def test_reflection_and_exchange_ask_for_a_key(ports, keys):
     """What is no RPC of the protocol is closed too: reflection, and exchanges between services."""
     reflected = [reflection_pb2.ServerReflectionRequest(list_services="*")]
     async with open_channel(ports.grpc) as stranger, open_channel(ports.grpc, security=keys.security("shop")) as shop:
-        exchange = stranger.stream_stream(f"/{SERVICE_NAME}/{METHOD_NAME}")
+        exchange = stranger.stream_stream(f"/{SERVICE_NAME}/{METHOD_NAME}")  # type: ignore[call-arg]
         assert "UNAUTHENTICATED" == await code(exchange(iter([b""]), timeout=5).read())
         assert "UNAUTHENTICATED" == await code(
             ServerReflectionStub(stranger).ServerReflectionInfo(iter(reflected), timeout=5).read()
@@ -135,7 +135,7 @@ async def test_reflection_and_exchange_ask_for_a_key(ports, keys):
 async def test_unknown_method_stays_unimplemented(ports):
     """A method that nobody serves is UNIMPLEMENTED, with or without a key."""
     async with open_channel(ports.grpc) as channel:
-        assert "UNIMPLEMENTED" == await code(channel.unary_unary("/a.b/C")(b"", timeout=5))
+        assert "UNIMPLEMENTED" == await code(channel.unary_unary("/a.b/C")(b"", timeout=5))  # type: ignore[call-arg]
 
 
 async def test_models_outside_the_key_are_closed_and_unseen(ports, keys):
@@ -151,7 +151,7 @@ async def test_models_outside_the_key_are_closed_and_unseen(ports, keys):
                 (stub.ModelConfig, pb.ModelConfigRequest(name=name)),
                 (stub.ModelStatistics, pb.ModelStatisticsRequest(name=name)),
             ):
-                assert "PERMISSION_DENIED" == await code(method(request, timeout=5))
+                assert "PERMISSION_DENIED" == await code(method(request, timeout=5))  # type: ignore[arg-type]
         shown = await stub.ModelStatistics(pb.ModelStatisticsRequest(), timeout=5)
         assert {"echo", "tokens"} == {entry.name for entry in shown.model_stats}
         index = await stub.RepositoryIndex(pb.RepositoryIndexRequest(), timeout=5)
@@ -186,11 +186,13 @@ async def test_calls_of_an_exchange_are_checked_one_by_one(ports, keys):
 async def test_control_needs_its_right(ports, keys, method):
     """Load, unload, shared memory and settings are PERMISSION_DENIED unless the key's line says ``control``."""
     descriptor = SERVICE.methods_by_name[method.rpartition("/")[2]]
-    request = descriptor.input_type._concrete_class()
+    request = descriptor.input_type._concrete_class()  # type: ignore[attr-defined]
     for name in ("shop", "admin"):
         async with open_channel(ports.grpc, security=keys.security(name)) as channel:
             call = channel.unary_unary(
-                method, type(request).SerializeToString, descriptor.output_type._concrete_class.FromString
+                method,
+                type(request).SerializeToString,
+                descriptor.output_type._concrete_class.FromString,  # type: ignore[attr-defined]
             )
             assert ("PERMISSION_DENIED" == await code(call(request, timeout=5))) is (name == "shop")
 
@@ -269,9 +271,9 @@ async def test_limits_of_the_key_hold_across_rpcs(listen, keys, core):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.ModelInfer(make_request("echo"), timeout=5)
         assert grpc.StatusCode.RESOURCE_EXHAUSTED is caught.value.code()
-        assert 0 < int(dict(caught.value.trailing_metadata())["retry-after-ms"])
+        assert 0 < int(dict(caught.value.trailing_metadata())["retry-after-ms"])  # type: ignore[arg-type, index]
         core.release.set()
-        assert "hang" == (await hanging.read()).infer_response.model_name
+        assert "hang" == (await hanging.read()).infer_response.model_name  # type: ignore[attr-defined]
         assert "OK" == await code(stub.ModelInfer(make_request("echo"), timeout=5))
 
 
@@ -298,11 +300,11 @@ async def test_revoked_key_ends_at_once(listen, keys, core):
         stub = GRPCInferenceServiceStub(channel)
         stream = stub.ModelStreamInfer(requests(), timeout=20)
         queue.put_nowait(make_request("echo"))
-        assert not (await stream.read()).error_message
+        assert not (await stream.read()).error_message  # type: ignore[attr-defined]
         keys.drop("shop")
         assert "UNAUTHENTICATED" == await code(stub.ModelInfer(make_request("echo"), timeout=5))
         queue.put_nowait(make_request("echo"))
-        assert (await stream.read()).error_message.startswith("UNAUTHENTICATED")
+        assert (await stream.read()).error_message.startswith("UNAUTHENTICATED")  # type: ignore[attr-defined]
         queue.put_nowait(None)
 
 
@@ -317,15 +319,15 @@ async def test_exchange_of_a_revoked_key_is_told_to_close(ports, keys):
     async with open_channel(ports.grpc, security=keys.security("shop")) as channel:
         exchange = channel.stream_stream(f"/{SERVICE_NAME}/{METHOD_NAME}", None, mesh_pb2.ExchangeResponse.FromString)
         stream = exchange(messages(), timeout=20)
-        assert (await stream.read()).max_message_bytes
+        assert (await stream.read()).max_message_bytes  # type: ignore[attr-defined]
         queue.put_nowait(mesh_pb2.Call(id=1, request=make_request("echo")))
         told = await stream.read()
-        assert [0] == [answer.status for answer in told.answers]
+        assert [0] == [answer.status for answer in told.answers]  # type: ignore[attr-defined]
         keys.drop("shop")
         queue.put_nowait(mesh_pb2.Call(id=2, request=make_request("echo")))
-        while not told.is_closing:
-            told.MergeFrom(await stream.read())
-        assert [0, grpc.StatusCode.UNAUTHENTICATED.value[0]] == [answer.status for answer in told.answers]
+        while not told.is_closing:  # type: ignore[attr-defined]
+            told.MergeFrom(await stream.read())  # type: ignore[attr-defined]
+        assert [0, grpc.StatusCode.UNAUTHENTICATED.value[0]] == [answer.status for answer in told.answers]  # type: ignore[attr-defined]
         queue.put_nowait(None)
 
 

@@ -40,7 +40,7 @@ async def opened(listen, authority, tmp_path):
     )
 
     def open_with(name, key_file=None, uri=""):
-        tls = TlsFiles(*authority.issue(name, uri=uri), authority.ca)
+        tls = TlsFiles(*authority.issue(name, uri=uri), authority.ca)  # type: ignore[call-arg]
         return open_channel(ports.grpc, security=ChannelSecurity(tls, "service", key_file))
 
     return open_with
@@ -103,7 +103,7 @@ async def test_without_a_client_ca_no_certificate_counts(listen, authority, tmp_
     keys.write_text(json.dumps({"name": "shop", "certificates": ["shop.example"]}))
     pair = authority.issue("service")
     ports = await listen("--tls-cert", pair.cert, "--tls-key", pair.key, "--auth-keys", keys)
-    tls = TlsFiles(*authority.issue("shop.example"), authority.ca)
+    tls = TlsFiles(*authority.issue("shop.example"), authority.ca)  # type: ignore[call-arg]
     async with open_channel(ports.grpc, security=ChannelSecurity(tls)) as channel:
         assert "UNAUTHENTICATED" == await code(GRPCInferenceServiceStub(channel).ModelInfer(request("echo"), timeout=5))
 
@@ -121,7 +121,7 @@ def test_names_of_several_clients_name_none(tmp_path):
     for key in ("a.", "a.x", "b", ""):
         with pytest.raises(UnauthenticatedError):
             ring.identify([("x-api-key", key)])
-    keys.write_text("\n".join(json.dumps(line | {"certificates": "same"}) for line in lines))
+    keys.write_text("\n".join(json.dumps(line | {"certificates": "same"}) for line in lines))  # type: ignore[operator]
     with pytest.raises(InvalidArgumentError, match="'same' is that of 'a' already"):
         read_keys([keys])
     keys.write_text(json.dumps({"name": "a"}))

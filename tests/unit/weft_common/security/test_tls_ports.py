@@ -27,7 +27,7 @@ from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 
 def trusting(authority, pair=None, name=""):
-    return ChannelSecurity(TlsFiles(*(pair or (None, None)), authority.ca), name)
+    return ChannelSecurity(TlsFiles(*(pair or (None, None)), authority.ca), name)  # type: ignore[call-arg]
 
 
 async def status(address, security=None, timeout_s=5):

@@ -14,7 +14,7 @@ P = 4
 
 
 def _pool(num_blocks=9, **fields):
-    return BlockPool(num_blocks, P, **{"enable_prefix_caching": True, "key": b"key"} | fields)
+    return BlockPool(num_blocks, P, **{"enable_prefix_caching": True, "key": b"key"} | fields)  # type: ignore[arg-type]
 
 
 def _hashes(pool, tokens, salt=b""):

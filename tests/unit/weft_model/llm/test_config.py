@@ -287,7 +287,7 @@ def test_the_cache_of_a_gpu_is_what_its_memory_leaves() -> None:
     with pytest.raises(InvalidArgumentError, match=f"kv_cache_bytes must be at least {2 * block_bytes}, .* got 900; "):
         config.with_cache(model, lambda: 1000)
     for fields in ({"kv_cache_bytes": 5 * block_bytes}, {"num_blocks": 5}):
-        config = EngineConfig(device="cuda", **fields).resolved(model)
+        config = EngineConfig(device="cuda", **fields).resolved(model)  # type: ignore[arg-type]
         assert 5 == config.with_cache(model, lambda: pytest.fail("not asked for")).num_blocks
 
 

@@ -39,7 +39,9 @@ def test_a_request_joins_a_running_batch():
     prompts = random_prompts(3, 5, 40)
     late = Answer(prompts[2], max_tokens=12)
     first = Answer(
-        prompts[0], max_tokens=30, on_delta=lambda d: len(first.deltas) == 10 and engine.submit(late.request)
+        prompts[0],
+        max_tokens=30,
+        on_delta=lambda d: len(first.deltas) == 10 and engine.submit(late.request),  # type: ignore[arg-type]
     )
     second = Answer(prompts[1], max_tokens=25)
     engine = make_engine(max_num_seqs=4)

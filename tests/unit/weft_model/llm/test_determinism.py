@@ -20,7 +20,7 @@ def _others(count: int, seed: int) -> list[Answer]:
     ]
     prompts = random_prompts(count, 1, 50, seed=seed + 1)
     return [
-        Answer(prompt, max_tokens=int(random.integers(1, 20)), **({"temperature": 1.0} | kinds[random.integers(5)]))
+        Answer(prompt, max_tokens=int(random.integers(1, 20)), **({"temperature": 1.0} | kinds[random.integers(5)]))  # type: ignore[operator]
         for prompt in prompts
     ]
 
@@ -28,10 +28,10 @@ def _others(count: int, seed: int) -> list[Answer]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_needle_among_64_others_is_as_alone(dtype: str):
     """Sampled at temperature 1 at a random place among 64 others, tokens and log probabilities are bitwise the same."""
-    expected = Answer(_NEEDLE, **_SAMPLED)
+    expected = Answer(_NEEDLE, **_SAMPLED)  # type: ignore[arg-type]
     serve([expected], dtype=dtype, max_num_seqs=1)
     for seed in range(3):
-        others, needle = _others(64, seed), Answer(_NEEDLE, **_SAMPLED)
+        others, needle = _others(64, seed), Answer(_NEEDLE, **_SAMPLED)  # type: ignore[arg-type]
         others.insert(int(np.random.default_rng(seed).integers(65)), needle)
         serve(others, dtype=dtype, max_num_seqs=65, max_num_batched_tokens=200, num_blocks=1024)
         assert expected.text == needle.text
@@ -44,7 +44,7 @@ def test_neighbours_are_felt_only_without_deterministic_mode(dtype: str, determi
     """The test above could fail: with the mode off, log probabilities depend on the number of rows in a step."""
     logprobs = []
     for num_others in (0, 63):
-        needle = Answer(_NEEDLE, **_SAMPLED)
+        needle = Answer(_NEEDLE, **_SAMPLED)  # type: ignore[arg-type]
         answers = [*(Answer(prompt, max_tokens=12) for prompt in random_prompts(num_others, 1, 2)), needle]
         serve(answers, shape="wide", dtype=dtype, deterministic=deterministic, max_num_batched_tokens=256)
         logprobs.append(needle.logprobs)
@@ -64,7 +64,7 @@ def test_requests_without_a_seed_differ():
 def test_choices_equal_independent_runs(num_step_tokens: int):
     """Choice ``i`` of a request with ``n`` is what a request of its own with the seed ``seed + i`` gets."""
     params = {"temperature": 1.0, "max_tokens": 40, "logprobs": 2}
-    several = Answer(_NEEDLE, n=4, seed=100, **params)
+    several = Answer(_NEEDLE, n=4, seed=100, **params)  # type: ignore[arg-type]
     plans = []
     serve([several], max_num_seqs=6, max_num_batched_tokens=num_step_tokens, before_step=plans.append)
     assert sum(len(plan.copies) for plan in plans) > 0

@@ -1,6 +1,7 @@
 """What the engine's metrics say of scripted times, and of a real run."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ class _Clock:
     def __call__(self) -> int:
         return self.now_ns
 
-    def tick(self, plan: object) -> None:
+    def tick(self, plan: Any) -> None:
         self.now_ns += 10 * _MS
 
 
@@ -62,8 +63,8 @@ def test_latencies_of_a_queue_of_two():
     assert [(0.01, 1)] * 6 == notes.inter_tokens
     common = {"outcome": "length", "tpot_s": 0.01, "num_prompt_tokens": 20, "num_output_tokens": 4, "is_good": True}
     assert [
-        RequestRecord(queue_s=0.0, ttft_s=0.01, e2e_s=0.04, **common),
-        RequestRecord(queue_s=0.04, ttft_s=0.05, e2e_s=0.08, **common),
+        RequestRecord(queue_s=0.0, ttft_s=0.01, e2e_s=0.04, **common),  # type: ignore[arg-type]
+        RequestRecord(queue_s=0.04, ttft_s=0.05, e2e_s=0.08, **common),  # type: ignore[arg-type]
     ] == notes.requests
     metrics = engine.metrics
     assert (2, 2, 6, 2, 2) == tuple(
@@ -111,9 +112,9 @@ def test_goodput_is_what_keeps_its_promises(slo: dict[str, float], is_good: bool
     """A request is good if it kept both promises, its own or else the engine's."""
     clock = _Clock()
     own, others = (slo, dict.fromkeys(slo, 1.0)) if is_requests_own else ({}, slo)
-    engine = make_engine(clock_ns=clock, before_step=clock.tick, **others)
+    engine = make_engine(clock_ns=clock, before_step=clock.tick, **others)  # type: ignore[arg-type]
     before = engine.metrics.totals(clock())
-    answer = Answer(_PROMPTS[0], max_tokens=5, **own)
+    answer = Answer(_PROMPTS[0], max_tokens=5, **own)  # type: ignore[arg-type]
     engine.submit(answer.request)
     finish(engine, [answer])
     rates = engine.metrics.rates(before, engine.metrics.totals(clock()))
@@ -164,7 +165,7 @@ def test_cost_of_a_step():
     """A prompt of 3 tokens and a sequence with 1 new token of 5, counted by hand."""
     model = replace(MODEL, num_layers=1)
     layer = 32 * (32 + 16 + 16) + 32 * 32 + 3 * 32 * 48
-    plan = ForwardPlan(**{name: np.empty(0, np.int32) for name in ForwardPlan._fields})._replace(
+    plan = ForwardPlan(**{name: np.empty(0, np.int32) for name in ForwardPlan._fields})._replace(  # type: ignore[arg-type]
         q_start=np.array([0, 1, 4], np.int32),
         ctx_len=np.array([5, 3], np.int32),
         token_ids=np.zeros(4, np.int32),
@@ -183,7 +184,7 @@ def test_a_distribution_counts_and_finds_quantiles():
     histogram.add(0.01, 98)
     histogram.add(1.0)
     histogram.add(1e6)
-    assert (100, pytest.approx(0.98 + 1.0 + 1e6)) == (histogram.count, histogram.sum_s)
+    assert (100, pytest.approx(0.98 + 1.0 + 1e6)) == (histogram.count, histogram.sum_s)  # type: ignore[comparison-overlap]
     assert 0.01 <= histogram.quantile(0.5) < 0.012
     assert 1.0 <= histogram.quantile(0.99) < 1.2
     assert BOUNDS_S[-1] == histogram.quantile(1.0)

@@ -15,7 +15,7 @@ def _answers(count: int, **params) -> list[Answer]:
 
 def _serve_in_narrow_pool(answers: list[Answer], **options) -> None:
     """Every answer has come, and some request was preempted: the engine had learned to expect short answers."""
-    first = Answer([1], max_tokens=1, on_delta=lambda delta: [engine.submit(answer.request) for answer in answers])
+    first = Answer([1], max_tokens=1, on_delta=lambda delta: [engine.submit(answer.request) for answer in answers])  # type: ignore[arg-type]
     engine = make_engine(num_blocks=_NUM_BLOCKS, watermark=0.0, max_num_seqs=3, **options)
     engine.submit(first.request)
     finish(engine, [first, *answers])
@@ -66,7 +66,7 @@ def test_penalties_survive_preemption():
     """What a sequence has said counts against its next tokens after a preemption as before."""
     params = {"repetition_penalty": 1.4, "frequency_penalty": 0.6, "presence_penalty": 0.3, "min_tokens": _NUM_NEW}
     prompts = random_prompts(2, _NUM_PROMPT, _NUM_PROMPT, seed=4)
-    answers = [Answer(prompt, max_tokens=_NUM_NEW, logprobs=0, **params) for prompt in prompts]
+    answers = [Answer(prompt, max_tokens=_NUM_NEW, logprobs=0, **params) for prompt in prompts]  # type: ignore[arg-type]
     _serve_in_narrow_pool(answers)
     for prompt, answer in zip(prompts, answers, strict=True):
         expected = alone(prompt, max_tokens=_NUM_NEW, logprobs=0, **params)

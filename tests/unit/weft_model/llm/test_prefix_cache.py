@@ -22,7 +22,7 @@ def _in_turn(prompts: list[list[int]], salts: list[bytes] | None = None, **optio
     engine.start()
     answers = []
     for prompt, salt in zip(prompts, salts or [b""] * len(prompts), strict=True):
-        answers.append(Answer(prompt, salt=salt, **_PARAMS))
+        answers.append(Answer(prompt, salt=salt, **_PARAMS))  # type: ignore[arg-type]
         engine.submit(answers[-1].request)
         answers[-1].wait()
     assert engine.stop(grace_s=5.0)
@@ -98,7 +98,7 @@ def test_equal_prompts_at_once_are_read_once():
     num_computed: list[int] = []
     engine = make_engine(max_num_seqs=8, before_step=lambda plan: num_computed.append(len(plan.token_ids)))
     tails = np.random.default_rng(2).integers(0, VOCAB_SIZE, (6, 5)).tolist()
-    answers = [Answer(_SHARED[:64] + tail, **_PARAMS) for tail in tails]
+    answers = [Answer(_SHARED[:64] + tail, **_PARAMS) for tail in tails]  # type: ignore[arg-type]
     for answer in answers:
         engine.submit(answer.request)
     engine.start()

@@ -157,7 +157,7 @@ def test_the_policy_bounds_an_adaptive_limit() -> None:
 )
 def test_it_is_busy_above_three_quarters_of_the_limit(limit: int, num_inflight: int, expected: bool) -> None:
     """Without a limit it never is."""
-    limit = make_limit(limit)
+    limit = make_limit(limit)  # type: ignore[assignment]
     for _ in range(num_inflight):
-        limit.enter("", 0)
-    assert expected == limit.is_busy
+        limit.enter("", 0)  # type: ignore[attr-defined]
+    assert expected == limit.is_busy  # type: ignore[attr-defined]

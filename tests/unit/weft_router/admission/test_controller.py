@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import time
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ class Clock:
         return self.now_ns
 
 
-def make_controller(clock: Clock | None = None, **settings: object) -> AdmissionController:
+def make_controller(clock: Clock | None = None, **settings: Any) -> AdmissionController:
     """A controller with these settings."""
     return AdmissionController(AdmissionSettings(**settings), generator=random.Random(1), clock_ns=clock or Clock())
 
@@ -51,7 +52,7 @@ def test_the_router_the_graph_and_the_client_are_limited() -> None:
         ({}, 2, "limit", "graph 'g' has 2 requests in flight, and 'max_inflight' of the graph's policy allows 2; try"),
         ({"max_inflight_per_client": 2}, 0, "client_limit", "the client has 2 requests in flight, as many as --max-in"),
     ):
-        admission = make_controller(**settings)
+        admission = make_controller(**settings)  # type: ignore[arg-type]
         limit = admission.limit("graph", "g", policy)
         context = CallContext(arrival_ns=S)
         for _ in range(2):
@@ -66,7 +67,7 @@ def test_the_router_the_graph_and_the_client_are_limited() -> None:
 
 
 @pytest.mark.parametrize(("priority", "level"), [(None, 2), (0, 2), (1, 1), (99, 6), ("1", 2), (True, 2), (-1, 2)])
-def test_the_level_is_the_priority_of_the_request(priority: object, level: int) -> None:
+def test_the_level_is_the_priority_of_the_request(priority: Any, level: int) -> None:
     """Without one, or with what is none, it is the default; there is a lowest."""
     parameters = {} if priority is None else {"priority": priority}
     assert level == make_controller().level_of(parameters)
@@ -209,7 +210,7 @@ async def test_who_waits_and_cannot_be_answered_any_more_is_refused() -> None:
     admission, inside = adaptive_controller(1)
     limit = admission.limit("graph", "g")
     patient, hurried = enter(admission), enter(admission, left_s=1)
-    admission._clock_ns.now_ns += 2 * S
+    admission._clock_ns.now_ns += 2 * S  # type: ignore[attr-defined]
     with inside[0]:
         pass
     await patient.wait()
@@ -279,4 +280,4 @@ def test_one_line_a_second_tells_of_refusals(caplog: pytest.LogCaptureFixture) -
         for i in range(2500):
             with pytest.raises(ResourceExhaustedError):
                 admission.admit(limit, 2, "", CallContext(arrival_ns=S + i * 1_000_000))
-    assert [1, 1000, 1000] == [record.num_refused for record in caplog.records]
+    assert [1, 1000, 1000] == [record.num_refused for record in caplog.records]  # type: ignore[attr-defined]

@@ -92,7 +92,7 @@ async def test_it_is_written_while_the_router_runs(tmp_path: Path) -> None:
         '{"format": 1, "arms": [7]}',
         '{"format": 1, "arms": [{"graph": "g"}]}',
         *(
-            json.dumps({"format": 1, "arms": [{**good, **bad}]})
+            json.dumps({"format": 1, "arms": [{**good, **bad}]})  # type: ignore[dict-item]
             for good in [
                 {"graph": "g", "node": "n", "step": "s", "pulls": 1, "rewards": 1, "reward_sum": 1, "log_weight": 0}
             ]

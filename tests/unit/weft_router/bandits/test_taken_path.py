@@ -144,7 +144,7 @@ def with_bandits(node: NodePlan) -> NodePlan:
         action = with_bandits(step.action) if isinstance(step.action, NodePlan) else step.action
         return dataclasses.replace(step, action=action, fallback=of(step.fallback) if step.fallback else None)
 
-    return dataclasses.replace(node, steps=tuple(of(step) for step in node.steps), **own)
+    return dataclasses.replace(node, steps=tuple(of(step) for step in node.steps), **own)  # type: ignore[arg-type]
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -35,7 +35,7 @@ def test_every_datatype_has_a_default(datatype, is_batched):
     values = {"boolean": [True, False], "text": ["a", ""], "integer": [0, 7], "number": [0.5, -2.0]}[field]
     tensor, codes = _made(_type(datatype, (2,), is_batched=is_batched), **{field: values})
     shape = (1, 2) if is_batched else (2,)
-    elements = [value.encode() for value in values] if field == "text" else values
+    elements = [value.encode() for value in values] if field == "text" else values  # type: ignore[attr-defined]
     assert [] == codes
     assert (datatype, shape, elements) == (tensor.datatype, tensor.shape, decode(tensor).ravel().tolist())
 

@@ -90,7 +90,7 @@ def _mutated(graphs: list[Graph], found: Found, rng: random.Random) -> str:
         message = rng.choice(list(_inside(graph)))
         given = [field for field, _ in message.ListFields()]
         fields = given if given and rng.random() < 0.5 else message.DESCRIPTOR.fields
-        _mutate(message, rng.choice(fields), found, rng)
+        _mutate(message, rng.choice(fields), found, rng)  # type: ignore[arg-type]
     return text_format.MessageToString(graph, as_utf8=True)
 
 

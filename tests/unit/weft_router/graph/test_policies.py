@@ -28,7 +28,7 @@ def _policies(step="", node="", graph="", *, is_call=True):
     given = GivenPolicies(message.policy, around, is_call, message.HasField("shadow"))
     made = {name: plan for name, kind in POLICIES.items() if (plan := kind.plan(given, None)) is not None}
     if limit := min_remaining_ms(FILE, given, "step", report):
-        made["min_remaining_ms"] = limit
+        made["min_remaining_ms"] = limit  # type: ignore[assignment]
     return made, [found.code for found in report.diagnostics()]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.unit.weft_router import make
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.caching.single_flight import SingleFlight
 from weft_common.errors import DeadlineExceededError, RemoteError, RequestCancelledError
@@ -42,7 +43,7 @@ class Work:
         return number
 
 
-async def test_equal_requests_share_the_work(virtual_clock: Any) -> None:
+async def test_equal_requests_share_the_work(virtual_clock: VirtualClock) -> None:
     """One does it; those that come later begin anew."""
     flights: SingleFlight[int] = SingleFlight(virtual_clock)
     work = Work()
@@ -52,7 +53,7 @@ async def test_equal_requests_share_the_work(virtual_clock: Any) -> None:
     assert 0 == flights.num_flights
 
 
-async def test_other_requests_do_their_own_work(virtual_clock: Any) -> None:
+async def test_other_requests_do_their_own_work(virtual_clock: VirtualClock) -> None:
     """At the same time."""
     flights: SingleFlight[int] = SingleFlight(virtual_clock)
     work = Work()
@@ -60,7 +61,7 @@ async def test_other_requests_do_their_own_work(virtual_clock: Any) -> None:
     assert 1000.0 == virtual_clock.elapsed_ms()
 
 
-async def test_the_first_one_may_be_cancelled(virtual_clock: Any) -> None:
+async def test_the_first_one_may_be_cancelled(virtual_clock: VirtualClock) -> None:
     """The work goes on for the others."""
     flights: SingleFlight[int] = SingleFlight(virtual_clock)
     work = Work()
@@ -72,7 +73,7 @@ async def test_the_first_one_may_be_cancelled(virtual_clock: Any) -> None:
 
 
 @pytest.mark.parametrize("num_cancels", [1, 3])
-async def test_no_work_is_left_when_all_have_gone(virtual_clock: Any, num_cancels: int) -> None:
+async def test_no_work_is_left_when_all_have_gone(virtual_clock: VirtualClock, num_cancels: int) -> None:
     """The last one cancels it and sees it end; one who comes then begins anew."""
     flights: SingleFlight[int] = SingleFlight(virtual_clock)
     work = Work()
@@ -88,7 +89,7 @@ async def test_no_work_is_left_when_all_have_gone(virtual_clock: Any, num_cancel
     assert (2, True) == await flights.run(b"k", work, None)
 
 
-async def test_an_error_is_shared_but_not_kept(virtual_clock: Any) -> None:
+async def test_an_error_is_shared_but_not_kept(virtual_clock: VirtualClock) -> None:
     """Each gets one of its own; the next one who comes begins anew."""
     flights: SingleFlight[int] = SingleFlight(virtual_clock)
     work = Work(error=RemoteError("UNAVAILABLE", "gone"))
@@ -99,7 +100,7 @@ async def test_an_error_is_shared_but_not_kept(virtual_clock: Any) -> None:
     assert (2, True) == await flights.run(b"k", work, None)
 
 
-async def test_the_deadline_of_the_first_one_fails_nobody_else(virtual_clock: Any) -> None:
+async def test_the_deadline_of_the_first_one_fails_nobody_else(virtual_clock: VirtualClock) -> None:
     """One of those who have time left begins anew, and the others wait for that."""
     flights: SingleFlight[int] = SingleFlight(virtual_clock)
     hurried = Work(duration_s=0.2, error=DeadlineExceededError("200 ms"))
@@ -113,7 +114,7 @@ async def test_the_deadline_of_the_first_one_fails_nobody_else(virtual_clock: An
     assert (1, 1200.0) == (patient.num_begun, virtual_clock.elapsed_ms())
 
 
-async def test_late_work_is_not_done_again_for_each(virtual_clock: Any) -> None:
+async def test_late_work_is_not_done_again_for_each(virtual_clock: VirtualClock) -> None:
     """A service that says by itself that it is too late says so to all who wait."""
     flights: SingleFlight[int] = SingleFlight(virtual_clock)
     work = Work(duration_s=0.2, error=DeadlineExceededError("its queue is too long"))
@@ -124,7 +125,7 @@ async def test_late_work_is_not_done_again_for_each(virtual_clock: Any) -> None:
     assert 1 == work.num_begun
 
 
-async def test_who_waits_for_another_keeps_its_own_deadline(virtual_clock: Any) -> None:
+async def test_who_waits_for_another_keeps_its_own_deadline(virtual_clock: VirtualClock) -> None:
     """It ends on time, and the work goes on."""
     flights: SingleFlight[int] = SingleFlight(virtual_clock)
     work = Work()
@@ -136,7 +137,7 @@ async def test_who_waits_for_another_keeps_its_own_deadline(virtual_clock: Any) 
     assert (1, True) == await first
 
 
-async def test_work_that_something_else_cancels_is_an_error(virtual_clock: Any) -> None:
+async def test_work_that_something_else_cancels_is_an_error(virtual_clock: VirtualClock) -> None:
     """Nobody waits for ever, and nobody is cancelled in turn."""
     flights: SingleFlight[int] = SingleFlight(virtual_clock)
 
@@ -147,7 +148,7 @@ async def test_work_that_something_else_cancels_is_an_error(virtual_clock: Any) 
         await flights.run(b"k", give_up, None)
 
 
-async def test_a_defect_reaches_everyone(virtual_clock: Any) -> None:
+async def test_a_defect_reaches_everyone(virtual_clock: VirtualClock) -> None:
     """As it is."""
     flights: SingleFlight[int] = SingleFlight(virtual_clock)
     work = Work(error=ZeroDivisionError())
@@ -160,7 +161,7 @@ class Data:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_what_the_work_held_is_freed_with_it(virtual_clock: Any, fails: bool) -> None:
+async def test_what_the_work_held_is_freed_with_it(virtual_clock: VirtualClock, fails: bool) -> None:
     """Without the collector of reference cycles."""
     flights: SingleFlight[Any] = SingleFlight(virtual_clock)
     gc.collect()
@@ -188,7 +189,7 @@ async def test_what_the_work_held_is_freed_with_it(virtual_clock: Any, fails: bo
         gc.enable()
 
 
-async def test_who_comes_while_abandoned_work_goes_away_begins_anew(virtual_clock: Any) -> None:
+async def test_who_comes_while_abandoned_work_goes_away_begins_anew(virtual_clock: VirtualClock) -> None:
     """It is over for those who left, so nobody joins it."""
     flights: SingleFlight[int] = SingleFlight(virtual_clock)
 
@@ -209,7 +210,7 @@ async def test_who_comes_while_abandoned_work_goes_away_begins_anew(virtual_cloc
 
 @pytest.mark.parametrize(("fails_at_ms", "num_begun"), [(996, 2), (990, 1)])
 async def test_a_transport_may_give_up_just_before_the_deadline(
-    virtual_clock: Any, fails_at_ms: int, num_begun: int
+    virtual_clock: VirtualClock, fails_at_ms: int, num_begun: int
 ) -> None:
     """Who has more time does the work again; an error long before the deadline is about the work, not the time."""
     flights: SingleFlight[int] = SingleFlight(virtual_clock)

@@ -1,6 +1,7 @@
 """The path and the timings of a request."""
 
 import json
+from typing import Any
 
 import pytest
 from tests.unit.weft_router import make
@@ -48,7 +49,7 @@ async def test_the_path_shows_steps_and_branches(lang: str, expected: str) -> No
 async def test_the_path_of_a_failed_request_ends_where_it_failed() -> None:
     """Every node on the way to the failure is marked."""
 
-    async def fail(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def fail(call: InferCall, context: CallContext) -> dict[str, Any]:
         raise RemoteError("INTERNAL", "boom")
 
     context = CallContext()
@@ -122,7 +123,7 @@ def test_a_path_is_a_legal_header() -> None:
     assert text.endswith("...")
 
 
-def ran(name: str, status: str = "OK", **fields: object) -> StepRecord:
+def ran(name: str, status: str = "OK", **fields: Any) -> StepRecord:
     step = StepRecord(name, f"root/{name}", 0)
     step.status = status
     for field, value in fields.items():

@@ -17,7 +17,7 @@ from weft_common.errors import RemoteError
 from weft_common.observing import telemetry
 from weft_router.budgets.retry_throttle import RetryThrottle
 from weft_router.metrics.replica_metrics import ReplicaCollector
-from weft_router.target import TargetModel
+from weft_router.target import Target, TargetModel
 from weft_router.targets.membership import MembershipSettings, Tell
 from weft_router.targets.replica import Health
 from weft_router.targets.replicated import ReplicatedTarget
@@ -39,7 +39,7 @@ async def two_replicas() -> tuple[ReplicatedTarget, dict[str, Any]]:
     async def resolve() -> Sequence[str]:
         return ["a:1", "b:1"]
 
-    async def watch(target: Any, tell: Tell) -> None:
+    async def watch(target: Target, tell: Tell) -> None:
         tell(Health.SERVING)
         await asyncio.Event().wait()
 

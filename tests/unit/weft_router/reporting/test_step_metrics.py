@@ -2,13 +2,13 @@
 
 import asyncio
 import gc
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_condition import FakeCondition
 from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, in_turn
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.errors import RemoteError
 from weft_router.executor import GraphExecutor
@@ -21,7 +21,7 @@ from weft_router.runtime import Runtime
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
-async def test_steps_are_counted_by_status(virtual_clock: Any) -> None:
+async def test_steps_are_counted_by_status(virtual_clock: VirtualClock) -> None:
     """Skipped, softly failed, cancelled and answered runs, of nodes and of calls, with the latency of the answers."""
     wants = FakeCondition(lambda request, frame: request.parameters.get("more", False))
     inner = make.node(
@@ -61,7 +61,7 @@ async def test_steps_are_counted_by_status(virtual_clock: Any) -> None:
     ]
 
 
-async def test_policies_have_figures_where_they_were_used(virtual_clock: Any) -> None:
+async def test_policies_have_figures_where_they_were_used(virtual_clock: VirtualClock) -> None:
     """And a graph that is loaded again goes on where it was."""
     retry = RetryPlan(2, 0, frozenset({"UNAVAILABLE"}), 20.0)
     steps = [
@@ -87,7 +87,7 @@ async def test_policies_have_figures_where_they_were_used(virtual_clock: Any) ->
     assert [None] * 4 == figures("root/b")
 
 
-async def test_a_refused_run_is_counted(virtual_clock: Any) -> None:
+async def test_a_refused_run_is_counted(virtual_clock: VirtualClock) -> None:
     """With its status, as any failure."""
     steps = [make.step("a", "a", {"IN": "X"}, {"OUT": "Y"}, max_inflight=1)]
     plan = make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]))
@@ -99,7 +99,7 @@ async def test_a_refused_run_is_counted(virtual_clock: Any) -> None:
     assert ({"RESOURCE_EXHAUSTED": 1}, 1) == (counters.failures, sum(counters.latency.counts))
 
 
-async def test_counters_live_as_long_as_a_graph_that_uses_them(virtual_clock: Any) -> None:
+async def test_counters_live_as_long_as_a_graph_that_uses_them(virtual_clock: VirtualClock) -> None:
     """So that versions and steps that come and go leave nothing behind."""
     runtime = Runtime({"model": FakeTarget()}, clock_ns=virtual_clock)
 

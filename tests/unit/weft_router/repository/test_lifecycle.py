@@ -5,9 +5,11 @@ import dataclasses
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget
 from tests.unit.weft_router.pipes import answered_by, index_of, named
 
 from weft_common.core import CallContext, InferCall
@@ -21,7 +23,7 @@ from weft_router.repository.files import VersionFile
 from weft_router.repository.loader import GraphLoader
 
 
-async def test_load_and_unload_need_explicit_control(tmp_path: Path, target: object) -> None:
+async def test_load_and_unload_need_explicit_control(tmp_path: Path, target: FakeTarget) -> None:
     """Otherwise both are refused with the words of Triton Inference Server."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
@@ -31,7 +33,7 @@ async def test_load_and_unload_need_explicit_control(tmp_path: Path, target: obj
             await s.core.unload("pipe", unload_dependents=False)
 
 
-async def test_explicit_control_loads_reloads_and_unloads(tmp_path: Path, target: object) -> None:
+async def test_explicit_control_loads_reloads_and_unloads(tmp_path: Path, target: FakeTarget) -> None:
     """Nothing is loaded unasked; a reload swaps what serves; an unloaded graph says so and does not hurt readiness."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target, model_control="explicit") as s:
@@ -51,11 +53,11 @@ async def test_explicit_control_loads_reloads_and_unloads(tmp_path: Path, target
             await s.core.infer(make.request(), CallContext())
 
 
-async def test_a_reload_that_fails_keeps_what_serves(tmp_path: Path, target: object) -> None:
+async def test_a_reload_that_fails_keeps_what_serves(tmp_path: Path, target: FakeTarget) -> None:
     """The caller gets the diagnostics; requests go on, those in flight too."""
     is_called, release = asyncio.Event(), asyncio.Event()
 
-    async def hold(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def hold(call: InferCall, context: CallContext) -> dict[str, Any]:
         is_called.set()
         await release.wait()
         return {"Y": call.inputs["X"]}
@@ -74,7 +76,7 @@ async def test_a_reload_that_fails_keeps_what_serves(tmp_path: Path, target: obj
         await s.core.infer(make.request(), CallContext())
 
 
-async def test_a_removed_version_is_gone_after_a_reload(tmp_path: Path, target: object) -> None:
+async def test_a_removed_version_is_gone_after_a_reload(tmp_path: Path, target: FakeTarget) -> None:
     """What the folder has is what is served; a folder without a graph cannot be loaded."""
     make.write(tmp_path, make.PIPE)
     make.write(tmp_path, make.PIPE, version="2")
@@ -92,7 +94,7 @@ async def test_a_removed_version_is_gone_after_a_reload(tmp_path: Path, target: 
 ROLLBACK = {"rollback": True}
 
 
-async def test_the_default_is_the_highest_version_that_is_ready(tmp_path: Path, target: object) -> None:
+async def test_the_default_is_the_highest_version_that_is_ready(tmp_path: Path, target: FakeTarget) -> None:
     """It follows the models of the versions, up and down; without any it is the highest."""
     make.serve(target, "double", "twice")
     make.write(tmp_path, named("a"))
@@ -111,7 +113,7 @@ async def test_the_default_is_the_highest_version_that_is_ready(tmp_path: Path, 
         assert "b/2" == await answered_by(s.core)
 
 
-async def test_a_new_version_of_a_file_waits_for_its_models(tmp_path: Path, target: object) -> None:
+async def test_a_new_version_of_a_file_waits_for_its_models(tmp_path: Path, target: FakeTarget) -> None:
     """What serves goes on until they are ready; then the new one takes over without being asked again."""
     make.serve(target, "double", "twice")
     target.models[1] = target.models[1]._replace(is_ready=False)
@@ -131,7 +133,7 @@ async def test_a_new_version_of_a_file_waits_for_its_models(tmp_path: Path, targ
 
 
 async def test_a_change_that_failed_does_not_hurt_what_serves_when_models_change(
-    tmp_path: Path, target: object
+    tmp_path: Path, target: FakeTarget
 ) -> None:
     """The old file is compiled anew for the changed model while the new one waits for another."""
     make.write(tmp_path, named("a"))
@@ -156,14 +158,14 @@ node { name: "root" sequence { step { name: "in" graph: "pipe" } } }
 """
 
 
-async def inner_step(core: object) -> str:
+async def inner_step(core: Any) -> str:
     """First step of the pipe inside the outer graph."""
     context = CallContext()
     await core.infer(make.request("outer"), context)
     return dict(context.trailing_metadata)["x-graph-path"].removeprefix("root.in=root(").partition(";")[0]
 
 
-async def test_graphs_that_contain_a_graph_follow_what_serves(tmp_path: Path, target: object) -> None:
+async def test_graphs_that_contain_a_graph_follow_what_serves(tmp_path: Path, target: FakeTarget) -> None:
     """A changed file counts when it is loaded, not before; a bad one and a rollback reach them as they reach it."""
     make.write(tmp_path, named("a"))
     make.write(tmp_path, OUTER, "outer")
@@ -183,7 +185,7 @@ async def test_graphs_that_contain_a_graph_follow_what_serves(tmp_path: Path, ta
         assert "a" == await inner_step(s.core)
 
 
-async def test_graphs_are_loaded_whatever_their_order(tmp_path: Path, target: object) -> None:
+async def test_graphs_are_loaded_whatever_their_order(tmp_path: Path, target: FakeTarget) -> None:
     """One that contains a graph which appears with it, and one whose graph appears later."""
     make.write(tmp_path, OUTER.replace('"outer"', '"a_outer"'), "a_outer")
     async with make.started(tmp_path, target, model_control="explicit", load_graphs=["*"]) as s:
@@ -194,7 +196,7 @@ async def test_graphs_are_loaded_whatever_their_order(tmp_path: Path, target: ob
         assert s.core.is_ready()
 
 
-async def test_a_graph_named_like_its_missing_model_says_so(tmp_path: Path, target: object) -> None:
+async def test_a_graph_named_like_its_missing_model_says_so(tmp_path: Path, target: FakeTarget) -> None:
     """It is no cycle: a graph may be called like the model that it wraps."""
     make.write(tmp_path, make.PIPE.replace('"double"', '"pipe"'))
     async with make.started(tmp_path, target) as s:
@@ -207,7 +209,7 @@ async def test_a_graph_named_like_its_missing_model_says_so(tmp_path: Path, targ
 
 
 async def test_a_soft_step_a_fallback_and_a_shadow_do_not_keep_a_graph_from_serving(
-    tmp_path: Path, target: object
+    tmp_path: Path, target: FakeTarget
 ) -> None:
     """Their models may be lost while the graph is ready."""
     make.serve(target, "double", "spare", "copy")
@@ -226,15 +228,15 @@ async def test_a_soft_step_a_fallback_and_a_shadow_do_not_keep_a_graph_from_serv
 
 
 async def test_a_compiled_graph_is_compiled_once(
-    tmp_path: Path, target: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: FakeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its warnings come from the same compilation; loading the same file again compiles nothing."""
     from weft_router.repository import serving
 
     compiled = []
-    compile_with_warnings = serving.compile_with_warnings
+    compile_with_warnings = serving.compile_with_warnings  # type: ignore[attr-defined]
 
-    def counting(source: object, *arguments: object) -> object:
+    def counting(source: Any, *arguments: Any) -> Any:
         compiled.append(source)
         return compile_with_warnings(source, *arguments)
 
@@ -245,7 +247,7 @@ async def test_a_compiled_graph_is_compiled_once(
         assert 1 == len(compiled)
 
 
-async def test_the_index_says_what_is_left_out(tmp_path: Path, target: object) -> None:
+async def test_the_index_says_what_is_left_out(tmp_path: Path, target: FakeTarget) -> None:
     """Without a version; a folder without a graph hides no model of its name, and who loads it is told."""
     make.write(tmp_path, make.PIPE)
     make.write(tmp_path, make.PIPE, version="02")
@@ -269,14 +271,14 @@ async def test_the_index_says_what_is_left_out(tmp_path: Path, target: object) -
 
 
 async def test_a_folder_that_cannot_be_read_is_not_loaded(
-    tmp_path: Path, target: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: FakeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its other versions are not taken for all that there is; without a repository the router does not start."""
     make.write(tmp_path, named("a"))
     make.write(tmp_path, named("b"), version="2")
     stat = Path.stat
 
-    def guarded(path: Path, **options: bool) -> object:
+    def guarded(path: Path, **options: bool) -> Any:
         if path.parent == tmp_path / "pipe/2":
             raise PermissionError(13, "Permission denied")
         return stat(path, **options)
@@ -298,7 +300,7 @@ async def test_a_folder_that_cannot_be_read_is_not_loaded(
 
 
 async def test_a_load_goes_on_when_its_client_is_gone(
-    tmp_path: Path, target: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: FakeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph is never left half loaded; when the router closes, nothing is left."""
     make.write(tmp_path, named("a"))
@@ -308,7 +310,7 @@ async def test_a_load_goes_on_when_its_client_is_gone(
         is_reached, release = asyncio.Event(), asyncio.Event()
         read = GraphLoader._read
 
-        async def slow(loader: GraphLoader, file: VersionFile) -> object:
+        async def slow(loader: GraphLoader, file: VersionFile) -> Any:
             if file.version == "2":
                 is_reached.set()
                 await release.wait()
@@ -342,12 +344,12 @@ node { name: "root" sequence {
 """
 
 
-async def test_a_graph_that_can_do_without_a_model_is_degraded(tmp_path: Path, target: object) -> None:
+async def test_a_graph_that_can_do_without_a_model_is_degraded(tmp_path: Path, target: FakeTarget) -> None:
     """It stays READY; the index says which step lacks which model since when, and a metric counts it."""
     make.serve(target, "double", "twice")
     make.write(tmp_path, DEGRADABLE)
 
-    def degraded(core: object) -> float:
+    def degraded(core: Any) -> float:
         (family,) = (f for c in core.extension().collectors for f in c.collect() if f.name == "weft_graph_degraded")
         (sample,) = family.samples
         return sample.value

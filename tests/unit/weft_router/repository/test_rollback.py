@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget
 from tests.unit.weft_router.pipes import answered_by, index_of, named
 
 from weft_common.errors import (
@@ -19,7 +20,7 @@ ROLLBACK = {"rollback": True}
 
 
 async def test_rollback_puts_back_what_served_without_compiling(
-    tmp_path: Path, target: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: FakeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Changed, new and removed versions alike; the next rollback takes it back."""
     make.write(tmp_path, named("a"))
@@ -42,7 +43,7 @@ async def test_rollback_puts_back_what_served_without_compiling(
         assert ("UNAVAILABLE", "rolled back") == index_of(s.core)["2"]
 
 
-async def test_rollback_leads_behind_a_file_that_had_to_wait(tmp_path: Path, target: object) -> None:
+async def test_rollback_leads_behind_a_file_that_had_to_wait(tmp_path: Path, target: FakeTarget) -> None:
     """It took over when its model came, long after it was loaded; its version may be new, and the old one gone."""
     make.write(tmp_path, named("a"))
     async with make.started(tmp_path, target, model_control="explicit", load_graphs=["*"]) as s:
@@ -64,7 +65,7 @@ async def test_rollback_leads_behind_a_file_that_had_to_wait(tmp_path: Path, tar
         assert "a/1" == await answered_by(s.core)
 
 
-async def test_a_graph_that_was_removed_can_be_put_back(tmp_path: Path, target: object) -> None:
+async def test_a_graph_that_was_removed_can_be_put_back(tmp_path: Path, target: FakeTarget) -> None:
     """Its folder is gone, by mistake."""
     make.write(tmp_path, named("a"))
     async with make.started(tmp_path, target, model_control="poll") as s:
@@ -75,7 +76,7 @@ async def test_a_graph_that_was_removed_can_be_put_back(tmp_path: Path, target: 
         assert "a/1" == await answered_by(s.core)
 
 
-async def test_rollback_leads_past_what_changed_nothing(tmp_path: Path, target: object) -> None:
+async def test_rollback_leads_past_what_changed_nothing(tmp_path: Path, target: FakeTarget) -> None:
     """Neither a file that failed to load nor one that is the same is a change to go back behind."""
     make.write(tmp_path, named("a"))
     async with make.started(tmp_path, target, model_control="explicit", load_graphs=["*"]) as s:
@@ -92,7 +93,7 @@ async def test_rollback_leads_past_what_changed_nothing(tmp_path: Path, target: 
         assert ("READY", "") == index_of(s.core)["1"]
 
 
-async def test_rollback_is_refused_where_it_would_break(tmp_path: Path, target: object) -> None:
+async def test_rollback_is_refused_where_it_would_break(tmp_path: Path, target: FakeTarget) -> None:
     """The model of what served before has changed or is lost; what serves goes on."""
     make.serve(target, "double", "twice")
     make.write(tmp_path, named("a", double="twice"))
@@ -122,7 +123,7 @@ async def test_rollback_is_refused_where_it_would_break(tmp_path: Path, target: 
             await s.core.load("nobody", ROLLBACK)
 
 
-async def test_rollback_compiles_anew_where_a_model_has_changed(tmp_path: Path, target: object) -> None:
+async def test_rollback_compiles_anew_where_a_model_has_changed(tmp_path: Path, target: FakeTarget) -> None:
     """What it was compiled with is not what is there, but it still fits."""
     make.write(tmp_path, named("a"))
     async with make.started(tmp_path, target, model_control="explicit", load_graphs=["*"]) as s:
@@ -138,7 +139,7 @@ async def test_rollback_compiles_anew_where_a_model_has_changed(tmp_path: Path, 
         assert {8} == {call.signature.max_batch_size for call in serving.calls}
 
 
-async def test_an_unloaded_graph_has_nothing_to_go_back_to(tmp_path: Path, target: object) -> None:
+async def test_an_unloaded_graph_has_nothing_to_go_back_to(tmp_path: Path, target: FakeTarget) -> None:
     """Unload lets everything go."""
     make.write(tmp_path, named("a"))
     async with make.started(tmp_path, target, model_control="explicit", load_graphs=["*"]) as s:

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget
 from tests.unit.weft_router.make import StartedRouter
 from tests.unit.weft_router.pipes import answered_by, named
 
@@ -33,7 +35,7 @@ class WatchedRouter(StartedRouter):
 
 @asynccontextmanager
 async def watched(
-    root: Path, target: object, settle: Callable[[], None] = lambda: None
+    root: Path, target: FakeTarget, settle: Callable[[], None] = lambda: None
 ) -> AsyncIterator[WatchedRouter]:
     """A router in poll mode whose watcher looks when it is told to; `settle` is called between its two looks."""
     async with make.started(root, target, model_control="poll", repository_poll_s=3_600.0) as s:
@@ -50,7 +52,7 @@ async def watched(
         yield WatchedRouter(s.core, s.refresh, watcher.look, reason)
 
 
-async def test_files_that_appear_change_and_go_are_taken_over(tmp_path: Path, target: object) -> None:
+async def test_files_that_appear_change_and_go_are_taken_over(tmp_path: Path, target: FakeTarget) -> None:
     """A graph, a version, a change, then the way back; the highest version is the default."""
     async with watched(tmp_path, target) as s:
         make.write(tmp_path, named("a"))
@@ -75,7 +77,7 @@ async def test_files_that_appear_change_and_go_are_taken_over(tmp_path: Path, ta
 
 
 async def test_a_bad_file_does_not_replace_a_good_one(
-    tmp_path: Path, target: object, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, target: FakeTarget, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The index says why it is READY all the same; it is told and counted once, and forgotten when it is mended."""
     make.write(tmp_path, named("a"))
@@ -97,7 +99,7 @@ async def test_a_bad_file_does_not_replace_a_good_one(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.95])
-async def test_a_file_that_is_half_written_takes_nothing_out(tmp_path: Path, target: object, share: float) -> None:
+async def test_a_file_that_is_half_written_takes_nothing_out(tmp_path: Path, target: FakeTarget, share: float) -> None:
     """Wherever the writer has stopped; with its last byte the new file serves."""
     make.write(tmp_path, named("a"))
     text = named("b")
@@ -110,7 +112,7 @@ async def test_a_file_that_is_half_written_takes_nothing_out(tmp_path: Path, tar
         assert "b/1" == await answered_by(s.core)
 
 
-async def test_a_file_that_still_changes_is_left_for_later(tmp_path: Path, target: object) -> None:
+async def test_a_file_that_still_changes_is_left_for_later(tmp_path: Path, target: FakeTarget) -> None:
     """A beginning that is a whole graph by itself is not taken for one; nor is a file gone that is only replaced."""
     make.write(tmp_path, named("a"))
     writes = [named("b"), named("b") + "policy { timeout_ms: 1000 }"]
@@ -125,7 +127,7 @@ async def test_a_file_that_still_changes_is_left_for_later(tmp_path: Path, targe
         assert "b/1" == await answered_by(s.core)
 
 
-async def test_a_change_of_the_same_length_within_the_clocks_grain_is_seen(tmp_path: Path, target: object) -> None:
+async def test_a_change_of_the_same_length_within_the_clocks_grain_is_seen(tmp_path: Path, target: FakeTarget) -> None:
     """Editors that replace the file give it another inode."""
     make.write(tmp_path, named("a"))
     path = tmp_path / "pipe/1/graph.pbtxt"
@@ -139,7 +141,7 @@ async def test_a_change_of_the_same_length_within_the_clocks_grain_is_seen(tmp_p
         assert "b/1" == await answered_by(s.core)
 
 
-async def test_a_version_goes_only_when_another_is_ready(tmp_path: Path, target: object) -> None:
+async def test_a_version_goes_only_when_another_is_ready(tmp_path: Path, target: FakeTarget) -> None:
     """Version 1 was renamed to a version 2 that needs a model which is not there yet."""
     make.write(tmp_path, named("a"))
     async with watched(tmp_path, target) as s:
@@ -157,7 +159,7 @@ async def test_a_version_goes_only_when_another_is_ready(tmp_path: Path, target:
 
 
 async def test_a_repository_that_cannot_be_read_takes_nothing_out(
-    tmp_path: Path, target: object, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, target: FakeTarget, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither the whole of it, as when a disk is lost, nor one folder; it is told once."""
     make.write(tmp_path, named("a"))
@@ -170,7 +172,7 @@ async def test_a_repository_that_cannot_be_read_takes_nothing_out(
         assert 1 == sum("the graph repository cannot be read" in record.message for record in caplog.records)
         iterdir = Path.iterdir
 
-        def guarded(path: Path) -> object:
+        def guarded(path: Path) -> Any:
             if path == folder:
                 raise PermissionError(13, "Permission denied")
             return iterdir(path)
@@ -182,7 +184,7 @@ async def test_a_repository_that_cannot_be_read_takes_nothing_out(
 
 
 async def test_a_file_that_cannot_be_read_is_tried_again(
-    tmp_path: Path, target: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: FakeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though nothing of it has changed since."""
     make.write(tmp_path, named("a"))
@@ -198,7 +200,7 @@ async def test_a_file_that_cannot_be_read_is_tried_again(
 
 @pytest.mark.parametrize("is_new", [False, True])
 async def test_a_file_that_goes_between_two_looks_is_gone(
-    tmp_path: Path, target: object, monkeypatch: pytest.MonkeyPatch, is_new: bool
+    tmp_path: Path, target: FakeTarget, monkeypatch: pytest.MonkeyPatch, is_new: bool
 ) -> None:
     """It was there when the folder was listed, and not when it was read: nothing waits for it for ever."""
     if not is_new:
@@ -222,7 +224,7 @@ async def test_a_file_that_goes_between_two_looks_is_gone(
 
 
 async def test_polling_goes_on_after_a_fault(
-    tmp_path: Path, target: object, monkeypatch: pytest.MonkeyPatch, caplog: object
+    tmp_path: Path, target: FakeTarget, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     """A defect is logged, and the next look comes; the router's own watcher works as this one does."""
     looked = asyncio.Event()
@@ -244,7 +246,7 @@ async def test_polling_goes_on_after_a_fault(
     assert 0 == make.num_other_tasks()
 
 
-async def test_clients_may_roll_back_and_nothing_else(tmp_path: Path, target: object) -> None:
+async def test_clients_may_roll_back_and_nothing_else(tmp_path: Path, target: FakeTarget) -> None:
     """As in Triton Inference Server, load and unload are for explicit control; a rollback lasts until files change."""
     make.write(tmp_path, named("a"))
     async with watched(tmp_path, target) as s:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from tests.unit.weft_router import make
@@ -23,7 +22,7 @@ from weft_router.requests.intermediates import Intermediates
 from weft_router.runtime import Runtime
 
 
-def executor_of(plan: GraphPlan, target: Any) -> GraphExecutor:
+def executor_of(plan: GraphPlan, target: FakeTarget) -> GraphExecutor:
     return GraphExecutor(plan, Runtime({"model": target}))
 
 
@@ -173,7 +172,7 @@ async def test_of_a_loop_the_last_round_counts() -> None:
     step = make.step("a", "a", {"IN": "X"}, {"OUT": "Y"})
     root = make.node("root", SequencePlan, [step], inputs=["X"], outputs=["Y"])
     loop = LoopPlan(FakeCondition(lambda request, frame: True), 3, ((1, 0),))
-    plan = make.graph(replace(root, loop=loop))
+    plan = make.graph(replace(root, loop=loop))  # type: ignore[call-arg]
     result = await make.run(plan, FakeTarget(a=in_turn(*rounds)), outputs=["a/OUT"])
     assert {"a/OUT": make.tensor(3)} == result.outputs
 

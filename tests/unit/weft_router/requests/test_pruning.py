@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.weft_router import make
@@ -14,7 +15,6 @@ from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import Binding, GraphPlan, NodePlan, ShadowPlan
 from weft_router.graph.pruning import live_steps, pruned, slots_read
 from weft_router.kinds.sequence import SequencePlan
-from weft_router.kinds.sequence.run import LoopPlan
 from weft_router.policies.cache import CachePlan
 from weft_router.requests.selection import MAX_SELECTIONS
 from weft_router.runtime import Runtime
@@ -49,7 +49,7 @@ async def test_only_the_steps_behind_the_requested_outputs_run(outputs: str, mod
 async def test_a_step_that_is_not_needed_cannot_fail_the_request() -> None:
     """Nor does the path name it."""
 
-    async def fail(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def fail(call: InferCall, context: CallContext) -> dict[str, Any]:
         raise RemoteError("INTERNAL", "boom")
 
     executor = GraphExecutor(tree(), Runtime({"model": FakeTarget(mc=fail)}))
@@ -78,7 +78,7 @@ async def test_pruned_steps_still_run_at_once() -> None:
     """Of b, c and d the first two are in flight together."""
     both = asyncio.Barrier(2)
 
-    async def meet(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def meet(call: InferCall, context: CallContext) -> dict[str, Any]:
         await both.wait()
         return {"OUT": call.inputs["IN"]}
 
@@ -88,7 +88,7 @@ async def test_pruned_steps_still_run_at_once() -> None:
     assert 0 == make.num_other_tasks()
 
 
-def reader(**options: object) -> NodePlan:
+def reader(**options: Any) -> NodePlan:
     """X -> a, b, c; s reads X, and whatever the options say."""
     steps = [make.step(name, name, {"IN": "X"}, {"OUT": name.upper()}) for name in "abc"]
     steps.append(make.step("s", "s", {"IN": "X"}, {"OUT": "S"}, **options))
@@ -123,7 +123,7 @@ def test_what_a_loop_carries_and_tests_is_needed() -> None:
     """The rounds would differ without it, whatever outputs are asked for."""
     again = FakeCondition(lambda r, values: False, names=("B",))
     steps = [make.step(name, name, {"IN": "X"}, {"OUT": name.upper()}) for name in "abcd"]
-    loop = LoopPlan(again, 3, (("A", "X"),))
+    loop = make.loop(again, 3, ("A", "X"))
     plan = make.node("root", SequencePlan, steps, inputs=["X"], outputs=[*"ABCD"], loop=loop)
     assert "abd" == live(plan, "D")
 

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_condition import FakeCondition
 from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, in_turn
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext
 from weft_common.errors import DeadlineExceededError, InvalidArgumentError, RemoteError
@@ -32,7 +33,7 @@ def one(plan: CachePlan, **options: Any) -> GraphPlan:
 class Bench:
     """A graph over a target, its counters, and what it answers."""
 
-    def __init__(self, plan: GraphPlan, target: Any, clock_ns: Any) -> None:
+    def __init__(self, plan: GraphPlan, target: FakeTarget, clock_ns: Any) -> None:
         self.target = target
         self.runtime = Runtime({"model": target}, clock_ns=clock_ns)
         self.executor = GraphExecutor(plan, self.runtime)
@@ -47,7 +48,7 @@ class Bench:
         return counters.events["cache_hits"], counters.events["cache_misses"]
 
 
-async def test_the_same_inputs_get_the_same_answer_without_a_call(virtual_clock: Any) -> None:
+async def test_the_same_inputs_get_the_same_answer_without_a_call(virtual_clock: VirtualClock) -> None:
     """Parameters of the answer and the version that gave it included; the trace says so."""
     target = FakeTarget(m=in_turn(answering(5.0, p=1), answering(6.0)))
     bench = Bench(one(CachePlan(0, 1 << 20)), target, virtual_clock)
@@ -59,7 +60,7 @@ async def test_the_same_inputs_get_the_same_answer_without_a_call(virtual_clock:
     assert (1, (1, 1)) == (len(target.calls), bench.hits_and_misses)
 
 
-async def test_other_inputs_get_another_answer(virtual_clock: Any) -> None:
+async def test_other_inputs_get_another_answer(virtual_clock: VirtualClock) -> None:
     """Each is kept for itself."""
     target = FakeTarget()
     bench = Bench(one(CachePlan(0, 1 << 20)), target, virtual_clock)
@@ -68,7 +69,7 @@ async def test_other_inputs_get_another_answer(virtual_clock: Any) -> None:
     assert (2, (2, 2)) == (len(target.calls), bench.hits_and_misses)
 
 
-async def test_an_answer_is_as_old_as_its_time_to_live_at_most(virtual_clock: Any) -> None:
+async def test_an_answer_is_as_old_as_its_time_to_live_at_most(virtual_clock: VirtualClock) -> None:
     """On the clock of the runtime."""
     bench = Bench(one(CachePlan(1000, 1 << 20)), FakeTarget(), virtual_clock)
     await bench.ask()
@@ -79,7 +80,7 @@ async def test_an_answer_is_as_old_as_its_time_to_live_at_most(virtual_clock: An
     assert (1, 2) == bench.hits_and_misses
 
 
-async def test_errors_are_not_kept(virtual_clock: Any) -> None:
+async def test_errors_are_not_kept(virtual_clock: VirtualClock) -> None:
     """The next request is a new chance, for the fallback's answers too."""
     target = FakeTarget(m=in_turn(failing(), answering(5.0)))
     fallback = make.step("f", "f", {"IN": "X"}, {"OUT": "Y"})
@@ -89,7 +90,7 @@ async def test_errors_are_not_kept(virtual_clock: Any) -> None:
     assert (["m", "f", "m"], make.tensor(5.0)) == (target.called(), result.outputs["Y"])
 
 
-async def test_the_key_condition_tells_requests_apart(virtual_clock: Any) -> None:
+async def test_the_key_condition_tells_requests_apart(virtual_clock: VirtualClock) -> None:
     """The same inputs of another tenant are another request."""
     tenant = FakeCondition(lambda request, frame: request.parameters.get("tenant", ""))
     target = FakeTarget()
@@ -99,10 +100,10 @@ async def test_the_key_condition_tells_requests_apart(virtual_clock: Any) -> Non
     assert (2, (1, 2)) == (len(target.calls), bench.hits_and_misses)
 
 
-async def test_a_key_that_cannot_be_evaluated_fails_the_request(virtual_clock: Any) -> None:
+async def test_a_key_that_cannot_be_evaluated_fails_the_request(virtual_clock: VirtualClock) -> None:
     """A soft step is no way around it: one tenant would get the answers of another."""
 
-    def fail(request: object, frame: object) -> str:
+    def fail(request: Any, frame: Any) -> str:
         raise InvalidArgumentError("no such key")
 
     plan = one(CachePlan(0, 1 << 20, FakeCondition(fail)), is_soft=True)
@@ -112,7 +113,7 @@ async def test_a_key_that_cannot_be_evaluated_fails_the_request(virtual_clock: A
     assert [] == bench.target.calls
 
 
-async def test_equal_requests_at_once_make_one_call(virtual_clock: Any) -> None:
+async def test_equal_requests_at_once_make_one_call(virtual_clock: VirtualClock) -> None:
     """Those that wait count as hits."""
     target = FakeTarget(m=answering(5.0, after_ms=100, p=1))
     bench = Bench(one(CachePlan(0, 1 << 20)), target, virtual_clock)
@@ -121,7 +122,7 @@ async def test_equal_requests_at_once_make_one_call(virtual_clock: Any) -> None:
     assert (1, (4, 1), 100.0) == (len(target.calls), bench.hits_and_misses, virtual_clock.elapsed_ms())
 
 
-async def test_answers_that_are_shared_are_not_mixed_up_afterwards(virtual_clock: Any) -> None:
+async def test_answers_that_are_shared_are_not_mixed_up_afterwards(virtual_clock: VirtualClock) -> None:
     """What is added to one answer is not in another."""
     bench = Bench(one(CachePlan(0, 1 << 20)), FakeTarget(m=answering(p=1)), virtual_clock)
     first = await bench.ask()
@@ -130,7 +131,7 @@ async def test_answers_that_are_shared_are_not_mixed_up_afterwards(virtual_clock
 
 
 @pytest.mark.parametrize("who", ["first", "others", "all"])
-async def test_a_cancel_costs_the_others_nothing(virtual_clock: Any, who: str) -> None:
+async def test_a_cancel_costs_the_others_nothing(virtual_clock: VirtualClock, who: str) -> None:
     """The call is cancelled only when all have gone."""
     target = FakeTarget(m=answering(after_ms=100))
     bench = Bench(one(CachePlan(0, 1 << 20)), target, virtual_clock)
@@ -151,7 +152,7 @@ async def test_a_cancel_costs_the_others_nothing(virtual_clock: Any, who: str) -
     assert (2 if who == "all" else 1) == len(target.calls)
 
 
-async def test_a_deadline_costs_the_others_nothing(virtual_clock: Any) -> None:
+async def test_a_deadline_costs_the_others_nothing(virtual_clock: VirtualClock) -> None:
     """Neither that of the first, whose call it ends, nor that of one who waits."""
     target = FakeTarget(m=answering(after_ms=100))
     bench = Bench(one(CachePlan(0, 1 << 20)), target, virtual_clock)
@@ -171,7 +172,7 @@ async def test_a_deadline_costs_the_others_nothing(virtual_clock: Any) -> None:
     )
 
 
-async def test_a_kept_answer_uses_no_attempt(virtual_clock: Any) -> None:
+async def test_a_kept_answer_uses_no_attempt(virtual_clock: VirtualClock) -> None:
     """The cache stands before the retry."""
     target = FakeTarget(m=in_turn(failing(), answering(5.0)))
     plan = one(CachePlan(0, 1 << 20), retry=RetryPlan(2, 0, frozenset({"UNAVAILABLE"}), 20.0))
@@ -182,7 +183,7 @@ async def test_a_kept_answer_uses_no_attempt(virtual_clock: Any) -> None:
     assert 2 == len(target.calls)
 
 
-async def test_the_answer_of_a_node_is_kept_as_a_whole(virtual_clock: Any) -> None:
+async def test_the_answer_of_a_node_is_kept_as_a_whole(virtual_clock: VirtualClock) -> None:
     """An absent output is absent again; the path of a hit ends at the step."""
     skipped = make.step("o", "o", {"IN": "X"}, {"OUT": "O"}, when=FakeCondition(lambda request, frame: False))
     inner = make.node(
@@ -205,7 +206,7 @@ async def test_the_answer_of_a_node_is_kept_as_a_whole(virtual_clock: Any) -> No
     assert (["root.a=inner(i)", "root.a"], ["i"]) == (paths, target.called())
 
 
-async def test_outputs_asked_for_by_path_are_part_of_what_is_kept(virtual_clock: Any) -> None:
+async def test_outputs_asked_for_by_path_are_part_of_what_is_kept(virtual_clock: VirtualClock) -> None:
     """Those of the step itself, not those of another whose name begins alike."""
     steps = [
         make.step("a", "m", {"IN": "X"}, {"OUT": "Y"}, cache=CachePlan(0, 1 << 20)),
@@ -225,7 +226,7 @@ async def test_outputs_asked_for_by_path_are_part_of_what_is_kept(virtual_clock:
     ] == seen
 
 
-async def test_a_stale_answer_stands_in_for_an_unavailable_model(virtual_clock: Any) -> None:
+async def test_a_stale_answer_stands_in_for_an_unavailable_model(virtual_clock: VirtualClock) -> None:
     """For so long beyond its time, marked in path and trace, and counted; other errors, and other requests, fail."""
     lost = failing("UNAVAILABLE", "down")
     calls = [answering(5.0), lost, lost, failing("INTERNAL", "a defect"), lost, answering(6.0)]

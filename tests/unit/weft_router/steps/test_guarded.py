@@ -9,6 +9,7 @@ import pytest
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_condition import FakeCondition
 from tests.unit.weft_router.fake_target import FakeTarget, answering, failing
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext
 from weft_common.errors import (
@@ -71,7 +72,7 @@ async def test_the_trace_shows_what_was_skipped() -> None:
 async def test_a_when_that_cannot_be_evaluated_fails_the_request(is_soft: bool) -> None:
     """Whatever the policies are; and no model is called."""
 
-    def fail(request: object, frame: object) -> bool:
+    def fail(request: Any, frame: Any) -> bool:
         raise InvalidArgumentError("no such key")
 
     target = FakeTarget()
@@ -85,7 +86,7 @@ async def test_a_when_that_cannot_be_evaluated_fails_the_request(is_soft: bool) 
 async def test_a_condition_failing_inside_a_soft_step_fails_the_request(nested: bool) -> None:
     """A soft step hides failures of models, not mistakes of the graph's author; fallbacks do not hide them either."""
 
-    def fail(request: object, frame: object) -> bool:
+    def fail(request: Any, frame: Any) -> bool:
         raise InvalidArgumentError("no such key")
 
     inner = make.node(
@@ -212,7 +213,7 @@ async def test_response_parameters_of_a_soft_node_that_failed_are_dropped() -> N
     assert {"i": 1} == (await make.run(plan, target)).parameters
 
 
-async def test_the_requests_own_deadline_is_not_softened(virtual_clock: Any) -> None:
+async def test_the_requests_own_deadline_is_not_softened(virtual_clock: VirtualClock) -> None:
     """When it has passed nobody waits for what the other steps say; a step's own timeout is softened."""
     target = FakeTarget(m=answering(after_ms=100))
     with pytest.raises(RemoteError) as caught:
@@ -237,7 +238,7 @@ async def test_a_cancel_is_not_softened() -> None:
 async def test_a_defect_is_not_softened() -> None:
     """Only errors that are meant for clients are; the others are for us."""
 
-    async def break_down(call: object, context: object) -> object:
+    async def break_down(call: Any, context: Any) -> Any:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -301,7 +302,7 @@ async def test_a_soft_step_goes_on_when_its_fallback_fails_too() -> None:
 async def test_a_condition_failing_inside_the_fallback_of_a_soft_step_fails_the_request() -> None:
     """As one inside the step itself."""
 
-    def fail(request: object, frame: object) -> bool:
+    def fail(request: Any, frame: Any) -> bool:
         raise InvalidArgumentError("no such key")
 
     never = make.step("i", "i", {"IN": "X"}, {"OUT": "Y"}, when=FakeCondition(fail))
@@ -311,7 +312,7 @@ async def test_a_condition_failing_inside_the_fallback_of_a_soft_step_fails_the_
         await make.run(plan, FakeTarget(m=failing()))
 
 
-async def test_a_fallback_has_a_timeout_of_its_own(virtual_clock: Any) -> None:
+async def test_a_fallback_has_a_timeout_of_its_own(virtual_clock: VirtualClock) -> None:
     """It starts when the step has used up its own."""
     target = FakeTarget(m=answering(after_ms=100), spare=answering(5.0, after_ms=30))
     plan = one(timeout_ms=20, fallback=spare(timeout_ms=40))
@@ -319,7 +320,7 @@ async def test_a_fallback_has_a_timeout_of_its_own(virtual_clock: Any) -> None:
     assert (make.tensor(5.0), 50.0) == (result.outputs["Y"], virtual_clock.elapsed_ms())
 
 
-async def test_no_fallback_starts_after_the_deadline(virtual_clock: Any) -> None:
+async def test_no_fallback_starts_after_the_deadline(virtual_clock: VirtualClock) -> None:
     """There is no time left for it."""
     target = FakeTarget(m=answering(after_ms=100))
     with pytest.raises(RemoteError, match=r"no answer of 'm' in 20 ms$"):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, in_turn
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext
 from weft_common.errors import RemoteError
@@ -26,14 +27,14 @@ def one(plan: HedgePlan, **options: Any) -> GraphPlan:
     return make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
 
 
-async def test_an_answer_in_time_needs_no_hedge(virtual_clock: Any) -> None:
+async def test_an_answer_in_time_needs_no_hedge(virtual_clock: VirtualClock) -> None:
     """One call is made."""
     target = FakeTarget(m=answering(5.0, after_ms=39))
     result = await make.run(one(HedgePlan(40, 1)), target)
     assert (make.tensor(5.0), 1, 39.0) == (result.outputs["Y"], len(target.calls), virtual_clock.elapsed_ms())
 
 
-async def test_the_first_answer_counts(virtual_clock: Any) -> None:
+async def test_the_first_answer_counts(virtual_clock: VirtualClock) -> None:
     """The slow call is cancelled and awaited; its answer and its parameters are nowhere."""
     target = FakeTarget(m=in_turn(answering(1.0, after_ms=200, slow=1), answering(2.0, after_ms=10)))
     result = await make.run(one(HedgePlan(40, 1)), target, parameters={"graph_trace": True})
@@ -43,7 +44,7 @@ async def test_the_first_answer_counts(virtual_clock: Any) -> None:
     assert 2 == json.loads(str(result.parameters["graph_trace"]))[0]["attempts"]
 
 
-async def test_the_first_call_may_still_win(virtual_clock: Any) -> None:
+async def test_the_first_call_may_still_win(virtual_clock: VirtualClock) -> None:
     """The further one is cancelled then."""
     target = FakeTarget(m=in_turn(answering(1.0, after_ms=60), answering(2.0, after_ms=60)))
     result = await make.run(one(HedgePlan(40, 1)), target)
@@ -55,11 +56,13 @@ async def test_both_at_once_make_one_answer() -> None:
     target = FakeTarget(m=in_turn(answering(1.0, after_ms=80, a=1), answering(2.0, after_ms=40, b=2)))
     result = await make.run(one(HedgePlan(40, 1)), target)
     answers = [(make.tensor(1.0), {"a": 1}), (make.tensor(2.0), {"b": 2})]
-    assert 1 == answers.count((result.outputs["Y"], result.parameters))
+    assert 1 == answers.count((result.outputs["Y"], result.parameters))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("max_extra", "expected"), [(1, 2), (2, 3), (5, 4)])
-async def test_further_calls_start_one_after_another(virtual_clock: Any, max_extra: int, expected: int) -> None:
+async def test_further_calls_start_one_after_another(
+    virtual_clock: VirtualClock, max_extra: int, expected: int
+) -> None:
     """Each `after_ms` after the one before, up to `max_extra`, and up to the budget."""
     target = FakeTarget(m=answering(after_ms=1000))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
@@ -79,14 +82,14 @@ async def test_further_calls_start_one_after_another(virtual_clock: Any, max_ext
     )
 
 
-async def test_a_failure_waits_for_the_call_that_runs(virtual_clock: Any) -> None:
+async def test_a_failure_waits_for_the_call_that_runs(virtual_clock: VirtualClock) -> None:
     """As long as one may still answer nothing is lost."""
     target = FakeTarget(m=in_turn(failing(after_ms=50), answering(2.0, after_ms=60)))
     result = await make.run(one(HedgePlan(40, 1)), target)
     assert (make.tensor(2.0), 100.0) == (result.outputs["Y"], virtual_clock.elapsed_ms())
 
 
-async def test_a_failure_before_the_hedge_is_a_failure(virtual_clock: Any) -> None:
+async def test_a_failure_before_the_hedge_is_a_failure(virtual_clock: VirtualClock) -> None:
     """Hedges are for slow calls, retries for failed ones."""
     target = FakeTarget(m=failing(after_ms=10))
     with pytest.raises(RemoteError, match=r"^g/1: root/a -> m@1: gone$"):
@@ -102,7 +105,7 @@ async def test_if_all_fail_the_first_calls_error_is_told() -> None:
     assert "INTERNAL" == caught.value.code
 
 
-async def test_the_deadline_holds_for_all_calls(virtual_clock: Any) -> None:
+async def test_the_deadline_holds_for_all_calls(virtual_clock: VirtualClock) -> None:
     """Of a further call too."""
     target = FakeTarget(m=answering(after_ms=1000))
     with pytest.raises(RemoteError) as caught:
@@ -111,7 +114,7 @@ async def test_the_deadline_holds_for_all_calls(virtual_clock: Any) -> None:
     assert (0, 0) == (target.num_open, make.num_other_tasks())
 
 
-async def test_hedges_share_the_budget_of_retries(virtual_clock: Any) -> None:
+async def test_hedges_share_the_budget_of_retries(virtual_clock: VirtualClock) -> None:
     """A slow service is not called twice by everyone."""
     target = FakeTarget(m=answering(after_ms=100))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
@@ -127,7 +130,7 @@ async def test_hedges_share_the_budget_of_retries(virtual_clock: Any) -> None:
 
 
 @pytest.mark.parametrize("at_ms", [0, 20, 40, 60, 100])
-async def test_a_cancel_leaves_nothing(virtual_clock: Any, at_ms: int) -> None:
+async def test_a_cancel_leaves_nothing(virtual_clock: VirtualClock, at_ms: int) -> None:
     """Before, at and after the start of the further call, and at the moment of the answer."""
     target = FakeTarget(m=answering(after_ms=100))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
@@ -139,7 +142,7 @@ async def test_a_cancel_leaves_nothing(virtual_clock: Any, at_ms: int) -> None:
     assert len(target.calls) == len(target.cancelled) + (at_ms == 100)  # the first call had just answered
 
 
-async def test_each_attempt_of_a_retry_is_hedged(virtual_clock: Any) -> None:
+async def test_each_attempt_of_a_retry_is_hedged(virtual_clock: VirtualClock) -> None:
     """And the trace counts all calls."""
     target = FakeTarget(
         m=in_turn(
@@ -155,7 +158,7 @@ async def test_each_attempt_of_a_retry_is_hedged(virtual_clock: Any) -> None:
     assert 4 == json.loads(str(result.parameters["graph_trace"]))[0]["attempts"]
 
 
-async def test_a_node_is_hedged_as_a_whole(virtual_clock: Any) -> None:
+async def test_a_node_is_hedged_as_a_whole(virtual_clock: VirtualClock) -> None:
     """Frames do not mix: the answer, its parameters and its path are those of one run."""
     inner = make.node(
         "inner",
@@ -177,7 +180,7 @@ async def test_a_node_is_hedged_as_a_whole(virtual_clock: Any) -> None:
     assert "root.a=inner(i;j)" == context.trailing_metadata[0][1]
 
 
-async def test_the_path_of_a_failure_is_that_of_the_first_call(virtual_clock: Any) -> None:
+async def test_the_path_of_a_failure_is_that_of_the_first_call(virtual_clock: VirtualClock) -> None:
     """Its error is the one that is raised."""
     inner = make.node("inner", SEQUENCE, [make.step("i", "m", {"IN": "X"}, {"OUT": "Y"})], inputs=["X"], outputs=["Y"])
     steps = [make.step("a", inner, {"X": "X"}, {"Y": "Y"}, hedge=HedgePlan(40, 1))]
@@ -188,10 +191,10 @@ async def test_the_path_of_a_failure_is_that_of_the_first_call(virtual_clock: An
     assert "root.a=inner(i!)!" == context.trailing_metadata[0][1]
 
 
-async def test_no_call_starts_while_the_others_go_away(virtual_clock: Any) -> None:
+async def test_no_call_starts_while_the_others_go_away(virtual_clock: VirtualClock) -> None:
     """A call that is cancelled may take its time."""
 
-    async def slow_to_leave(call: object, context: object) -> dict[str, Any]:
+    async def slow_to_leave(call: Any, context: Any) -> dict[str, Any]:
         try:
             await asyncio.sleep(1_000)
         finally:

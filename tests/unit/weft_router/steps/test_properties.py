@@ -18,6 +18,7 @@ from weft_router.policies.cache import CachePlan
 from weft_router.policies.hedge import HedgePlan
 from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime
+from weft_router.target import Target
 
 CODES = ("UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED", "CANCELLED")
 PERCENT = 20.0
@@ -52,7 +53,7 @@ requests = st.tuples(
 )
 
 
-class Models:
+class Models(Target):
     """Answers the calls of all models, each with the next of the outcomes; knows how many are open."""
 
     name, address = "model", "fake"
@@ -189,7 +190,7 @@ def test_nothing_is_left_and_nothing_is_late(drawn: list[Any], script: list[Any]
 
 def admissions_of(executor: GraphExecutor) -> list[Any]:
     found = []
-    waiting = list(executor._selections._root._steps)
+    waiting = list(executor._selections._root._steps)  # type: ignore[attr-defined]
     while waiting:
         step = waiting.pop()
         waiting += getattr(step, "_fallbacks", ())

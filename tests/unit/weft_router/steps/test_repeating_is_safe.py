@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_target import FakeTarget, answering, in_turn
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError
@@ -72,7 +73,7 @@ async def test_a_call_without_a_policy_asks_for_nothing() -> None:
     assert target.contexts[0].tried is None
 
 
-async def test_the_service_says_when_to_come_back(virtual_clock: Any) -> None:
+async def test_the_service_says_when_to_come_back(virtual_clock: VirtualClock) -> None:
     """Not before; and not at all where that is too late, or a minute and more away."""
     for timeout_ms, pushback_ms, expected in ((500, 120, (120.0, 2)), (100, 120, (0.0, 1)), (0, 60_001, (0.0, 1))):
         start_ms = virtual_clock.elapsed_ms()

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_condition import FakeCondition
 from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, in_turn
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext
 from weft_common.errors import RemoteError
@@ -69,7 +70,7 @@ async def test_the_last_error_says_how_many_attempts_there_were() -> None:
     assert 3 == len(target.calls)
 
 
-async def test_the_pause_doubles(virtual_clock: Any) -> None:
+async def test_the_pause_doubles(virtual_clock: VirtualClock) -> None:
     """Between half and the whole of it is waited."""
     target = FakeTarget(m=failing())
     with pytest.raises(RemoteError):
@@ -77,7 +78,7 @@ async def test_the_pause_doubles(virtual_clock: Any) -> None:
     assert 75.0 + 150 + 300 == virtual_clock.elapsed_ms()
 
 
-async def test_the_jitter_stays_within_half_and_whole(virtual_clock: Any) -> None:
+async def test_the_jitter_stays_within_half_and_whole(virtual_clock: VirtualClock) -> None:
     """And is not always the same."""
     pauses = set()
     for _ in range(50):
@@ -89,14 +90,14 @@ async def test_the_jitter_stays_within_half_and_whole(virtual_clock: Any) -> Non
     assert 90 < max(pauses) <= 100
 
 
-async def test_a_pause_has_a_longest_length(virtual_clock: Any) -> None:
+async def test_a_pause_has_a_longest_length(virtual_clock: VirtualClock) -> None:
     """However often it doubled."""
     with pytest.raises(RemoteError):
         await make.run(one(retry(60, backoff_ms=40_000)), FakeTarget(m=failing()), generator=Halves())
     assert 30_000 + 58 * 45_000 == virtual_clock.elapsed_ms()
 
 
-async def test_one_timeout_holds_for_all_attempts(virtual_clock: Any) -> None:
+async def test_one_timeout_holds_for_all_attempts(virtual_clock: VirtualClock) -> None:
     """Each attempt has what is left of it."""
     target = FakeTarget(m=in_turn(failing(after_ms=30), answering(after_ms=30)))
     with pytest.raises(RemoteError, match=r"no answer of 'm' in 20 ms, attempt 2 of 2$") as caught:
@@ -104,7 +105,7 @@ async def test_one_timeout_holds_for_all_attempts(virtual_clock: Any) -> None:
     assert ("DEADLINE_EXCEEDED", 50.0) == (caught.value.code, virtual_clock.elapsed_ms())
 
 
-async def test_no_pause_ends_after_the_deadline(virtual_clock: Any) -> None:
+async def test_no_pause_ends_after_the_deadline(virtual_clock: VirtualClock) -> None:
     """The error comes at once, not after a wait for nothing."""
     target = FakeTarget(m=failing(after_ms=10))
     with pytest.raises(RemoteError, match=r"gone, attempt 1 of 2, no time for another$"):
@@ -112,7 +113,7 @@ async def test_no_pause_ends_after_the_deadline(virtual_clock: Any) -> None:
     assert (10.0, 1) == (virtual_clock.elapsed_ms(), len(target.calls))
 
 
-async def test_a_pause_up_to_the_deadline_is_one_for_nothing(virtual_clock: Any) -> None:
+async def test_a_pause_up_to_the_deadline_is_one_for_nothing(virtual_clock: VirtualClock) -> None:
     """40 ms and three quarters of 80 make the 100 that there are."""
     target = FakeTarget(m=failing(after_ms=40))
     with pytest.raises(RemoteError, match="no time for another"):
@@ -120,7 +121,7 @@ async def test_a_pause_up_to_the_deadline_is_one_for_nothing(virtual_clock: Any)
     assert (40.0, 1) == (virtual_clock.elapsed_ms(), len(target.calls))
 
 
-async def test_an_empty_budget_leaves_the_first_error(virtual_clock: Any) -> None:
+async def test_an_empty_budget_leaves_the_first_error(virtual_clock: VirtualClock) -> None:
     """Retries are for few failures; when all fail they would make it worse."""
     target = FakeTarget(m=failing(after_ms=10))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
@@ -143,7 +144,7 @@ async def test_an_empty_budget_leaves_the_first_error(virtual_clock: Any) -> Non
 
 
 @pytest.mark.parametrize("at_ms", [5, 50])
-async def test_a_cancel_gives_its_part_of_the_budget_back(virtual_clock: Any, at_ms: int) -> None:
+async def test_a_cancel_gives_its_part_of_the_budget_back(virtual_clock: VirtualClock, at_ms: int) -> None:
     """During the call and during the pause."""
     target = FakeTarget(m=failing(after_ms=10))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)

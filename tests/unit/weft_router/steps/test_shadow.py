@@ -11,6 +11,7 @@ import pytest
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_condition import FakeCondition
 from tests.unit.weft_router.fake_target import FakeTarget, answering, failing
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext
 from weft_common.errors import InvalidArgumentError, NotFoundError
@@ -45,7 +46,7 @@ def counters_of(runtime: Runtime, path: str = "root/s") -> StepCounters:
     return next(counters for counters in runtime.step_counters if counters.path == path)
 
 
-async def test_a_shadow_holds_up_nothing(virtual_clock: Any) -> None:
+async def test_a_shadow_holds_up_nothing(virtual_clock: VirtualClock) -> None:
     """The answer comes while the copy is on its way; neither path nor answer shows it."""
     target = FakeTarget(shadow=answering(9.0, after_ms=500, p=1))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
@@ -71,11 +72,11 @@ async def test_a_shadow_holds_up_nothing(virtual_clock: Any) -> None:
 
 @pytest.mark.parametrize("is_defect", [False, True])
 async def test_a_failing_shadow_fails_nothing(
-    virtual_clock: Any, is_defect: bool, caplog: pytest.LogCaptureFixture
+    virtual_clock: VirtualClock, is_defect: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is counted; a defect is logged too."""
 
-    async def break_down(call: object, context: object) -> object:
+    async def break_down(call: Any, context: Any) -> Any:
         raise ZeroDivisionError
 
     target = FakeTarget(shadow=break_down if is_defect else failing())
@@ -90,7 +91,7 @@ async def test_a_failing_shadow_fails_nothing(
     assert is_defect == any("ZeroDivisionError" in str(record.exc_info) for record in caplog.records)
 
 
-async def test_a_share_of_the_requests_is_copied(virtual_clock: Any) -> None:
+async def test_a_share_of_the_requests_is_copied(virtual_clock: VirtualClock) -> None:
     """Drawn for each request."""
     target = FakeTarget()
     runtime = Runtime({"model": target}, clock_ns=virtual_clock, generator=random.Random(7))
@@ -102,7 +103,7 @@ async def test_a_share_of_the_requests_is_copied(virtual_clock: Any) -> None:
     assert target.called().count("shadow") == counters_of(runtime).events["shadows_sent"]
 
 
-async def test_no_more_copies_than_max_inflight_are_on_their_way(virtual_clock: Any) -> None:
+async def test_no_more_copies_than_max_inflight_are_on_their_way(virtual_clock: VirtualClock) -> None:
     """The others are dropped and counted."""
     target = FakeTarget(shadow=answering(after_ms=500))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
@@ -116,7 +117,7 @@ async def test_no_more_copies_than_max_inflight_are_on_their_way(virtual_clock: 
     assert 3 == counters.events["shadows_sent"]
 
 
-async def test_shadows_are_shed_first(virtual_clock: Any) -> None:
+async def test_shadows_are_shed_first(virtual_clock: VirtualClock) -> None:
     """When the router is busy none starts; the requests go on."""
     is_busy = True
     target = FakeTarget()
@@ -134,7 +135,9 @@ async def test_shadows_are_shed_first(virtual_clock: Any) -> None:
 
 
 @pytest.mark.parametrize(("timeout_ms", "expected_ms"), [(0, 30_000), (80, 80)])
-async def test_a_shadow_has_a_deadline_of_its_own(virtual_clock: Any, timeout_ms: int, expected_ms: int) -> None:
+async def test_a_shadow_has_a_deadline_of_its_own(
+    virtual_clock: VirtualClock, timeout_ms: int, expected_ms: int
+) -> None:
     """Not that of the request, which may be over long before; without a timeout it is half a minute."""
     target = FakeTarget(shadow=answering(after_ms=1_000_000))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
@@ -146,7 +149,7 @@ async def test_a_shadow_has_a_deadline_of_its_own(virtual_clock: Any, timeout_ms
     assert (0, 1) == (runtime.shadows.num_inflight, counters_of(runtime).events["shadows_failed"])
 
 
-async def test_a_cancelled_request_leaves_its_shadow_alone(virtual_clock: Any) -> None:
+async def test_a_cancelled_request_leaves_its_shadow_alone(virtual_clock: VirtualClock) -> None:
     """The copy is not the client's."""
     target = FakeTarget(m=answering(after_ms=100), shadow=answering(after_ms=200))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
@@ -159,7 +162,7 @@ async def test_a_cancelled_request_leaves_its_shadow_alone(virtual_clock: Any) -
     assert (["m"], 0) == (target.cancelled, runtime.shadows.num_inflight)
 
 
-async def test_a_closed_runtime_has_no_shadow_left(virtual_clock: Any) -> None:
+async def test_a_closed_runtime_has_no_shadow_left(virtual_clock: VirtualClock) -> None:
     """Its call is cancelled, and none starts any more."""
     target = FakeTarget(shadow=answering(after_ms=500))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
@@ -172,7 +175,7 @@ async def test_a_closed_runtime_has_no_shadow_left(virtual_clock: Any) -> None:
     assert (0, 1) == (runtime.shadows.num_inflight, counters_of(runtime).events["shadows_dropped"])
 
 
-async def test_a_shadow_of_alternatives_sees_the_inputs_of_the_node(virtual_clock: Any) -> None:
+async def test_a_shadow_of_alternatives_sees_the_inputs_of_the_node(virtual_clock: VirtualClock) -> None:
     """It starts with the node, whichever branch is taken."""
     branches = [make.step("b", "m", {"IN": "X"}, {"OUT": "Y"}, is_otherwise=True)]
     shadow = make.step("s", "shadow", {"IN": "X"}, {}, shadow=ShadowPlan(100.0, 0))
@@ -185,10 +188,10 @@ async def test_a_shadow_of_alternatives_sees_the_inputs_of_the_node(virtual_cloc
     assert (["m", "shadow"], "sw[b]") == (target.called(), context.trailing_metadata[0][1])
 
 
-async def test_a_shadow_may_have_a_condition(virtual_clock: Any) -> None:
+async def test_a_shadow_may_have_a_condition(virtual_clock: VirtualClock) -> None:
     """It is looked at behind the request's back: what it raises fails nothing."""
 
-    def is_large(request: object, tensors: Mapping[str, Any]) -> bool:
+    def is_large(request: Any, tensors: Mapping[str, Any]) -> bool:
         if tensors["X"][0] == 1:
             raise InvalidArgumentError("neither large nor small")
         return bool(tensors["X"][0] > 1)
@@ -203,7 +206,7 @@ async def test_a_shadow_may_have_a_condition(virtual_clock: Any) -> None:
     assert [make.tensor(2.0)] == [call.inputs["IN"] for call in target.calls if call.model_name == "shadow"]
 
 
-async def test_a_shadow_holds_only_the_tensors_that_it_reads(virtual_clock: Any) -> None:
+async def test_a_shadow_holds_only_the_tensors_that_it_reads(virtual_clock: VirtualClock) -> None:
     """A copy on its way for half a minute must not keep what else the request had."""
     steps = [
         make.step("s", "shadow", {"IN": "X"}, {}, shadow=ShadowPlan(100.0, 0)),
@@ -215,7 +218,7 @@ async def test_a_shadow_holds_only_the_tensors_that_it_reads(virtual_clock: Any)
 
     data = Data(4)
     watched = weakref.ref(data)
-    inputs = {"X": make.tensor(1.0), "BIG": WireTensor("FP32", (1,), data)}
+    inputs = {"X": make.tensor(1.0), "BIG": WireTensor("FP32", (1,), data)}  # type: ignore[arg-type]
     del data
     await make.run(GraphExecutor(plan, runtime), inputs=inputs)
     inputs.clear()
@@ -226,7 +229,7 @@ async def test_a_shadow_holds_only_the_tensors_that_it_reads(virtual_clock: Any)
     assert (1, None) == (runtime.shadows.num_inflight, watched())
 
 
-async def test_a_copy_is_nothing_that_a_bandit_gets_feedback_for(virtual_clock: Any) -> None:
+async def test_a_copy_is_nothing_that_a_bandit_gets_feedback_for(virtual_clock: VirtualClock) -> None:
     """What it chooses is counted, and not remembered by the request's id."""
     bandit = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.1, 0)
     steps = [make.step("A", "shadow", {"IN": "X"}, {})]

@@ -98,7 +98,7 @@ async def test_steps_beside_the_stream_run_once_and_at_the_same_time(build: Plan
         yield make.tensor(1)
         yield make.tensor(2)
 
-    async def side(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def side(call: InferCall, context: CallContext) -> dict[str, Any]:
         await both.wait()
         return {"OUT": make.tensor(7)}
 
@@ -152,7 +152,7 @@ async def test_so_many_responses_are_in_work_at_once(build: Plans, target: Any) 
     release = [asyncio.Event() for _ in range(6)]
     entered: list[int] = []
 
-    async def post(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def post(call: InferCall, context: CallContext) -> dict[str, Any]:
         number = next(n for n in range(9) if make.tensor(n) == call.inputs["IN"])
         entered.append(number)
         await release[number].wait()
@@ -196,7 +196,7 @@ async def test_a_trace_comes_with_the_end(build: Plans, target: Any) -> None:
     got, _ = await collected(stream_of(build.chat(), target, parameters={"graph_trace": True}))
     assert [False] * 5 == [result.is_null for result in got]
     assert (True, {}) == (got[-1].is_final, got[-1].outputs)
-    entries = json.loads(got[-1].parameters["graph_trace"])
+    entries = json.loads(got[-1].parameters["graph_trace"])  # type: ignore[arg-type]
     assert [("root/pre", None), ("root/llm", 4), ("root/post", None)] == [
         (entry["path"], entry.get("responses")) for entry in entries
     ]

@@ -48,7 +48,7 @@ async def test_a_failing_stream_ends_after_its_responses(build: Plans, target: A
 async def test_a_failure_after_the_stream_cancels_it(build: Plans, target: Any, limit: int) -> None:
     """Responses before it are delivered; the model is told to stop, and the path shows the response that failed."""
 
-    async def post(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def post(call: InferCall, context: CallContext) -> dict[str, Any]:
         if call.inputs["IN"] == make.tensor(3):
             raise RemoteError("UNAVAILABLE", "gone")
         return {"OUT": call.inputs["IN"]}
@@ -80,12 +80,12 @@ async def test_of_several_failures_the_first_in_order_counts(build: Plans, targe
         failed[number].set()
         raise RemoteError(code, f"number {number}")
 
-    async def post(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def post(call: InferCall, context: CallContext) -> dict[str, Any]:
         if call.inputs["IN"] == make.tensor(3):
             await fail(3, "INTERNAL")
         return {"OUT": call.inputs["IN"]}
 
-    async def last(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def last(call: InferCall, context: CallContext) -> dict[str, Any]:
         if call.inputs["IN"] == make.tensor(1):
             await asyncio.gather(*(event.wait() for event in failed.values()))
         if call.inputs["IN"] == make.tensor(2):
@@ -105,7 +105,7 @@ async def test_of_several_failures_the_first_in_order_counts(build: Plans, targe
 async def test_a_failure_beside_the_stream_closes_it(build: Plans, target: Any) -> None:
     """A stream whose first response is there waits for the steps beside it; when one fails it is cancelled."""
 
-    async def side(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def side(call: InferCall, context: CallContext) -> dict[str, Any]:
         await target.has_made.wait()
         raise RemoteError("INTERNAL", "boom")
 
@@ -143,7 +143,7 @@ async def test_a_cancel_at_any_moment_leaves_nothing(build: Plans, target: Any, 
             await asyncio.sleep(0)
             yield make.tensor(number)
 
-    async def post(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def post(call: InferCall, context: CallContext) -> dict[str, Any]:
         await asyncio.sleep(0)
         return {"OUT": call.inputs["IN"]}
 
@@ -203,7 +203,7 @@ async def test_a_soft_stream_that_fails_at_once_leaves_one_response(build: Plans
     plan = build.graph(build.stream("llm", "X", "t", is_soft=True, defaults=default), build.step("post", "t", "Y"))
     got, error = await collected(stream_of(plan, target, parameters={"graph_trace": True}))
     assert (None, [9]) == (error, numbers(got[:-1]))
-    entries = json.loads(got[-1].parameters["graph_trace"])
+    entries = json.loads(got[-1].parameters["graph_trace"])  # type: ignore[arg-type]
     assert ["UNAVAILABLE", "OK"] == [entry["status"] for entry in entries]
     assert "gone" in entries[0]["error"]
 
@@ -216,7 +216,7 @@ async def test_a_soft_stream_that_fails_later_ends_early(build: Plans, target: A
     got, error = await collected(stream_of(plan, target, parameters={"graph_trace": True}, context=context))
     assert (None, [1, 2]) == (error, numbers(got[:-1]))
     assert [("x-graph-path", "root.llm!;post")] == context.trailing_metadata
-    entry = json.loads(got[-1].parameters["graph_trace"])[0]
+    entry = json.loads(got[-1].parameters["graph_trace"])[0]  # type: ignore[arg-type]
     assert (2, "UNAVAILABLE") == (entry["responses"], entry["status"])
     assert "gone" in entry["error"]
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from tests.unit.weft_router import make
@@ -12,7 +13,7 @@ from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
-from weft_router.target import TargetModel
+from weft_router.target import Target, TargetModel
 from weft_router.targets.catalog import FIRST_BACKOFF_S, TargetCatalog
 from weft_router.targets.membership import MembershipSettings, Tell
 from weft_router.targets.replica import Health
@@ -32,7 +33,7 @@ class StartedCatalog:
 
 
 @asynccontextmanager
-async def started(*targets: object, poll_s: float = FOR_EVER_S) -> AsyncIterator[StartedCatalog]:
+async def started(*targets: Any, poll_s: float = FOR_EVER_S) -> AsyncIterator[StartedCatalog]:
     """A catalog that polls once an hour."""
     changed = asyncio.Event()
     catalog = TargetCatalog(targets, poll_s=poll_s, on_change=changed.set)
@@ -50,7 +51,7 @@ async def started(*targets: object, poll_s: float = FOR_EVER_S) -> AsyncIterator
         await catalog.close()
 
 
-def serving(target: object, *models: str, version: str = "1", is_ready: bool = True) -> None:
+def serving(target: FakeTarget, *models: str, version: str = "1", is_ready: bool = True) -> None:
     target.models = [TargetModel(make.signature(model, version=version), is_ready) for model in models]
 
 
@@ -122,7 +123,7 @@ async def test_a_replica_takes_over_while_the_first_target_is_gone() -> None:
 async def test_a_lost_target_keeps_its_models_but_they_are_not_ready() -> None:
     """An UNAVAILABLE answer makes the catalog ask at once, not at the next poll; it comes back by itself."""
 
-    async def fail(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def fail(call: InferCall, context: CallContext) -> dict[str, Any]:
         raise GONE
 
     target = FakeTarget(m=fail)
@@ -144,7 +145,7 @@ async def test_a_replica_that_comes_back_ends_the_pause() -> None:
     """While all were lost the pause between two questions has grown; nobody waits for its end."""
     tells: list[Tell] = []
 
-    async def watch(target: object, tell: Tell) -> None:
+    async def watch(target: Target, tell: Tell) -> None:
         tells.append(tell)
         await asyncio.Event().wait()
 
@@ -186,7 +187,7 @@ async def test_a_poll_finds_new_models() -> None:
 async def test_calls_are_counted_per_model_version() -> None:
     """Success, failure with its reason, rows of a batching model; the parts add up to the whole."""
 
-    async def fail(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def fail(call: InferCall, context: CallContext) -> dict[str, Any]:
         raise RemoteError("RESOURCE_EXHAUSTED", "full")
 
     target = FakeTarget(bad=fail)
@@ -211,7 +212,7 @@ async def test_a_cancelled_call_is_counted_as_cancelled() -> None:
     """The counter is CANCELED, as Triton Inference Server spells it."""
     is_called = asyncio.Event()
 
-    async def never(call: InferCall, context: CallContext) -> dict[str, object]:
+    async def never(call: InferCall, context: CallContext) -> dict[str, Any]:
         is_called.set()
         await asyncio.Event().wait()
         return {}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.unit.weft_router import make
 
-from weft_common.core import CallContext, IndexEntry, InferCall, InferResult
+from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
 from weft_common.errors import (
     InternalError,
     InvalidArgumentError,
@@ -30,7 +30,7 @@ from weft_router.repository.config import config_of_signature
 from weft_router.targets.in_process import InProcessTarget
 
 
-class RaisingCore:
+class RaisingCore(InferenceCore):
     """Serves `double`, whose answers are what `act` makes of a call; `is_loaded` is whether it can tell of it."""
 
     def __init__(self, act: Callable[[CallContext], Any] = lambda context: None) -> None:

@@ -42,7 +42,7 @@ async def test_an_answer_of_another_number_of_rows_is_refused(
     with pytest.raises(InternalError) as caught:
         await answered(model, Y=make.tensor(*range(6), shape=(3, 2)))
     assert f"{text} (error id {caught.value.error_id})" == caught.value.message
-    assert [caught.value.error_id] == [record.error_id for record in caplog.records]
+    assert [caught.value.error_id] == [record.error_id for record in caplog.records]  # type: ignore[attr-defined]
 
 
 async def test_classes_are_no_broken_promise(model: TargetModel) -> None:

@@ -15,7 +15,7 @@ from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError, UnavailableError
-from weft_router.target import TargetModel
+from weft_router.target import Target, TargetModel
 from weft_router.targets.membership import REPLICAS_PER_DISCOVERY, MembershipSettings, Tell
 from weft_router.targets.replica import Health
 from weft_router.targets.replicated import CHOSEN_BY_GRPC, ReplicatedTarget
@@ -50,7 +50,7 @@ class Fleet:
         fake.models = list(self.models)
         return fake
 
-    async def watch(self, target: Any, tell: Tell) -> None:
+    async def watch(self, target: Target, tell: Tell) -> None:
         self.tells[target.name] = tell
         tell(Health.SERVING)
         await asyncio.Event().wait()
@@ -607,8 +607,8 @@ async def test_a_stream_moves_only_before_its_first_response(fleet: Fleet, num_r
     """Then only if it was refused."""
     async with replicated(fleet) as target:
         first, second = target.replicas
-        first.target = Streaming("a:1", num_responses, refusal())
-        second.target = Streaming("b:1", 3, None)
+        first.target = Streaming("a:1", num_responses, refusal())  # type: ignore[assignment]
+        second.target = Streaming("b:1", 3, None)  # type: ignore[assignment]
         second.num_inflight = 1  # the first is chosen
         if is_saved:
             results = [result async for result in target.stream_infer(call(), CallContext())]
@@ -616,5 +616,5 @@ async def test_a_stream_moves_only_before_its_first_response(fleet: Fleet, num_r
         else:
             with pytest.raises(RemoteError, match="shutting down"):
                 _ = [result async for result in target.stream_infer(call(), CallContext())]
-        assert (1, int(is_saved)) == (first.target.num_calls, second.target.num_calls)
+        assert (1, int(is_saved)) == (first.target.num_calls, second.target.num_calls)  # type: ignore[attr-defined]
         assert [0, 1] == [one.num_inflight for one in target.replicas]

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from tests.unit.weft_router import make
 
-from weft_common.core import CallContext, InferCall, InferResult
+from weft_common.core import CallContext, InferCall, InferenceCore, InferResult
 from weft_common.errors import DeadlineExceededError, RemoteError, ResourceExhaustedError, WeftError
 from weft_common.protocol.wire import response_from_result
 from weft_common.server.server import add_services
@@ -23,7 +23,7 @@ from weft_router.targets.in_process import InProcessTarget
 DECOUPLED = "llm"
 
 
-class StreamCore:
+class StreamCore(InferenceCore):
     """Streams 1, 2, 3 and then does what `then` says; `num_made` counts, `is_over` tells how it ended."""
 
     def __init__(self) -> None:

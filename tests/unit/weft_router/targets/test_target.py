@@ -11,7 +11,7 @@ import grpc
 import pytest
 from tests.unit.weft_router import make
 
-from weft_common.core import CallContext, IndexEntry, InferCall, InferResult
+from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
 from weft_common.errors import DeadlineExceededError, NotFoundError, RemoteError, ResourceExhaustedError
 from weft_common.server.server import add_services
 from weft_protos import grpc_service_pb2 as pb
@@ -31,7 +31,7 @@ node { name: "root" sequence { step { name: "only" model_name: "double" } } }
 """
 
 
-class TinyCore:
+class TinyCore(InferenceCore):
     """Serves `double`, and lists `broken`, which has no configuration; `answer` may be replaced."""
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ async def test_an_error_keeps_code_text_and_retry_hint(core: TinyCore, target: T
     core.answer = refuse
     with pytest.raises((RemoteError, ResourceExhaustedError)) as caught:
         await target.infer(call(), CallContext())
-    assert ("RESOURCE_EXHAUSTED", 120) == (caught.value.code, caught.value.retry_after_ms)
+    assert ("RESOURCE_EXHAUSTED", 120) == (caught.value.code, caught.value.retry_after_ms)  # type: ignore[attr-defined]
     assert "Exceeds maximum queue size" in caught.value.message
 
 
@@ -278,9 +278,9 @@ async def test_a_cancel_does_not_break_off_the_task_of_the_grpc_library(
         request = asyncio.create_task(target.infer(call(), CallContext()))
         await is_called.wait()
         request.cancel()
-        await asyncio.wait((request, calls[0]._invocation_task))
+        await asyncio.wait((request, calls[0]._invocation_task))  # type: ignore[attr-defined]
         assert request.cancelled()
-        assert not calls[0]._invocation_task.cancelled()
+        assert not calls[0]._invocation_task.cancelled()  # type: ignore[attr-defined]
         assert grpc.StatusCode.CANCELLED is await calls[0].code()
         await target.close()
 
@@ -292,7 +292,7 @@ async def test_a_closed_target_is_unavailable(core: TinyCore) -> None:
         await target.close()
         with pytest.raises(Exception, match="model 'double'") as caught:
             await target.infer(call(), CallContext())
-        assert "UNAVAILABLE" == caught.value.code
+        assert "UNAVAILABLE" == caught.value.code  # type: ignore[attr-defined]
 
 
 async def test_a_killed_target_is_named_and_used_again_when_it_is_back(tmp_path: Path, core: TinyCore) -> None:
@@ -316,7 +316,7 @@ async def test_a_killed_target_is_named_and_used_again_when_it_is_back(tmp_path:
     assert grpc.StatusCode.UNAVAILABLE is caught.value.code()
     text = f"pipe/1: root/only -> double@3: model 'double' on target 'model' ({address}) cannot be reached"
     assert text in caught.value.details()
-    assert "root.only!" == dict(caught.value.trailing_metadata())["x-graph-path"]
+    assert "root.only!" == dict(caught.value.trailing_metadata())["x-graph-path"]  # type: ignore[arg-type, index]
     await until(lambda: not router.is_ready())
     assert "not ready" in router.index(ready_only=False)[0].reason
 
@@ -344,7 +344,7 @@ async def _front(router: RouterCore) -> Front:
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
 
     async def close() -> None:
-        await channel.close()
+        await channel.close()  # type: ignore[call-arg]
         await server.stop(None)
 
     return Front(GRPCInferenceServiceStub(channel), close)

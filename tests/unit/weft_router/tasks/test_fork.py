@@ -1,8 +1,10 @@
 """Tasks that run at once: what is left of them, however they end."""
 
 import asyncio
+from typing import Any
 
 import pytest
+from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.errors import DeadlineExceededError, UnavailableError
 from weft_router.tasks.fork import Fork, Quorum, Race
@@ -144,7 +146,7 @@ async def after(delay_ms: float, result: int = 1) -> int:
     return result
 
 
-async def joined(fork: Quorum, *coroutines: object) -> list[int]:
+async def joined(fork: Quorum, *coroutines: Any) -> list[int]:
     """Numbers of the tasks that succeeded, when all is over."""
     for coroutine in coroutines:
         fork.start(coroutine)
@@ -165,7 +167,7 @@ async def joined(fork: Quorum, *coroutines: object) -> list[int]:
     ],
 )
 async def test_late_soft_tasks_are_cancelled(
-    virtual_clock: object,
+    virtual_clock: VirtualClock,
     needed: int,
     kinds: str,
     straggler_ms: float | None,
@@ -179,14 +181,14 @@ async def test_late_soft_tasks_are_cancelled(
     assert elapsed_ms == virtual_clock.elapsed_ms()
 
 
-async def test_without_a_number_the_wait_starts_when_the_hard_tasks_have_ended(virtual_clock: object) -> None:
+async def test_without_a_number_the_wait_starts_when_the_hard_tasks_have_ended(virtual_clock: VirtualClock) -> None:
     """A success of a soft task before that starts nothing."""
     fork = quorum(1, "ssh", 5, waits_for_hard=True)
     assert [0, 2] == await joined(fork, after(1), after(60), after(20))
     assert 25.0 == virtual_clock.elapsed_ms()
 
 
-async def test_a_quorum_out_of_reach_is_over_at_once(virtual_clock: object) -> None:
+async def test_a_quorum_out_of_reach_is_over_at_once(virtual_clock: VirtualClock) -> None:
     """Two of three have ended without success, so two cannot succeed any more; the third is cancelled."""
     fork = quorum(2, "sss")
     assert [] == await joined(fork, after(5, 0), after(1, 0), after(1_000))
@@ -194,7 +196,7 @@ async def test_a_quorum_out_of_reach_is_over_at_once(virtual_clock: object) -> N
     assert 5.0 == virtual_clock.elapsed_ms()
 
 
-async def test_an_error_of_a_hard_task_cancels_the_others(virtual_clock: object) -> None:
+async def test_an_error_of_a_hard_task_cancels_the_others(virtual_clock: VirtualClock) -> None:
     """However many have succeeded."""
     with pytest.raises(UnavailableError):
         await joined(quorum(1, "shs"), value(1), fail(UnavailableError("gone")), after(1_000))
@@ -231,7 +233,7 @@ async def test_an_error_of_a_soft_task_counts_unless_time_is_over_and_the_answer
     assert 0 == num_other_tasks()
 
 
-async def test_a_timer_does_not_outlive_its_quorum(virtual_clock: object) -> None:
+async def test_a_timer_does_not_outlive_its_quorum(virtual_clock: VirtualClock) -> None:
     """A cancel while stragglers are waited for leaves neither tasks nor timer."""
     fork = quorum(1, "ss", 60_000)
     fork.start(value(1))
@@ -242,11 +244,13 @@ async def test_a_timer_does_not_outlive_its_quorum(virtual_clock: object) -> Non
     with pytest.raises(asyncio.CancelledError):
         await join
     assert 0 == num_other_tasks()
-    assert all(timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)
+    assert all(timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kinds", ["ss", "ssh"])
-async def test_what_a_late_task_raises_when_it_is_cancelled_does_not_matter(virtual_clock: object, kinds: str) -> None:
+async def test_what_a_late_task_raises_when_it_is_cancelled_does_not_matter(
+    virtual_clock: VirtualClock, kinds: str
+) -> None:
     """Its answer is not waited for any more, whether or not a hard task still runs."""
 
     async def leave_badly() -> int:

@@ -164,7 +164,7 @@ async def test_a_definition_is_read_on_a_thread_that_may_be_left_alone(repositor
 
     class Completes(repository.BACKEND):
         @staticmethod
-        def auto_complete(config: dict[str, Any], directory: object) -> dict[str, Any]:
+        def auto_complete(config: dict[str, Any], directory: Any) -> dict[str, Any]:
             is_daemon.append(threading.current_thread().daemon)
             gate.wait()
             return config
@@ -184,7 +184,7 @@ async def test_exit_in_auto_complete_fails_the_load(repository: Any) -> None:
 
     class Exits(repository.BACKEND):
         @staticmethod
-        def auto_complete(config: dict[str, Any], directory: object) -> dict[str, Any]:
+        def auto_complete(config: dict[str, Any], directory: Any) -> dict[str, Any]:
             raise KeyboardInterrupt
 
     repository.write("m", {1: 1}, 'backend: "add"')
@@ -200,7 +200,7 @@ async def test_auto_complete_that_hangs_fails_the_load(repository: Any, gate: An
         completes_always = True
 
         @staticmethod
-        def auto_complete(config: dict[str, Any], directory: object) -> dict[str, Any]:
+        def auto_complete(config: dict[str, Any], directory: Any) -> dict[str, Any]:
             if not gate.is_open.is_set():
                 gate.wait()
             return config

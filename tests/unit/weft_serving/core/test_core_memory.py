@@ -99,7 +99,7 @@ async def test_an_answered_request_is_freed(
     """
     num_before, context = _num_calls(), Context()
     with contextlib.suppress(RuntimeError):
-        await servicer.ModelInfer(request_, context)
+        await servicer.ModelInfer(request_, context)  # type: ignore[arg-type]
     await repository.cores[0].close(grace_s=10)  # the thread of the instance has forgotten the batch, too
     assert (code, num_before) == (context.code and context.code.name, _num_calls())
 
@@ -113,7 +113,7 @@ async def test_an_answered_request_of_a_stream_is_freed(
     """That also holds for a stream, whether an error ends it or not."""
     num_before, context = _num_calls(), Context(*metadata)
     with contextlib.suppress(RuntimeError):
-        async for _ in servicer.ModelStreamInfer(_stream(_request(model)), context):
+        async for _ in servicer.ModelStreamInfer(_stream(_request(model)), context):  # type: ignore[arg-type]
             pass
     await repository.cores[0].close(grace_s=10)
     assert num_before == _num_calls()

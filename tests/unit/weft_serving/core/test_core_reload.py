@@ -28,9 +28,7 @@ async def test_reload_serves_what_the_folder_has_now(repository: Any) -> None:
         ({1: 2, 2: "none"}, "version_policy { all { } }", "version 2 is at UNAVAILABLE state"),
     ],
 )
-async def test_failed_reload_keeps_what_serves(
-    repository: Any, values: dict[int, object], line: str, reason: str
-) -> None:
+async def test_failed_reload_keeps_what_serves(repository: Any, values: dict[int, Any], line: str, reason: str) -> None:
     """The caller learns why, the index too, and the old version answers as before; a good reload then clears it."""
     repository.write("m", {1: 1})
     core = await repository.serve()

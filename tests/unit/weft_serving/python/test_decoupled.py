@@ -80,7 +80,7 @@ async def test_responses_may_be_sent_late_from_other_threads(serve_python):
         returned.release()
 
     model = await serve_python(execute)
-    assert [[1.0], [2.0]] == await asyncio.gather(values(model, call(1)), values(model, call(2)))
+    assert [[1.0], [2.0]] == await asyncio.gather(values(model, call(1)), values(model, call(2)))  # type: ignore[comparison-overlap]
 
 
 async def test_the_request_goes_on_after_an_error(serve_python):
@@ -410,7 +410,7 @@ async def test_coroutines_of_several_batches_run_together(serve_python):
 
     model = await serve_python(execute, source=ASYNC_SOURCE)
     pair = asyncio.gather(values(model, call(1)), values(model, call(2)))
-    assert [[1.0], [2.0]] == await asyncio.wait_for(pair, TIMEOUT_S)
+    assert [[1.0], [2.0]] == await asyncio.wait_for(pair, TIMEOUT_S)  # type: ignore[comparison-overlap]
     for value, text in ((3, "failed to execute"), (4, "failed to execute"), (5, "must return None, got int")):
         with pytest.raises(InternalError, match=text):
             await values(model, call(value))

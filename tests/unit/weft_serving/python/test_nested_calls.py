@@ -53,7 +53,7 @@ class Callee:
         self.seen.append((call, context))
         try:
             for value in range(int(decode(call.inputs["IN"])[0, 0])):
-                yield InferResult(call.model_name, "1", outputs={"OUT": encode(np.float32([[value]]))}, is_final=False)
+                yield InferResult(call.model_name, "1", outputs={"OUT": encode(np.float32([[value]]))}, is_final=False)  # type: ignore[arg-type]
             yield InferResult(call.model_name, "1", is_null=True)
         finally:
             self.closed.set()
@@ -388,7 +388,7 @@ def _countdown(requests, pb_utils):
         if value == 0:
             answers.append(response(pb_utils, 100))
             continue
-        tensor = pb_utils.Tensor("IN", np.float32([[value - 1]]))
+        tensor = pb_utils.Tensor("IN", np.float32([[value - 1]]))  # type: ignore[arg-type]
         answer = pb_utils.InferenceRequest(model_name="m", inputs=[tensor], requested_output_names=["OUT"]).exec()
         error = answer.error() if answer.has_error() else None
         answers.append(pb_utils.InferenceResponse(answer.output_tensors(), error=error))

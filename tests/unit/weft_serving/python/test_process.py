@@ -406,7 +406,7 @@ class _Doubles:
     async def stream_infer(self, call, context):
         assert type(call.inputs["IN"].data) is bytes
         for value in range(int(decode(call.inputs["IN"])[0, 0])):
-            yield InferResult("other", "1", outputs={"OUT": encode(np.float32([[value]]))}, is_final=False)
+            yield InferResult("other", "1", outputs={"OUT": encode(np.float32([[value]]))}, is_final=False)  # type: ignore[arg-type]
 
 
 async def test_calls_of_other_models_cross_over(serve):
@@ -440,7 +440,7 @@ def test_messages_of_any_size_cross_a_channel():
     one, other = map(Channel, socket.socketpair())
     large = np.arange(5_000_000, dtype=np.int64)
     sent = [WireTensor("INT8", (1,), bytes([number % 100])) for number in range(2000)]
-    message = ("x", sent, encode(np.zeros((0, 3), np.float32)), WireTensor("INT64", large.shape, large.data))
+    message = ("x", sent, encode(np.zeros((0, 3), np.float32)), WireTensor("INT64", large.shape, large.data))  # type: ignore[arg-type]
     sender = threading.Thread(target=one.send, args=(message,))
     sender.start()
     kind, tensors, empty, big = other.receive()

@@ -13,6 +13,7 @@ from weft_router.compile import compile_graph
 from weft_router.executor import GraphExecutor
 from weft_router.graph import GraphSource, ModelCatalog
 from weft_router.runtime import Runtime
+from weft_router.target import Target
 from weft_tools.convert.graphs import convert
 from weft_tools.convert.yaml_tree import Source
 
@@ -20,7 +21,7 @@ GOLDEN = Path(__file__).with_name("golden")
 Answer = Callable[[Mapping[str, WireTensor]], dict[str, WireTensor]]
 
 
-class _Target:
+class _Target(Target):
     """Answers as a test says."""
 
     name, address = "model", "in process"

@@ -7,9 +7,8 @@ from tests.unit.weft_tools.graphs import compiled, text_graph
 
 from weft_router.graph import GraphPlan
 from weft_tools.explain.entry import ExplainedStep, Fate
-from weft_tools.explain.outputs import live_root
 from weft_tools.explain.question import read_question
-from weft_tools.explain.walk import Walk
+from weft_tools.explain.tree import explain
 
 RUNS, MAYBE, SKIPPED, FAILS = Fate.RUNS, Fate.MAYBE, Fate.SKIPPED, Fate.FAILS
 SHORT = ("TEXT", '"short"')
@@ -20,9 +19,7 @@ def explained(plan: GraphPlan | str, **options: Any) -> ExplainedStep:
     plan = compiled(plan) if isinstance(plan, str) else plan
     none: dict[str, Any] = {name: [] for name in ("param", "header", "shape", "input", "output")}
     request = {"request_id": "", "priority": None, "remaining_ms": None}
-    question = read_question(argparse.Namespace(**(none | request | options)), plan)
-    walk = Walk(plan, question.knowledge, question.num_rows, question.pins)
-    return walk.run(question.inputs, live_root(plan, question.outputs))
+    return explain(plan, read_question(argparse.Namespace(**(none | request | options)), plan))
 
 
 def find(entry: ExplainedStep, name: str) -> ExplainedStep:

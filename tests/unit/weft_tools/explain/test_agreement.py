@@ -34,9 +34,10 @@ from weft_router.runtime import Runtime
 from weft_router.scope import RequestScope
 from weft_tools.explain.cost import count_calls
 from weft_tools.explain.entry import ExplainedStep, Fate
-from weft_tools.explain.judge import Knowledge
-from weft_tools.explain.values import ABSENT, Value
-from weft_tools.explain.walk import Walk
+from weft_tools.explain.judge import Judge
+from weft_tools.explain.question import Question
+from weft_tools.explain.tree import explain
+from weft_tools.explain.values import Known
 
 WORDS = ["de", "en", "nl", "x", "a" * 4500]
 EVERYTHING = text_graph(
@@ -123,7 +124,7 @@ class Models(FakeTarget):
         outputs = {spec.name: random_tensor(spec, num_rows, self.generator) for spec in signature.outputs}
         return InferResult(call.model_name, "1", call.request_id, {}, outputs)
 
-    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncIterator[InferResult]:
+    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncIterator[InferResult]:  # type: ignore[override]
         for _ in range(self.generator.randrange(3)):
             yield replace(await self.infer(call, context), is_final=False)
 
@@ -148,7 +149,7 @@ async def executed(
     plan: GraphPlan, call: InferCall, target: Models, context: CallContext, generator: random.Random
 ) -> tuple[set[str], str | None]:
     """Paths of the steps that ran, and the error."""
-    runtime = Runtime({name: target for name, _ in plan.dependencies} | {"model": target}, generator=generator)
+    runtime = Runtime({name: target for name, _ in plan.dependencies} | {"model": target}, generator=generator)  # type: ignore[arg-type]
     runtime.is_pinning_allowed, runtime.clock_ns = True, virtual_clock_of_loop()
     failure = None
     executor = GraphExecutor(plan, runtime)
@@ -226,9 +227,8 @@ def splitters(node: NodePlan) -> Iterator[NodePlan]:
 
 @pytest.mark.parametrize("share_failing", [0.0, 0.2])
 @pytest.mark.parametrize("name", PLANS)
-async def test_the_router_does_what_is_explained(name, share_failing):
+def test_the_router_does_what_is_explained(name, share_failing):
     """Steps that are to run have run, skipped ones have not; certain errors came, and no others but of models."""
-    VirtualClock()
     plan, num_certain = PLANS[name], 0
     for seed in range(40):
         generator = random.Random(f"{name} {seed}")
@@ -237,8 +237,13 @@ async def test_the_router_does_what_is_explained(name, share_failing):
         target = Models(plan, generator, share_failing)
         outputs = tuple(RequestedOutput(output, {}) for output in options["output"])
         call = InferCall(plan.signature.name, "", "", dict(options["param"]), tensors, outputs)
-        context = make.context(timeout_ms=options["remaining_ms"], headers=dict(options["header"]))
-        taken, failure = await executed(plan, call, target, context, generator)
+
+        async def run(call=call, target=target, options=options, generator=generator) -> tuple[set[str], str | None]:
+            VirtualClock()
+            context = make.context(timeout_ms=options["remaining_ms"], headers=dict(options["header"]))
+            return await executed(plan, call, target, context, generator)
+
+        taken, failure = asyncio.run(run())
         num_certain += len(agrees(root, taken, failure, is_up=not share_failing))
         if not plan.signature.is_decoupled:
             assert len(target.calls) <= count_calls(root).worst + count_calls(root).shadows
@@ -263,8 +268,8 @@ def test_a_random_graph_is_explained_as_it_runs(root, num_rows, has_e, seed, is_
     generator = random.Random(seed)
     tensors = {"X": encode(np.frombuffer(generator.randbytes(WIDTH * num_rows), np.uint8).reshape(num_rows, WIDTH))}
     tensors |= {"E": tensors["X"]} if has_e else {}
-    values = {name: Value.known(tensors[name]) if name in tensors else ABSENT for name in ("X", "E")}
-    entry = Walk(plan, Knowledge(RequestScope({}, {})), num_rows).run(values)
+    inputs = {name: Known(*tensor) for name, tensor in tensors.items()}
+    entry = explain(plan, Question(Judge(RequestScope({}, {})), inputs, num_rows, (), {}, ()))
 
     async def check() -> None:
         VirtualClock()

@@ -54,7 +54,9 @@ def test_perhaps_no_branch():
     )
     root = explained(text)
     assert (RUNS, MAYBE) == (root.fate, find(root, "a").fate)
-    assert ["INVALID_ARGUMENT if no branch matches: there is no 'otherwise'"] == find(root, "clf").may_fail
+    (message,) = find(root, "clf").may_fail
+    expected = "INVALID_ARGUMENT: g/1: root/clf/by: no branch of switch 'by' matches: value ? of 'text(inputs.LANG)'"
+    assert message.startswith(expected)
 
 
 def test_rows_go_their_own_ways():
@@ -124,8 +126,8 @@ def test_members_of_an_ensemble():
     """Members run at once; one whose test is false is skipped, and what is combined is said."""
     root = explained(good("fraud_vote"))
     assert {"gbdt": RUNS, "mlp": RUNS, "gnn": SKIPPED} == fates(root)
-    assert ["quorum 2 of 3", "late ones are waited for 25 ms"] == root.decisions[:2]
-    assert "LABEL = VOTE of gbdt, mlp, gnn, weighted" in root.decisions
+    assert ["quorum 2 of 3", "stragglers 25 ms"] == root.decisions[-2:]
+    assert "LABEL: VOTE, weighted" in root.decisions
     assert RUNS is find(explained(good("fraud_vote"), shape=[("GRAPH_EMB", "128")]), "gnn").fate
 
 
@@ -133,7 +135,7 @@ def test_a_model_that_combines_runs_after_the_members():
     """It is one more call, after the members."""
     root = explained(CUSTOM)
     assert {"a": RUNS, "b": RUNS, "judge": RUNS} == fates(root)
-    assert "PROBS = CUSTOM of a, b" in root.decisions
+    assert "PROBS: CUSTOM by judge" in root.decisions
     assert ["combines"] == find(root, "judge").why
 
 
@@ -147,7 +149,7 @@ def test_a_quorum_that_cannot_be_reached():
     )
     root = explained(text)
     expected = "2 of 2 steps must answer, and cannot any more: a did not run, its 'when' is false"
-    assert f"INVALID_ARGUMENT: g/1: root: {expected}" == root.failure.message
+    assert root.failure.message.startswith(f"INVALID_ARGUMENT: g/1: root: {expected}")
     assert RUNS is explained(text, shape=[("HINT", "4")]).fate
 
 
@@ -162,7 +164,7 @@ def test_what_follows_in_a_member_of_a_race_may_be_cancelled():
     assert {"a": RUNS, "b": RUNS} == fates(root)
     assert {"c": MAYBE} == fates(find(root, "b"))
     assert ["whether b is cancelled before"] == find(root, "c").depends_on
-    assert "the first answer counts, the others are cancelled" == root.decisions[0]
+    assert ["PROBS: FIRST"] == root.decisions
 
 
 def test_a_quorum_of_soft_steps_that_fail_has_their_code():
@@ -216,5 +218,8 @@ def test_members_that_may_all_be_skipped():
           step { name: "b" model_name: "bert_en" when: 'text(inputs.TEXT) != "a"' }
           combine { output: "PROBS" method: AVERAGE } } }"""
     )
-    assert ["INVALID_ARGUMENT if fewer than 1 of 2 steps run"] == explained(text).may_fail
+    (message,) = explained(text).may_fail
+    assert message.startswith(
+        "INVALID_ARGUMENT: g/1: root: 1 of 2 steps must answer, and cannot any more: a did not run"
+    )
     assert [] == explained(text, input=[SHORT]).may_fail

@@ -38,7 +38,7 @@ def engines(monkeypatch, engine):
         return made
 
     module = ModuleType("loading")
-    module.load_engine = load_engine
+    module.load_engine = load_engine  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "weft_model.backends.llm.loading", module)
     monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: None)
     return loaded
@@ -103,7 +103,7 @@ def test_requests_enter_the_engine(make_backend, engine):
     """With what the queue knows of them; one that is wrong is refused alone, as is one that the engine refuses."""
     backend = make_backend()
     requests = [make_request(text_input="a", parameters={"cache_salt": "s"}), make_request()]
-    requests[0].stream = Stream()
+    requests[0].stream = Stream()  # type: ignore[assignment]
     requests[0].priority, requests[0].enqueue_ns, requests[0].context.deadline_ns = 2, 77, 99
     first, second = _execute(backend, *requests)
     assert first is STREAMED
@@ -113,7 +113,7 @@ def test_requests_enter_the_engine(make_backend, engine):
     assert np.int32 == entered.prompt_ids.dtype
     engine.refusal = InvalidArgumentError("prompt too long")
     request = make_request(text_input="a")
-    request.stream = Stream()
+    request.stream = Stream()  # type: ignore[assignment]
     assert [engine.refusal] == _execute(backend, request)
     request.cancel()
     assert [] == engine.cancelled  # it never was there
@@ -123,7 +123,7 @@ def test_responses_go_through_the_stream(make_backend, engine, ids_of):
     """Made on the output thread; what the reader takes makes room for more."""
     backend = make_backend()
     request = make_request(text_input="a", stream=True)
-    stream = request.stream = Stream()
+    stream = request.stream = Stream()  # type: ignore[assignment]
     _execute(backend, request)
     for text in "bcdefgh":
         engine.say(engine.requests[0], ids_of(text))
@@ -142,7 +142,7 @@ def test_a_cancelled_request_leaves_the_engine(make_backend, engine):
     backend = make_backend()
     for is_early in (False, True):
         request = make_request(text_input="a")
-        request.stream = Stream()
+        request.stream = Stream()  # type: ignore[assignment]
         if is_early:
             request.cancel()
         _execute(backend, request)

@@ -65,7 +65,7 @@ def test_outputs_by_name_or_by_flag(reader):
     """Names decide where there are any."""
     assert {"text_output"} == reader.read(make_request(text_input="a")).outputs
     flags = {"return_finish_reason": True, "return_num_output_tokens": True, "return_logprobs": False}
-    asked = reader.read(make_request(text_input="a", **flags))
+    asked = reader.read(make_request(text_input="a", **flags))  # type: ignore[arg-type]
     assert {"text_output", "finish_reason", "num_output_tokens"} == asked.outputs
     asked = reader.read(make_request(text_input="a", outputs=("logprobs",), return_finish_reason=True))
     assert {"logprobs"} == asked.outputs

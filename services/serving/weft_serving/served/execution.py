@@ -1,0 +1,130 @@
+"""Runs batches on a backend: one outcome for each request, whatever the backend does."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft_common.core import InferResult
+from weft_common.errors import InternalError, WeftError
+from weft_common.observing.logs import get_logger
+from weft_common.observing.telemetry import trace_id_of
+from weft_common.signature import ModelSignature
+from weft_serving.backends.base import Backend, Batch
+from weft_serving.request.request import RESCHEDULED, STREAMED, InferenceRequest, InferenceResponse, Outcome
+from weft_serving.served.outputs import OutputEncoder
+
+_LOG = get_logger("weft.serving")
+
+
+@dataclass(slots=True)
+class BatchExecution:
+    """A batch that was run. Times are those of ``time.monotonic_ns`` and never decrease from field to field.
+
+    Attributes:
+        requests: Members that were run, in batch order; those cancelled before are not among them.
+        answers: One for each member; None for one that is executed again.
+        num_rows: Sum of the members' batch sizes.
+        start_ns: The instance started the batch.
+        infer_start_ns: Inputs were ready.
+        infer_end_ns: The model had run.
+        end_ns: Outputs were encoded.
+    """
+
+    requests: list[InferenceRequest]
+    answers: list[InferResult | WeftError | None]
+    num_rows: int
+    start_ns: int
+    infer_start_ns: int
+    infer_end_ns: int
+    end_ns: int
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether every member, of at least one, failed."""
+        return isinstance(self.answers[0], WeftError) and all(isinstance(other, WeftError) for other in self.answers)
+
+
+class BatchRunner:
+    """Executes batches of one instance, on its thread.
+
+    Args:
+        signature: Of the model, as clients see it.
+        instance: Name, for the log.
+    """
+
+    def __init__(self, signature: ModelSignature, instance: str) -> None:
+        self._signature = signature
+        self._instance = instance
+        self._encoder = OutputEncoder(signature)
+
+    def run(self, backend: Backend, requests: Sequence[InferenceRequest]) -> BatchExecution:
+        """Execute the requests that are not cancelled, and encode their answers."""
+        members: list[InferenceRequest] = []
+        for request in requests:
+            if not request.is_cancelled:
+                members.append(request)
+        batch = Batch(members)
+        outcomes = self._outcomes(backend, batch) if members else []
+        executed_ns = time.monotonic_ns()
+        infer_start_ns = min(max(batch.infer_start_ns, batch.start_ns), executed_ns)
+        infer_end_ns = min(max(batch.infer_end_ns or executed_ns, infer_start_ns), executed_ns)
+        answers = list(map(self._answer, members, outcomes))
+        end_ns = time.monotonic_ns()
+        return BatchExecution(members, answers, batch.num_rows, batch.start_ns, infer_start_ns, infer_end_ns, end_ns)
+
+    def _outcomes(self, backend: Backend, batch: Batch) -> Sequence[Outcome]:
+        """One outcome for each member, whatever the backend does."""
+        error: WeftError
+        is_last_try = len(batch.requests) == 1 or not backend.is_repeatable
+        try:
+            outcomes: Any = backend.execute(batch)
+            if isinstance(outcomes, Sequence) and len(outcomes) == len(batch.requests):
+                return outcomes
+            got = len(outcomes) if isinstance(outcomes, Sequence) else type(outcomes).__name__
+            error = InternalError(
+                f"model '{self._signature.name}' answered a batch of {len(batch.requests)} requests with {got} "
+                "outcomes; it must give one for each request, in order"
+            )
+            if is_last_try:
+                self.log(error)
+        except WeftError as raised:
+            error = raised.with_message(raised.message)  # without the traceback, which holds the batch
+            if is_last_try and isinstance(raised, InternalError):
+                self.log(raised, raised)
+        except BaseException as exception:
+            error = InternalError(f"model '{self._signature.name}' failed to execute the request")
+            if is_last_try:
+                self.log(error, exception, trace_id=trace_id_of(batch.requests[0].context.trace_context))
+        if not is_last_try:
+            _LOG.warning("a batch of %d failed, each request runs alone: %s", len(batch.requests), error.message)
+            return [outcome for request in batch.requests for outcome in self._outcomes(backend, Batch([request]))]
+        # A copy for each member: an exception that is raised in several tasks mixes up their tracebacks.
+        return [error.with_message(error.message) for _ in batch.requests]
+
+    def _answer(self, request: InferenceRequest, outcome: Outcome) -> InferResult | WeftError | None:
+        if isinstance(outcome, WeftError):
+            return outcome
+        if outcome is RESCHEDULED:
+            return None
+        if outcome is STREAMED:
+            return InferResult(self._signature.name, self._signature.version, request.call.request_id, is_null=True)
+        try:
+            if not isinstance(outcome, InferenceResponse):
+                raise InternalError(
+                    f"model '{self._signature.name}' answered a request with {type(outcome).__name__}; it must "
+                    "be an InferenceResponse or a WeftError"
+                )
+            return self._encoder.encode(request, outcome)
+        except InternalError as error:
+            self.log(error)
+            return error
+        except Exception as exception:
+            failure = InternalError(f"an output of model '{self._signature.name}' cannot be encoded")
+            self.log(failure, exception)
+            return failure
+
+    def log(self, error: InternalError, cause: BaseException | None = None, **fields: str) -> None:
+        """Log an error with its id, model and instance."""
+        extra = {"error_id": error.error_id, "model": self._signature.name, "instance": self._instance, **fields}
+        _LOG.error(error.message, exc_info=cause, extra=extra)

@@ -1,0 +1,351 @@
+"""The tree of steps, from what was found of each node."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from itertools import takewhile
+
+from weft_common.errors import WeftError
+from weft_router.graph.description import cases_text, condition_text
+from weft_router.graph.plan import Condition, GraphPlan, NodePlan, StepPlan
+from weft_router.reporting.path import StepRecord
+from weft_router.requests.routes import ROUTE_HEADER
+from weft_router.steps import ConditionFailedError
+from weft_tools.explain.entry import ExplainedStep, Failure, Fate, entry_of, make_unsure, skipped
+from weft_tools.explain.judge import Verdict, conditions_in
+from weft_tools.explain.question import Question
+from weft_tools.explain.stand_ins import AGAIN, TEXTS
+from weft_tools.explain.study import Studies, Study
+from weft_tools.explain.ways import LATE, MAX_WAYS, STREAM, Evaluation
+from weft_tools.wording import limit_texts
+
+#: What stands before a condition, where that is not the name of its field.
+_WORDS = {"sticky_by": "sticky by", "accept": "accepted if", AGAIN: "again while"}
+
+
+def explain(plan: GraphPlan, question: Question) -> ExplainedStep:
+    """The root's entry."""
+    root = plan.root
+    limit = least(question.judge.remaining_ms, plan.timeout_ms, root.timeout_ms)
+    label = f"{plan.signature.name}/{plan.signature.version}"
+    entry = ExplainedStep(root.name, root.path, label, root.kind, deadline_ms=limit, node=root)
+    entry.notes = limit_texts(0, plan.max_inflight)
+    if plan.signature.is_decoupled:
+        entry.decisions.append("answers with a stream of responses")
+    if plan.cache is not None:
+        entry.notes.append(f"whole answers: {plan.cache.text()}")
+    studies = Studies(plan, question)
+    try:
+        _Tree(plan, question, studies).fill(entry, root, studies.root(limit), limit)
+    finally:
+        studies.close()
+    if entry.failure is not None:
+        entry.fate = Fate.FAILS
+    return entry
+
+
+class _Tree:
+    """Fills the entries of one graph."""
+
+    def __init__(self, plan: GraphPlan, question: Question, studies: Studies) -> None:
+        self._root = plan.root
+        self._question = question
+        self._studies = studies
+        self._prefix = (
+            f"in ensemble '{plan.signature.name}', "
+            if plan.is_ensemble
+            else f"{plan.signature.name}/{plan.signature.version}: "
+        )
+
+    def fill(self, entry: ExplainedStep, node: NodePlan, study: Study, limit: float | None) -> None:
+        """What a node does, and all in it."""
+        if study.error is not None:
+            entry.failure = Failure(_message(study.error), isinstance(study.error, ConditionFailedError))
+        entry.may_fail += dict.fromkeys(map(_message, study.possible_errors))
+        shown = [*node.shadows, *node.steps, *node.customs]
+        children = {step.name: self._child(step, node, study, limit) for step in shown}
+        entry.children += children.values()
+        self._say(entry, node, study)
+        failed = next((child.name for child in entry.children if child.failure is not None), "")
+        for child in entry.children:
+            if child.fate is Fate.SKIPPED and not child.why and failed:
+                child.why.append(f"'{failed}' fails: not reached")
+        for name in sorted({name for way in study.counted for name in way.cancelled} & set(children)):
+            child = children[name]
+            if study.error is None:
+                make_unsure(child.children, f"whether {name} is cancelled before")
+            else:
+                make_unsure(child.children or [child], f"whether {failed or node.name} fails first")
+        if study.is_cut:
+            make_unsure(entry.children, f"one of more than {MAX_WAYS} ways to go")
+        self._count(entry, study)
+
+    def _child(self, step: StepPlan, node: NodePlan, study: Study, limit: float | None) -> ExplainedStep:
+        """The entry of a step of a node."""
+        why = self._why(step, node, study, limit)
+        if step.shadow is None:
+            return self._step(step, node, study, study.runs(step), limit, why)
+        has_run = [any(call.step is step for call in way.calls) for way in study.ways]
+        why.insert(0, step.shadow.text())
+        if not any(has_run):
+            return skipped(step, why)
+        entry = entry_of(step, node, Fate.SHADOW)
+        entry.why, entry.depends_on = why, _origins(study, step, has_run)
+        self._inside(entry, step, study, least(step.timeout_ms))
+        return entry
+
+    def _step(
+        self,
+        step: StepPlan,
+        node: NodePlan,
+        study: Study,
+        runs: list[list[StepRecord]],
+        limit: float | None,
+        why: list[str],
+        *,
+        is_fallback: bool = False,
+    ) -> ExplainedStep:
+        """The entry of a step, or of a fallback, with those runs."""
+        has_run = [bool(records) for records in runs]
+        plain = [records[-1] for way, records in zip(study.ways, runs, strict=True) if records and not way.has_trouble]
+        if not any(has_run) and not is_fallback:
+            return self._skipped(step, node, study, why, limit)
+        entry = entry_of(step, node, Fate.RUNS)
+        entry.why, entry.deadline_ms = why, least(limit, step.timeout_ms)
+        if is_fallback:
+            entry.fate = Fate.RUNS if plain else Fate.ON_ERROR
+        elif not study.is_certain(has_run):
+            entry.fate = Fate.MAYBE
+            entry.depends_on = _origins(study, step, has_run)
+            stream = next((one.step for one in study.deciding(has_run) if one.cause == STREAM and one.step), None)
+            if stream is not None:
+                entry.stream = stream.name
+                entry.why.append(f"for each response of {stream.name}")
+        accepts = _summary(study.evaluations(step, "accept"))
+        if step.accept is not None and accepts is not None:
+            entry.decisions.append(_condition_text("accept", step.accept, accepts))
+        self._inside(entry, step, study, entry.deadline_ms)
+        if plain and all(record.status not in ("OK", "CANCELLED") for record in plain):
+            self._fail(entry, step, study, plain[-1])
+        if step.fallback is not None:
+            below = [[one for record in records for one in _tried(record, step.fallback)] for records in runs]
+            entry.children.append(self._step(step.fallback, node, study, below, limit, [], is_fallback=True))
+        return entry
+
+    def _inside(self, entry: ExplainedStep, step: StepPlan, study: Study, limit: float | None) -> None:
+        """What the node does that runs in the place of a step."""
+        if isinstance(step.action, NodePlan):
+            entry.node = step.action
+            entry.deadline_ms = least(limit, step.action.timeout_ms)
+            if study.calls(step):
+                self.fill(entry, step.action, self._studies.inside(step, study), entry.deadline_ms)
+                entry.failure = None
+
+    def _fail(self, entry: ExplainedStep, step: StepPlan, study: Study, record: StepRecord) -> None:
+        """A step is bound to fail; ``record`` is of one run."""
+        error = next((call.error for call in study.calls(step) if call.error is not None), study.error)
+        message = f"{record.status}: {record.error}" if record.error else _message(error) if error else record.status
+        failure = Failure(message, isinstance(error, ConditionFailedError))
+        if record.has_answered:
+            entry.why.append(message)
+        elif record.is_missing:
+            entry.why.append(f"{message}; the request goes on without it")
+            entry.fate, entry.soft_failure = Fate.FAILS, failure
+        elif entry.fate is Fate.RUNS:
+            entry.fate, entry.failure = Fate.FAILS, failure
+        else:
+            entry.may_fail.append(message)
+
+    def _skipped(
+        self, step: StepPlan, node: NodePlan, study: Study, why: list[str], limit: float | None
+    ) -> ExplainedStep:
+        """The entry of a step that does not run."""
+        verdict = _summary(study.evaluations(step, "when"))
+        if verdict is not None and verdict.fails:
+            entry = skipped(step, why, Fate.FAILS)
+            entry.failure = Failure(_message(study.error) if study.error else verdict.error, is_final=True)
+            return entry
+        is_unasked = bool(self._question.outputs) and not why and study.error is None
+        if node is self._root and (step.name in self._studies.pruned or (self._studies.is_stream and is_unasked)):
+            return skipped(step, ["no output asked for needs it"], Fate.PRUNED)
+        if limit is not None and limit < step.min_remaining_ms and (verdict is None or verdict.value is True):
+            why = [*why, f"at most {limit:g} ms are left, it needs {step.min_remaining_ms}"]
+        return skipped(step, why)
+
+    def _why(self, step: StepPlan, node: NodePlan, study: Study, limit: float | None) -> list[str]:
+        """What decides whether a step runs."""
+        description = node.describe()
+        tested = study.evaluations(step, "when")
+        index = next(index for index, one in enumerate(description.steps) if one is step)
+        why = description.notes_to(index)[:1] if any(way.is_drawn for way in study.ways) else []
+        if step.is_otherwise:
+            why.append("otherwise")
+        has_time = limit is None or limit >= step.min_remaining_ms
+        earlier = self._answers_before(step, node, study) if has_time and not tested else None
+        if earlier is not None and earlier.accept is not None:
+            return [f"'{earlier.name}' is accepted"]
+        if earlier is not None and (step.is_otherwise or step.cases or step.when):
+            return [*why, f"'{earlier.name}' comes first"]
+        if step.cases:
+            why.append(f"case {cases_text(step.cases)}")
+        if step.when is not None and (verdict := _summary(tested)) is not None:
+            why.append(_condition_text("when", step.when, verdict))
+        rows = _rows_of(step, node, study)
+        if why and rows is not None:
+            why[-1] = f"{why[-1].removesuffix(' = ?')}: {rows}"
+        if any(custom is step for custom in node.customs):
+            why.append("combines")
+        return why
+
+    def _answers_before(self, step: StepPlan, node: NodePlan, study: Study) -> StepPlan | None:
+        """The last of the steps before one that does not run, if some of these is taken on each way."""
+        if study.error is not None or any(study.runs(step)):
+            return None
+        before = [(one, study.runs(one)) for one in takewhile(lambda one: one is not step, node.steps)]
+        is_taken = all(any(runs[number] for _, runs in before) for number in range(len(study.ways)))
+        return next((one for one, runs in reversed(before) if any(runs)), None) if is_taken else None
+
+    def _say(self, entry: ExplainedStep, node: NodePlan, study: Study) -> None:
+        """How the node chooses and combines."""
+        description, names = node.describe(), [step.name for step in node.steps]
+        pinned = self._question.pins.get(node.name)
+        is_drawn = any(way.is_drawn for way in study.ways)
+        shares = (
+            ", ".join(f"{description.notes_to(index)[0]} {name}" for index, name in enumerate(names))
+            if is_drawn
+            else ""
+        )
+        if any(one.rows for way in study.ways for found in way.verdicts.values() for one in found):
+            entry.decisions.append("each row on its own")
+        for name, holder, condition in _own_conditions(node):
+            verdict = _summary(study.evaluations(node, name))
+            if verdict is None:
+                continue
+            text = _condition_text(name, condition, verdict)
+            if name == AGAIN and not verdict.fails and verdict.value is not False:
+                entry.num_rounds = getattr(holder, "max_iterations", 1)
+                text += f": {', '.join(description.notes)}"
+            elif not is_drawn and name in TEXTS and verdict.is_known and len(entry.children) > 1:
+                taken = [child.name for child in entry.children if child.fate in (Fate.RUNS, Fate.FAILS)]
+                text += f": {taken[0]}" if len(taken) == 1 and name != "on" else ""
+            entry.decisions.append(text)
+        if pinned in names:
+            entry.decisions.append(
+                f"pinned by header {ROUTE_HEADER}, if the router runs with --allow-route-header: {pinned}"
+            )
+        if is_drawn and node.bandit is not None:
+            entry.decisions.append(f"{node.bandit.algorithm.name} on feedback; before it: {shares}")
+        elif is_drawn:
+            entry.decisions.append(f"random: {shares}")
+        entry.decisions += description.exit.notes
+        for found in (one for way in study.ways for ones in way.verdicts.values() for one in ones):
+            for verdict in found.verdicts:
+                text = f"INVALID_ARGUMENT: {self._prefix}{node.path}: {verdict.error}"
+                if verdict.error and not verdict.is_known and text not in entry.may_fail:
+                    entry.may_fail.append(text)
+
+    def _count(self, entry: ExplainedStep, study: Study) -> None:
+        """Which steps inside call something on the same way."""
+        places = {id(child.step): place for place, child in enumerate(entry.children)}
+        together: dict[tuple[bool, frozenset[int]], None] = {}
+        for way in study.ways:
+            called = [places.get(id(call.step)) for call in way.calls]
+            for start, end in zip([0, *way.rounds], [*way.rounds, len(called)], strict=True):
+                together[way.has_trouble, frozenset(place for place in called[start:end] if place is not None)] = None
+        if any(way.is_vague for way in study.ways):  # rows of one request may take several of these ways
+            together = {(False, frozenset().union(*(places for _, places in together))): None}
+        entry.together = list(together)
+
+
+def least(*limits_ms: float | None) -> float | None:
+    """The smallest limit; 0 and None are none."""
+    return min((limit for limit in limits_ms if limit), default=None)
+
+
+def _message(error: WeftError) -> str:
+    return f"{error.code}: {error.message}"
+
+
+def _tried(record: StepRecord, fallback: StepPlan) -> list[StepRecord]:
+    """The runs of a fallback after that of a step."""
+    return [] if record.fallbacks is None else [one for one in record.fallbacks.steps if one.name == fallback.name]
+
+
+def _origins(study: Study, step: StepPlan, holds: Sequence[bool]) -> list[str]:
+    """What it depends on whether something of a step holds."""
+    found: list[str] = []
+    for decision in study.deciding(holds):
+        if decision.cause == LATE and step.min_remaining_ms:
+            found.append(f"whether {step.min_remaining_ms} ms are left")
+        elif decision.cause != LATE or study.error is None:
+            found += decision.origins
+    return list(dict.fromkeys(found))
+
+
+def _own_conditions(node: NodePlan) -> Iterator[tuple[str, object, Condition]]:
+    """Conditions of a node itself: name of the field, what the field is of, and the condition."""
+    for one in fields(node):
+        part = getattr(node, one.name)
+        for owner, name, condition in conditions_in(part, node, one.name):
+            if owner is node:
+                yield name, part, condition
+
+
+def _summary(evaluations: Sequence[Evaluation]) -> Verdict | None:
+    """What was found of a condition, where it is always the same; None where nothing was."""
+    found = list(dict.fromkeys(verdict for one in evaluations for verdict in one.verdicts))
+    return None if not found else found[0] if len(found) == 1 else Verdict(is_known=False)
+
+
+def _condition_text(name: str, condition: Condition, verdict: Verdict) -> str:
+    """``when inputs.X > 1 = true``; `` = "de"``, `` = ?``."""
+    text = f"{_WORDS.get(name, name)} {condition_text(condition)}"
+    if verdict.fails:
+        return f"{text} fails"
+    if not verdict.is_known:
+        return f"{text} = ?"
+    if isinstance(verdict.value, bool) and name not in TEXTS:
+        return f"{text} = {'true' if verdict.value else 'false'}"
+    return f"{text} = {cases_text((str(verdict.value),))}"
+
+
+def _rows_of(step: StepPlan, node: NodePlan, study: Study) -> str | None:
+    """``rows 0, 2-3 of 4``: those that come to a step; None where they are not known, or always go together."""
+    on = _rows_by_value([one for name, _, _ in _own_conditions(node) for one in study.evaluations(node, name)])
+    tests = {one.name: _rows_by_value(study.evaluations(one, "when")) for one in node.steps}
+    total = max((sum(map(len, found.values())) for found in (on, *tests.values()) if found), default=0)
+    if total < 2:
+        return None
+    gone: set[int] = set()
+    for one in sorted(node.steps, key=lambda one: one.is_otherwise):
+        rows = set(range(total)) if one.is_otherwise else set()
+        rows |= tests[one.name].get(True, set())
+        rows |= {row for case in one.cases for row in on.get(case, ())}
+        rows -= gone if one.is_otherwise or one.cases else set()
+        gone |= rows
+        if one is step and (one.is_otherwise or one.cases or tests[one.name]):
+            return f"{_ranges(sorted(rows))} of {total}"
+    return None
+
+
+def _rows_by_value(evaluations: Sequence[Evaluation]) -> dict[object, set[int]]:
+    """Rows of each value of a condition; nothing where it is not known, or not of rows."""
+    rows: dict[object, set[int]] = defaultdict(set)
+    for one in evaluations:
+        for row, verdict in zip(one.rows, one.verdicts, strict=False):
+            if not verdict.is_known:
+                return {}
+            rows[verdict.value].add(row)
+    return rows
+
+
+def _ranges(rows: Sequence[int]) -> str:
+    """``rows 0-2, 5``."""
+    parts: list[list[int]] = []
+    for row in rows:
+        if parts and row == parts[-1][1] + 1:
+            parts[-1][1] = row
+        else:
+            parts.append([row, row])
+    shown = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
+    return f"row{'s' * (len(rows) > 1)} {shown}" if rows else "no row"

@@ -1,0 +1,277 @@
+"""The ways that one run of a node may take: each is a run of its own, with a script of what is decided on it."""
+
+import asyncio
+import random
+import selectors
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+from weft_common.errors import WeftError
+from weft_router.graph.plan import Frame, StepPlan
+from weft_router.reporting.path import NodeRecord
+from weft_tools.explain.judge import Verdict
+
+#: So many ways are followed whatever they show; beyond, only from ways that showed something new.
+_NUM_FOLLOWED = 32
+MAX_WAYS = 400
+#: What is asked more often on one way, as in the rounds of a loop, has no other answer after that.
+_MAX_ASKED = 4
+
+
+#: Why a call makes a difference: it may fail, may take its time, may give no response.
+FAILS, LATE, STREAM = "fails", "late", "stream"
+#: Where a condition stands: identity of the step's or node's plan, name of the field.
+Site = tuple[int, str]
+
+
+class Evaluation(NamedTuple):
+    """What was found of a condition: of each row, or, without ``rows``, of the whole request."""
+
+    verdicts: Sequence[Verdict]
+    rows: Sequence[int] = ()
+
+
+class Decision(NamedTuple):
+    """What was decided on a way because nobody knows it.
+
+    Attributes:
+        taken: Number of the option.
+        num_options: How many there were.
+        origins: What it depends on, for people.
+        cause: ``FAILS``, ``LATE`` or ``STREAM``; "" where it is about a value.
+        step: Whose call that is.
+    """
+
+    taken: int
+    num_options: int
+    origins: tuple[str, ...]
+    cause: str = ""
+    step: StepPlan | None = None
+
+    @property
+    def is_trouble(self) -> bool:
+        """Whether any option but the first is a failure, or a delay."""
+        return self.cause in (FAILS, LATE)
+
+
+class Call(NamedTuple):
+    """A step that did something: a model was called, or a node entered.
+
+    Attributes:
+        step: The step.
+        limit_ns: How long a node has; None without deadline.
+        frame: Inputs of the node, by its slots; None of a model.
+        error: Why it is bound to fail; None if it is not.
+    """
+
+    step: StepPlan
+    limit_ns: int | None = None
+    frame: Frame | None = None
+    error: WeftError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Way:
+    """One run of a node.
+
+    Attributes:
+        script: Options to take; after its end the first one each time.
+        decisions: What was decided.
+        verdicts: Of each condition, in the order in which it was evaluated.
+        calls: In the order in which they were made.
+        rounds: Number of calls before each evaluation of a condition that asks for another round.
+        cancelled: Names of the steps that were given up while they were late.
+        is_drawn: Whether a step was drawn.
+        is_vague: Whether nobody knows any more which rows are where.
+        clock_ns: The time.
+        pending: For each call in work, whether it makes a difference that it is late: there is a deadline, or another.
+        copies: Shadows, to be run when the node has.
+        record, frame, error: What the node did, and left.
+        missing: A node inside that must be explained before this way can be followed.
+    """
+
+    script: tuple[int, ...]
+    clock_ns: int
+    record: NodeRecord
+    frame: Frame
+    decisions: list[Decision] = field(default_factory=list)
+    verdicts: dict[Site, list[Evaluation]] = field(default_factory=lambda: defaultdict(list))
+    calls: list[Call] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    cancelled: set[str] = field(default_factory=set)
+    is_drawn: bool = False
+    is_vague: bool = False
+    pending: list[list[bool]] = field(default_factory=list)
+    copies: list[Coroutine[Any, Any, None]] = field(default_factory=list)
+    error: WeftError | None = None
+    missing: Any = None
+    _num_asked: dict[Hashable, int] = field(default_factory=lambda: defaultdict(int))
+
+    def ask(
+        self,
+        about: Hashable,
+        origins: tuple[str, ...],
+        *,
+        cause: str = "",
+        step: StepPlan | None = None,
+        num_options: int = 2,
+    ) -> int:
+        """Number of the option that this way takes; what is asked ``about`` limits how often."""
+        self._num_asked[about] += 1
+        if self._num_asked[about] > _MAX_ASKED:
+            return 0 if cause or num_options > 2 else 1
+        number = len(self.decisions)
+        taken = self.script[number] if number < len(self.script) else 0
+        self.decisions.append(Decision(taken, num_options, origins, cause, step))
+        return taken
+
+    @property
+    def has_trouble(self) -> bool:
+        """Whether a call was taken to fail, or to be late."""
+        return any(decision.is_trouble and decision.taken for decision in self.decisions)
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """The options taken."""
+        return tuple(decision.taken for decision in self.decisions)
+
+
+def follow(run: Callable[[tuple[int, ...]], Way], facts: Callable[[Way], set[Hashable]]) -> tuple[list[Way], bool]:
+    """The ways, those with the fewest unusual decisions first; and whether some were left out.
+
+    Args:
+        run: Follows the way of a script.
+        facts: What a way shows; one that shows nothing new is not varied further, once there are many.
+    """
+    ways: list[Way] = []
+    seen: set[Hashable] = set()
+    waiting: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())]
+    number = 0
+    while waiting and len(ways) < MAX_WAYS:
+        _, _, script = heappop(waiting)
+        way = run(script)
+        ways.append(way)
+        found = facts(way) - seen
+        seen |= found
+        taken = way.taken
+        for place in range(len(script), len(taken)):
+            decision = way.decisions[place]
+            if not found and (decision.is_trouble or len(ways) + len(waiting) > _NUM_FOLLOWED):
+                continue
+            for option in range(1, decision.num_options):
+                number += 1
+                other = (*taken[:place], option)
+                heappush(waiting, (sum(map(bool, other)), number, other))
+    return ways, bool(waiting)
+
+
+def deciding(ways: Sequence[Way], holds: Sequence[bool]) -> list[Decision]:
+    """The decisions that ``holds``, which has a value for each way, depends on, in the order in which they come up."""
+    outcomes: dict[tuple[int, ...], dict[int, set[bool]]] = defaultdict(lambda: defaultdict(set))
+    decisions: dict[tuple[int, ...], Decision] = {}
+    for way, value in zip(ways, holds, strict=True):
+        taken = way.taken
+        for place, decision in enumerate(way.decisions):
+            outcomes[taken[:place]][decision.taken].add(value)
+            decisions.setdefault(taken[:place], decision)
+    found = [before for before, by_option in outcomes.items() if len(set(map(frozenset, by_option.values()))) > 1]
+    return [decisions[before] for before in sorted(found, key=len)]
+
+
+class OpenText(str):
+    """A text that nobody knows; whether it is the one that it is compared with is decided on the way."""
+
+    _way: Way
+    _site: Site
+    _origins: tuple[str, ...]
+    _value: object = None
+    __hash__ = str.__hash__
+
+    @classmethod
+    def of(cls, way: Way, site: Site, origins: tuple[str, ...]) -> "OpenText":
+        """It is empty."""
+        text = cls()
+        text._way, text._site, text._origins = way, site, origins
+        return text
+
+    def __eq__(self, other: object) -> bool:
+        if self._value is None and self._way.ask((self._site, other), self._origins) == 0:
+            self._value = other
+        return self._value == other
+
+    def __str__(self) -> str:
+        return self
+
+    def __repr__(self) -> str:
+        return "?"
+
+
+class OpenDraw(float):
+    """A random number that is only known to lie between two others."""
+
+    _way: Way
+    _low: float
+    _high: float
+
+    @classmethod
+    def of(cls, way: Way, low: float = 0.0, high: float = 1.0) -> "OpenDraw":
+        """It is drawn on ``way``."""
+        draw = cls(low)
+        draw._way, draw._low, draw._high = way, low, high
+        return draw
+
+    def __mul__(self, factor: float) -> "OpenDraw":
+        return OpenDraw.of(self._way, self._low * factor, self._high * factor)
+
+    def __lt__(self, limit: float) -> bool:
+        if self._low < limit < self._high:
+            self._way.is_drawn = True
+            if self._way.ask("draw", ()) == 0:
+                self._high = limit
+            else:
+                self._low = limit
+        return self._high <= limit
+
+    def __ge__(self, limit: float) -> bool:
+        return not self < limit
+
+
+class OpenChance(random.Random):
+    """A generator whose numbers are decided on the way.
+
+    Args:
+        way: The way that is followed now.
+    """
+
+    def __init__(self, way: Callable[[], Way]) -> None:
+        super().__init__(0)
+        self._way = way
+
+    def random(self) -> float:
+        """Any number."""
+        return OpenDraw.of(self._way())
+
+
+class TimelessLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time jumps to the next timer: nobody waits."""
+
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        """Seconds."""
+        return self._jumping.now_s
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    now_s = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None:
+            raise RuntimeError("every task waits for something that cannot come")
+        self.now_s += max(timeout, 0.0)
+        return super().select(0)
