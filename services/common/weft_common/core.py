@@ -89,6 +89,7 @@ class CallContext:
         tried: Replicas of the target that this request has called, latest last; the target appends the one that it
             chooses, and avoids those in the list. None: not tracked.
         client_key: Key for limits per client: the authenticated principal; "" without authentication.
+        priority: The request parameter of that name, read at admission; 0: none.
     """
 
     deadline_ns: int | None = None
@@ -98,6 +99,7 @@ class CallContext:
     arrival_ns: int = field(default_factory=time.monotonic_ns)
     client_key: str = ""
     tried: list[str] | None = None
+    priority: int = 0
 
 
 class IndexEntry(NamedTuple):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft_common.security.channel import ChannelSecurity
+from weft_common.server.listening import host_and_port
 from weft_common.server.unix_socket import address_of
 from weft_mesh.internal_access import internal_access
 from weft_mesh.preflight import GRAPHS, MeshError, hold_port, service_folders, socket_paths
@@ -100,11 +101,10 @@ class Mesh:
         router_port = self._hold(options.host, options.router_port)
         router_metrics_port = self._hold(options.host, options.metrics_port)
         openai_port = None if options.openai_port is None else self._hold(options.host, options.openai_port)
-        host = f"[{options.host}]" if ":" in options.host else options.host
         folder = self._held.enter_context(mesh_folder())
         replicas = {name: _labels(name, options.replicas.get(name, 1)) for name in names}
         sockets = socket_paths(folder, [name for name in names if len(replicas[name]) == 1])
-        access = internal_access(folder, dialable(f"{host}:{router_port}"), options)
+        access = internal_access(folder, dialable(host_and_port(options.host, router_port)), options)
         own_router = ["--router", access.address, *access.service_arguments]  # models call other models through it
         for name in names:
             repository = self._repository_arguments(name, folders[name])

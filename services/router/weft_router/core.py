@@ -13,7 +13,7 @@ from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
 from weft_common.versions import version_number
 from weft_protos.model_config_pb2 import ModelConfig
-from weft_router.admission import AdmissionController, AdmissionSettings
+from weft_router.admission import AdmissionController, AdmissionSettings, admissible_priority
 from weft_router.admission.permit import Permit
 from weft_router.bandits.file import BanditFile
 from weft_router.feedback import GraphServicer
@@ -250,18 +250,18 @@ class RouterCore:
             await self._lifecycle.recheck()
 
     def _admit(self, served: Served, parameters: Parameters, context: CallContext) -> Permit:
-        """As ``AdmissionController.admit``; the ``timeout`` (us) of a request for a graph is part of its deadline.
+        """As ``AdmissionController.admit``; reads priority and ``timeout`` of the request into ``context``.
 
-        Raises as ``AdmissionController.check``, and UnavailableError for a graph that is not loaded; its graph counts
-        that.
+        Raises as ``AdmissionController.check``, InvalidArgumentError where one of the two is no such number, and
+        UnavailableError for a graph that is not loaded; its graph counts that.
         """
         admission = self._admission
-        if parameters and served.takes_timeout:
-            timeout_us = parameters.get("timeout")
-            if type(timeout_us) is int and timeout_us > 0:
-                context.deadline_ns = earlier(context.deadline_ns, context.arrival_ns + timeout_us * 1_000)
         try:
-            level = admission.level_of(parameters) if parameters else admission.default_level
+            if parameters:
+                context.priority, timeout_us = served.scheduling(parameters)
+                if timeout_us:
+                    context.deadline_ns = earlier(context.deadline_ns, context.arrival_ns + timeout_us * 1_000)
+            level = admission.level_of(context.priority)
             return admission.admit(served.limit(admission), level, admission.client_of(context), context)
         except WeftError as error:
             served.count_refusal(error, context)
@@ -282,7 +282,8 @@ class RouterCore:
         if limit is None or not admission.is_crowded(limit):
             return
         try:
-            admission.check(limit, admission.level_of(parameters()), admission.client_of(context), context)
+            level = admission.level_of(admissible_priority(parameters()))
+            admission.check(limit, level, admission.client_of(context), context)
         except WeftError as error:
             with contextlib.suppress(NotFoundError, InvalidArgumentError):  # no such version
                 self._served(name, version).count_refusal(error, context)

@@ -9,7 +9,6 @@ from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import InternalError, UnsupportedError, WeftError
 from weft_common.observing import telemetry
 from weft_common.tensors import WireTensor
-from weft_common.validation import scheduling_parameters
 from weft_router.admission import InflightLimit
 from weft_router.assembly import Assembly
 from weft_router.bandits.memory import settle
@@ -99,7 +98,7 @@ class GraphExecutor:
             self.end(execution, context)
 
     def begin(self, call: InferCall, context: CallContext, *, is_collected: bool = False) -> Execution:
-        """A valid call before the first step; ``end`` must follow.
+        """Begin a valid call; ``end`` must follow.
 
         Args:
             call: The request.
@@ -140,7 +139,7 @@ class GraphExecutor:
         return InferResult(signature.name, signature.version, call.request_id, parameters, outputs)
 
     def end(self, execution: Execution, context: CallContext) -> None:
-        """The request is over, however it ended; its path is in the trailing metadata."""
+        """End a request, however it ended; adds its path to the trailing metadata."""
         runtime, record = self._runtime, execution.run.record
         runtime.retry_budget.leave()
         if self._admission is not None:
@@ -196,12 +195,11 @@ class GraphExecutor:
         execution.outputs, execution.is_cached = await answers.outputs(execution.run, execution.selection)
 
     def _run(self, call: InferCall, context: CallContext, start_ns: int, selection: Selection) -> Run:
-        """A run of the root with all that is known before the first step. Raises InvalidArgumentError."""
+        """A run of the root, its inputs in the frame. Raises InvalidArgumentError."""
         root, deadline_ns = self.plan.root, context.deadline_ns
         if self._timeout_ns:
             deadline_ns = earlier(deadline_ns, start_ns + self._timeout_ns)
-        priority = scheduling_parameters(call.parameters)[0] if call.parameters else 0
-        scope = RequestScope(call.parameters, context.headers, call.request_id, priority, deadline_ns)
+        scope = RequestScope(call.parameters, context.headers, call.request_id, context.priority, deadline_ns)
         is_traced = telemetry.is_enabled()
         headers = forwarded_headers(context.headers, is_traced=is_traced)
         request = GraphRequest(scope, headers, is_traced, captures=selection.captures)

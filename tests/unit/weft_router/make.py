@@ -14,6 +14,7 @@ from tests.unit.weft_router.virtual_clock import virtual_clock_of_loop
 from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor, bytes_tensor, encode
+from weft_common.validation import scheduling_parameters
 from weft_router.combine import CombineMethod
 from weft_router.core import RouterCore
 from weft_router.executor import GraphExecutor
@@ -232,7 +233,9 @@ async def run(
         dict(given),
         tuple(RequestedOutput(name, {}) for name in outputs),
     )
-    return await executor.execute(call, context if context is not None else CallContext())
+    context = context if context is not None else CallContext()
+    context.priority, _ = scheduling_parameters(call.parameters)
+    return await executor.execute(call, context)
 
 
 async def infer_of_model(target: FakeTarget, model: TargetModel, call: InferCall, context: CallContext) -> InferResult:

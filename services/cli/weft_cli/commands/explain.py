@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from weft_cli.plan import plan_or_status
 from weft_common.errors import InvalidArgumentError
 from weft_tools.explain.entry import ExplainedStep
-from weft_tools.explain.question import read_question
+from weft_tools.explain.question import RequestTexts, read_question
 from weft_tools.explain.render import render_json, render_text
 from weft_tools.explain.tree import explain
 
@@ -20,7 +20,17 @@ def run(options: argparse.Namespace) -> int:
     if isinstance(plan, int):
         return plan
     try:
-        question = read_question(options, plan)
+        texts = RequestTexts(
+            inputs=options.input,
+            shapes=options.shape,
+            parameters=options.param,
+            headers=options.header,
+            outputs=options.output,
+            request_id=options.request_id,
+            priority=options.priority,
+            remaining_ms=options.remaining_ms,
+        )
+        question = read_question(texts, plan)
     except InvalidArgumentError as error:
         print(f"weft explain: {error.message}", file=sys.stderr)
         return 2

@@ -59,7 +59,7 @@ def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 async def _up(options: argparse.Namespace) -> int:
-    output = _Output(is_json=options.json)
+    output = _StandardError(is_json=options.json)
     mesh = Mesh(
         MeshOptions(
             repository=options.repository,
@@ -171,7 +171,7 @@ def _as_text(endpoints: Mapping[str, Endpoint], *, is_encrypted: bool) -> str:
     return f"{table}\n{openai}The mesh is SERVING. Ctrl-C stops it."
 
 
-class _Output:
+class _StandardError:
     """Standard error of ``weft up``; a reader that stops reading holds nothing up.
 
     Args:

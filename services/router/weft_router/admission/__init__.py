@@ -15,7 +15,15 @@ Policy only: no gRPC, no event loop; the clock is passed in.
 
 from weft_router.admission.adaptive import AdaptiveLimit, Outcome
 from weft_router.admission.concurrency_limit import ConcurrencyLimit
-from weft_router.admission.controller import AdmissionController, AdmissionSettings
+from weft_router.admission.controller import AdmissionController, AdmissionSettings, admissible_priority
 from weft_router.admission.inflight_limit import InflightLimit
 
-__all__ = ["AdaptiveLimit", "AdmissionController", "AdmissionSettings", "ConcurrencyLimit", "InflightLimit", "Outcome"]
+__all__ = [
+    "AdaptiveLimit",
+    "AdmissionController",
+    "AdmissionSettings",
+    "ConcurrencyLimit",
+    "InflightLimit",
+    "Outcome",
+    "admissible_priority",
+]

@@ -48,7 +48,6 @@ class AdmissionController:
     Attributes:
         router: Limit of all requests together.
         limits: Of graphs and models, by name.
-        default_level: Of requests without parameters.
         refusals: Makes the errors.
     """
 
@@ -60,7 +59,6 @@ class AdmissionController:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._settings = settings
-        self.default_level = settings.default_level
         self._generator = generator or random.Random()  # noqa: S311  # jitter
         self._clock_ns = clock_ns
         self.router = ConcurrencyLimit(
@@ -93,12 +91,9 @@ class AdmissionController:
         for name in self.limits.keys() - set(names):
             del self.limits[name]
 
-    def level_of(self, parameters: Mapping[str, ParameterValue]) -> int:
-        """Level of a request, 1 to ``LOWEST_LEVEL``; a priority that is none is refused later."""
-        priority = parameters.get("priority")
-        if type(priority) is not int or priority < 1:
-            return self.default_level
-        return min(priority, LOWEST_LEVEL)
+    def level_of(self, priority: int) -> int:
+        """Level of a request, 1 to ``LOWEST_LEVEL``, by its priority; 0 is the default."""
+        return min(priority, LOWEST_LEVEL) if priority else self._settings.default_level
 
     def client_of(self, context: CallContext) -> str:
         """Key of the client; all without one are one client."""
@@ -173,7 +168,7 @@ class AdmissionController:
 
     def _admit_waiting(self, limit: ConcurrencyLimit, now_ns: int) -> None:
         """Requests in the queue are admitted while there are slots, or refused where there is no time left for them."""
-        while (waiting := limit.queue.next()) is not None and limit.num_places(waiting[0], now_ns) > 0:
+        while (waiting := limit.queue.next()) is not None and limit.num_slots(waiting[0], now_ns) > 0:
             level, permit = waiting
             limit.queue.remove(level, permit)
             if limit.is_too_late(permit.context.deadline_ns, now_ns):
@@ -193,3 +188,9 @@ class AdmissionController:
             is_timed=not is_stream,
         )
         return limit
+
+
+def admissible_priority(parameters: Mapping[str, ParameterValue]) -> int:
+    """The parameter ``priority``; 0 for one that is none, which is refused when the request is validated."""
+    priority = parameters.get("priority")
+    return priority if type(priority) is int and priority > 0 else 0

@@ -5,7 +5,8 @@ from weft_router.bandits.store import BanditChoice
 from weft_router.graph.plan import NodePlan, StepPlan
 from weft_router.reporting.path import MAX_PATH_CHARS
 
-_ENDS = frozenset("#=!~^>;)]}")
+#: What may follow the name of a step, beside the bracket that closes its node.
+_ENDS = frozenset("#=!~^>;")
 _MAX_SHOWN_CHARS = 200
 
 
@@ -76,9 +77,10 @@ class _PathReader:
         return self._take("^") or not (self._take("!") or self._take("~"))
 
     def _one_of(self, node: NodePlan) -> StepPlan:
+        ends = _ENDS | {node.path_form.brackets[1]}
         for step in (*node.steps, *node.customs):
             end = self._at + len(step.name)
-            if self._text.startswith(step.name, self._at) and (end == len(self._text) or self._text[end] in _ENDS):
+            if self._text.startswith(step.name, self._at) and (end == len(self._text) or self._text[end] in ends):
                 self._at = end
                 return step
         raise self._fault(f"a step of node '{node.name}': {', '.join(step.name for step in node.steps)}")

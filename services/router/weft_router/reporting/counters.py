@@ -2,14 +2,13 @@
 
 import time
 
-from weft_common.core import CallContext, InferCall
+from weft_common.core import CallContext
 from weft_common.observing import telemetry
 from weft_common.statistics import MAX_COUNTED_LEVEL, LatencyHistogram, ModelStatistics
 
 
 def count_answer(
     counters: ModelStatistics,
-    call: InferCall,
     context: CallContext,
     *,
     num_rows: int,
@@ -40,8 +39,7 @@ def count_answer(
     for part, part_ns in parts:
         part.count += 1
         part.total_ns += part_ns
-    priority = call.parameters.get("priority", 0) if call.parameters else 0
-    level = min(max(priority, 0), MAX_COUNTED_LEVEL) if isinstance(priority, int) else 0
+    level = min(context.priority, MAX_COUNTED_LEVEL)
     histogram = counters.request_latency.get(level)
     if histogram is None:
         histogram = counters.request_latency[level] = LatencyHistogram()

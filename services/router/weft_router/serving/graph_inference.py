@@ -61,7 +61,6 @@ class GraphInference:
         executor.end(execution, self._context)
         count_answer(
             graph.statistics,
-            call,
             self._context,
             num_rows=call.num_rows,
             arrival_ns=self._context.arrival_ns,
@@ -104,7 +103,6 @@ async def stream_infer(graph: GraphVersion, call: InferCall, context: CallContex
         raise
     count_answer(
         graph.statistics,
-        call,
         context,
         num_rows=call.num_rows,
         arrival_ns=context.arrival_ns,

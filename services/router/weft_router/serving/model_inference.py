@@ -57,7 +57,9 @@ class ModelInference:
         self._span: Span | None = None
         is_traced = telemetry.is_enabled()
         headers = forwarded_headers(context.headers, is_traced=is_traced)
-        self.context = CallContext(context.deadline_ns, headers, [], context.trace_context)
+        self.context = CallContext(
+            context.deadline_ns, headers, trace_context=context.trace_context, priority=context.priority
+        )
         if is_traced:
             attributes = step_attributes(name, name) | call_attributes(name, version, target)
             self._span = start_step_span(name, telemetry.CLIENT, attributes, context.trace_context)

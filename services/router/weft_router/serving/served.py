@@ -3,10 +3,11 @@
 from collections.abc import AsyncGenerator
 from typing import NamedTuple, Protocol
 
-from weft_common.core import CallContext, InferCall, InferResult
+from weft_common.core import CallContext, InferCall, InferResult, Parameters
 from weft_common.signature import ModelSignature
+from weft_common.validation import scheduling_parameters
 from weft_protos.model_config_pb2 import ModelConfig
-from weft_router.admission import AdmissionController, ConcurrencyLimit
+from weft_router.admission import AdmissionController, ConcurrencyLimit, admissible_priority
 from weft_router.repository.config import config_of_signature
 from weft_router.repository.table import GraphTable
 from weft_router.repository.versions import GraphVersion
@@ -19,10 +20,6 @@ from weft_router.target import Target, TargetModel
 
 class Served(Protocol):
     """Answers requests by its name, or says why it cannot."""
-
-    @property
-    def takes_timeout(self) -> bool:
-        """Whether the request parameter ``timeout`` (us) is part of the deadline here; else it is the model's."""
 
     @property
     def is_decoupled(self) -> bool:
@@ -46,6 +43,13 @@ class Served(Protocol):
     def config(self) -> ModelConfig:
         """Its configuration. Raises UnavailableError for a graph that is not loaded."""
 
+    def scheduling(self, parameters: Parameters) -> tuple[int, int]:
+        """``priority`` and ``timeout`` (us) of a request as far as they matter here; 0 for none.
+
+        Raises:
+            InvalidArgumentError: One of them is not a whole number, or is negative.
+        """
+
     def limit(self, admission: AdmissionController) -> ConcurrencyLimit:
         """Its limit of requests in flight, with what its policy says now. Raises as ``signature``."""
 
@@ -64,7 +68,6 @@ class ServedGraph(NamedTuple):
 
     graph: GraphVersion
     table: GraphTable
-    takes_timeout: bool = True
 
     @property
     def is_decoupled(self) -> bool:
@@ -96,6 +99,10 @@ class ServedGraph(NamedTuple):
         """As ``Served``."""
         return serving_of(self.graph).config
 
+    def scheduling(self, parameters: Parameters) -> tuple[int, int]:
+        """As ``Served``."""
+        return scheduling_parameters(parameters)
+
     def limit(self, admission: AdmissionController) -> ConcurrencyLimit:
         """As ``Served``."""
         graph = self.graph
@@ -120,7 +127,6 @@ class ServedTargetModel(NamedTuple):
 
     target: Target
     model: TargetModel
-    takes_timeout: bool = False
 
     @property
     def is_decoupled(self) -> bool:
@@ -151,6 +157,10 @@ class ServedTargetModel(NamedTuple):
         """As ``Served``."""
         model = self.model
         return model.config if model.config is not None else config_of_signature(model.signature)
+
+    def scheduling(self, parameters: Parameters) -> tuple[int, int]:
+        """As ``Served``; what they mean beyond admission is for the model's own server to say."""
+        return admissible_priority(parameters), 0
 
     def limit(self, admission: AdmissionController) -> ConcurrencyLimit:
         """As ``Served``."""

@@ -60,10 +60,15 @@ class CallAction(Action):
         captured = () if request.captures is None else request.captures.get(self._path, ())
         try:
             call, num_rows, is_fitted = self._call(frame, request.scope, captured)
-            result = await self._target_object.infer(
-                call,
-                CallContext(run.deadline_ns, request.headers, [], run.context, record.start_ns, tried=record.tried),
+            context = CallContext(
+                run.deadline_ns,
+                request.headers,
+                trace_context=run.context,
+                arrival_ns=record.start_ns,
+                tried=record.tried,
+                priority=request.scope.priority,
             )
+            result = await self._target_object.infer(call, context)
             restored = self._store(result.outputs, frame, num_rows, is_fitted=is_fitted)
             if captured:
                 self._capture(captured, result.outputs, restored, request.captured, num_rows)

@@ -58,7 +58,6 @@ class ObservedTarget:
             raise
         count_answer(
             self._statistics.get((call.model_name, result.model_version)) or self._of(call, result.model_version),
-            call,
             context,
             num_rows=call.num_rows,
             arrival_ns=start_ns,
@@ -82,7 +81,6 @@ class ObservedTarget:
             raise
         count_answer(
             self._of(call, version),
-            call,
             context,
             num_rows=call.num_rows,
             arrival_ns=start_ns,

@@ -4,7 +4,6 @@ Plain data structure, one owner, the time is passed in; a ``RequestQueue``. When
 too late, the whole sequence ends, because later requests would be answered from a wrong state.
 """
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.expiries import Expiries
 from weft_serving.scheduler.queue import Expired, deadline_error
 from weft_serving.scheduler.sequence_settings import SequenceSettings, sequence_parameters
+from weft_serving.scheduler.sequence_slots import SequenceSlots
 from weft_serving.scheduler.sequence_turn import RequestSequence, Turn
 from weft_serving.scheduler.settings import SchedulerSettings
 
@@ -55,12 +55,8 @@ class SequenceQueue:
         self._delay_ns = settings.max_queue_delay_us * 1000
         self._idle_ns = self._settings.max_idle_us * 1000
         self._model = model
-        self._instances = list(instances)
-        self._free = [(row, i) for row in range(self._settings.num_slots) for i in range(len(instances))]  # a heap
-        self._lost: set[Hashable] = set()
-        self._slots: dict[Hashable, dict[int, RequestSequence]] = {instance: {} for instance in instances}
+        self._slots = SequenceSlots(instances, self._settings.num_slots)
         self._ready: dict[Hashable, dict[RequestSequence, None]] = {instance: {} for instance in instances}
-        self._backlog: OrderedDict[RequestSequence, None] = OrderedDict()
         self._idle: OrderedDict[RequestSequence, None] = OrderedDict()  # in slots with nothing to do, the longest first
         self._open: dict[int | str, RequestSequence] = {}  # those that take requests
         self._waiting: dict[InferenceRequest, None] = {}
@@ -90,7 +86,7 @@ class SequenceQueue:
     @property
     def num_sequences(self) -> int:
         """Sequences that have started and not ended, those in the backlog included."""
-        return sum(map(len, self._slots.values())) + len(self._backlog)
+        return len(self._slots)
 
     def num_rows_before(self, _level: int) -> int:
         """0: when a slot becomes free is not known."""
@@ -197,21 +193,13 @@ class SequenceQueue:
 
     def lose(self, instance: Hashable) -> None:
         """Remove the slots of an instance, whose sequences end."""
-        self._lost.add(instance)
-        self._free = [slot for slot in self._free if self._instances[slot[1]] != instance]
-        heapq.heapify(self._free)
-        for sequence in list(self._slots[instance].values()):
+        for sequence in self._slots.lose(instance):
             why = "the instance that it ran on is lost; start it again"
             self._end(sequence, UnavailableError(f"sequence {sequence.id!r} ended: {why}"))
 
     def regain(self, instance: Hashable) -> None:
         """Restore the slots of an instance."""
-        if instance not in self._lost:
-            return
-        self._lost.remove(instance)
-        for row in range(self._settings.num_slots):
-            heapq.heappush(self._free, (row, self._instances.index(instance)))
-        self._fill_slots()
+        self._note_placed(self._slots.regain(instance))
 
     def expire(self, now_ns: int) -> list[Expired]:
         """End requests whose deadline has passed at ``now_ns``, and sequences that were idle for too long.
@@ -240,23 +228,21 @@ class SequenceQueue:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless slots, sequences and requests agree; for tests."""
-        slotted = [sequence for slots in self._slots.values() for sequence in slots.values()]
-        known = [*slotted, *self._backlog]
-        num_slots = self._settings.num_slots * (len(self._instances) - len(self._lost))
+        slotted, backlog = self._slots.placed(), self._slots.backlog
+        known = [*slotted, *backlog]
         if not (
             len(known) == len(set(known)) == self.num_sequences
             and not any(sequence.is_over for sequence in known)
             and set(self._open.values()) <= set(known)
             and {request for sequence in known for request in sequence.waiting} == set(self._waiting)
-            and len(slotted) + len(self._free) == num_slots
-            and not (self._backlog and self._free)
-            and all(sequence.waiting for sequence in self._backlog)
+            and self._slots.is_sound()
+            and all(sequence.waiting for sequence in backlog)
             and set(self._idle) == {s for s in slotted if not s.waiting and s.running is None}
             and {s for ready in self._ready.values() for s in ready}
             == {s for s in slotted if s.waiting and s.running is None}
             and set(self._expiries.requests.values()) <= set(self._waiting)
         ):
-            raise AssertionError(f"{known=} {self._free=} {self._waiting=} {self._idle=} {self._ready=}")
+            raise AssertionError(f"{known=} {self._waiting=} {self._idle=} {self._ready=}")
 
     def _start(self, sequence_id: int | str, is_start: bool) -> RequestSequence:
         """Start a sequence, in a slot or in the backlog."""
@@ -270,14 +256,14 @@ class SequenceQueue:
             raise UnavailableError(
                 f"model '{self._model}' is being stopped and has stopped accepting new sequences; try again later"
             )
-        if not self._free and 0 < self._settings.max_backlog <= len(self._backlog):
+        num_waiting = len(self._slots.backlog)
+        if not self._slots.has_free and 0 < self._settings.max_backlog <= num_waiting:
             raise ResourceExhaustedError(
-                f"Exceeds maximum queue size: {len(self._backlog)} sequences of model '{self._model}' wait for a slot, "
+                f"Exceeds maximum queue size: {num_waiting} sequences of model '{self._model}' wait for a slot, "
                 f"{self._settings.max_backlog} may; start the sequence later"
             )
         sequence = self._open[sequence_id] = RequestSequence(sequence_id)
-        self._backlog[sequence] = None
-        self._fill_slots()
+        self._note_placed(self._slots.add(sequence))
         return sequence
 
     def _started(self, parameters: Parameters) -> Parameters:
@@ -306,13 +292,8 @@ class SequenceQueue:
         sequence.waiting.appendleft(request)
         self._wait(request, now_ns)
 
-    def _fill_slots(self) -> None:
-        """Give the free slots to the sequences that have waited longest."""
-        while self._backlog and self._free:
-            sequence, _ = self._backlog.popitem(last=False)
-            sequence.row, index = heapq.heappop(self._free)
-            sequence.instance = self._instances[index]
-            self._slots[sequence.instance][sequence.row] = sequence
+    def _note_placed(self, sequences: Iterable[RequestSequence]) -> None:
+        for sequence in sequences:
             self._note_ready(sequence)
 
     def _note_ready(self, sequence: RequestSequence) -> None:
@@ -354,16 +335,10 @@ class SequenceQueue:
     def _leave(self, sequence: RequestSequence) -> None:
         """Free the slot of a sequence that has ended."""
         sequence.is_over = True
-        instance = sequence.instance
-        if instance is None:
-            del self._backlog[sequence]
-            return
-        self._ready[instance].pop(sequence, None)
-        self._idle.pop(sequence, None)
-        del self._slots[instance][sequence.row]
-        if instance not in self._lost:
-            heapq.heappush(self._free, (sequence.row, self._instances.index(instance)))
-            self._fill_slots()
+        if sequence.instance is not None:
+            self._ready[sequence.instance].pop(sequence, None)
+            self._idle.pop(sequence, None)
+        self._note_placed(self._slots.remove(sequence))
 
     def _give_up(self, request: InferenceRequest, now_ns: int) -> None:
         """End the sequence of a request that is too late."""

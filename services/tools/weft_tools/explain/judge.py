@@ -8,6 +8,7 @@ from itertools import product
 from typing import cast
 
 from weft_common.errors import InvalidArgumentError
+from weft_common.signature import ModelSignature
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import OK, Condition, Frame, NodePlan, StepPlan
 from weft_router.graph.types.expression import Use, read_expression
@@ -109,15 +110,15 @@ class Judge:
 
 def conditions_in(part: object, owner: object = None, name: str = "") -> Iterator[tuple[object, str, Condition]]:
     """Every condition of a plan: the step or node that it stands in, the name of its field, and itself."""
-    if hasattr(part, "evaluate_rows"):
-        yield owner, name, cast(Condition, part)
-    elif isinstance(part, tuple):
+    if isinstance(part, tuple):
         for item in part:
             yield from conditions_in(item, owner, name)
-    elif is_dataclass(part):
+    elif hasattr(part, "evaluate_rows"):
+        yield owner, name, cast(Condition, part)
+    elif is_dataclass(part) and not isinstance(part, (ModelSignature, type)):
+        owner = part if isinstance(part, (StepPlan, NodePlan)) else owner
         for one in fields(part):
-            around = part if isinstance(part, (StepPlan, NodePlan)) else owner
-            yield from conditions_in(getattr(part, one.name), around, one.name)
+            yield from conditions_in(getattr(part, one.name), owner, one.name)
 
 
 def _rows(frame: Frame, slots: Sequence[int], num_rows: int) -> Iterator[Frame]:
@@ -129,7 +130,9 @@ def _rows(frame: Frame, slots: Sequence[int], num_rows: int) -> Iterator[Frame]:
             if isinstance(tensor, Unknown):
                 known = tensor.known
                 shape = known.shape if known.shape[:1] == (-1,) else (1, *known.shape[1:])
-                view[slot] = Unknown.of(tensor.datatype, Knowledge(shape, known.origins, known.may_be_absent))
+                view[slot] = Unknown.of(
+                    tensor.datatype, Knowledge(shape, known.origins, known.may_be_absent), (1, *tensor.shape[1:])
+                )
             else:
                 view[slot] = tensor if tensor is None or tensor is OK else split(tensor, [[row]])[0]
         yield view

@@ -1,6 +1,5 @@
-"""The request to explain, from the command line."""
+"""The request to explain, from texts as on a command line."""
 
-import argparse
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +16,37 @@ from weft_router.requests.intermediates import Intermediates
 from weft_router.requests.routes import ROUTE_HEADER, Routes
 from weft_router.scope import RequestScope
 from weft_tools.explain.judge import Judge, conditions_in
-from weft_tools.explain.values import Knowledge, Known, Unknown, placeholder
+from weft_tools.explain.values import Known, Unknown, placeholder
 from weft_tools.request import content_of, parameter_value, tensor_from_json
 
 #: An entry of a map that a condition names: parameters.lang, headers["x-tier"].
 _ENTRY = re.compile(r"""\b(parameters|headers)\s*(?:\.\s*([A-Za-z_]\w*)|\[\s*["']([^"'\\]+)["']\s*\])""")
 _MAX_ELEMENTS = 1 << 40
 _GET = re.compile(r"""\bget\(\s*(parameters|headers)\s*,\s*["']([^"'\\]+)["']""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTexts:
+    """A request as texts.
+
+    Attributes:
+        inputs: Value of an input as JSON, or ``@FILE``, by name.
+        shapes: Shape of an input whose value is not known, ``1,3``, by name.
+        parameters, headers: Of the request.
+        outputs: Those asked for; none means all.
+        request_id: "": none.
+        priority: The request parameter of that name; None: none.
+        remaining_ms: The client's deadline; None: none.
+    """
+
+    inputs: Sequence[tuple[str, str]] = ()
+    shapes: Sequence[tuple[str, str]] = ()
+    parameters: Sequence[tuple[str, str]] = ()
+    headers: Sequence[tuple[str, str]] = ()
+    outputs: Sequence[str] = ()
+    request_id: str = ""
+    priority: int | None = None
+    remaining_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +70,8 @@ class Question:
     hints: tuple[str, ...]
 
 
-def read_question(options: argparse.Namespace, plan: GraphPlan) -> Question:
-    """The request that the options describe.
+def read_question(texts: RequestTexts, plan: GraphPlan) -> Question:
+    """The request that the texts describe.
 
     Raises:
         InvalidArgumentError: A name is unknown, or a value does not fit.
@@ -57,29 +80,29 @@ def read_question(options: argparse.Namespace, plan: GraphPlan) -> Question:
     signature = plan.signature
     is_batched = signature.max_batch_size > 0
     given: dict[str, WireTensor] = {}
-    for name, text in options.input:
+    for name, text in texts.inputs:
         given[name] = Known(*tensor_from_json(_full(_spec(signature, name), is_batched=is_batched), content_of(text)))
-    for name, text in options.shape:
+    for name, text in texts.shapes:
         if name in given:
             raise InvalidArgumentError(f"input '{name}' is given twice; a value has a shape already")
         spec = _spec(signature, name)
         shape = _shape(text, _full(spec, is_batched=is_batched))
-        known = Knowledge(shape, (f"{name} of the request",))
-        given[name] = Unknown.of(spec.datatype, known, shape[0] if is_batched else None)
+        row, num_rows = (shape[1:], shape[0]) if is_batched else (shape, None)
+        given[name] = placeholder(replace(spec, dims=row), num_rows, f"{name} of the request")
     num_rows = _num_rows(given, signature)
-    headers = {name.lower(): value for name, value in options.header}
-    parameters = {name: parameter_value(value) for name, value in options.param}
-    if options.priority is not None:
-        parameters["priority"] = options.priority
+    headers = {name.lower(): value for name, value in texts.headers}
+    parameters = {name: parameter_value(value) for name, value in texts.parameters}
+    if texts.priority is not None:
+        parameters["priority"] = texts.priority
     priority, _ = scheduling_parameters(parameters)
-    scope = RequestScope(parameters, headers, options.request_id, priority)
+    scope = RequestScope(parameters, headers, texts.request_id, priority)
     return Question(
-        Judge(scope, _least(options.remaining_ms, plan.timeout_ms, plan.root.timeout_ms)),
+        Judge(scope, _least(texts.remaining_ms, plan.timeout_ms, plan.root.timeout_ms)),
         {spec.name: given.get(spec.name, _open(spec, num_rows, is_batched=is_batched)) for spec in signature.inputs},
         num_rows,
-        _outputs(options.output, plan),
+        _outputs(texts.outputs, plan),
         Routes(plan.root).parse(headers[ROUTE_HEADER]) if ROUTE_HEADER in headers else {},
-        tuple(_hints(plan, [name for name, _ in options.param], headers)),
+        tuple(_hints(plan, [name for name, _ in texts.parameters], headers)),
     )
 
 
@@ -131,7 +154,8 @@ def _open(spec: TensorSpec, num_rows: int | None, *, is_batched: bool) -> Unknow
     """An input that nothing was said of: a required one is there, an optional one is not."""
     if spec.is_optional:
         return None
-    return placeholder(spec, num_rows, f"{spec.name} of the request", is_batched=is_batched)
+    origin = f"{spec.name} of the request"
+    return placeholder(spec, (num_rows or 1) if is_batched else None, origin, is_open=num_rows is None)
 
 
 def _outputs(names: Sequence[str], plan: GraphPlan) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from weft_router.scope import RequestScope
 from weft_router.steps import Node, Run
 from weft_router.target import TargetModel
 from weft_tools.explain.judge import Judge, Verdict
-from weft_tools.explain.values import SOME_ROWS, Knowledge, Known, Unknown, resolved, small, vague
+from weft_tools.explain.values import SOME_ROWS, Knowledge, Known, Unknown, placeholder, resolved, small, vague
 from weft_tools.explain.ways import FAILS, LATE, STREAM, Call, Evaluation, OpenChance, OpenText, Site, Way
 
 #: Conditions whose value is a text; that of any other is true or false.
@@ -77,7 +77,7 @@ class Scene:
     def seen(self, tensor: WireTensor | None, *, is_flag: bool = False) -> WireTensor | None:
         """A tensor as conditions and nodes inside see it; a flag says whether a step has answered."""
         if self.way.is_vague and is_flag:
-            return Unknown.of("BOOL", Knowledge((1,), SOME_ROWS, may_be_absent=True))
+            return Unknown.of("BOOL", Knowledge((1,), SOME_ROWS, may_be_absent=True), (1,))
         return vague(tensor) if self.way.is_vague and tensor is not None else resolved(tensor)
 
     def node(self, plan: NodePlan) -> NodePlan:
@@ -218,11 +218,10 @@ class StandInModel:
         is_open = self._place.scene.way.is_vague or any(
             isinstance(tensor, Unknown) and tensor.known.shape[:1] == (-1,) for tensor in tensors
         )
-        outputs: dict[str, WireTensor] = {}
-        for spec in self._signature.outputs:
-            rows = (-1 if is_open else num_rows,) if is_batched else ()
-            known = Knowledge((*rows, *spec.dims), (self._origins[spec.name],))
-            outputs[spec.name] = Unknown.of(spec.datatype, known, num_rows if is_batched else None)
+        outputs: dict[str, WireTensor] = {
+            spec.name: placeholder(spec, num_rows if is_batched else None, self._origins[spec.name], is_open=is_open)
+            for spec in self._signature.outputs
+        }
         return InferResult(call.model_name, call.model_version, call.request_id, {}, outputs)
 
 

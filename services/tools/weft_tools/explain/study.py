@@ -6,13 +6,14 @@ from collections.abc import Hashable, Sequence
 from weft_common.core import RequestedOutput
 from weft_common.errors import WeftError
 from weft_common.tensors import WireTensor
+from weft_router.graph.description import slot_name
 from weft_router.graph.plan import Frame, GraphPlan, NodePlan, StepPlan
 from weft_router.reporting.path import SKIPPED, NodeRecord, StepRecord
 from weft_router.requests.selection import Selections
 from weft_router.steps import GraphRequest, Node, Run
 from weft_tools.explain.question import Question
 from weft_tools.explain.stand_ins import Scene
-from weft_tools.explain.values import Knowledge, Known, Unknown, joined, key_of
+from weft_tools.explain.values import Knowledge, Known, Unknown, joined, key_of, placeholder
 from weft_tools.explain.ways import Call, Decision, Evaluation, TimelessLoop, Way, deciding, follow
 
 _START_NS = 1 << 60
@@ -44,9 +45,7 @@ class Study:
         self.counted = [way for way in ways if self.error or way.error is None or not way.has_trouble]
         self._counted = set(map(id, self.counted))
         done = [way for way in self.counted if way.error is None]
-        self.outputs = {
-            slot: joined(_given(way, slot, f"{name} of {node.name}") for way in done) for name, slot in node.outputs
-        }
+        self.outputs = {slot: joined(_given(way, slot, node) for way in done) for _, slot in node.outputs}
 
     def runs(self, step: StepPlan) -> list[list[StepRecord]]:
         """For each way, the records of a step that ran."""
@@ -150,7 +149,8 @@ class Studies:
             else:
                 await self._nodes[id(plan)].run(run)
         except WeftError as error:
-            way.error = error
+            way.is_unclear = error.code == "INTERNAL"  # of placeholders that do not fit together
+            way.error = None if way.is_unclear else error
         for copy in way.copies:
             await copy
 
@@ -159,19 +159,21 @@ def _key(plan: NodePlan, frame: Frame, limit_ns: int | None) -> Hashable:
     return id(plan), tuple(key_of(frame[slot]) for _, slot in plan.inputs), limit_ns
 
 
-def _given(way: Way, slot: int, origin: str) -> WireTensor | None:
+def _given(way: Way, slot: int, node: NodePlan) -> WireTensor | None:
     """What a way leaves in a slot; of a tensor that was computed no more is known than its type."""
     tensor = way.frame[slot]
+    if way.is_unclear and tensor is None and slot in node.specs:
+        return placeholder(node.specs[slot], None, f"{node.specs[slot].name} of {node.name}", is_open=True)
     if tensor is None or isinstance(tensor, (Known, Unknown)):
         return tensor
     sources = [one.known for one in way.frame if isinstance(one, Unknown)]
     is_sized = all(min(source.shape, default=0) >= 0 for source in sources)
     known = Knowledge(
         tensor.shape if is_sized else (-1,) * len(tensor.shape),
-        (origin,),
+        (f"{slot_name(node, slot)} of {node.name}",),
         any(source.may_be_absent for source in sources),
     )
-    return Unknown.of(tensor.datatype, known, tensor.shape[0] if tensor.shape else None)
+    return Unknown.of(tensor.datatype, known, tensor.shape)
 
 
 def _facts(way: Way) -> set[Hashable]:

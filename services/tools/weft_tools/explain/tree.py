@@ -178,20 +178,22 @@ class _Tree:
         tested = study.evaluations(step, "when")
         index = next(index for index, one in enumerate(description.steps) if one is step)
         why = description.notes_to(index)[:1] if any(way.is_drawn for way in study.ways) else []
-        if step.is_otherwise:
-            why.append("otherwise")
         has_time = limit is None or limit >= step.min_remaining_ms
         earlier = self._answers_before(step, node, study) if has_time and not tested else None
         if earlier is not None and earlier.accept is not None:
             return [f"'{earlier.name}' is accepted"]
         if earlier is not None and (step.is_otherwise or step.cases or step.when):
             return [*why, f"'{earlier.name}' comes first"]
+        if isinstance(study.error, ConditionFailedError) and not tested and not any(study.runs(step)):
+            return why
+        if step.is_otherwise:
+            why.append("otherwise")
         if step.cases:
             why.append(f"case {cases_text(step.cases)}")
         if step.when is not None and (verdict := _summary(tested)) is not None:
             why.append(_condition_text("when", step.when, verdict))
         rows = _rows_of(step, node, study)
-        if why and rows is not None:
+        if why and rows is not None and not why[-1].endswith(("= true", "= false")):
             why[-1] = f"{why[-1].removesuffix(' = ?')}: {rows}"
         if any(custom is step for custom in node.customs):
             why.append("combines")
@@ -225,9 +227,9 @@ class _Tree:
             if name == AGAIN and not verdict.fails and verdict.value is not False:
                 entry.num_rounds = getattr(holder, "max_iterations", 1)
                 text += f": {', '.join(description.notes)}"
-            elif not is_drawn and name in TEXTS and verdict.is_known and len(entry.children) > 1:
-                taken = [child.name for child in entry.children if child.fate in (Fate.RUNS, Fate.FAILS)]
-                text += f": {taken[0]}" if len(taken) == 1 and name != "on" else ""
+            elif name == "sticky_by" and verdict.value is not None:
+                taken = next((child.name for child in entry.children if child.fate is Fate.RUNS), "")
+                text += ": no key" if is_drawn else f": {taken}" if taken else ""
             entry.decisions.append(text)
         if pinned in names:
             entry.decisions.append(
@@ -273,22 +275,24 @@ def _tried(record: StepRecord, fallback: StepPlan) -> list[StepRecord]:
 
 def _origins(study: Study, step: StepPlan, holds: Sequence[bool]) -> list[str]:
     """What it depends on whether something of a step holds."""
-    found: list[str] = []
-    for decision in study.deciding(holds):
-        if decision.cause == LATE and step.min_remaining_ms:
+    decisions = study.deciding(holds)
+    found = [origin for one in decisions if one.cause != LATE for origin in one.origins]
+    for one in decisions:
+        if one.cause == LATE and step.min_remaining_ms:
             found.append(f"whether {step.min_remaining_ms} ms are left")
-        elif decision.cause != LATE or study.error is None:
-            found += decision.origins
+        elif one.cause == LATE and study.error is None:
+            found += one.origins
     return list(dict.fromkeys(found))
 
 
 def _own_conditions(node: NodePlan) -> Iterator[tuple[str, object, Condition]]:
     """Conditions of a node itself: name of the field, what the field is of, and the condition."""
     for one in fields(node):
-        part = getattr(node, one.name)
-        for owner, name, condition in conditions_in(part, node, one.name):
-            if owner is node:
-                yield name, part, condition
+        if one.name not in ("steps", "shadows"):
+            part = getattr(node, one.name)
+            for owner, name, condition in conditions_in(part, node, one.name):
+                if owner is node:
+                    yield name, part, condition
 
 
 def _summary(evaluations: Sequence[Evaluation]) -> Verdict | None:
@@ -311,6 +315,8 @@ def _condition_text(name: str, condition: Condition, verdict: Verdict) -> str:
 
 def _rows_of(step: StepPlan, node: NodePlan, study: Study) -> str | None:
     """``rows 0, 2-3 of 4``: those that come to a step; None where they are not known, or always go together."""
+    if not any(one.rows for way in study.ways for found in way.verdicts.values() for one in found):
+        return None
     on = _rows_by_value([one for name, _, _ in _own_conditions(node) for one in study.evaluations(node, name)])
     tests = {one.name: _rows_by_value(study.evaluations(one, "when")) for one in node.steps}
     total = max((sum(map(len, found.values())) for found in (on, *tests.values()) if found), default=0)

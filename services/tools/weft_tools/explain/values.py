@@ -44,16 +44,12 @@ class Unknown(WireTensor):
     known: Knowledge
 
     @classmethod
-    def of(cls, datatype: str, known: Knowledge, num_rows: int | None = None) -> "Unknown":
-        """A placeholder; with ``num_rows`` its leading dimension counts so many rows."""
-        shape = tuple(1 if size < 0 else size for size in known.shape)
-        shape = small(shape) if num_rows is None else (num_rows, *small(shape[1:]))
+    def of(cls, datatype: str, known: Knowledge, shape: Sequence[int]) -> "Unknown":
+        """A placeholder of a possible shape, -1 standing for 1."""
+        shape = tuple(1 if size < 0 else size for size in shape)
         count = num_elements(shape)
-        data = (
-            encode_bytes([_STRING] * count)
-            if datatype == "BYTES"
-            else _BYTE * (ITEMSIZE_BYTES.get(datatype, 1) * count)
-        )
+        is_text = datatype == "BYTES"
+        data = encode_bytes([_STRING] * count) if is_text else _BYTE * (ITEMSIZE_BYTES.get(datatype, 1) * count)
         tensor = cls(datatype, shape, data)
         tensor.known = known
         return tensor
@@ -72,33 +68,33 @@ def is_marked(tensor: WireTensor) -> bool:
     return not tensor.data.strip(_BYTE)
 
 
-def resolved(tensor: WireTensor | None) -> WireTensor | None:
-    """The tensor, where it is some rows of another, with what is known of them."""
-    if tensor is None or isinstance(tensor, (Known, Unknown)) or not is_marked(tensor):
-        return tensor
-    shape = (tensor.shape[0], *[-1] * (len(tensor.shape) - 1)) if tensor.shape else ()
-    return Unknown.of(tensor.datatype, Knowledge(shape, SOME_ROWS), tensor.shape[0] if tensor.shape else None)
-
-
-def placeholder(spec: TensorSpec, num_rows: int | None, origin: str, *, is_batched: bool) -> Unknown:
+def placeholder(spec: TensorSpec, num_rows: int | None, origin: str, *, is_open: bool = False) -> Unknown:
     """A tensor as declared.
 
     Args:
         spec: The declaration.
-        num_rows: Rows of the request; None where not known.
+        num_rows: Size of its batch dimension; None where it has none.
         origin: What gives it.
-        is_batched: Whether rows are counted by a leading dimension.
+        is_open: Nobody knows that there are just so many rows.
     """
-    rows = (-1 if num_rows is None else num_rows,) if is_batched else ()
-    known = Knowledge((*rows, *spec.dims), (origin,))
-    return Unknown.of(spec.datatype, known, (1 if num_rows is None else num_rows) if is_batched else None)
+    rows = () if num_rows is None else (num_rows,)
+    known = Knowledge((*((-1,) if is_open and rows else rows), *spec.dims), (origin,))
+    return Unknown.of(spec.datatype, known, (*rows, *small(spec.dims)))
+
+
+def resolved(tensor: WireTensor | None) -> WireTensor | None:
+    """The tensor, where it is some rows of another, with what is known of them."""
+    if tensor is None or isinstance(tensor, (Known, Unknown)) or not is_marked(tensor):
+        return tensor
+    shape = (*tensor.shape[:1], *(-1 for _ in tensor.shape[1:]))
+    return Unknown.of(tensor.datatype, Knowledge(shape, SOME_ROWS), tensor.shape)
 
 
 def vague(tensor: WireTensor) -> Unknown:
     """Some rows of a tensor, nobody knows which; in the frame it has as many as ``tensor``."""
-    may_be_absent = isinstance(tensor, Unknown) and tensor.known.may_be_absent
-    known = Knowledge((-1, *[-1] * (len(tensor.shape) - 1)), SOME_ROWS, may_be_absent)
-    return Unknown.of(tensor.datatype, known, tensor.shape[0] if tensor.shape else None)
+    known = tensor.known if isinstance(tensor, Unknown) else Knowledge(tensor.shape, SOME_ROWS)
+    known = Knowledge((-1, *known.shape[1:]), known.origins, known.may_be_absent)
+    return Unknown.of(tensor.datatype, known, tensor.shape)
 
 
 def key_of(tensor: WireTensor | None) -> object:
@@ -113,12 +109,12 @@ def joined(tensors: Iterable[WireTensor | None], origin: str = "the branch taken
         return choices[0] if choices else None
     present = [tensor for tensor in choices if tensor is not None]
     unknown = [tensor.known for tensor in present if isinstance(tensor, Unknown)]
-    shapes = {tensor.known.shape if isinstance(tensor, Unknown) else tensor.shape for tensor in present}
-    shape = shapes.pop() if len(shapes) == 1 else (-1,) * len(present[0].shape)
+    shapes = [tensor.known.shape if isinstance(tensor, Unknown) else tensor.shape for tensor in present]
+    shape = tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=False))
     origins = tuple(dict.fromkeys(origin for known in unknown for origin in known.origins))[:_MAX_ORIGINS]
     may_be_absent = len(present) < len(choices) or any(known.may_be_absent for known in unknown)
     known = Knowledge(shape, origins or (origin,), may_be_absent)
-    return Unknown.of(present[0].datatype, known, present[0].shape[0] if present[0].shape else None)
+    return Unknown.of(present[0].datatype, known, present[0].shape)
 
 
 class Unread:

@@ -89,6 +89,7 @@ class Way:
         clock_ns: The time.
         pending: For each call in work, whether it makes a difference that it is late: there is a deadline, or another.
         copies: Shadows, to be run when the node has.
+        is_unclear: Whether what it gives is not known, because placeholders did not fit together.
         record, frame, error: What the node did, and left.
         missing: A node inside that must be explained before this way can be followed.
     """
@@ -104,6 +105,7 @@ class Way:
     cancelled: set[str] = field(default_factory=set)
     is_drawn: bool = False
     is_vague: bool = False
+    is_unclear: bool = False
     pending: list[list[bool]] = field(default_factory=list)
     copies: list[Coroutine[Any, Any, None]] = field(default_factory=list)
     error: WeftError | None = None

@@ -1,4 +1,4 @@
-"""Requests at the admission controller of a router: let in, in line, refused."""
+"""Requests at the admission controller of a router: admitted, queued, refused."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ import pytest
 
 from weft_common.core import CallContext
 from weft_common.errors import DeadlineExceededError, ResourceExhaustedError, WeftError
-from weft_router.admission import AdmissionController, AdmissionSettings, Outcome
+from weft_router.admission import AdmissionController, AdmissionSettings, Outcome, admissible_priority
 from weft_router.admission.controller import MAX_LIMITS
 from weft_router.admission.permit import Permit, outcome_of
 
@@ -70,7 +70,7 @@ def test_the_router_the_graph_and_the_client_are_limited() -> None:
 def test_the_level_is_the_priority_of_the_request(priority: Any, level: int) -> None:
     """Without one, or with what is none, it is the default; there is a lowest."""
     parameters = {} if priority is None else {"priority": priority}
-    assert level == make_controller().level_of(parameters)
+    assert level == make_controller().level_of(admissible_priority(parameters))
 
 
 def test_the_client_is_who_authenticated_else_the_header() -> None:
@@ -188,7 +188,7 @@ async def test_who_waits_too_long_or_gives_up_is_forgotten() -> None:
 
 
 async def test_a_place_that_is_given_to_one_that_gives_up_meanwhile_is_free_again() -> None:
-    """It is cancelled after it was let in and before it has noticed."""
+    """It is cancelled after it was admitted and before it has noticed."""
     admission, inside = adaptive_controller(1)
 
     async def request() -> None:
@@ -260,7 +260,7 @@ def test_versions_of_both_kinds_share_one_limit(is_adaptive: bool) -> None:
             admission.admit(limit, 2, "", CallContext(arrival_ns=S))
 
 
-def test_gates_of_what_is_not_asked_for_are_forgotten() -> None:
+def test_unused_limits_are_forgotten() -> None:
     """When there are too many; those with requests in flight stay."""
     admission = make_controller()
     used = admission.limit("model", "used")

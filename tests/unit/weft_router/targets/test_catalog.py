@@ -201,7 +201,7 @@ async def test_calls_are_counted_per_model_version() -> None:
             InferCall("good", "3", inputs={"IN": make.tensor(1, 2, shape=(2, 1))}, num_rows=2), CallContext()
         )
         with pytest.raises(RemoteError):
-            await caller.infer(InferCall("bad", parameters={"priority": 1}), CallContext())
+            await caller.infer(InferCall("bad", parameters={"priority": 1}), CallContext(priority=1))
         good, bad = s.catalog.statistics["good", "3"], s.catalog.statistics["bad", "2"]
     assert (1, 1, 1, 2) == (good.success.count, good.queue.count, good.execution_count, good.inference_count)
     assert good.success.total_ns == good.compute_infer.total_ns > 0

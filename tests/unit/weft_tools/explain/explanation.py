@@ -1,25 +1,22 @@
 """Explanations as tests ask for them and look into them."""
 
-import argparse
 from typing import Any
 
 from tests.unit.weft_tools.graphs import compiled, text_graph
 
 from weft_router.graph import GraphPlan
 from weft_tools.explain.entry import ExplainedStep, Fate
-from weft_tools.explain.question import read_question
+from weft_tools.explain.question import RequestTexts, read_question
 from weft_tools.explain.tree import explain
 
 RUNS, MAYBE, SKIPPED, FAILS = Fate.RUNS, Fate.MAYBE, Fate.SKIPPED, Fate.FAILS
 SHORT = ("TEXT", '"short"')
 
 
-def explained(plan: GraphPlan | str, **options: Any) -> ExplainedStep:
-    """The root's entry for a request with these command-line options."""
+def explained(plan: GraphPlan | str, **texts: Any) -> ExplainedStep:
+    """The root's entry for a request with these texts, as of ``RequestTexts``."""
     plan = compiled(plan) if isinstance(plan, str) else plan
-    none: dict[str, Any] = {name: [] for name in ("param", "header", "shape", "input", "output")}
-    request = {"request_id": "", "priority": None, "remaining_ms": None}
-    return explain(plan, read_question(argparse.Namespace(**(none | request | options)), plan))
+    return explain(plan, read_question(RequestTexts(**texts), plan))
 
 
 def find(entry: ExplainedStep, name: str) -> ExplainedStep:

@@ -201,10 +201,10 @@ def asked(plan: GraphPlan, generator: random.Random) -> tuple[dict[str, Any], di
     routes = [f"{node.name}={step.name}" for node in splitters(plan.root) for step in node.steps]
     headers = [("x-user-id", f"u{generator.randrange(99)}"), ("x-graph-route", generator.choice([*routes, ""]))]
     return {
-        "input": [(name, json.dumps(_values(tensor))) for name, tensor in tensors.items()],
-        "param": [one for one in parameters if generator.random() < 0.5],
-        "header": [(name, value) for name, value in headers if value and generator.random() < 0.5],
-        "output": [spec.name for spec in plan.signature.outputs if generator.random() < 0.8],
+        "inputs": [(name, json.dumps(_values(tensor))) for name, tensor in tensors.items()],
+        "parameters": [one for one in parameters if generator.random() < 0.5],
+        "headers": [(name, value) for name, value in headers if value and generator.random() < 0.5],
+        "outputs": [spec.name for spec in plan.signature.outputs if generator.random() < 0.8],
         "remaining_ms": generator.choice([None, None, 100.0, 60_000.0]),
     }, tensors
 
@@ -235,12 +235,12 @@ def test_the_router_does_what_is_explained(name, share_failing):
         options, tensors = asked(plan, generator)
         root = explained(plan, **options)
         target = Models(plan, generator, share_failing)
-        outputs = tuple(RequestedOutput(output, {}) for output in options["output"])
-        call = InferCall(plan.signature.name, "", "", dict(options["param"]), tensors, outputs)
+        outputs = tuple(RequestedOutput(output, {}) for output in options["outputs"])
+        call = InferCall(plan.signature.name, "", "", dict(options["parameters"]), tensors, outputs)
 
         async def run(call=call, target=target, options=options, generator=generator) -> tuple[set[str], str | None]:
             VirtualClock()
-            context = make.context(timeout_ms=options["remaining_ms"], headers=dict(options["header"]))
+            context = make.context(timeout_ms=options["remaining_ms"], headers=dict(options["headers"]))
             return await executed(plan, call, target, context, generator)
 
         taken, failure = asyncio.run(run())

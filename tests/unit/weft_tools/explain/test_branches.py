@@ -8,7 +8,7 @@ from weft_tools.explain.entry import Fate
 
 def test_a_switch_that_depends_on_a_model_is_open():
     """Branches that a model's answer chooses may all run; the entry names tensor, step and model."""
-    clf = find(explained(good("sentiment"), input=[SHORT]), "clf")
+    clf = find(explained(good("sentiment"), inputs=[SHORT]), "clf")
     assert {"long": SKIPPED, "de": MAYBE, "en": MAYBE, "rest": MAYBE} == fates(clf)
     assert ["LANG of lid -> lang_id"] == find(clf, "de").depends_on
     assert ['on get(parameters, "lang", text(inputs.LANG)) = ?'] == clf.decisions
@@ -16,21 +16,21 @@ def test_a_switch_that_depends_on_a_model_is_open():
 
 def test_a_parameter_decides_though_a_tensor_is_unknown():
     """What is not needed need not be known: with the parameter the language model does not count."""
-    clf = find(explained(good("sentiment"), input=[SHORT], param=[("lang", "nl")]), "clf")
+    clf = find(explained(good("sentiment"), inputs=[SHORT], parameters=[("lang", "nl")]), "clf")
     assert {"long": SKIPPED, "de": RUNS, "en": SKIPPED, "rest": SKIPPED} == fates(clf)
     assert ["'de' comes first"] == find(clf, "en").why
 
 
 def test_a_branch_after_an_open_one_may_run():
     """A certain hit behind a test that is not known may run only; behind it nothing does."""
-    clf = find(explained(good("sentiment"), param=[("lang", "en")]), "clf")
+    clf = find(explained(good("sentiment"), parameters=[("lang", "en")]), "clf")
     assert {"long": MAYBE, "de": SKIPPED, "en": MAYBE, "rest": SKIPPED} == fates(clf)
     assert ["TEXT of the request"] == find(clf, "en").depends_on
 
 
 def test_values_of_inputs_are_evaluated():
     """A condition on the request's own tensors is evaluated as the router does."""
-    clf = find(explained(good("sentiment"), input=[("TEXT", f'"{"a" * 5000}"')]), "clf")
+    clf = find(explained(good("sentiment"), inputs=[("TEXT", f'"{"a" * 5000}"')]), "clf")
     assert {"long": RUNS, "de": SKIPPED, "en": SKIPPED, "rest": SKIPPED} == fates(clf)
 
 
@@ -66,7 +66,7 @@ def test_rows_go_their_own_ways():
           step { name: "a" case: "x" model_name: "xlmr" } step { name: "b" case: "y" model_name: "bert_de" }
           step { name: "c" otherwise: true model_name: "bert_en" } } }"""
     )
-    root = explained(text, input=[("TEXT", '[["x"], ["z"], ["x"], ["x"]]')])
+    root = explained(text, inputs=[("TEXT", '[["x"], ["z"], ["x"], ["x"]]')])
     assert {"a": RUNS, "b": SKIPPED, "c": RUNS} == fates(root)
     assert ['case "x": rows 0, 2-3 of 4'] == find(root, "a").why
     assert ["otherwise: row 1 of 4"] == find(root, "c").why
@@ -79,8 +79,8 @@ def test_a_row_without_a_branch_fails_the_request():
         """node { name: "root" switch { per_row: true on: 'text(inputs.TEXT)'
           step { name: "a" case: "x" model_name: "xlmr" } } }"""
     )
-    assert RUNS is explained(text, input=[("TEXT", '[["x"], ["x"]]')]).fate
-    root = explained(text, input=[("TEXT", '[["x"], ["y"]]')])
+    assert RUNS is explained(text, inputs=[("TEXT", '[["x"], ["x"]]')]).fate
+    root = explained(text, inputs=[("TEXT", '[["x"], ["y"]]')])
     assert "no branch of switch 'root' matches row 1: value 'y'" in root.failure.message
 
 
@@ -89,7 +89,7 @@ def test_a_sticky_splitter_is_decided_by_its_key():
     plan = good("classify")
     seen = set()
     for user in range(40):
-        ab = find(explained(plan, header=[("x-user-id", f"u{user}")]), "ab")
+        ab = find(explained(plan, headers=[("x-user-id", f"u{user}")]), "ab")
         taken = [child.name for child in ab.children if child.fate is RUNS]
         assert 1 == len(taken)
         assert f'sticky by get(headers, "x-user-id", request.id) = "u{user}": {taken[0]}' == ab.decisions[0]
@@ -106,7 +106,7 @@ def test_a_splitter_without_key_is_random():
 
 def test_a_pinned_splitter():
     """x-graph-route pins the step, on the condition that the router allows it."""
-    ab = find(explained(good("classify"), header=[("x-graph-route", "ab=B")]), "ab")
+    ab = find(explained(good("classify"), headers=[("x-graph-route", "ab=B")]), "ab")
     assert {"C": Fate.SHADOW, "A": SKIPPED, "B": RUNS} == fates(ab)
     assert "--allow-route-header" in ab.decisions[0]
 
@@ -128,7 +128,7 @@ def test_members_of_an_ensemble():
     assert {"gbdt": RUNS, "mlp": RUNS, "gnn": SKIPPED} == fates(root)
     assert ["quorum 2 of 3", "stragglers 25 ms"] == root.decisions[-2:]
     assert "LABEL: VOTE, weighted" in root.decisions
-    assert RUNS is find(explained(good("fraud_vote"), shape=[("GRAPH_EMB", "128")]), "gnn").fate
+    assert RUNS is find(explained(good("fraud_vote"), shapes=[("GRAPH_EMB", "128")]), "gnn").fate
 
 
 def test_a_model_that_combines_runs_after_the_members():
@@ -150,7 +150,7 @@ def test_a_quorum_that_cannot_be_reached():
     root = explained(text)
     expected = "2 of 2 steps must answer, and cannot any more: a did not run, its 'when' is false"
     assert root.failure.message.startswith(f"INVALID_ARGUMENT: g/1: root: {expected}")
-    assert RUNS is explained(text, shape=[("HINT", "4")]).fate
+    assert RUNS is explained(text, shapes=[("HINT", "4")]).fate
 
 
 def test_what_follows_in_a_member_of_a_race_may_be_cancelled():
@@ -189,9 +189,9 @@ def test_rows_of_a_branch_that_fails():
         node { name: "in" sequence { step { name: "c" model_name: "xlmr" } } }"""
     )
     both, one = [("TEXT", '[["x"], ["y"]]')], [("TEXT", '[["x"], ["x"]]')]
-    root = explained(text, input=both, remaining_ms=100.0)
+    root = explained(text, inputs=both, remaining_ms=100.0)
     assert (FAILS, {"a": RUNS, "b": FAILS}, {"c": MAYBE}) == (root.fate, fates(root), fates(find(root, "a")))
-    root = explained(text, input=one, remaining_ms=100.0)
+    root = explained(text, inputs=one, remaining_ms=100.0)
     assert (RUNS, {"a": RUNS, "b": SKIPPED}, {"c": RUNS}) == (root.fate, fates(root), fates(find(root, "a")))
 
 
@@ -204,9 +204,9 @@ def test_a_step_of_a_splitter_has_a_test_of_its_own():
           step { name: "b" model_name: "bert_en" } } }"""
     )
     pinned = [("x-graph-route", "root=a")]
-    root = explained(text, header=pinned)
+    root = explained(text, headers=pinned)
     assert (SKIPPED, ["when has(inputs.HINT) = false"]) == (find(root, "a").fate, find(root, "a").why)
-    assert RUNS is find(explained(text, header=pinned, shape=[("HINT", "4")]), "a").fate
+    assert RUNS is find(explained(text, headers=pinned, shapes=[("HINT", "4")]), "a").fate
     assert (SKIPPED, MAYBE) == tuple(find(explained(text), name).fate for name in "ab")
 
 
@@ -222,4 +222,4 @@ def test_members_that_may_all_be_skipped():
     assert message.startswith(
         "INVALID_ARGUMENT: g/1: root: 1 of 2 steps must answer, and cannot any more: a did not run"
     )
-    assert [] == explained(text, input=[SHORT]).may_fail
+    assert [] == explained(text, inputs=[SHORT]).may_fail

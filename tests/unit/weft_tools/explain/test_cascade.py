@@ -11,7 +11,7 @@ def test_a_cascade_depends_on_answers():
     assert ["accepted if max(outputs.PROBS) >= 0.92 || outputs.PROBS[3] < 0.01 = ?"] == find(root, "tiny").decisions
     assert ["PROBS of tiny -> distil"] == find(root, "base").depends_on
     assert "whether 250 ms are left" in find(root, "large").depends_on
-    root = explained(good("moderate"), param=[("tier", "free")])
+    root = explained(good("moderate"), parameters=[("tier", "free")])
     assert {"tiny": RUNS, "base": SKIPPED, "large": MAYBE} == fates(root)
 
 
@@ -33,7 +33,7 @@ def test_a_cascade_whose_tests_are_all_false():
     assert "INVALID_ARGUMENT: g/1: root: no step of cascade 'root' is for this request: no 'when' holds of" in (
         root.failure.message
     )
-    assert {"a": SKIPPED, "b": RUNS} == fates(explained(text, param=[("b", "true")]))
+    assert {"a": SKIPPED, "b": RUNS} == fates(explained(text, parameters=[("b", "true")]))
 
 
 def test_a_soft_step_of_a_cascade_may_fail():
@@ -57,7 +57,7 @@ def test_a_soft_step_that_is_bound_to_fail_passes_the_request_on():
         node { name: "never" switch { on: 'get(parameters, "k", "none")'
           step { name: "x" case: "x" model_name: "xlmr" } } }"""
     )
-    assert {"a": FAILS, "b": RUNS} == fates(explained(text, shape=[("HINT", "4")]))
+    assert {"a": FAILS, "b": RUNS} == fates(explained(text, shapes=[("HINT", "4")]))
     root = explained(text)
     assert {"a": FAILS, "b": SKIPPED} == fates(root)
     assert root.failure.message.startswith("INVALID_ARGUMENT: g/1: root[a]/never: no branch of switch 'never' matches")
@@ -74,11 +74,11 @@ def test_rows_of_a_cascade_are_tested_one_by_one():
           step { name: "y" case: "y" model_name: "bert_de" }
           step { name: "z" otherwise: true model_name: "xlmr" } } }"""
     )
-    root = explained(text, input=[("TEXT", '[["x"], ["y"], ["x"]]')])
+    root = explained(text, inputs=[("TEXT", '[["x"], ["y"], ["x"]]')])
     assert (RUNS, ['when text(inputs.TEXT) == "x": rows 0, 2 of 3']) == (find(root, "a").fate, find(root, "a").why)
     assert {"a": RUNS, "b": RUNS, "c": MAYBE} == fates(root)  # row 1 is not for a
     assert {"y": MAYBE, "z": MAYBE} == fates(find(root, "b"))
-    root = explained(text, input=[("TEXT", '[["y"]]')])
+    root = explained(text, inputs=[("TEXT", '[["y"]]')])
     assert ({"a": SKIPPED, "b": RUNS, "c": MAYBE}, {"y": RUNS, "z": SKIPPED}) == (fates(root), fates(find(root, "b")))
 
 
@@ -89,11 +89,11 @@ def test_a_test_that_is_neither_true_nor_false():
           step { name: "a" model_name: "xlmr" accept: 'max(outputs.PROBS) > 0.5' when: 'parameters.k' }
           step { name: "b" model_name: "bert_en" } } }"""
     )
-    root = explained(text, param=[("k", "1")])
+    root = explained(text, parameters=[("k", "1")])
     assert "INVALID_ARGUMENT: g/1: root: when 'parameters.k' of node 'root': the value must be bool, got 1" == (
         root.failure.message
     )
-    assert RUNS is explained(text, param=[("k", "true")]).fate
+    assert RUNS is explained(text, parameters=[("k", "true")]).fate
 
 
 def test_steps_that_may_all_be_passed_over():

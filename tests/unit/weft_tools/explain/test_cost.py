@@ -11,16 +11,17 @@ from weft_tools.explain.cost import Calls, count_calls, longest
 def test_one_branch_counts():
     """Of a switch the branch that calls most counts, or the one that is certain."""
     short = ("TEXT", '"short"')
-    usual = [count_calls(explained(RICH, input=[short], param=[("lang", lang)])).usual for lang in ("de", "en", "fr")]
+    languages = ("de", "en", "fr")
+    usual = [count_calls(explained(RICH, inputs=[short], parameters=[("lang", one)])).usual for one in languages]
     assert [5, 3, 4] == usual
     assert 5 == count_calls(explained(RICH)).usual
 
 
 def test_attempts_hedges_and_fallbacks_multiply():
     """At worst every attempt is hedged and fails, and the fallback makes as many as it may."""
-    calls = count_calls(explained(good("sentiment"), param=[("lang", "de")], input=[("TEXT", '"a"')]))
+    calls = count_calls(explained(good("sentiment"), parameters=[("lang", "de")], inputs=[("TEXT", '"a"')]))
     assert Calls(usual=3, worst=2 + (2 + 2) + 2) == calls
-    calls = count_calls(explained(good("classify"), header=[("x-graph-route", "ab=B")]))
+    calls = count_calls(explained(good("classify"), headers=[("x-graph-route", "ab=B")]))
     assert Calls(usual=2, worst=1 + (2 + 1), shadows=1) == calls
 
 
@@ -45,7 +46,7 @@ def test_rounds_of_a_loop_multiply():
 def test_what_is_skipped_or_pruned_calls_nothing():
     """Steps that do not run do not count."""
     assert 2 == count_calls(explained(good("fraud_vote"))).usual
-    assert 2 == count_calls(explained(good("sentiment"), output=["PROBS"])).usual
+    assert 2 == count_calls(explained(good("sentiment"), outputs=["PROBS"])).usual
 
 
 def test_timeouts_add_up_along_the_longest_chain():

@@ -9,9 +9,9 @@ def test_a_shape_is_enough_for_size():
     branches = """step { name: "a" when: 'has(inputs.HINT) && size(inputs.HINT) == 4' model_name: "xlmr" }
                   step { name: "b" when: 'has(inputs.HINT) && max(inputs.HINT) > 1.0' model_name: "xlmr" }
                   step { name: "c" otherwise: true model_name: "bert_en" }"""
-    root = explained(switch(branches), shape=[("HINT", "4")])
+    root = explained(switch(branches), shapes=[("HINT", "4")])
     assert {"a": RUNS, "b": SKIPPED, "c": SKIPPED} == fates(root)
-    root = explained(switch(branches.replace("== 4", "== 5")), shape=[("HINT", "4")])
+    root = explained(switch(branches.replace("== 4", "== 5")), shapes=[("HINT", "4")])
     assert {"a": SKIPPED, "b": MAYBE, "c": MAYBE} == fates(root)
     assert ["HINT of the request"] == find(root, "b").depends_on
 
@@ -27,7 +27,7 @@ def test_headers_priority_and_id_count():
     branches = """step { name: "a" when: 'request.priority > 3 && headers["x-tier"] == "gold"' model_name: "xlmr" }
                   step { name: "b" when: 'request.id == "7"' model_name: "bert_de" }
                   step { name: "c" otherwise: true model_name: "bert_en" }"""
-    assert RUNS is find(explained(switch(branches), priority=4, header=[("X-Tier", "gold")]), "a").fate
+    assert RUNS is find(explained(switch(branches), priority=4, headers=[("X-Tier", "gold")]), "a").fate
     assert RUNS is find(explained(switch(branches), request_id="7"), "b").fate
     assert RUNS is find(explained(switch(branches)), "c").fate
 
@@ -54,7 +54,7 @@ def test_a_condition_that_fails():
     root = explained(text)
     assert (FAILS, True) == (root.fate, root.failure.is_final)
     assert root.failure.message.startswith("INVALID_ARGUMENT: g/1: root/clf/by: on 'parameters.lang' of node 'by': ")
-    assert RUNS is explained(text, param=[("lang", "x")]).fate
+    assert RUNS is explained(text, parameters=[("lang", "x")]).fate
 
 
 def test_an_error_that_depends_on_a_model_is_a_possible_one():

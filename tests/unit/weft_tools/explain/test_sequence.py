@@ -25,23 +25,23 @@ def test_a_later_round_may_go_another_way():
         + """node { name: "by" switch { on: 'text(inputs.TEXT)' step { name: "a" case: "x" model_name: "xlmr" }
       step { name: "b" otherwise: true model_name: "bert_en" } } }"""
     )
-    assert {"a": MAYBE, "b": MAYBE} == fates(find(explained(text, input=[("TEXT", '"x"')]), "draft"))
+    assert {"a": MAYBE, "b": MAYBE} == fates(find(explained(text, inputs=[("TEXT", '"x"')]), "draft"))
     once = text.replace("max(outputs.PROBS) < 0.9", "has(inputs.HINT)")
-    assert {"a": RUNS, "b": SKIPPED} == fates(find(explained(once, input=[("TEXT", '"x"')]), "draft"))
+    assert {"a": RUNS, "b": SKIPPED} == fates(find(explained(once, inputs=[("TEXT", '"x"')]), "draft"))
 
 
 def test_steps_that_no_output_needs_are_pruned():
     """With --output, steps that feed only other outputs do not run."""
     plan = good("sentiment")
-    assert Fate.PRUNED is find(explained(plan, output=["PROBS"]), "post").fate
-    assert RUNS is find(explained(plan, output=["LABEL"]), "post").fate
+    assert Fate.PRUNED is find(explained(plan, outputs=["PROBS"]), "post").fate
+    assert RUNS is find(explained(plan, outputs=["LABEL"]), "post").fate
 
 
 def test_an_intermediate_output_needs_its_step_alone():
     """A tensor of a step can be asked for by the step's path."""
-    root = explained(good("sentiment"), output=["lid/LANG"])
+    root = explained(good("sentiment"), outputs=["lid/LANG"])
     assert {"lid": RUNS, "clf": Fate.PRUNED, "post": Fate.PRUNED} == fates(root)
-    root = explained(good("sentiment"), output=["clf/by_language[de]/PROBS"])
+    root = explained(good("sentiment"), outputs=["clf/by_language[de]/PROBS"])
     assert {"lid": RUNS, "clf": RUNS, "post": Fate.PRUNED} == fates(root)
 
 
@@ -63,14 +63,14 @@ def test_a_step_that_is_skipped_gives_its_default():
     assert {"lid": SKIPPED, "clf": RUNS, "post": SKIPPED} == fates(root)
     assert {"de": RUNS, "en": SKIPPED} == fates(find(root, "clf"))
     assert ['when get(parameters, "detect", false) = false'] == find(root, "lid").why
-    root = explained(text, param=[("detect", "true")])
+    root = explained(text, parameters=[("detect", "true")])
     assert {"lid": RUNS, "clf": RUNS, "post": RUNS} == fates(root)
     assert {"de": MAYBE, "en": MAYBE} == fates(find(root, "clf"))
 
 
 def test_a_batch_where_one_row_is_needed():
     """A shape alone tells that text() will fail: the message is the router's."""
-    root = explained(good("sentiment"), shape=[("TEXT", "2,1")])
+    root = explained(good("sentiment"), shapes=[("TEXT", "2,1")])
     assert "text() reads one row, got shape [2, 1]" in root.failure.message
     assert ["'clf' fails: not reached"] == find(root, "post").why
 

@@ -25,7 +25,7 @@ def test_a_failing_switch_of_a_soft_step_is_left_out():
 
 def test_the_default_of_a_soft_step_is_only_one_possible_value():
     """A soft step that runs gives an unknown value, or its default."""
-    clf = find(explained(good("sentiment"), input=[SHORT]), "clf")
+    clf = find(explained(good("sentiment"), inputs=[SHORT]), "clf")
     assert MAYBE is find(clf, "en").fate
 
 
@@ -49,7 +49,7 @@ def test_a_value_that_a_fallback_may_replace_is_not_known():
 
 def test_a_fallback_runs_on_error_only():
     """A fallback is shown below its step."""
-    b = find(explained(good("classify"), header=[("x-graph-route", "ab=B")]), "B")
+    b = find(explained(good("classify"), headers=[("x-graph-route", "ab=B")]), "B")
     assert [("resnet50", Fate.ON_ERROR)] == [(child.name, child.fate) for child in b.children]
 
 
@@ -67,14 +67,14 @@ def test_a_step_without_enough_time_is_bound_to_fail():
 
 def test_shadows_are_copies():
     """A shadow is shown as such, and what it calls does not decide anything."""
-    root = explained(RICH, param=[("lang", "en")], input=[SHORT])
+    root = explained(RICH, parameters=[("lang", "en")], inputs=[SHORT])
     assert Fate.SHADOW is find(root, "audit").fate
     assert RUNS is root.fate
 
 
 def test_deadlines_are_the_least_of_all_around():
     """A step has the least of its own, its nodes', the graph's and the client's time."""
-    root = explained(RICH, param=[("lang", "de")], input=[SHORT])
+    root = explained(RICH, parameters=[("lang", "de")], inputs=[SHORT])
     assert (400, 30, 400) == tuple(find(root, name).deadline_ms for name in ("root", "lid", "large"))
     root = explained(RICH, remaining_ms=20.0)
     assert (20, 20) == tuple(find(root, name).deadline_ms for name in ("root", "lid"))
@@ -96,9 +96,9 @@ def test_good_graphs_run(name):
 def test_a_shadow_with_a_test():
     """A request for which the test is false is not copied."""
     copied = RICH.replace("shadow { percent: 1 }", "when: 'has(inputs.HINT)' shadow { percent: 1 }")
-    asked = {"param": [("lang", "en")], "input": [SHORT]}
+    asked = {"parameters": [("lang", "en")], "inputs": [SHORT]}
     assert (Fate.SKIPPED, ["shadow of 1 % of requests", "when has(inputs.HINT) = false"]) == (
         find(explained(copied, **asked), "C").fate,
         find(explained(copied, **asked), "C").why,
     )
-    assert Fate.SHADOW is find(explained(copied, **asked, shape=[("HINT", "4")]), "C").fate
+    assert Fate.SHADOW is find(explained(copied, **asked, shapes=[("HINT", "4")]), "C").fate

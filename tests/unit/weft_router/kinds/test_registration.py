@@ -1,0 +1,126 @@
+"""A kind of node is one module and one registration: the example of docs/extending.md, with a graph.proto for it."""
+
+from types import SimpleNamespace
+
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from tests.unit.docs.test_extending import blocks, module
+from tests.unit.weft_router import make
+from tests.unit.weft_router.fake_target import FakeTarget, answering
+from tests.unit.weft_router.text_graphs import HEAD, Models, compiled, x, y
+
+from weft_common.core import CallContext
+from weft_protos import graph_pb2
+from weft_router.bandits.taken_path import bandit_choices
+from weft_router.compile import check_graph
+from weft_router.executor import GraphExecutor
+from weft_router.graph import GraphError, GraphSource
+from weft_router.graph.kind import NodeKind
+from weft_router.graph.plan import GraphPlan
+from weft_router.graph.syntax import parse
+from weft_router.kinds import KINDS
+from weft_router.reporting.path import PATH_HEADER
+from weft_router.repository.readiness import missing_call
+from weft_router.runtime import Runtime
+from weft_tools.draw.build import build_diagram
+from weft_tools.draw.outline import render_text
+
+
+def messages() -> SimpleNamespace:
+    """The messages of a ``graph.proto`` with the example's kind, in a package of their own."""
+    file = descriptor_pb2.FileDescriptorProto()
+    graph_pb2.DESCRIPTOR.CopyToProto(file)
+    package = f"{file.package}.rotating"
+    field = descriptor_pb2.FieldDescriptorProto
+    rotation = file.message_type.add(name="Rotation")
+    step = f".{file.package}.Step"
+    rotation.field.add(name="step", number=1, label=field.LABEL_REPEATED, type=field.TYPE_MESSAGE, type_name=step)
+    rotation.field.add(name="num_requests", number=2, label=field.LABEL_OPTIONAL, type=field.TYPE_UINT32)
+    node = next(message for message in file.message_type if message.name == "Node")
+    own = node.field.add(name="rotation", number=99, label=field.LABEL_OPTIONAL, type=field.TYPE_MESSAGE, oneof_index=0)
+    own.type_name = f".{file.package}.Rotation"
+    for message in file.message_type:
+        for inner in (message, *message.nested_type):
+            for one in filter(lambda field: field.type_name, inner.field):
+                one.type_name = one.type_name.replace(f".{file.package}.", f".{package}.")
+    file.name, file.package = "rotating.proto", package
+    pool = descriptor_pool.Default()
+    try:
+        found = pool.FindFileByName(file.name)
+    except KeyError:
+        pool.Add(file)
+        found = pool.FindFileByName(file.name)
+    return SimpleNamespace(
+        **{name: message_factory.GetMessageClass(one) for name, one in found.message_types_by_name.items()}
+    )
+
+
+@pytest.fixture
+def kind(monkeypatch: pytest.MonkeyPatch) -> NodeKind:
+    """The example's kind, registered."""
+    (code,) = blocks("A node kind", "python")
+    kind = module(code, "rotation").RotationKind()
+    monkeypatch.setattr(parse, "pb", messages())
+    monkeypatch.setitem(KINDS, kind.name, kind)
+    return kind
+
+
+@pytest.fixture
+def plan(kind: NodeKind) -> GraphPlan:
+    """The example's graph."""
+    (nodes,) = blocks("A node kind", "pbtxt")
+    return compiled(nodes)
+
+
+async def test_it_compiles_and_runs(plan: GraphPlan) -> None:
+    """Two requests each, in turn; the path shows the step, and a reader of paths finds its way."""
+    executor = GraphExecutor(plan, Runtime({"model": FakeTarget(a=answering(1), b=answering(2))}))
+    answers, paths = [], []
+    for _ in range(5):
+        context = CallContext()
+        answers.append(y(await make.run(executor, inputs=x(), context=context)))
+        paths.append(dict(context.trailing_metadata)[PATH_HEADER])
+    assert [1, 1, 2, 2, 1] == answers
+    assert ["root|a|", "root|a|", "root|b|", "root|b|", "root|a|"] == paths
+    assert [] == bandit_choices("root|b|", plan.root)
+
+
+def test_it_is_drawn(plan: GraphPlan) -> None:
+    """From its description alone."""
+    drawing = render_text(build_diagram(plan))
+    assert "[rotation]" in drawing
+    assert "request: in turn" in drawing
+    assert "2 requests each" in drawing
+
+
+def test_it_is_ready_with_all_its_models(plan: GraphPlan) -> None:
+    """A step without its model would be taken by some request."""
+    missing = missing_call(plan.root, lambda call: call.model_name != "b")
+    assert missing is not None
+    assert "b" == missing.step.name
+
+
+def test_it_nests_like_any_other(kind: NodeKind) -> None:
+    """As a step of a sequence, its outputs joined by name, and in its own brackets in the path."""
+    plan = compiled(
+        'node { name: "root" sequence { step { name: "s" node: "turns" } } }'
+        'node { name: "turns" rotation { step { name: "a" model_name: "a" } step { name: "b" model_name: "b" } } }'
+    )
+    assert "root/s/turns[b]" == plan.root.steps[0].action.steps[1].path
+
+
+def test_its_files_are_checked(kind: NodeKind) -> None:
+    """Fields of other kinds are refused; its own checks run; a file without a kind is told of it."""
+    with pytest.raises(GraphError, match="'accept' has no effect in this rotation; it belongs to: cascade"):
+        compiled('node { name: "root" rotation { step { name: "a" model_name: "a" accept: "true" } } }')
+    with pytest.raises(GraphError, match=r"has no kind; give it a sequence, .* or rotation"):
+        compiled('node { name: "root" }')
+    node = 'node { name: "root" rotation { num_requests: 2 step { name: "a" model_name: "a" } } }'
+    found = check_graph(GraphSource(HEAD + node, "graph.pbtxt"), Models(0))
+    assert ["'num_requests' has no effect where there is only one step to take"] == [one.message for one in found]
+
+
+def test_every_kind_of_the_language_is_registered() -> None:
+    """By the name of its field in graph.proto."""
+    fields = graph_pb2.Node.DESCRIPTOR.oneofs_by_name["kind"].fields
+    assert {field.name for field in fields} == set(KINDS)
