@@ -21,7 +21,7 @@ from weft_model.backends import BACKENDS
 from weft_preprocess.transforms.decoding import FORMATS, ImageDecoder
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.graph.types.compile_condition import ConditionError, Sight, compile_condition
-from weft_router.graph.types.conditions import Purpose
+from weft_router.graph.types.conditions import WHEN
 from weft_router.graph.types.expression import read_expression
 from weft_router.graph.types.signatures import TensorType
 from weft_router.scope import RequestScope
@@ -92,7 +92,7 @@ SIGHT = Sight(
 def test_any_expression(source: str) -> None:
     """Any words of the language, and any text: compiled, or refused; evaluated, or the request is at fault."""
     try:
-        condition = compile_condition(read_expression(source), Purpose.WHEN, {"inputs": SIGHT}, node="n")
+        condition = compile_condition(read_expression(source), WHEN, {"inputs": SIGHT}, node="n")
     except ConditionError:
         return
     with contextlib.suppress(InvalidArgumentError):

@@ -24,7 +24,7 @@ from weft_serving.backends.base import Backend
 from weft_serving.backends.custom_metrics import CustomMetrics
 from weft_serving.calls.nested_calls import Callee, NestedCalls
 from weft_serving.calls.router_callee import RouterCallee
-from weft_serving.config import ModelDefinition, define_model
+from weft_serving.config import ModelDefinition, config_override, define_model
 from weft_serving.config.placement import count_gpus
 from weft_serving.lifecycle.lifecycle import ManagedModel
 from weft_serving.lifecycle.model_control import ModelControl
@@ -231,7 +231,7 @@ class ServingCore(InferenceCore):
         self, name: str, parameters: Mapping[str, ParameterValue | bytes], *, is_nested: bool = False
     ) -> None:
         self._clients.check()
-        override = _override(name, parameters)
+        override = config_override(name, parameters)
         try:
             await asyncio.to_thread(self._repository.directory, name)
         except NotFoundError as error:
@@ -296,21 +296,3 @@ class ServingCore(InferenceCore):
                 for name, fingerprint in changes.items()
             )
         )
-
-
-def _override(name: str, parameters: Mapping[str, ParameterValue | bytes]) -> str | None:
-    """The ``config`` parameter. Raises for other parameters."""
-    for key in parameters:
-        if key.startswith("file:"):
-            raise UnsupportedError(
-                f"failed to load '{name}': parameter '{key}' is not supported by this version: a restart would not "
-                "have the file; put the file into the repository"
-            )
-        if key != "config":
-            raise InvalidArgumentError(f"failed to load '{name}': unknown parameter '{key}'; a load takes 'config'")
-    config = parameters.get("config")
-    if config is not None and not isinstance(config, str):
-        raise InvalidArgumentError(
-            f"failed to load '{name}': parameter 'config' must be a string, a configuration in JSON"
-        )
-    return config

@@ -11,7 +11,7 @@ from weft_serving.backends.base import TensorBackend
 from weft_serving.backends.layout import file_signature
 from weft_serving.config import ModelDefinition, define_model
 from weft_serving.config.report import ConfigReport
-from weft_serving.config.sequences import sequence_inputs
+from weft_serving.config.sequence_inputs import sequence_inputs
 from weft_serving.scheduler.rate_limiter import RateLimit
 from weft_serving.scheduler.sequence_settings import SequenceSettings
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from weft_common.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
+from weft_common.core import ParameterValue
+from weft_common.errors import InternalError, InvalidArgumentError, UnavailableError, UnsupportedError, WeftError
 from weft_common.observing.logs import get_logger
 from weft_common.signature import COLLECTS_PARAMETER, ModelSignature
 from weft_common.text.pbtxt import parse
@@ -28,7 +29,7 @@ from weft_serving.config.batching import LAYOUT_PARAMETERS, batch_layout
 from weft_serving.config.labels import read_labels
 from weft_serving.config.placement import place_instances
 from weft_serving.config.report import ConfigReport
-from weft_serving.config.sequences import drop_added, sequence_inputs
+from weft_serving.config.sequence_inputs import drop_added, sequence_inputs
 from weft_serving.config.versions import select_versions
 from weft_serving.config.warmup import warmup_samples
 from weft_serving.config.warmup_samples import warmed
@@ -188,3 +189,21 @@ def _complete(config: ModelConfig, backend: type[Backend], directory: Path) -> M
 
 def _to_json(config: ModelConfig) -> dict[str, Any]:
     return json_format.MessageToDict(config, preserving_proto_field_name=True)
+
+
+def config_override(name: str, parameters: Mapping[str, ParameterValue | bytes]) -> str | None:
+    """The configuration in the parameters of a load, in place of ``config.pbtxt``. Raises for other parameters."""
+    for key in parameters:
+        if key.startswith("file:"):
+            raise UnsupportedError(
+                f"failed to load '{name}': parameter '{key}' is not supported by this version: a restart would not "
+                "have the file; put the file into the repository"
+            )
+        if key != "config":
+            raise InvalidArgumentError(f"failed to load '{name}': unknown parameter '{key}'; a load takes 'config'")
+    config = parameters.get("config")
+    if config is not None and not isinstance(config, str):
+        raise InvalidArgumentError(
+            f"failed to load '{name}': parameter 'config' must be a string, a configuration in JSON"
+        )
+    return config

@@ -7,8 +7,6 @@ serve, then the old ones drain. If anything fails before that, the old ones cont
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 
 from weft_common.caching.coalescing_cache import CoalescingCache
@@ -16,12 +14,12 @@ from weft_common.core import IndexEntry, InferCall
 from weft_common.errors import InternalError, NotFoundError, UnavailableError, WeftError
 from weft_common.observing.logs import get_logger
 from weft_common.versions import version_number
-from weft_protos.model_config_pb2 import ModelConfig
 from weft_serving.backends.base import ModelContext
 from weft_serving.config import ModelDefinition
 from weft_serving.lifecycle.background import in_daemon_thread
 from weft_serving.lifecycle.on_demand import OnDemandModel
 from weft_serving.lifecycle.response_cache import CachedModel
+from weft_serving.lifecycle.version import ModelVersion, Served, VersionState
 from weft_serving.lifecycle.warm_pool import WarmPool
 from weft_serving.scheduler.rate_limiter import RateLimiter
 from weft_serving.served.model import ServedModel
@@ -32,37 +30,6 @@ _UNLOADED = "unloaded"
 DEFINE_LIMIT_S = 180.0
 
 _log = get_logger("weft.serving.lifecycle")
-
-
-#: Answers the requests of a version.
-Served = ServedModel | OnDemandModel | CachedModel
-
-
-class VersionState(StrEnum):
-    """States of ``RepositoryIndex``."""
-
-    UNKNOWN = ""
-    LOADING = "LOADING"
-    READY = "READY"
-    UNLOADING = "UNLOADING"
-    UNAVAILABLE = "UNAVAILABLE"
-
-
-@dataclass(slots=True, eq=False)
-class ModelVersion:
-    """One version of a model, its state, and the reason where it does not serve."""
-
-    number: int
-    config: ModelConfig
-    served: Served
-    state: VersionState = VersionState.LOADING
-    reason: str = ""
-
-    @property
-    def shown_state(self) -> VersionState:
-        """The state that clients see: UNAVAILABLE for a version that has lost every instance."""
-        is_out = self.state is VersionState.READY and self.served.outages.is_total
-        return VersionState.UNAVAILABLE if is_out else self.state
 
 
 class ManagedModel:

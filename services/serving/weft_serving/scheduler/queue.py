@@ -1,7 +1,7 @@
 """The priority queue of one model: levels, queue policies, cancellation, expiry.
 
-Plain data structure, one owner, the time is passed in. Who is served next is decided in one place, ``__iter__``: a
-batcher walks it, chooses, and takes what it chose.
+Plain data structure, one owner, the time is passed in. One place decides the order of service, ``__iter__``: a batcher
+walks it, chooses, and takes what it chose.
 """
 
 import heapq

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import ClassVar
 
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import InternalError, RequestCancelledError, ResourceExhaustedError, UnsupportedError, WeftError
@@ -42,6 +43,8 @@ class ServedModel:
         InvalidArgumentError: The settings cannot be served.
     """
 
+    dispatcher_class: ClassVar[type[Dispatcher]] = Dispatcher
+
     def __init__(
         self,
         context: ModelContext,
@@ -55,7 +58,8 @@ class ServedModel:
         settings.validate(signature.name)
         self.statistics = statistics or ModelStatistics(signature.name, signature.version)
         self._settings = settings
-        self._dispatcher = dispatcher = self._make_dispatcher(context, backend, settings, instances, limiter)
+        dispatcher = self.dispatcher_class(context, backend, settings, instances, self.statistics, limiter)
+        self._dispatcher = dispatcher
         self.outages = dispatcher.outages
         self._queue = dispatcher.queue
         self._validation = CallValidation(signature, settings)
@@ -63,16 +67,6 @@ class ServedModel:
         self._self_calls = SelfCalls(signature.name, [place.origin(signature) for place in instances])
         is_keyed = settings.is_batching and not dispatcher.num_slots
         self._batch_key = make_batch_key(signature.for_backend(), context.layout.buckets) if is_keyed else None
-
-    def _make_dispatcher(
-        self,
-        context: ModelContext,
-        backend: type[Backend],
-        settings: SchedulerSettings,
-        instances: Sequence[InstanceContext],
-        limiter: RateLimiter | None,
-    ) -> Dispatcher:
-        return Dispatcher(context, backend, settings, instances, self.statistics, limiter)
 
     async def start(self) -> None:
         """Load every instance, one after another, and accept requests.

@@ -2,19 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from weft_common.core import InferCall
 from weft_common.errors import UnavailableError
-from weft_serving.backends.base import Backend, InstanceContext, ModelContext
 from weft_serving.request.request import InferenceRequest
 from weft_serving.scheduler.batcher import Batcher
 from weft_serving.scheduler.grouping import LengthBuckets
-from weft_serving.scheduler.rate_limiter import RateLimiter
 from weft_serving.scheduler.sequence import SequenceQueue
 from weft_serving.scheduler.sequence_batcher import make_sequence_batcher
-from weft_serving.scheduler.settings import SchedulerSettings, num_to_hold
+from weft_serving.scheduler.settings import num_to_hold
 from weft_serving.served.dispatcher import Dispatcher
 from weft_serving.served.execution import BatchExecution
 from weft_serving.served.instance import Instance
@@ -101,17 +99,8 @@ class SequenceModel(ServedModel):
     ``ServedModel``.
     """
 
+    dispatcher_class = SequenceDispatcher
     _dispatcher: SequenceDispatcher
-
-    def _make_dispatcher(
-        self,
-        context: ModelContext,
-        backend: type[Backend],
-        settings: SchedulerSettings,
-        instances: Sequence[InstanceContext],
-        limiter: RateLimiter | None,
-    ) -> SequenceDispatcher:
-        return SequenceDispatcher(context, backend, settings, instances, self.statistics, limiter)
 
     @property
     def has_sequences(self) -> bool:

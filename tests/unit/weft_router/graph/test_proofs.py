@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from weft_common.tensors import encode
 from weft_router.graph.types.compile_condition import Sight, compile_condition
-from weft_router.graph.types.conditions import Purpose
+from weft_router.graph.types.conditions import WHEN
 from weft_router.graph.types.expression import read_expression
 from weft_router.graph.types.signatures import TensorType
 from weft_router.scope import RequestScope
@@ -79,5 +79,5 @@ def test_a_test_whose_tensors_are_proved_never_fails(source):
     """Where every tensor that may be absent is tested as the compiler demands, no absence fails a request."""
     expression = read_expression(source)
     if not expression.unproved:
-        condition = compile_condition(expression, Purpose.WHEN, SIGHTS, node="n")
+        condition = compile_condition(expression, WHEN, SIGHTS, node="n")
         assert condition.evaluate(FRAME, RequestScope({}, {})) in (True, False)

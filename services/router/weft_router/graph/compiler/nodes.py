@@ -21,7 +21,7 @@ from weft_router.graph.kind import NodeKind
 from weft_router.graph.plan import NodePlan
 from weft_router.graph.policy import PolicyPlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
-from weft_router.graph.types.conditions import Purpose
+from weft_router.graph.types.conditions import KEY
 from weft_router.graph.types.signatures import TensorType
 
 
@@ -75,7 +75,7 @@ class NodeBuilder(StepBuilder):
         message, found = scope.file.message, None
         for kind in scope.file.policies.values():
             path = kind.condition_path("policy")
-            condition = self.condition(scope, path, Purpose.KEY) if path else None
+            condition = self.condition(scope, path, KEY) if path else None
             found = found or kind.plan_of_graph(message, condition)
         return found
 

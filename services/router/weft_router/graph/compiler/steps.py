@@ -17,7 +17,7 @@ from weft_router.graph.plan import Binding, CallPlan, DefaultPlan, NodePlan, Sha
 from weft_router.graph.policy import GivenPolicies, PolicyPlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.syntax.report import GraphReport
-from weft_router.graph.types.conditions import Purpose
+from weft_router.graph.types.conditions import KEY, WHEN
 from weft_router.graph.types.signatures import TensorType, merged
 
 #: Nodes of one plan: a node counts once for each step that runs it.
@@ -85,7 +85,7 @@ class StepBuilder(UseBuilder, ABC):
         message = step.message
         given, inputs = self.bound_inputs(scope, step, names, certain)
         action, types = self._action(scope, step, names, slots, at, given)
-        when = self.condition(scope, f"{step.path}.when", Purpose.WHEN, certain)
+        when = self.condition(scope, f"{step.path}.when", WHEN, certain)
         around = (scope.node.message.policy, scope.file.message.policy)
         policies = GivenPolicies(message.policy, around, isinstance(action, CallPlan), message.HasField("shadow"))
         policy_plans = self._policies(scope, step, policies, certain)
@@ -206,7 +206,7 @@ class StepBuilder(UseBuilder, ABC):
         plans = []
         for kind in scope.file.policies.values():
             path = kind.condition_path(f"{step.path}.policy")
-            plans.append(kind.plan(given, self.condition(scope, path, Purpose.KEY, certain) if path else None))
+            plans.append(kind.plan(given, self.condition(scope, path, KEY, certain) if path else None))
         return tuple(plan for plan in plans if plan is not None)
 
     def _call(self, scope: Scope, step: StepDefinition, target: ModelTarget) -> CallPlan:

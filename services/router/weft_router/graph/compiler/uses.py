@@ -134,7 +134,7 @@ class UseBuilder:
         expression, index = scope.names.conditions[path]
         named = {ref.name for ref in expression.references if ref.space == "inputs"}
         asked = {ref.name for ref in expression.references if ref.space == "steps"}
-        sights = {"inputs": _seen_inputs(scope, index, named, purpose, certain or {})}
+        sights = {"inputs": _seen_inputs(scope, index, named, certain or {}, sees_outputs=outputs is not None)}
         if outputs is not None:
             sights["outputs"] = outputs
         is_of_step = any(path.startswith(f"{step.path}.") for step in scope.node.steps[index : index + 1])
@@ -258,7 +258,7 @@ class UseBuilder:
 
 
 def _seen_inputs(
-    scope: Scope, index: int, named: Collection[str], purpose: Purpose, certain: Mapping[str, TensorType]
+    scope: Scope, index: int, named: Collection[str], certain: Mapping[str, TensorType], *, sees_outputs: bool
 ) -> Sight:
     """What a condition sees as ``inputs``: inputs of the node and outputs of the steps before ``index``."""
     types = {name: known for name, known in scope.call.visible.items() if name not in named} | scope.inputs
@@ -267,7 +267,7 @@ def _seen_inputs(
         if producer < index:
             types[tensor] = scope.produced.get(tensor) or TensorType.unknown(f"step '{producer}'")
         elif tensor not in types:
-            hint = f"write outputs.{tensor}" if purpose is Purpose.WHILE else "only outputs of earlier steps are seen"
+            hint = f"write outputs.{tensor}" if sees_outputs else "only outputs of earlier steps are seen"
             hidden[tensor] = f"is an output of step '{scope.node.steps[producer].name}'; {hint}"
     is_open = any(step.is_open for step in scope.names.steps[:index])
     for name in named:

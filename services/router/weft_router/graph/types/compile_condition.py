@@ -114,7 +114,7 @@ def compile_condition(
     if type_name not in (*purpose.allowed, "dyn"):
         allowed = " or ".join(purpose.allowed)
         hint = _OF_A_TENSOR if type_name.startswith("list") else ""
-        raise ConditionError([Fault(0, f"'{purpose.value}' must be {allowed}, this is {type_name}{hint}")])
+        raise ConditionError([Fault(0, f"'{purpose.name}' must be {allowed}, this is {type_name}{hint}")])
     return CelCondition(
         expression,
         compiled,
@@ -166,7 +166,7 @@ def _name_faults(expression: Expression, purpose: Purpose, sights: Mapping[str, 
     for space, name, at in expression.references:
         what = "step" if space == "steps" else "tensor"
         if space not in sights:
-            faults.append(Fault(at, f"'{purpose.value}' does not see '{space}'; {_UNSEEN[space]}"))
+            faults.append(Fault(at, f"'{purpose.name}' does not see '{space}'; {_UNSEEN[space]}"))
         elif name in sights[space].hidden:
             faults.append(Fault(at, f"{what} '{name}' {sights[space].hidden[name]}"))
         elif name not in sights[space].types:

@@ -10,7 +10,6 @@ Source:
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from typing import Any, NamedTuple
 
 from cel_expr_python import cel
@@ -34,22 +33,20 @@ Values = dict[str, object]
 Fill = Callable[[Values, dict[str, str], RequestScope], None]
 
 
-class Purpose(Enum):
-    """What a condition is for, hence the type that its value must have."""
+class Purpose(NamedTuple):
+    """What a condition is for.
 
-    WHEN = "when"
-    ACCEPT = "accept"
-    WHILE = "while"
-    ON = "on"
-    STICKY_BY = "sticky_by"
-    KEY = "key"
+    Attributes:
+        name: Its field, for messages.
+        allowed: CEL types of its value.
+    """
 
-    @property
-    def allowed(self) -> tuple[str, ...]:
-        """CEL types of the value."""
-        if self in (Purpose.WHEN, Purpose.ACCEPT, Purpose.WHILE):
-            return ("bool",)
-        return ("string", "int") if self is Purpose.STICKY_BY else ("string", "int", "bool")
+    name: str
+    allowed: tuple[str, ...] = ("bool",)
+
+
+WHEN = Purpose("when")
+KEY = Purpose("key", ("string", "int", "bool"))
 
 
 class Reading(NamedTuple):
@@ -183,7 +180,7 @@ class CelCondition:
         missing = _NO_VALUE.search(cause)
         reason = failures.get(missing[1], cause) if missing else self._plain(cause)
         where = f"node '{self._node}'" if row is None else f"node '{self._node}', row {row}"
-        return InvalidArgumentError(f"{self._purpose.value} {self.source!r} of {where}: {reason}")
+        return InvalidArgumentError(f"{self._purpose.name} {self.source!r} of {where}: {reason}")
 
     def _plain(self, cause: str) -> str:
         """What CEL says, with the cure."""

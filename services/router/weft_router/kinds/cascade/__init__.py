@@ -29,6 +29,8 @@ from weft_router.kinds.cascade.run import UntilAccepted
 from weft_router.kinds.cascade.run_by_row import UntilAcceptedByRow
 from weft_router.steps import Node, NodeParts
 
+_ACCEPT = Purpose("accept")
+
 
 def _last_answer(steps: Sequence[StepOutcome]) -> str:
     return next((step.name for step in reversed(steps) if step.has_answered), "")
@@ -111,7 +113,7 @@ class CascadeKind(AlternativesKind):
         for name, slot in judged.items():
             scope.note(slot, name, built.answered[name])
         sight = outputs_sight(scope, path, built.answered, own)
-        accept = builder.condition(scope, path, Purpose.ACCEPT, builder.narrowing(scope, step), outputs=sight)
+        accept = builder.condition(scope, path, _ACCEPT, builder.narrowing(scope, step), outputs=sight)
         plan = replace(built.plan, accept=accept) if built.plan is not None else None
         return BuiltAlternative(plan, built.answered, list(own))
 

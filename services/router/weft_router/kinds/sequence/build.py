@@ -16,6 +16,8 @@ from weft_router.graph.types.signatures import TensorType
 from weft_router.kinds.sequence.run import LoopPlan
 from weft_router.kinds.sequence.streams import StreamStep, check_streams
 
+_WHILE = Purpose("while")
+
 
 def build_pipeline(
     builder: NodeBuilder, scope: Scope
@@ -117,7 +119,7 @@ def _loop(builder: NodeBuilder, scope: Scope) -> LoopPlan | None:
         builder.report.error("G020", file, path, text)
     test = f"{path}.while"
     sight = outputs_sight(scope, test, scope.produced, scope.slots)
-    again = builder.condition(scope, test, Purpose.WHILE, outputs=sight)
+    again = builder.condition(scope, test, _WHILE, outputs=sight)
     carry = _carry(builder, scope, message.carry, f"{path}.carry")
     return LoopPlan(again, message.max_iterations, carry) if again is not None else None
 

@@ -29,6 +29,7 @@ from weft_router.kinds.splitter.run import Draw
 from weft_router.steps import Node, NodeParts
 
 _DEFAULT_EPSILON = 0.1
+_STICKY_BY = Purpose("sticky_by", ("string", "int"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class SplitterKind(AlternativesKind):
     def own_fields(self, builder: NodeBuilder, scope: Scope) -> dict[str, Any]:
         """How it draws."""
         message = scope.node.message.splitter
-        sticky_by = builder.condition(scope, f"{scope.node.kind_path}.sticky_by", Purpose.STICKY_BY)
+        sticky_by = builder.condition(scope, f"{scope.node.kind_path}.sticky_by", _STICKY_BY)
         bandit = _bandit(message.bandit) if message.HasField("bandit") else None
         return {"sticky_by": sticky_by, "salt": message.salt, "bandit": bandit}
 

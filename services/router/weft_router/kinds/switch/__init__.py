@@ -28,6 +28,7 @@ from weft_router.kinds.switch.run import FirstMatch
 from weft_router.kinds.switch.run_by_row import FirstMatchByRow
 from weft_router.steps import Node, NodeParts
 
+_ON = Purpose("on", ("string", "int", "bool"))
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 
 
@@ -97,7 +98,7 @@ class SwitchKind(AlternativesKind):
 
     def own_fields(self, builder: NodeBuilder, scope: Scope) -> dict[str, Any]:
         """The value, and the cases that it can never be reported."""
-        on = builder.condition(scope, f"{scope.node.kind_path}.on", Purpose.ON)
+        on = builder.condition(scope, f"{scope.node.kind_path}.on", _ON)
         if on is not None and on.type_name in ("bool", "int"):
             _check_cases(scope, on.type_name, builder.report)
         return {"on": on, "per_row": self.per_row(scope.node)}
