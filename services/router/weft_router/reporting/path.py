@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft_router.graph.plan import IN_A_ROW, PathForm
+from weft_router.graph.path_form import IN_A_ROW, PathForm
 
 #: Trailing metadata that carries the path.
 PATH_HEADER = "x-graph-path"
