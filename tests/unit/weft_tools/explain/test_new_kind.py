@@ -9,7 +9,8 @@ from tests.unit.weft_tools.explain.explanation import MAYBE, RUNS, SKIPPED, fate
 
 from weft_common.tensors import WireTensor
 from weft_router.graph.description import Description, End, Flow, given, offered
-from weft_router.graph.plan import Binding, Condition, NodePlan, PathForm
+from weft_router.graph.path_form import PathForm
+from weft_router.graph.plan import Binding, Condition, NodePlan
 from weft_router.scope import RequestScope
 from weft_router.steps import Node, NodeParts, Run
 from weft_tools.explain.cost import Calls, count_calls
