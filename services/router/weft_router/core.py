@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 
 from weft_common.core import CallContext, IndexEntry, InferCall, InferResult, Parameters, ParameterValue
-from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError
+from weft_common.errors import NotFoundError, UnavailableError, UnsupportedError, WeftError
 from weft_common.repository.watcher import RepositoryWatcher
 from weft_common.server.server import Extension
 from weft_common.signature import ModelSignature
@@ -257,12 +257,13 @@ class RouterCore:
         """
         admission = self._admission
         try:
+            limit = served.limit(admission)
             if parameters:
                 context.priority, timeout_us = served.scheduling(parameters)
                 if timeout_us:
                     context.deadline_ns = earlier(context.deadline_ns, context.arrival_ns + timeout_us * 1_000)
             level = admission.level_of(context.priority)
-            return admission.admit(served.limit(admission), level, admission.client_of(context), context)
+            return admission.admit(limit, level, admission.client_of(context), context)
         except WeftError as error:
             served.count_refusal(error, context)
             raise
@@ -276,7 +277,11 @@ class RouterCore:
             raise
 
     def _check_early(self, name: str, version: str, parameters: Callable[[], Parameters], context: CallContext) -> None:
-        """Refuse before the tensors are looked at. Raises as ``AdmissionController.check``."""
+        """Refuse before the tensors are looked at.
+
+        Raises as ``AdmissionController.check``, and in place of a refusal NotFoundError or InvalidArgumentError for a
+        version that there is not: to send that again is of no use.
+        """
         admission = self._admission
         limit = admission.limits.get(name)
         if limit is None or not admission.is_crowded(limit):
@@ -285,8 +290,7 @@ class RouterCore:
             level = admission.level_of(admissible_priority(parameters()))
             admission.check(limit, level, admission.client_of(context), context)
         except WeftError as error:
-            with contextlib.suppress(NotFoundError, InvalidArgumentError):  # no such version
-                self._served(name, version).count_refusal(error, context)
+            self._served(name, version).count_refusal(error, context)
             raise
 
     def _renew_limits(self) -> None:

@@ -15,7 +15,13 @@ from tests.unit.weft_router.make import StartedRouter
 
 from weft_common.client.channels import open_channel
 from weft_common.core import CallContext, InferCall
-from weft_common.errors import UnavailableError
+from weft_common.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+    WeftError,
+)
 from weft_common.protocol.wire import request_from_call
 from weft_common.server.server import add_services
 from weft_protos import grpc_service_pb2 as pb
@@ -224,6 +230,32 @@ async def test_a_limit_that_is_raised_holds_at_once(tmp_path: Path, target: Fake
         s.core._check_early("pipe", "", dict, CallContext())
         held.release.set()
         await first
+
+
+@pytest.mark.parametrize(("version", "error"), [("7", NotFoundError), ("x", InvalidArgumentError)])
+async def test_a_version_that_there_is_not_is_no_reason_to_come_back(
+    tmp_path: Path, target: FakeTarget, version: str, error: type[WeftError]
+) -> None:
+    """A full router answers such a request as one with room does, not with RESOURCE_EXHAUSTED and a hint."""
+    held = Held(target)
+    make.write(tmp_path, make.PIPE + "policy { max_inflight: 1 }")
+    async with make.started(tmp_path, target) as s:
+        first = asyncio.ensure_future(s.core.infer(make.request(), CallContext()))
+        await until(lambda: held.num_calls == 1)
+        with pytest.raises(ResourceExhaustedError):
+            s.core._check_early("pipe", "1", dict, CallContext())
+        with pytest.raises(error):
+            s.core._check_early("pipe", version, dict, CallContext())
+        held.release.set()
+        await first
+
+
+async def test_a_graph_that_is_unloaded_says_so_first(tmp_path: Path, target: FakeTarget) -> None:
+    """It is UNAVAILABLE also for a request with a parameter that is none."""
+    make.write(tmp_path, make.PIPE)
+    async with make.started(tmp_path, target, model_control="explicit") as s:
+        with pytest.raises(UnavailableError, match="not at ready state"):
+            await s.core.infer(make.request(parameters={"priority": -1}), CallContext())
 
 
 async def test_a_graph_that_is_unloaded_has_no_gate(tmp_path: Path, target: FakeTarget) -> None:
