@@ -294,5 +294,6 @@ class ServingCore(InferenceCore):
             *(
                 self._load_or_log(name) if fingerprint is not None else self._find(name).unload()
                 for name, fingerprint in changes.items()
+                if fingerprint is not None or name in self._models  # else it went while the service started
             )
         )

@@ -51,6 +51,14 @@ async def test_a_model_that_is_removed(repository: Any, core: ServingCore) -> No
     assert await repository.infer(core) == 5
 
 
+async def test_a_model_that_went_while_the_core_started(repository: Any, core: ServingCore) -> None:
+    """There is nothing to unload, and what else has changed is loaded."""
+    core._known["brief"] = ()
+    repository.write("n", {1: 7})
+    await until(lambda: ("n", "1", "READY") in states(core))
+    assert await repository.infer(core, "n") == 7
+
+
 async def test_a_bad_change_does_not_replace_what_serves(repository: Any, core: ServingCore) -> None:
     """The old version goes on, the index says why, and the next good change is taken over."""
     repository.write("m", {1: "none"})
