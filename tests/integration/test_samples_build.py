@@ -96,9 +96,10 @@ def take_over(sample: str, source: Path, target: Path) -> None:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A complete build in a new folder, with the trained language model of the repository if that is up to date."""
+    """A complete build in a new folder, with the trained networks of the repository where they are up to date."""
     folder = tmp_path_factory.mktemp("samples") / "repository"
-    take_over("writer", BUILD.parent, folder)
+    for sample in ("writer", "digits", "digits_cascade"):
+        take_over(sample, BUILD.parent, folder)
     built = run_build("--output", str(folder))
     assert built.returncode == 0, built.stderr
     return folder
