@@ -1,4 +1,4 @@
-"""Times each kernel on this machine's GPU beside what it must beat: one table, and JSON.
+"""Times each kernel on this machine's GPU beside its baseline: one table, and JSON.
 
     python kernels/benchmarks/run.py [--json FILE]
 
@@ -36,13 +36,13 @@ class Figure:
     """One line of the table.
 
     Attributes:
-        kernel: What was run.
+        kernel: The kernel.
         case: Its shape.
         microseconds: Median time of a call.
         rate: Work per second in ``unit``.
         unit: "TFLOP/s" or "GB/s".
-        ratio: ``rate`` relative to ``baseline``'s.
-        baseline: What it is compared with.
+        ratio: ``rate`` relative to that of ``baseline``.
+        baseline: Reference of the ratio.
     """
 
     kernel: str
@@ -55,7 +55,7 @@ class Figure:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 when all was measured, 2 where there is no GPU."""
+    """Exit status: 0 when everything was measured, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args(arguments)
@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def microseconds(function: Callable[[], object]) -> float:
-    """Median time of one call on the device, replayed from a graph so that the host's part is left out."""
+    """Median device time of one call, replayed from a CUDA graph to exclude the host's overhead."""
     function()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -109,14 +109,14 @@ def _milliseconds(function: Callable[[], object], count: int) -> float:
 
 
 def measure_copy() -> float:
-    """What the memory gives to a copy, reads and writes counted, in GB/s: the ceiling of the other kernels."""
+    """Bandwidth of a copy in GB/s, reads and writes counted: the ceiling of the other kernels."""
     source = torch.empty(2**31, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.numel() / microseconds(lambda: target.copy_(source)) / 1e3
 
 
 def measure_prompts() -> list[Figure]:
-    """Whole prompts: the paged kernel beside ``scaled_dot_product_attention`` on keys that lie side by side."""
+    """Whole prompts: the paged kernel beside ``scaled_dot_product_attention`` on contiguous keys."""
     figures = []
     for length in (512, 2048, 8192):
         q, kv_layer, tables = _cache(1, length, num_rows=length)
@@ -140,7 +140,7 @@ def measure_prompts() -> list[Figure]:
 
 
 def measure_decoding(copy_gb_s: float) -> list[Figure]:
-    """One token for each sequence: keys and values read per second."""
+    """One token per sequence: keys and values read per second."""
     figures = []
     for num_sequences, context in ((1, 1024), (8, 1024), (64, 1024), (256, 1024), (64, 8192), (1, 65536)):
         q, kv_layer, tables = _cache(num_sequences, context, num_rows=num_sequences)
@@ -160,7 +160,7 @@ def measure_decoding(copy_gb_s: float) -> list[Figure]:
 
 
 def measure_rows(copy_gb_s: float) -> list[Figure]:
-    """Kernels that do little with each row but read and write it."""
+    """Memory-bound kernels over rows."""
     num_rows = 8192
     x, residual = torch.randn(2, num_rows, HIDDEN_SIZE, device="cuda", dtype=DTYPE)
     weight = torch.ones(HIDDEN_SIZE, device="cuda", dtype=DTYPE)
@@ -182,7 +182,7 @@ def measure_rows(copy_gb_s: float) -> list[Figure]:
 
 
 def measure_sampling() -> list[Figure]:
-    """Top-p over a large vocabulary beside the same by a sort."""
+    """Top-p over a large vocabulary, beside an implementation with a sort."""
     figures = []
     for num_rows in (1, 64, 256):
         logits = torch.randn(num_rows, VOCABULARY, device="cuda") * 2.5
@@ -206,7 +206,7 @@ def _sample_by_sorting(logits: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _cache(num_sequences: int, context: int, *, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries ``[num_rows, H, D]``, one layer of a cache, and tables whose blocks are strewn over it."""
+    """Queries ``[num_rows, H, D]``, one layer of a cache, and block tables in random order."""
     blocks_each = -(-context // BLOCK_SIZE)
     num_blocks = num_sequences * blocks_each + 1
     shape = (num_blocks, 2, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
@@ -220,7 +220,7 @@ def _int32(*values: int) -> Tensor:
 
 
 def table(figures: list[Figure]) -> str:
-    """The figures, one a line."""
+    """The figures, one per line."""
     lines = [f"{'kernel':<15} {'case':<28} {'us':>10} {'rate':>10} {'unit':<8} {'ratio':>6}  to"]
     lines += [
         f"{f.kernel:<15} {f.case:<28} {f.microseconds:>10.1f} {f.rate:>10.1f} {f.unit:<8} {f.ratio:>6.2f}  {f.baseline}"

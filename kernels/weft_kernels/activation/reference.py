@@ -1,11 +1,11 @@
-"""The gated activation in plain torch: the oracle of the kernel, and what serves on a CPU."""
+"""SwiGLU activation in plain torch: the CPU implementation, and the kernel's test oracle."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch's own documentation gives it
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """Returns ``silu(gate) * up`` of rows that hold the gate in their first half and ``up`` in their second.
+    """``silu(gate) * up``, where the first half of each row is ``gate`` and the second half ``up``.
 
     A row's result depends on that row alone, bit for bit.
 

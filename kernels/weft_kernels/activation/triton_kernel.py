@@ -1,4 +1,4 @@
-"""The gated activation of Llama-shaped feed-forward layers; one program a tile of a row."""
+"""SwiGLU activation; one program per tile of a row."""
 
 import torch
 import triton
@@ -20,7 +20,7 @@ def _silu_mul_kernel(gate_up_ptr, out_ptr, num_columns, BLOCK: tl.constexpr):
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """Returns ``silu(gate) * up`` of rows that hold the gate in their first half and ``up`` in their second.
+    """``silu(gate) * up``, where the first half of each row is ``gate`` and the second half ``up``.
 
     Args:
         gate_up: Shape ``[num_rows, 2 * F]``, float32, float16 or bfloat16, contiguous. Not modified.

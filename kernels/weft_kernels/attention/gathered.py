@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache on a CPU, as quick as torch allows; see ``reference.paged_attention``."""
+"""Fast CPU attention over a paged KV cache, in torch; see ``reference.paged_attention``."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Keys gathered for one product: they stay in a core's second-level cache, and their buffer is one that malloc keeps.
+# Bytes of keys gathered for one product: they fit in a core's L2 cache, and malloc reuses their buffer.
 _GATHER_BYTES = 3 << 19
-# So few sequences with one new token are quicker one by one.
+# Up to this many sequences with one new token are faster one by one.
 _FEW_SEQUENCES = 2
-# One product over several heads computes pairs of different heads in vain, but calls BLAS less often.
+# A product over several heads wastes work on pairs of different heads, but needs fewer BLAS calls.
 _HEADS_PER_PRODUCT = 4
 
 
@@ -26,7 +26,7 @@ def gathered_attention(
     soft_cap: float,
     step_cache: dict[str, Any] | None,
 ) -> Tensor:
-    """``reference.paged_attention`` without its promise of determinism: takes and gives the same."""
+    """``reference.paged_attention`` without determinism; same arguments and result."""
     cache = {} if step_cache is None else step_cache
     cut: _Cut | None = cache.get("gathered_attention")
     if cut is None:
@@ -42,14 +42,14 @@ def gathered_attention(
 
 
 class _Group(NamedTuple):
-    """Sequences of like length with one new token each, whose keys are gathered together.
+    """Sequences of similar length with one new token each, whose keys are gathered together.
 
     Attributes:
-        place: Which of the step's sequences with one new token, shortest first, these ``n`` are.
-        blocks: Their blocks, those of one sequence next to one another, shape ``[n * m]``, int32.
+        place: Slice of these ``n`` among the step's sequences with one new token, shortest first.
+        blocks: Their blocks, sequence by sequence, shape ``[n * m]``, int32.
         contexts: Their context lengths, shape ``[n, 1]``, int64.
-        shortest: The least of these.
-        is_beyond: Which positions from ``shortest`` on are beyond a context, shape ``[n, m * P - shortest]``.
+        shortest: The smallest of these.
+        is_beyond: Positions from ``shortest`` on that are beyond a context, shape ``[n, m * P - shortest]``.
     """
 
     place: slice
@@ -60,12 +60,12 @@ class _Group(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """How a step's sequences are taken, in every layer alike.
+    """Partition of a step's sequences, the same in every layer.
 
     Attributes:
-        groups: Those with one new token, if there are more than a few.
+        groups: Sequences with one new token, if there are more than a few.
         rows: Row of ``q`` of each sequence in ``groups``, int64.
-        others: Of each other sequence the first row of ``q``, the row after its last, its blocks and its context.
+        others: For each other sequence the first row of ``q``, the row after its last, its blocks and its context.
     """
 
     groups: list[_Group]
@@ -130,7 +130,7 @@ def _one_sequence(
 
 
 def _visible(num_tokens: int, length: int, window: int) -> Tensor:
-    """Which of ``length`` positions each of the last ``num_tokens`` sees, shape ``[num_tokens, length]``."""
+    """Causal mask of the last ``num_tokens`` over ``length`` positions, shape ``[num_tokens, length]``."""
     seen = torch.arange(length)
     own = seen[length - num_tokens :].unsqueeze(1)
     return (seen <= own) & (seen > own - window) if window else seen <= own
@@ -157,15 +157,15 @@ def _attend(q: Tensor, kv_layer: Tensor, group: _Group, window: int, soft_cap: f
         is_before = torch.arange(keys.shape[1]) < group.contexts - window
         scores.masked_fill_(is_before.unsqueeze(1), float("-inf"))
     values = kv_layer[:, 1].index_select(0, group.blocks).float().view(shape)
-    values[:, group.shortest :].masked_fill_(group.is_beyond.unsqueeze(2), 0.0)  # a weight of 0 does not stop a NaN
+    values[:, group.shortest :].masked_fill_(group.is_beyond.unsqueeze(2), 0.0)  # 0 * NaN would be NaN
     return _weighted(scores.softmax(-1), values, q.shape[2])
 
 
 def _scores(q: Tensor, keys: Tensor) -> Tensor:
     """``q[n, H, D]`` times ``keys[n, S, K*D]``, each query with the keys of its own head: ``[n, H, S]``.
 
-    The keys of all heads of a token lie side by side, and BLAS takes one stride per matrix, so a product takes several
-    heads at once, with queries that are 0 at the other heads' places.
+    The keys of all heads of a token are adjacent in memory, and BLAS takes one stride per matrix, so a product takes
+    several heads at once, with queries that are 0 in the columns of other heads.
     """
     num_sequences, _, head_dim = q.shape
     num_kv_heads = keys.shape[2] // head_dim

@@ -1,4 +1,4 @@
-"""How the attention kernel is cut into programs, and what it refuses. Plain rules: nothing is tuned while it serves."""
+"""Launch parameters of the attention kernel, by fixed rules without autotuning, and validation of its arguments."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,19 +19,20 @@ _DETERMINISTIC_KEYS_PER_PART = 512
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """How one call is cut into programs.
+    """Partition of one call into programs.
 
     Attributes:
-        num_row_tiles: Tiles of rows, all sequences together; an upper bound, programs past the end return at once.
-        rows_per_tile: Tokens times query heads of a group, a power of two, 16 at least.
-        keys_per_tile: Keys per step of a program, a power of two, 16 at least.
-        keys_per_part: Keys of one part, a multiple of ``keys_per_tile``.
-        num_parts: Programs that share the keys of one tile of rows; 1 for none.
-        merges_parts: A program that walks all the keys merges them part by part, as if others had walked them.
+        num_row_tiles: Tiles of rows of all sequences; an upper bound, surplus programs return at once.
+        rows_per_tile: Tokens times query heads of a group, a power of two, at least 16.
+        keys_per_tile: Keys per iteration of a program, a power of two, at least 16.
+        keys_per_part: Keys of one split, a multiple of ``keys_per_tile``.
+        num_parts: Splits of the keys (split-KV); 1 for none.
+        merges_parts: A program that processes all keys merges them split by split, in the same order as separate
+            programs.
         is_one_token: Every sequence has exactly one new token.
-        dot_dtype: Triton dtype of what is multiplied; the sums are float32.
+        dot_dtype: Triton dtype of the operands of products; accumulators are float32.
         num_warps: Warps of a program.
-        num_stages: Tiles of keys and values in flight.
+        num_stages: Pipeline stages: tiles of keys and values in flight.
     """
 
     num_row_tiles: int
@@ -49,7 +50,7 @@ class LaunchPlan:
 def plan_launch(
     q: Tensor, kv_layer: Tensor, num_sequences: int, max_q_len: int, max_ctx_len: int, *, deterministic: bool
 ) -> LaunchPlan:
-    """The cut for these shapes; in deterministic mode what touches a row's sums follows from the model alone."""
+    """Launch parameters for these shapes; if deterministic, a row's order of sums depends on the model only."""
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = kv_layer.shape[3]
     group_size = num_heads // num_kv_heads
@@ -84,17 +85,17 @@ def plan_launch(
 
 
 def dot_dtype(x: Tensor) -> Any:
-    """The Triton dtype in which products of ``x`` are taken; the interpreter cannot multiply bfloat16."""
+    """Triton dtype of products of ``x``; the interpreter cannot multiply bfloat16."""
     if x.device.type == "cpu" and x.dtype == torch.bfloat16:
         return tl.float32
     return _DOT_DTYPES[x.dtype]
 
 
 def check_arguments(q: Tensor, kv_layer: Tensor, block_tables: Tensor, q_start: Tensor, ctx_len: Tensor) -> None:
-    """The tensors are as ``paged_attention`` documents.
+    """Validate the tensors as documented in ``paged_attention``.
 
     Raises:
-        ValueError: One is not; the message names it and gives the shape, dtype or strides got.
+        ValueError: One is invalid; the message names it and gives the shape, dtype or strides got.
     """
     if q.dim() != 3 or q.stride(2) != 1 or q.stride(1) != q.shape[2]:
         raise ValueError(

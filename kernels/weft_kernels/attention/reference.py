@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache, in torch: what serves on CPUs, and the oracle of the kernel."""
+"""Attention over a paged KV cache, in torch: the CPU implementation, and the kernel's test oracle."""
 
 from typing import Any
 
@@ -23,10 +23,10 @@ def paged_attention(
     deterministic: bool = False,
     step_cache: dict[str, Any] | None = None,
 ) -> Tensor:
-    """Causal attention of each sequence's new tokens over all of its tokens, whose keys and values are in the cache.
+    """Causal attention of each sequence's new tokens over all its tokens; keys and values are in the cache.
 
-    Token ``j`` of sequence ``b`` stands at position ``ctx_len[b] - q_len[b] + j`` and sees the positions up to its own.
-    Nothing beyond ``ctx_len`` reaches a result, whatever the cache holds there, NaN included.
+    Token ``j`` of sequence ``b`` has position ``ctx_len[b] - q_len[b] + j`` and attends to positions up to its own.
+    Cache contents beyond ``ctx_len`` never affect a result, not even NaN.
 
     Args:
         q: Queries of all sequences, one after the other, shape ``[T, H, D]``. Not modified.
@@ -43,8 +43,8 @@ def paged_attention(
         max_ctx_len: The largest ``ctx_len``.
         deterministic: A row's result is bitwise the same alone and in any batch, in any chunking and with any blocks:
             queries go in tiles of 16 rows padded with zeros, keys in tiles counted from position 0, first to last.
-        step_cache: A dict, empty before the first layer, that the layers of one step pass one after the other: how the
-            sequences are cut and what they see is worked out once. None: for this call alone.
+        step_cache: A dict shared by the layers of one step, empty before the first: how the
+            sequences are partitioned and their masks are computed once. None: for this call only.
 
     Returns:
         Shape ``[T, H, D]``, dtype and device of ``q``. Accumulated in float32.

@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache with rows that are bitwise the same in any batch; see ``reference``."""
+"""Batch-invariant attention over a paged KV cache, in torch; see ``reference``."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 ROWS_PER_TILE = 16
 KEYS_PER_TILE = 64
-# A finite stand-in for minus infinity: a row that has seen nothing yet has no NaN when its maximum is subtracted.
+# Finite substitute for minus infinity: avoids NaN when the maximum of an empty row is subtracted.
 _NOTHING = -1e30
 
 
@@ -23,11 +23,11 @@ def tiled_attention(
     soft_cap: float,
     step_cache: dict[str, Any] | None,
 ) -> Tensor:
-    """``reference.paged_attention`` with its promise of determinism: takes and gives the same.
+    """``reference.paged_attention`` with ``deterministic``; same arguments and result.
 
-    BLAS orders its sums by the shape of a product. Here every product is 16 rows by 64 keys, the rows of a sequence
-    padded with zeros and the keys counted from position 0, and a tile of keys that a row does not see changes nothing
-    in its sums, so neither the batch nor the chunk that a row came in can be told from its result.
+    BLAS orders its sums by the shape of a product. Here every product is 16 rows by 64 keys, with the rows of a
+    sequence padded with zeros and the keys counted from position 0, and a tile of keys that a row does not see leaves
+    its sums unchanged. So a row's result depends neither on the batch nor on its chunk.
     """
     num_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = kv_layer.shape[2:4]
@@ -68,14 +68,14 @@ def tiled_attention(
 
 
 class _KeysTile(NamedTuple):
-    """A tile of keys and the ``n`` first tiles of rows, which have a row that sees one of them.
+    """A tile of keys, and the first ``n`` tiles of rows, which have a row that sees one of them.
 
     Attributes:
         num_row_tiles: ``n``.
-        blocks: The keys' blocks, those of one tile of rows next to one another, shape ``[n * blocks_per_tile]``.
-        positions: Of the keys, int64.
-        is_beyond: Which keys are beyond the context, shape ``[n, keys_per_tile, 1, 1]``.
-        is_ahead: Which keys come after a row's own position, shape ``[n, 1, 16, keys_per_tile]``.
+        blocks: The keys' blocks, row tile by row tile, shape ``[n * blocks_per_tile]``.
+        positions: Positions of the keys, int64.
+        is_beyond: Keys beyond the context, shape ``[n, keys_per_tile, 1, 1]``.
+        is_ahead: Keys after a row's own position, shape ``[n, 1, 16, keys_per_tile]``.
     """
 
     num_row_tiles: int
@@ -86,12 +86,12 @@ class _KeysTile(NamedTuple):
 
 
 class _Tiles:
-    """The rows of every sequence, one for each token and query head of a group, in tiles of 16; longest view first.
+    """Rows of all sequences (one per token and query head of a group) in tiles of 16; longest context first.
 
     Attributes:
         count: Number of tiles.
         rows: Row of each token and head of a group, token by token, shape ``[T * group_size]``, int64.
-        positions: Absolute position of each row, shape ``[count, 16]``, int64; padding rows stand at position 0.
+        positions: Absolute position of each row, shape ``[count, 16]``, int64; 0 for padding rows.
         of_keys: The tiles of keys from position 0 on.
     """
 
@@ -147,7 +147,7 @@ class _Tiles:
 
 
 def _products(left: Tensor, right: Tensor) -> Tensor:
-    """``left[n, K, 16, a] @ right[n, K, a, b]``, laid out the same whatever ``n`` is, so that BLAS does the same."""
+    """``left[n, K, 16, a] @ right[n, K, a, b]``, laid out independently of ``n``, so that BLAS sums in one order."""
     count, num_kv_heads = left.shape[:2]
     product = torch.bmm(left.flatten(0, 1).contiguous(), right.flatten(0, 1).contiguous())
     return product.unflatten(0, (count, num_kv_heads))

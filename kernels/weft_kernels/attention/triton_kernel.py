@@ -1,9 +1,9 @@
-"""Attention over a paged KV cache in the Triton language; see ``reference.paged_attention`` for what it computes.
+"""Attention over a paged KV cache in the Triton language; semantics: ``reference.paged_attention``.
 
-One source serves prompts, chunks and single tokens. A program takes one key-value head and a tile of rows: the query
-heads of its group, token after token. It walks the keys in tiles that start at position 0 and keeps a running maximum,
-sum and weighted values. Where that gives too few programs for the device, each walks one part of fixed length and a
-second kernel merges the parts.
+One kernel handles prompts, chunks and single tokens. A program takes one key-value head and a tile of rows: the query
+heads of its group, token by token. It iterates over tiles of keys from position 0 and keeps a running maximum,
+sum and weighted values. If that gives too few programs for the device, each takes one split of fixed length and a
+second kernel merges the splits (flash-decoding).
 
 Source:
     https://arxiv.org/abs/2205.14135 (the running softmax), https://crfm.stanford.edu/2023/10/12/flashdecoding.html
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from weft_kernels.attention.launch import LaunchPlan, check_arguments, plan_launch
 
-# A finite stand-in for minus infinity: a row that has seen nothing yet has no NaN when its maximum is subtracted.
+# Finite substitute for minus infinity: avoids NaN when the maximum of an empty row is subtracted.
 _NOTHING = tl.constexpr(-1e30)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -39,9 +39,9 @@ def paged_attention(
     deterministic: bool = False,
     step_cache: dict[str, Any] | None = None,
 ) -> Tensor:
-    """``reference.paged_attention`` in compiled kernels: takes and gives the same.
+    """``reference.paged_attention`` as Triton kernels.
 
-    Nothing waits for the device: the shapes of the launches follow from the host's arguments alone.
+    No synchronisation with the device: launch shapes depend only on host arguments.
 
     Args:
         q: As the reference's; the last two axes contiguous.
@@ -52,10 +52,10 @@ def paged_attention(
         scale: As the reference's.
         window: As the reference's.
         soft_cap: As the reference's.
-        max_q_len: The largest number of new tokens of a sequence; a larger one is computed wrongly.
-        max_ctx_len: The largest ``ctx_len``; keys beyond it are not seen.
+        max_q_len: The largest number of new tokens of a sequence; results are wrong if it is exceeded.
+        max_ctx_len: The largest ``ctx_len``; keys beyond it are ignored.
         deterministic: As the reference's: one tile shape and one length of the parts for every batch.
-        step_cache: Not used: nothing is worked out before the launch.
+        step_cache: Unused.
 
     Returns:
         As the reference's.
@@ -80,13 +80,13 @@ def launch(
     soft_cap: float,
     plan: LaunchPlan,
 ) -> Tensor:
-    """``paged_attention`` with the tiles and parts of ``plan``; the arguments are not checked."""
+    """``paged_attention`` with the given ``plan``; the arguments are not validated."""
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = kv_layer.shape[3]
     out = q.new_empty(q.shape)
     if not num_tokens:
         return out
-    parts, part_max, part_sum = out, out, out  # not touched where nothing is stored in parts
+    parts, part_max, part_sum = out, out, out  # placeholders, unused without splits
     if plan.num_parts > 1:
         parts = q.new_empty(plan.num_parts, *q.shape, dtype=torch.float32)
         part_max, part_sum = parts.new_empty(2, plan.num_parts, num_tokens, num_heads)

@@ -1,11 +1,11 @@
-"""Copies of whole KV-cache blocks, in torch: copy-on-write, and moving blocks out of the cache and into it."""
+"""Copies of whole KV-cache blocks, in torch: copy-on-write, gather and scatter."""
 
 import torch
 from torch import Tensor
 
 
 def copy_blocks(kv: Tensor, pairs: Tensor) -> None:
-    """Block ``pairs[c, 0]`` stands in block ``pairs[c, 1]`` too, for every ``c``.
+    """Copy block ``pairs[c, 0]`` to block ``pairs[c, 1]``, for every ``c``.
 
     Args:
         kv: The cache, shape ``[num_blocks, ...]``, contiguous. Written.
@@ -18,7 +18,7 @@ def copy_blocks(kv: Tensor, pairs: Tensor) -> None:
 
 
 def gather_blocks(kv: Tensor, ids: Tensor) -> Tensor:
-    """The blocks ``ids``, one after the other, in a new tensor.
+    """Copy the blocks ``ids`` into a new tensor.
 
     Args:
         kv: The cache, shape ``[num_blocks, ...]``, contiguous. Not modified.
@@ -31,7 +31,7 @@ def gather_blocks(kv: Tensor, ids: Tensor) -> Tensor:
 
 
 def scatter_blocks(kv: Tensor, ids: Tensor, data: Tensor) -> None:
-    """Block ``ids[c]`` holds ``data[c]``, for every ``c``.
+    """Write ``data[c]`` into block ``ids[c]``, for every ``c``.
 
     Args:
         kv: The cache, shape ``[num_blocks, ...]``, contiguous. Written.

@@ -1,4 +1,4 @@
-"""Copies of whole KV-cache blocks in one kernel; see ``reference`` for what each function does."""
+"""Copies of whole KV-cache blocks in one kernel; semantics: ``reference``."""
 
 import math
 
@@ -54,9 +54,9 @@ def scatter_blocks(kv: Tensor, ids: Tensor, data: Tensor) -> None:
 
 
 def _copy(source: Tensor, target: Tensor, source_ids: Tensor | None, target_ids: Tensor | None) -> None:
-    """Row ``source_ids[c]`` of ``source`` stands in row ``target_ids[c]`` of ``target``; None is row ``c``."""
+    """Copy row ``source_ids[c]`` of ``source`` to row ``target_ids[c]`` of ``target``; ids None: row ``c``."""
     ids = source_ids if source_ids is not None else target_ids
-    assert ids is not None  # noqa: S101  # one of the two is given
+    assert ids is not None  # noqa: S101  # one of the two is not None
     row_size = math.prod(source.shape[1:])
     if not ids.shape[0] or not row_size:
         return

@@ -14,7 +14,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, determinist
         x: Rows, shape ``[T, in]``. Not modified.
         weight: Shape ``[out, in]``, dtype and device of ``x``.
         bias: Shape ``[out]``, dtype and device of ``x``; None for none.
-        deterministic: A row's result is bitwise the same in whatever batch it stands. BLAS orders its sums by the
+        deterministic: A row's result is bitwise independent of the batch. BLAS orders its sums by the
             number of rows, so the rows are taken 16 at a time, the last tile padded with zeros: up to 4 times slower
             for a single row, free from 16 rows on.
 

@@ -1,4 +1,4 @@
-"""Matrix product with a weight whose rows do not depend on the batch, in the Triton language; see ``linear``."""
+"""Batch-invariant matrix product with a weight, in the Triton language; see ``linear``."""
 
 import torch
 import triton
@@ -14,13 +14,13 @@ _DOT_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloa
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, deterministic: bool = False) -> Tensor:
-    """``x @ weight.T + bias``, by the vendor's library, or by one fixed tile shape where ``deterministic``.
+    """``x @ weight.T + bias`` by the vendor's library, or with a fixed tile shape if ``deterministic``.
 
     Args:
         x: Rows, shape ``[T, in]``, float32, float16 or bfloat16; the last axis contiguous. Not modified.
         weight: Shape ``[out, in]``, dtype and device of ``x``, contiguous.
         bias: Shape ``[out]``, dtype and device of ``x``, contiguous; None for none.
-        deterministic: A row's result is bitwise the same in whatever batch it stands: every output is one program's
+        deterministic: A row's result is bitwise independent of the batch: every output is one program's
             sum over tiles of 64 inputs, first to last, whatever ``T`` is.
 
     Returns:
@@ -78,7 +78,7 @@ def _linear(
     GROUP: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    # Neighbouring programs share a group of row tiles and a tile of columns, so that both stay in the cache.
+    # Neighbouring programs share a group of row tiles and a tile of columns, for L2 locality.
     NUM_COLUMN_TILES: tl.constexpr = (NUM_COLUMNS + COLUMNS - 1) // COLUMNS
     tiles_per_group = GROUP * NUM_COLUMN_TILES
     first_row_tile = tl.program_id(0) // tiles_per_group * GROUP

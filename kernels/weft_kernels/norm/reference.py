@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation in plain torch: the oracle of the kernel, and what serves on a CPU."""
+"""Root-mean-square normalisation in plain torch: the CPU implementation, and the kernel's test oracle."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch's own documentation gives it
@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812 - the name torch's own documentati
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalises every row to unit root mean square, after adding the residual stream where there is one.
+    """Normalise every row to unit root mean square, after adding the residual stream if given.
 
     A row's result depends on that row alone, bit for bit.
 

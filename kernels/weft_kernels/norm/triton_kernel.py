@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation with the residual addition fused; one program a row."""
+"""Root-mean-square normalisation fused with the residual addition; one program per row."""
 
 import torch
 import triton
@@ -37,7 +37,7 @@ def _rms_norm_kernel(
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalises every row to unit root mean square, after adding the residual stream where there is one.
+    """Normalise every row to unit root mean square, after adding the residual stream if given.
 
     A row is read once and a program sees no other row, so its result never depends on the batch.
 

@@ -18,10 +18,10 @@ def rope_and_store(
     *,
     step_cache: dict[str, Any] | None = None,
 ) -> None:
-    """``q`` and ``k`` are rotated by their positions, in place, and ``k`` and ``v`` stand in the cache.
+    """Rotate ``q`` and ``k`` by their positions, in place, and store ``k`` and ``v`` in the KV cache.
 
-    A pair is made of element ``i`` of the first half of a head and element ``i`` of the second half (Hugging Face's
-    "rotate_half" convention), so a head dimension is even.
+    Element ``i`` of the first half of a head is paired with element ``i`` of the second half (Hugging Face's
+    "rotate_half" convention), so the head dimension is even.
 
     Args:
         q: Queries, shape ``[T, H, D]``. Written.
@@ -30,10 +30,10 @@ def rope_and_store(
         cos: Cosines by position, shape ``[max_pos, D/2]``, float32.
         sin: Sines by position, shape ``[max_pos, D/2]``, float32.
         positions: Absolute position of each token, shape ``[T]``, int32.
-        slot_mapping: Where each token's key and value go, ``block * P + offset``, shape ``[T]``, int64. Padding tokens
-            name a slot of the null block 0.
+        slot_mapping: Cache slot of each token's key and value, ``block * P + offset``, shape ``[T]``, int64. Padding
+            tokens use a slot of the null block 0.
         kv_layer: One layer of the cache, shape ``[num_blocks, 2, P, K, D]``, a strided view. Written.
-        step_cache: A dict, empty before the first layer, that the layers of one step pass one after the other: what
+        step_cache: A dict shared by the layers of one step, empty before the first: what
             follows from ``cos``, ``sin``, ``positions`` and ``slot_mapping`` is computed once. None: this call alone.
     """
     cache = {} if step_cache is None else step_cache
@@ -49,13 +49,13 @@ def rope_and_store(
 
 
 class _Tokens(NamedTuple):
-    """The factors and the places of a step's tokens.
+    """Factors and cache slots of a step's tokens.
 
     Attributes:
-        cos: Of both halves of a head, shape ``[T, 1, D]``.
-        sin: The same, negative in the first half.
-        blocks: Block that a token's key and value go to, shape ``[T]``, int64.
-        offsets: Where in the block, shape ``[T]``, int64.
+        cos: For both halves of a head, shape ``[T, 1, D]``.
+        sin: Likewise, negated in the first half.
+        blocks: Block of a token's key and value, shape ``[T]``, int64.
+        offsets: Offset in the block, shape ``[T]``, int64.
     """
 
     cos: Tensor
@@ -76,9 +76,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def _side_by_side(left: Tensor, right: Tensor) -> Tensor | None:
-    """The heads of both as one tensor, no copy, where those of ``right`` follow in memory on those of ``left``.
+    """The heads of both as one tensor without a copy, if those of ``right`` follow those of ``left`` in memory.
 
-    Projections to queries, keys and values are one product, so that this is the rule; one operation then does for two.
+    This is the rule, since queries, keys and values are projected by one product; one operation then handles both.
     """
     num_heads = left.shape[1]
     if (

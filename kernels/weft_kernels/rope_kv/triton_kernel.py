@@ -22,7 +22,7 @@ def rope_and_store(
     *,
     step_cache: dict[str, Any] | None = None,
 ) -> None:
-    """``reference.rope_and_store`` in one pass over ``q``, ``k`` and ``v``; one program a token.
+    """``reference.rope_and_store`` in one pass over ``q``, ``k`` and ``v``; one program per token.
 
     Args:
         q: As the reference's; heads and elements contiguous, so it may be a part of a wider row.
@@ -33,7 +33,7 @@ def rope_and_store(
         positions: As the reference's.
         slot_mapping: As the reference's.
         kv_layer: As the reference's; ``P``, ``K`` and ``D`` contiguous.
-        step_cache: Not used: nothing is worked out before the launch.
+        step_cache: Unused.
 
     Raises:
         ValueError: A shape, dtype or layout is not as above; the message gives the one got.
@@ -122,7 +122,7 @@ def _rope_and_store(
 
 @triton.jit
 def _rotated(first_ptr, cos, sin, is_pair, HALF: tl.constexpr):
-    """Both halves of the heads at ``first_ptr`` after the rotation, in the dtype they are stored in."""
+    """Both halves of the heads at ``first_ptr`` after the rotation, in their storage dtype."""
     first = tl.load(first_ptr, mask=is_pair, other=0.0).to(tl.float32)
     second = tl.load(first_ptr + HALF, mask=is_pair, other=0.0).to(tl.float32)
     dtype = first_ptr.dtype.element_ty

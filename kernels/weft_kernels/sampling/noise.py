@@ -1,6 +1,6 @@
-"""Gumbel noise keyed by (seed, position, token id): the one source of randomness of the sampler.
+"""Gumbel noise keyed by (seed, position, token id): the sampler's only source of randomness.
 
-Token ``t`` takes word ``t % 4`` of the Philox counter ``(t // 4, position, 0, 0)``, so that one evaluation serves four
+Token ``t`` uses word ``t % 4`` of the Philox counter ``(t // 4, position, 0, 0)``, so one evaluation covers four
 tokens. The Triton kernel follows the same steps in the same order, hence equal noise bit for bit under its interpreter.
 """
 
@@ -22,7 +22,7 @@ _SERIES_LIMIT = np.float32(2.0**-6)
 
 
 def gumbel(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
-    """Turns uniform 32-bit words into Gumbel variates ``-log(-log(u))`` with ``u = 1 - (word + 0.5) / 2**32``.
+    """Convert uniform 32-bit words to Gumbel variates ``-log(-log(u))`` with ``u = 1 - (word + 0.5) / 2**32``.
 
     A float32 close to 1 holds 24 bits only, which would cut the upper tail, where the winning tokens are, at 16.6. The
     smaller of ``u`` and ``1 - u`` is kept instead, at full precision, and near ``u = 1`` ``-log(u)`` is a series.
@@ -44,7 +44,7 @@ def gumbel(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
 def row_words(
     seeds: npt.NDArray[np.int64], positions: npt.NDArray[np.int32], vocab_size: int
 ) -> npt.NDArray[np.uint32]:
-    """Returns the word of every token of every row, shape ``[num_rows, vocab_size]``; `gumbel` makes noise of it.
+    """The random word of every token of every row, shape ``[num_rows, vocab_size]``, the input of ``gumbel``.
 
     Args:
         seeds: Shape ``[num_rows]``.
@@ -60,14 +60,14 @@ def row_words(
 def row_noise(
     seeds: npt.NDArray[np.int64], positions: npt.NDArray[np.int32], vocab_size: int
 ) -> npt.NDArray[np.float32]:
-    """Returns the noise of every token of every row, shape ``[num_rows, vocab_size]``; arguments as `row_words`."""
+    """The noise of every token of every row, shape ``[num_rows, vocab_size]``; arguments: see ``row_words``."""
     return gumbel(row_words(seeds, positions, vocab_size))
 
 
 def token_noise(
     seeds: npt.NDArray[np.int64], positions: npt.NDArray[np.int32], token_ids: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.float32]:
-    """Returns the noise of chosen tokens, equal to what `row_noise` gives them; arguments and result are ``[n]``."""
+    """The noise of selected tokens, equal to that of ``row_noise``; arguments and result are ``[n]``."""
     words = np.empty((len(seeds), TOKENS_PER_COUNTER), np.uint32)
     _store(philox(seeds, token_ids // TOKENS_PER_COUNTER, positions), words)
     return gumbel(np.take_along_axis(words, token_ids[:, None] % TOKENS_PER_COUNTER, axis=1)[:, 0])

@@ -1,7 +1,7 @@
-"""Philox-4x32-10 in numpy: the random words that the Triton language gives for the same key and counter.
+"""Philox-4x32-10 in numpy, bitwise equal to the Triton language's for the same key and counter.
 
-Philox is a pure function from (key, counter) to four words, so noise needs no generator state: whoever knows the seed
-of a request and a position knows its noise, on any device and in any batch.
+Philox is a pure function from (key, counter) to four words, so noise needs no generator state: the seed
+of a request and a position determine it, on any device and in any batch.
 
 Source:
     J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.

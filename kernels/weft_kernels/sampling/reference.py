@@ -1,4 +1,4 @@
-"""The sampler in numpy: the oracle of the kernel, and what serves on a CPU.
+"""The sampler in numpy: the CPU implementation, and the kernel's test oracle.
 
 numpy rather than torch, because its ``exp`` and ``log`` are what the Triton language's interpreter computes with, its
 ``argmax`` promises the first of equals, and its sort of float32 is several times quicker than torch's on one thread.
@@ -32,7 +32,7 @@ def apply_penalties(
     presence: torch.Tensor,
     frequency: torch.Tensor,
 ) -> None:
-    """Applies bias, repetition, frequency and presence penalties in place, in this order.
+    """Apply bias, repetition, frequency and presence penalties in place, in this order.
 
     Row ``s`` lists its tokens at ``row_start[s]:row_start[s + 1]``; other tokens keep their logits.
 
@@ -70,7 +70,7 @@ def sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """Draws one token of each row by the Gumbel-max rule; a row's token depends on that row's arguments alone.
+    """Draw one token per row by the Gumbel-max trick; a row's token depends on that row's arguments only.
 
     The noise is keyed by (seed, position, token id), so a row draws the same token in every batch, and two rows of
     equal seed and position but different logits draw coupled tokens. Filters act on the scaled logits: min-p, then
@@ -105,17 +105,17 @@ def sample(
 
 
 def _gap(scores: Floats, temperature: Floats) -> Floats:
-    """Returns how far each scaled logit lies below the best of its row: 0 for the best, inf for forbidden tokens."""
+    """Distance of each scaled logit below the best of its row: 0 for the best, inf for forbidden tokens."""
     peak = scores.max(axis=1, keepdims=True)
     peak[np.isneginf(peak)] = 0.0
     inverse = _ONE / np.maximum(temperature, MIN_TEMPERATURE)[:, None]
-    with np.errstate(over="ignore"):  # what a tiny temperature sends to infinity is out of reach, as it should be
+    with np.errstate(over="ignore"):  # a tiny temperature moves other tokens to infinity, which excludes them
         gap: Floats = (peak - scores) * inverse
     return gap
 
 
 def _reach(gap: Floats, top_k: Ints, top_p: Floats, min_p: Floats) -> Floats:
-    """Returns the largest gap that each row keeps; sorts the rows that ask for top-k or top-p only."""
+    """The largest gap that each row keeps; sorts only rows with top-k or top-p."""
     vocab_size = gap.shape[1]
     reach = np.minimum(np.float32(NOISE_SPAN), np.abs(np.log(np.maximum(min_p, MIN_SHARE))))
     limits_count, limits_mass = (top_k > 0) & (top_k < vocab_size), top_p < 1
@@ -132,20 +132,20 @@ def _reach(gap: Floats, top_k: Ints, top_p: Floats, min_p: Floats) -> Floats:
 
 
 def _mass_edge(ordered: Floats, edge: Floats, top_p: Floats) -> Floats:
-    """Returns the gap at which the tokens of each row, best first and up to `edge`, first hold the share `top_p`."""
+    """The gap at which the tokens of each row, best first and up to ``edge``, first reach the share ``top_p``."""
     is_inside = ordered <= edge[:, None]
     width = max(1, int(is_inside.sum(axis=1).max()))
     weight = np.where(is_inside[:, :width], np.exp(-ordered[:, :width]) * MASS_UNIT, np.float32(0.0))
     mass = np.cumsum(weight.astype(np.int64), axis=1)
     part = np.maximum((mass[:, -1].astype(np.float64) * top_p).astype(np.int64), 1)
-    needed = np.where(top_p < 1, part, mass[:, -1])  # a whole may round up beyond what there is
+    needed = np.where(top_p < 1, part, mass[:, -1])  # rounding up may exceed the total
     column = (mass >= needed[:, None]).argmax(axis=1)
     found: Floats = ordered[np.arange(len(ordered)), column]
     return found
 
 
 def _draw(gap: Floats, reach: Floats, seeds: npt.NDArray[np.int64], positions: Ints) -> npt.NDArray[np.intp]:
-    """Returns the token of the greatest noise less gap among those within reach."""
+    """The token with the largest noise minus gap, among those within reach."""
     alive = gap <= reach[:, None]
     if np.count_nonzero(alive) * _SPARSE_SHARE > alive.size:
         words = row_words(seeds, positions, gap.shape[1])
@@ -161,10 +161,10 @@ def _draw(gap: Floats, reach: Floats, seeds: npt.NDArray[np.int64], positions: I
 
 
 def _may_win(gap: Floats, alive: npt.NDArray[np.bool_], words: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
-    """Returns which of the tokens within reach need their logarithms taken: a handful a row, the best among them.
+    """Candidates for the maximum, which alone need logarithms: a handful per row, including the winner.
 
     The noise of a word ``w`` is at most ``-log((w + 1) / 2**32)``, and close to it for the small words that win. So
-    the least ``(w + 1) * exp(gap)`` is a good token, and whoever beats its score has a value below a limit.
+    the smallest ``(w + 1) * exp(gap)`` is a good token, and any token that beats its score has a value below a limit.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         value = np.where(alive, (words.astype(np.float32) + _ONE) * np.exp(gap), np.float32(np.inf))

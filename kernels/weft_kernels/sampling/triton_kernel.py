@@ -1,7 +1,7 @@
 """The sampler for a GPU: penalties, filters by threshold bisection without a sort, keyed Gumbel-max in two stages.
 
-Three launches draw the tokens of a step. One program a row finds how far below the best logit a token may lie, its
-`reach`; one program a tile of a row adds the noise and keeps its best token; one program a row compares the tiles. Each
+Three launches draw the tokens of a step. One program per row finds how far below the best logit a token may be, its
+`reach`; one program per tile adds the noise and keeps its best token; one program per row compares the tiles. Each
 computes what the reference computes, in float32 and in the same order, so both draw the same tokens.
 """
 
@@ -15,8 +15,8 @@ from weft_kernels.sampling.reference import MASS_UNIT, MIN_SHARE, MIN_TEMPERATUR
 TILE_TOKENS = 1024
 _SEARCH_BLOCK = 4096
 _PENALTY_BLOCK = 256
-# Columns of one tensor whose addresses depend on the number of rows: aligned or not, they must not compile anew while
-# requests wait. A program reads one number of each, so nothing is lost.
+# Columns of one tensor whose addresses depend on the number of rows: their alignment must not trigger a recompilation
+# while serving. A program reads one number of each, so alignment brings nothing.
 _PER_ROW = [
     *("temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr", "position_ptr", "peak_ptr", "reach_ptr"),
     *("repetition_ptr", "presence_ptr", "frequency_ptr"),
@@ -66,7 +66,7 @@ def _inverse(temperature):
 
 @triton.jit
 def _within(row_ptr, vocab_size, peak, inverse, limit, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Counts the tokens no further than `limit` below the best; with BY_MASS also adds up their mass, in integers."""
+    """Count the tokens at most ``limit`` below the best; with BY_MASS also sum their mass, in integers."""
     count = tl.zeros([BLOCK], tl.int32)
     mass = tl.zeros([BLOCK], tl.int64)
     for start in range(0, vocab_size, BLOCK):
@@ -83,7 +83,7 @@ def _within(row_ptr, vocab_size, peak, inverse, limit, BY_MASS: tl.constexpr, BL
 
 @triton.jit
 def _narrow(row_ptr, vocab_size, peak, inverse, reach, share, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the least reach that still holds `share`: a number of tokens, or with BY_MASS a part of the mass.
+    """The smallest reach that contains ``share``: a number of tokens, or with BY_MASS a share of the mass.
 
     Bisects the bits of the gap, which order like the gap itself, until a single token lies between the bounds or none
     could. Tokens of equal gap stay together, and every token beyond the result is beyond the least reach.
@@ -124,7 +124,7 @@ def _reach_kernel(
     row = tl.program_id(0)
     temperature, top_k = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row)
     if (temperature <= 0.0) | (top_k == 1):
-        return  # the second stage takes the best token, and reads neither result
+        return  # greedy: the second stage reads neither result
     row_ptr = logits_ptr + row.to(tl.int64) * vocab_size
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     for start in range(0, vocab_size, BLOCK):
@@ -145,7 +145,7 @@ def _reach_kernel(
 
 @triton.jit
 def _gumbel(word):
-    """The steps of `weft_kernels.sampling.noise.gumbel`, which says why."""
+    """Same computation as ``weft_kernels.sampling.noise.gumbel``, where it is explained."""
     is_low = (word >> 31) == 0
     tail = (tl.where(is_low, word, ~word).to(tl.float32) + 0.5) * (2.0**-32)
     exponential = -tl.log(tl.where(is_low, 1.0 - tail, tail))
@@ -156,7 +156,7 @@ def _gumbel(word):
 
 @triton.jit
 def _tile_noise(seed, position, tile, BLOCK: tl.constexpr, PER_COUNTER: tl.constexpr):
-    """Noise of the tile's tokens: the four words of a counter go to four neighbours."""
+    """Noise of the tile's tokens: the four words of a counter cover four adjacent tokens."""
     counter = tile * (BLOCK // PER_COUNTER) + tl.arange(0, BLOCK // PER_COUNTER)
     zero = counter * 0
     word_0, word_1, word_2, word_3 = tl.philox(seed, counter, zero + position, zero, zero)
@@ -211,7 +211,7 @@ def apply_penalties(
     presence: torch.Tensor,
     frequency: torch.Tensor,
 ) -> None:
-    """Applies bias, repetition, frequency and presence penalties in place; `reference.apply_penalties` says which.
+    """Apply bias, repetition, frequency and presence penalties in place; see ``reference.apply_penalties``.
 
     Raises:
         ValueError: A dtype or shape does not fit, or a tensor is not contiguous. The ids themselves are not checked:
@@ -253,9 +253,9 @@ def sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """Draws one token of each row, the one that `weft_kernels.sampling.reference.sample` draws; same arguments.
+    """Draw one token per row, the same as ``weft_kernels.sampling.reference.sample``; same arguments.
 
-    Nothing waits for the device, and the launches depend on shapes alone, so a CUDA graph can hold them. A compiled
+    No synchronisation with the device; launches depend on shapes only, so a CUDA graph can capture them. A compiled
     kernel's ``exp`` and ``log`` differ from a CPU's in the last bit: there, scores that close may be ordered otherwise.
 
     Returns:
@@ -306,7 +306,7 @@ def sample(
 
 
 def _check_logits(logits: torch.Tensor) -> int:
-    """Returns the number of rows of logits that the kernels can take."""
+    """Validate the logits; returns their number of rows."""
     if logits.ndim != 2 or logits.dtype != torch.float32 or not logits.is_contiguous() or logits.shape[1] == 0:
         raise ValueError(
             "logits must be a contiguous float32 [S, V]; "

@@ -1,4 +1,4 @@
-"""Softmax with the k best columns in plain torch: the oracle of the kernel, and what serves on a CPU."""
+"""Softmax with top-k in plain torch: the CPU implementation, and the kernel's test oracle."""
 
 import torch
 
@@ -7,7 +7,7 @@ _LOW_WORD = (1 << _ID_BITS) - 1
 
 
 def softmax_topk(x: torch.Tensor, k: int, *, log: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the k largest probabilities of each row, best first, and their columns; the lower column on ties.
+    """The k largest probabilities of each row, best first, and their columns; the lower column on ties.
 
     Args:
         x: Scores, shape ``[N, V]``, float32, float16 or bfloat16. Not modified.
@@ -18,8 +18,8 @@ def softmax_topk(x: torch.Tensor, k: int, *, log: bool = False) -> tuple[torch.T
         ``(probs, ids)``, both ``[N, k]``, float32 and int32. The softmax runs over the whole row, in float32.
     """
     scores = x.float()
-    # One integer orders by score, then by lower column: the bits of the score, with negative numbers turned round,
-    # above the column counted from the end.
+    # One integer orders by score, then by lower column: the bits of the score, inverted for negative numbers,
+    # as high bits, and the column counted from the end as low bits.
     bits = scores.contiguous().view(torch.int32)
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64) << _ID_BITS
     columns = torch.arange(x.shape[1], device=x.device)

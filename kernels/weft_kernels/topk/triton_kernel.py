@@ -1,7 +1,8 @@
-"""Softmax fused with the k best columns; one program a tile of a row, and one more a row where there are several.
+"""Softmax fused with top-k; one program per tile of a row, and one more per row with several tiles.
 
-The k best are taken one at a time: the maximum of integers that order like the scores, lowest column on ties, which is
-then struck out. Classifiers and log-probabilities ask for a few columns, and no sort is as cheap as a few reductions.
+The k best are selected one at a time: the maximum of integers that order like the scores, lowest column on ties, which
+is then removed. Classifiers and log probabilities need a few columns, for which a few reductions are cheaper than a
+sort.
 """
 
 import torch
@@ -16,7 +17,7 @@ _STRUCK = tl.constexpr(-(1 << 31))  # less than the order of any number, minus i
 
 @triton.jit
 def _order_of(x):
-    """Integers that order like the float32 ``x``: the bits, with negative numbers turned round. Its own inverse."""
+    """Integers that order like the float32 ``x``: its bits, inverted for negative numbers. Its own inverse."""
     bits = x.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -45,14 +46,14 @@ def _tile_kernel(
     LOG: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Writes the k best of a tile: probabilities if the tile is the whole row, else scores, with the tile's sums."""
+    """Write the k best of a tile: probabilities if the tile is the whole row, else scores, with the tile's sums."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     offs = tl.arange(0, BLOCK)
     ids = tile * BLOCK + offs
     mask = ids < num_columns
     x = tl.load(x_ptr + row * num_columns + ids, mask=mask, other=float("-inf")).to(tl.float32)
     peak = tl.max(x, axis=0)
-    # Not all of a long row's tiles need hold a finite score.
+    # Some tiles of a long row may have no finite score.
     origin = tl.where(peak == float("-inf"), 0.0, peak)
     total = tl.sum(tl.exp(x - origin), axis=0)
     out = (row * num_tiles + tile) * k
@@ -86,7 +87,7 @@ def _merge_kernel(
     BLOCK_TILES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Picks the k best of a row among the k best of its tiles; candidates lie in the order of tiles, so ties hold."""
+    """Select the k best of a row from those of its tiles; candidates are in the order of tiles, which keeps ties."""
     row = tl.program_id(0).to(tl.int64)
     tiles = tl.arange(0, BLOCK_TILES)
     is_tile = tiles < num_tiles
@@ -109,7 +110,7 @@ def _merge_kernel(
 def softmax_topk(
     x: torch.Tensor, k: int, *, log: bool = False, tile_columns: int = TILE_COLUMNS
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the k largest probabilities of each row, best first, and their columns; the lower column on ties.
+    """The k largest probabilities of each row, best first, and their columns; the lower column on ties.
 
     Args:
         x: Scores, shape ``[N, V]``, float32, float16 or bfloat16, contiguous. Not modified.

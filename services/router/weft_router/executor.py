@@ -98,7 +98,7 @@ class GraphExecutor:
             self.end(execution, context)
 
     def begin(self, call: InferCall, context: CallContext, *, is_collected: bool = False) -> Execution:
-        """A valid call before the first step; ``end`` must follow.
+        """Begin a valid call; ``end`` must follow.
 
         Args:
             call: The request.
@@ -139,7 +139,7 @@ class GraphExecutor:
         return InferResult(signature.name, signature.version, call.request_id, parameters, outputs)
 
     def end(self, execution: Execution, context: CallContext) -> None:
-        """The request is over, however it ended; its path is in the trailing metadata."""
+        """End a request, however it ended; adds its path to the trailing metadata."""
         runtime, record = self._runtime, execution.run.record
         runtime.retry_budget.leave()
         if self._admission is not None:
@@ -195,7 +195,7 @@ class GraphExecutor:
         execution.outputs, execution.is_cached = await answers.outputs(execution.run, execution.selection)
 
     def _run(self, call: InferCall, context: CallContext, start_ns: int, selection: Selection) -> Run:
-        """A run of the root with all that is known before the first step. Raises InvalidArgumentError."""
+        """A run of the root, its inputs in the frame. Raises InvalidArgumentError."""
         root, deadline_ns = self.plan.root, context.deadline_ns
         if self._timeout_ns:
             deadline_ns = earlier(deadline_ns, start_ns + self._timeout_ns)

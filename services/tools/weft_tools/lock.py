@@ -6,11 +6,12 @@ from pathlib import Path
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-from weft_common.signature import ModelSignature, TensorSpec
+from weft_common.signature import TensorSpec
 from weft_common.text.pbtxt import Diagnostic, PbtxtError, parse
 from weft_common.versions import version_order
 from weft_protos import graph_service_pb2 as pb
 from weft_router.repository.signatures import signature_of
+from weft_tools.catalog import StaticCatalog
 
 HEADER = """\
 # Signatures of the models that graphs call, as their services told them. Written by weft lock; not to be edited.
@@ -64,8 +65,8 @@ def read_lock(path: Path) -> list[pb.ModelSignature]:
     return list(lock.model)
 
 
-class LockCatalog:
-    """The models of a lock file, for the compiler.
+class LockCatalog(StaticCatalog):
+    """The models of a lock file.
 
     Args:
         path: The file.
@@ -76,18 +77,9 @@ class LockCatalog:
     """
 
     def __init__(self, path: Path) -> None:
-        self._models: dict[str, dict[int, tuple[str, ModelSignature]]] = {}
+        super().__init__()
         for model in read_lock(path):
-            self._models.setdefault(model.name, {})[int(model.version)] = (model.target, signature_of(model))
-
-    def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
-        """Target and signature of a model; version "" means the highest."""
-        versions = self._models.get(model_name, {})
-        return versions.get(int(version) if version.isdecimal() else max(versions, default=0))
-
-    def names(self) -> list[str]:
-        """Every model name."""
-        return list(self._models)
+            self.add(model.name, int(model.version), model.target, signature_of(model))
 
 
 def drift(locked: Sequence[pb.ModelSignature], live: Sequence[pb.ModelSignature]) -> list[str]:

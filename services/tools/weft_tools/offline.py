@@ -19,6 +19,7 @@ from weft_router.repository.files import GraphRepository
 from weft_serving.backends.base import Backend
 from weft_serving.config import CONFIG_FILENAME, ModelDefinition, define_model
 from weft_serving.lifecycle.repository import ModelRepository
+from weft_tools.catalog import StaticCatalog
 
 GRAPH_FILENAME = "graph.pbtxt"
 GRAPH_FOLDER = "graphs"
@@ -119,7 +120,7 @@ def diagnostics_of(error: WeftError | OSError, file: Path) -> list[Diagnostic]:
     return [replace(d, file=str(file)) if d.file == resolved else d for d in error.diagnostics]
 
 
-class OfflineCatalog:
+class OfflineCatalog(StaticCatalog):
     """The models of a repository, by the signatures in their configurations.
 
     Args:
@@ -131,9 +132,9 @@ class OfflineCatalog:
     """
 
     def __init__(self, repository: Path) -> None:
+        super().__init__()
         self.diagnostics: dict[Path, list[Diagnostic]] = {}
         self.undeclared: set[str] = set()
-        self._models: dict[str, dict[int, tuple[str, ModelSignature]]] = {}
         folders = {service: repository / service for service in BACKENDS if (repository / service).is_dir()}
         for service, folder in (folders or {"model": repository}).items():
             for config in sorted(folder.glob(f"*/{CONFIG_FILENAME}")):
@@ -142,15 +143,10 @@ class OfflineCatalog:
 
     def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
         """Service and signature of a model; version "" means the highest."""
-        versions = self._models.get(model_name, {})
-        found = versions.get(int(version) if version.isdigit() else max(versions, default=0))
+        found = super().find(model_name, version)
         if found is not None and any(t.name == _UNDECLARED for t in (*found[1].inputs, *found[1].outputs)):
             self.undeclared.add(model_name)
         return found
-
-    def names(self) -> list[str]:
-        """Every model name."""
-        return list(self._models)
 
     def _add(self, service: str, config: Path) -> None:
         try:
@@ -158,5 +154,7 @@ class OfflineCatalog:
         except (WeftError, OSError) as error:
             self.diagnostics[config.resolve()] = diagnostics_of(error, config)
             return
-        versions = {version: (service, context.signature) for version, context in definition.contexts.items()}
-        self._models.setdefault(config.parent.name, versions)
+        if config.parent.name in self._models:
+            return  # as a router takes the first target that has a model
+        for version, context in definition.contexts.items():
+            self.add(config.parent.name, version, service, context.signature)

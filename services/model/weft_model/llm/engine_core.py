@@ -9,7 +9,7 @@ from typing import Protocol
 from weft_common.errors import DeadlineExceededError, InternalError, WeftError
 from weft_common.observing.logs import get_logger
 from weft_model.llm.config import EngineConfig, TransformerConfig
-from weft_model.llm.metrics import EngineMetrics, StepRecord
+from weft_model.llm.metrics import EngineMetrics, StepMetrics
 from weft_model.llm.request import Delta, EngineRequest, TokenLogprobs
 from weft_model.llm.runner import StepLogprobs, StepTokens
 from weft_model.llm.scheduler.blocks import BlockPool
@@ -216,9 +216,9 @@ class EngineCore:
         self._metrics.record_end(request, outcome, self._clock_ns())
         request.sequences.clear()  # breaks the cycle that would keep long prompts until garbage collection
 
-    def _record(self, plan: ForwardPlan, duration_s: float) -> StepRecord:
+    def _record(self, plan: ForwardPlan, duration_s: float) -> StepMetrics:
         scheduler, pool = self.scheduler, self.pool
-        return StepRecord(
+        return StepMetrics(
             duration_s=duration_s,
             num_sequences=len(plan.slots),
             num_tokens=len(plan.token_ids),

@@ -20,7 +20,7 @@ ANSWERED = ("stop", "length")
 
 
 @dataclass(slots=True, frozen=True)
-class StepRecord:
+class StepMetrics:
     """One completed step.
 
     Attributes:
@@ -47,7 +47,7 @@ class StepRecord:
 
 
 @dataclass(slots=True, frozen=True)
-class RequestRecord:
+class RequestMetrics:
     """One ended request.
 
     Attributes:
@@ -83,10 +83,10 @@ class EngineObserver:
     def on_inter_token(self, seconds: float, count: int) -> None:
         """``count`` choices received a token, each ``seconds`` after its previous one."""
 
-    def on_request(self, record: RequestRecord) -> None:
+    def on_request(self, record: RequestMetrics) -> None:
         """A request ended."""
 
-    def on_step(self, record: StepRecord) -> None:
+    def on_step(self, record: StepMetrics) -> None:
         """A step completed."""
 
 
@@ -164,7 +164,7 @@ class EngineMetrics:
         itl: Inter-token latency: between successive tokens of a choice.
         tpot: Time per output token: mean of a choice's ``itl``.
         e2e: From arrival to end.
-        outcomes: Ended requests by outcome; see ``RequestRecord``.
+        outcomes: Ended requests by outcome; see ``RequestMetrics``.
         num_good_requests: Requests that completed within their latency objectives.
         num_prompt_tokens: Prompt tokens of requests with at least one token.
         num_cached_tokens: Prompt tokens found in the prefix cache.
@@ -191,7 +191,7 @@ class EngineMetrics:
         self.outcomes: Counter[str] = Counter()
         self.num_prompt_tokens = self.num_cached_tokens = self.num_computed_tokens = self.num_output_tokens = 0
         self.num_good_requests = self.num_steps = self.num_failed_steps = self.busy_ns = 0
-        self.last_step: StepRecord | None = None
+        self.last_step: StepMetrics | None = None
 
     @property
     def hit_rate(self) -> float:
@@ -256,7 +256,7 @@ class EngineMetrics:
                 self.tpot.add(choice.tpot_ns / 1e9)
         self._observer.on_request(record)
 
-    def record_step(self, plan: ForwardPlan, record: StepRecord) -> None:
+    def record_step(self, plan: ForwardPlan, record: StepMetrics) -> None:
         """Record a completed step."""
         self.num_steps += 1
         self.num_computed_tokens += record.num_tokens
@@ -280,14 +280,14 @@ class EngineMetrics:
         self.ttft.add(ttft_s)
         self._observer.on_first_token(queue_s, ttft_s)
 
-    def _record(self, request: EngineRequest, timeline: _Timeline, outcome: str, now_ns: int) -> RequestRecord:
+    def _record(self, request: EngineRequest, timeline: _Timeline, outcome: str, now_ns: int) -> RequestMetrics:
         arrival_ns = request.arrival_ns
         first_scheduled_ns = request.sequences[0].first_scheduled_ns if request.sequences else 0
         ttft_s = (timeline.first_ns - arrival_ns) / 1e9 if timeline.first_ns else None
         tpot_s = max(choice.tpot_ns for choice in timeline.choices) / 1e9
         slo_ttft_ms = request.slo_ttft_ms or self._config.slo_ttft_ms
         slo_tpot_ms = request.slo_tpot_ms or self._config.slo_tpot_ms
-        return RequestRecord(
+        return RequestMetrics(
             outcome=outcome,
             queue_s=(first_scheduled_ns - arrival_ns) / 1e9 if first_scheduled_ns else None,
             ttft_s=ttft_s,

@@ -19,7 +19,7 @@ from weft_serving.request.request import InferenceRequest, InferenceResponse, Ou
 _INTEGERS = ("INT64", "INT32")
 
 
-class _Output(NamedTuple):
+class _OutputSource(NamedTuple):
     """Attribute of an encoding that provides an output, and its padding value."""
 
     attribute: str
@@ -27,11 +27,11 @@ class _Output(NamedTuple):
 
 
 _OUTPUTS = {
-    "input_ids": _Output("ids"),
-    "attention_mask": _Output("attention_mask"),
-    "token_type_ids": _Output("type_ids"),
-    "special_tokens_mask": _Output("special_tokens_mask", padding=1),
-    "offset_mapping": _Output("offsets"),
+    "input_ids": _OutputSource("ids"),
+    "attention_mask": _OutputSource("attention_mask"),
+    "token_type_ids": _OutputSource("type_ids"),
+    "special_tokens_mask": _OutputSource("special_tokens_mask", padding=1),
+    "offset_mapping": _OutputSource("offsets"),
 }
 _SIDES = ("left", "right")
 _STRATEGIES = ("longest_first", "only_first", "only_second")

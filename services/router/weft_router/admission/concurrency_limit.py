@@ -1,4 +1,4 @@
-"""A limit with places kept for higher priorities and for other clients."""
+"""A limit on requests in flight, with slots reserved for higher priorities and for other clients."""
 
 import random
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ class ConcurrencyLimit:
     and the highest level seen in the last 10 s, at most half of the limit together; so all of it is there for the
     highest level, and for everyone where one level is used. Of what a level may use, a client gets at most eight times
     as much as is still free. Clients that want more than there is come to hold equally many, those that want less hold
-    what they want (max-min), and there is a place for one that was not there yet. Neither begins before half of the
+    what they want (max-min), and there is a slot for a new one. Neither begins before half of the
     limit is used.
 
     Args:
@@ -130,11 +130,11 @@ class ConcurrencyLimit:
 
     @property
     def is_busy(self) -> bool:
-        """Whether more than three quarters of the limit are in flight: what can be left out should be."""
+        """Whether more than three quarters of the limit are in flight: optional work is skipped."""
         return 4 * self.num_inflight > 3 * self.limit > 0
 
-    def num_places(self, level: int, now_ns: int) -> int:
-        """How many more requests of the level may come in now; not above 0 where none may. Only below a limit."""
+    def num_slots(self, level: int, now_ns: int) -> int:
+        """How many more requests of the level may be admitted now; not above 0 for none. Only with a limit."""
         limit = self.limit
         num_free = limit - self.num_inflight
         if num_free <= 0 or not self.is_crowded:
@@ -149,11 +149,11 @@ class ConcurrencyLimit:
         """Why a request cannot be admitted now: ``limit``, ``priority`` or ``client_share``; "" where it can."""
         if not self.is_crowded:
             return ""
-        num_places = self.num_places(level, now_ns)
-        if num_places <= 0:
+        num_slots = self.num_slots(level, now_ns)
+        if num_slots <= 0:
             return "limit" if self.num_inflight >= self.limit else "priority"
         is_shared = client or self.num_named
-        return "client_share" if is_shared and self.num_of(client) >= _CLIENT_FACTOR * num_places else ""
+        return "client_share" if is_shared and self.num_of(client) >= _CLIENT_FACTOR * num_slots else ""
 
     def may_wait(self, level: int, client: str, reason: str) -> bool:
         """Whether a request that cannot be admitted may wait: where the limit is adaptive, up to a share of it.

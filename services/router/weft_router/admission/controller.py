@@ -168,7 +168,7 @@ class AdmissionController:
 
     def _admit_waiting(self, limit: ConcurrencyLimit, now_ns: int) -> None:
         """Requests in the queue are admitted while there are slots, or refused where there is no time left for them."""
-        while (waiting := limit.queue.next()) is not None and limit.num_places(waiting[0], now_ns) > 0:
+        while (waiting := limit.queue.next()) is not None and limit.num_slots(waiting[0], now_ns) > 0:
             level, permit = waiting
             limit.queue.remove(level, permit)
             if limit.is_too_late(permit.context.deadline_ns, now_ns):

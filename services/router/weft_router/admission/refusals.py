@@ -8,7 +8,7 @@ from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
 from weft_router.admission.concurrency_limit import ConcurrencyLimit
 
-#: One line in the log tells of the refusals of this time.
+#: Refusals of this time share one line in the log.
 _LOG_PERIOD_NS = 1_000_000_000
 
 _log = get_logger("weft.router.admission")
@@ -22,7 +22,7 @@ class Refusals:
         self._told_ns = -_LOG_PERIOD_NS
 
     def too_late(self, limit: ConcurrencyLimit, level: int, now_ns: int, context: CallContext) -> WeftError:
-        """What is left until the deadline is not enough."""
+        """Error for a request that cannot be answered within its deadline."""
         self._count(limit, "deadline", level, context)
         left_ns = (context.deadline_ns or 0) - now_ns
         if left_ns <= 0:
@@ -49,7 +49,7 @@ class Refusals:
     def client_limit(
         self, router: ConcurrencyLimit, limit: ConcurrencyLimit, level: int, most: int, context: CallContext
     ) -> WeftError:
-        """The client has as many in flight as it may."""
+        """Error for a client that has as many requests in flight as it may."""
         self._count(limit, "client_limit", level, context)
         text = f"the client has {most} requests in flight, as many as --max-inflight-per-client allows"
         return self._exhausted(text, router, context)

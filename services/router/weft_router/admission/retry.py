@@ -11,9 +11,9 @@ _JITTER = 0.25
 
 
 class RetrySlots:
-    """Gives those that are refused the times at which places become free, one each.
+    """Gives each refused request the time at which a slot becomes free for it.
 
-    So they come back as fast as places become free, and not all at once: everyone that is refused is told to come later
+    So they come back as fast as slots become free, and not all at once: each refused request is told to come later
     than the one before, by the mean time between two requests that end.
 
     Args:
@@ -29,14 +29,14 @@ class RetrySlots:
         self._next_ns = 0.0
 
     def ended(self, now_ns: int) -> None:
-        """A request has ended, and its place is free."""
+        """A request has ended, and its slot is free."""
         if self._last_end_ns:
             interval_ns = min(now_ns - self._last_end_ns, _MAX_INTERVAL_NS)
             self._interval_ns += _SMOOTHING * (interval_ns - self._interval_ns) if self._interval_ns else interval_ns
         self._last_end_ns = now_ns
 
     def retry_after_ms(self, now_ns: int) -> int:
-        """For the next one that is refused; between 10 ms and 5 s."""
+        """Time for the next refused request, between 10 ms and 5 s."""
         latest_ns = now_ns + MAX_RETRY_MS * 1e6
         self._next_ns = min(max(self._next_ns, now_ns) + self._interval_ns, latest_ns)
         # The jitter must not be cut off where everyone waits for the longest time.

@@ -27,12 +27,12 @@ class WaitingQueue(Generic[T]):
         return self.num_waiting
 
     def add(self, level: int, waiter: T) -> None:
-        """It waits."""
+        """Add a waiter."""
         self._levels[level][waiter] = None
         self.num_waiting += 1
 
     def remove(self, level: int, waiter: T) -> bool:
-        """It does not wait any more; whether it did."""
+        """Remove a waiter; whether it was there."""
         if waiter not in self._levels[level]:
             return False
         del self._levels[level][waiter]
@@ -40,11 +40,11 @@ class WaitingQueue(Generic[T]):
         return True
 
     def next(self) -> tuple[int, T] | None:
-        """Who is served next, with its level."""
+        """The next to be admitted, with its level."""
         return next(((i, next(reversed(level))) for i, level in enumerate(self._levels) if level), None)
 
     def last_below(self, level: int) -> tuple[int, T] | None:
-        """Who gives way to one of this level: of the lowest level below it, who has waited longest."""
+        """The one to refuse for one of this level: of the lowest level below it, the one that has waited longest."""
         for i in range(len(self._levels) - 1, level, -1):
             if self._levels[i]:
                 return i, next(iter(self._levels[i]))

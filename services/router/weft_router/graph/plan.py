@@ -6,13 +6,14 @@ nested graph, inlined at compile time) runs in a frame of its own, filled throug
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor
 from weft_router.bandit_algorithms import BanditAlgorithm
+from weft_router.graph.path_form import PathForm
 from weft_router.graph.policy import PolicyPlan
 from weft_router.scope import RequestScope
 
@@ -183,44 +184,6 @@ class StepPlan:
 
 #: In the slot of ``steps.<name>.ok`` of a step that gave an answer.
 OK = WireTensor("BOOL", (1,), b"\x01")
-
-
-class StepOutcome(Protocol):
-    """What is recorded of one run of a step, as far as a node says which step gave its answer."""
-
-    name: str
-
-    @property
-    def has_answered(self) -> bool:
-        """Whether the step, or a fallback of it, gave an answer."""
-
-
-def no_branch(steps: Sequence[StepOutcome]) -> str:
-    """No step in particular gave the node's answer."""
-    return ""
-
-
-class PathForm(NamedTuple):
-    """How the path of a request shows a run of a node.
-
-    Attributes:
-        brackets: What stands before and after its steps.
-        root_brackets: The same where the node is the graph.
-        branch: Steps that ran -> the one whose answer is the node's; "" for none or several.
-    """
-
-    brackets: tuple[str, str]
-    root_brackets: tuple[str, str]
-    branch: Callable[[Sequence[StepOutcome]], str] = no_branch
-
-    @classmethod
-    def of(cls, before: str, after: str, branch: Callable[[Sequence[StepOutcome]], str] = no_branch) -> "PathForm":
-        """The same brackets everywhere."""
-        return cls((before, after), (before, after), branch)
-
-
-#: Of steps that run one after another and are no node of their own.
-IN_A_ROW = PathForm.of("(", ")")
 
 
 @dataclass(frozen=True, slots=True)

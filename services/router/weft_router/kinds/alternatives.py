@@ -12,7 +12,8 @@ from weft_router.graph.compiler.names import NodeNames, target_path
 from weft_router.graph.compiler.nodes import NodeBuilder
 from weft_router.graph.compiler.scope import Scope, owner_text
 from weft_router.graph.kind import NodeKind
-from weft_router.graph.plan import Condition, Frame, NodePlan, StepOutcome, StepPlan
+from weft_router.graph.path_form import StepOutcome
+from weft_router.graph.plan import Condition, Frame, NodePlan, StepPlan
 from weft_router.graph.syntax.parse import NodeDefinition
 from weft_router.graph.types.signatures import TensorType, merged
 from weft_router.reporting.path import StepRecord

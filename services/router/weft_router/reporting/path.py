@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft_router.graph.plan import IN_A_ROW, PathForm
+from weft_router.graph.path_form import IN_A_ROW, PathForm
 
 #: Trailing metadata that carries the path.
 PATH_HEADER = "x-graph-path"
@@ -118,21 +118,21 @@ class UsualPath:
         return self._text
 
 
-def path_text(run: NodeRecord) -> str:
+def path_text(record: NodeRecord) -> str:
     """The path of a graph's run, in printable ASCII."""
-    parts: list[str] = [run.name]
-    _write_body(run, parts, is_root=True)
+    parts: list[str] = [record.name]
+    _write_body(record, parts, is_root=True)
     text = "".join(parts)
     if not (text.isascii() and text.isprintable()):
         text = "".join(character if " " <= character <= "~" else "?" for character in text)
     return text if len(text) <= MAX_PATH_CHARS else text[: MAX_PATH_CHARS - 3] + "..."
 
 
-def trace_text(run: NodeRecord, origin_ns: int) -> str:
+def trace_text(record: NodeRecord, origin_ns: int) -> str:
     """What every step did as JSON, the value of the response parameter ``graph_trace``.
 
     Args:
-        run: A finished run.
+        record: Of a finished run.
         origin_ns: When the graph started; ``start_ms`` counts from here.
 
     Returns:
@@ -140,7 +140,7 @@ def trace_text(run: NodeRecord, origin_ns: int) -> str:
         that failed: path, target, model, version, start_ms, ms, status; and only where they apply attempts, cached,
         stale, fallback_of (the path of the step that failed), rows, responses, error (its message).
     """
-    return json.dumps([_entry(step, failed, origin_ns) for step, failed in _walk(run.steps)], separators=(",", ":"))
+    return json.dumps([_entry(step, failed, origin_ns) for step, failed in _walk(record.steps)], separators=(",", ":"))
 
 
 def _entry(step: StepRecord, failed: StepRecord | None, origin_ns: int) -> dict[str, Any]:
@@ -182,10 +182,10 @@ def _walk(
             yield from _walk(step.fallbacks.steps, step)
 
 
-def _write_body(run: NodeRecord, parts: list[str], *, is_root: bool) -> None:
-    before, after = run.form.root_brackets if is_root else run.form.brackets
+def _write_body(record: NodeRecord, parts: list[str], *, is_root: bool) -> None:
+    before, after = record.form.root_brackets if is_root else record.form.brackets
     is_empty = True
-    for step in run.steps:
+    for step in record.steps:
         if step.status == SKIPPED:
             continue
         parts.append(before)

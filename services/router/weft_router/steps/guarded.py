@@ -75,7 +75,7 @@ class GuardedStep(Step):
             del failure  # it holds this frame
 
     async def _run(self, run: Run, record: StepRecord) -> bool:
-        """The step has run, been replaced, or is missing."""
+        """Run the step; on failure its fallbacks, or go on without it if it is soft."""
         try:
             await self._act(run, record)
         except ConditionFailedError as error:
@@ -162,6 +162,6 @@ class GuardedStep(Step):
         return deadline_ns is not None and self._clock_ns() >= deadline_ns
 
     def _unplaced(self, error: WeftError, fallback: Step) -> str:
-        """The message without the place, where that is the one of this step."""
+        """The message without the place, if that is this step's."""
         text = error.message.removeprefix(self.error_context.prefix)
         return text.removeprefix(f"{fallback.action.where}: ")

@@ -51,7 +51,7 @@ class GraphRequest:
         return bool(self.scope.parameters.get("sequence_id"))
 
     def fork(self) -> "GraphRequest":
-        """The same request for an attempt that may come to nothing: what it collects is its own until ``merge``."""
+        """The same request for an attempt that may be discarded: what it collects is its own until ``merge``."""
         return GraphRequest(
             self.scope,
             self.headers,
@@ -63,7 +63,7 @@ class GraphRequest:
         )
 
     def merge(self, attempt: "GraphRequest") -> None:
-        """What a fork has collected belongs to this request."""
+        """Take over what a fork has collected."""
         self.response_parameters.update(attempt.response_parameters)
         self.captured.update(attempt.captured)
 
@@ -72,7 +72,7 @@ class GraphRequest:
 class Run:
     """One run of a node.
 
-    Steps that run at the same time share it: whatever is to differ is derived, and no attribute is assigned.
+    Steps that run at the same time share it: derive another one where something differs, assign no attribute.
 
     Attributes:
         frame: The node's tensors by slot, its inputs filled in.
@@ -89,25 +89,25 @@ class Run:
     record: NodeRecord
 
     def until(self, limit_ns: int) -> "Run":
-        """The same with an earlier deadline; itself where its own is not later than ``limit_ns``."""
+        """The same with the earlier of its deadline and ``limit_ns``."""
         if self.deadline_ns is not None and self.deadline_ns <= limit_ns:
             return self
         return Run(self.frame, self.request, limit_ns, self.context, self.record)
 
     def under(self, context: "Context") -> "Run":
-        """The same with its spans under another one."""
+        """The same with another trace context."""
         return Run(self.frame, self.request, self.deadline_ns, context, self.record)
 
     def with_frame(self, frame: Frame) -> "Run":
-        """The same with other tensors."""
+        """The same with another frame."""
         return Run(frame, self.request, self.deadline_ns, self.context, self.record)
 
     def with_record(self, record: NodeRecord) -> "Run":
-        """The same with another record of what it does."""
+        """The same with another record."""
         return Run(self.frame, self.request, self.deadline_ns, self.context, record)
 
     def fork(self) -> "Run":
-        """The same for an attempt that may come to nothing: what it writes and collects is its own."""
+        """The same for an attempt that may be discarded: with a frame and a request of its own."""
         return Run(self.frame.copy(), self.request.fork(), self.deadline_ns, self.context, self.record)
 
 

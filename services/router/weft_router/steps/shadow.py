@@ -30,7 +30,7 @@ _log = get_logger("weft.router.shadows")
 
 
 class ShadowStep(Step):
-    """Sends a share of the requests to another step, and goes on at once; it never answers and never fails.
+    """Sends a share of the requests to another step and returns at once; it never answers and never fails.
 
     Args:
         step: Runs with the copies.
@@ -50,7 +50,7 @@ class ShadowStep(Step):
         self._num_inflight = 0
 
     async def run(self, run: Run) -> bool:
-        """False at once: there is no answer. The path does not show it; whether a copy is sent is counted."""
+        """Return False at once; the path does not show the shadow, its counters say whether a copy was sent."""
         runtime = self._runtime
         if runtime.generator.random() >= self._share:
             return False

@@ -52,7 +52,7 @@ class Step:
         self._span_attributes = step_attributes(plan.name, plan.path) | action.span_attributes
 
     async def run(self, run: Run) -> bool:
-        """The step has run, or was skipped.
+        """Run the step, or skip it.
 
         Args:
             run: Of the node around the step.

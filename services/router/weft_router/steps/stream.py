@@ -47,7 +47,7 @@ class StreamAction(CallAction):
         self._admission = admission
 
     async def act(self, run: Run, record: StepRecord) -> None:
-        """As ``Action.act``; the stream is to be closed, unless this raises. It may have no response at all."""
+        """As ``Action.act``; unless this raises, close the stream. It may have no response at all."""
         frame, request = run.frame, run.request
         captured = () if request.captures is None else request.captures.get(self._path, ())
         try:
@@ -99,14 +99,14 @@ class StreamAction(CallAction):
         return self._is_soft and not (error.code == "DEADLINE_EXCEEDED" and is_out_of_time)
 
     def ended(self, record: StepRecord) -> None:
-        """The stream is over."""
+        """Record the end of the stream."""
         record.end_ns = self._clock_ns()
         if self._admission is not None:
             self._admission.leave(record.end_ns - record.start_ns)
 
 
 class OpenStream:
-    """Responses of a decoupled model that are still to come.
+    """The further responses of a decoupled model.
 
     Attributes:
         is_fitted: Whether the batch dimension of an input had to be added or taken away.
@@ -138,7 +138,7 @@ class OpenStream:
         return self._record.responses > 0
 
     async def read(self, frame: Frame) -> bool:
-        """The next response is in ``frame``, in place of the one before; False: there are no more.
+        """Read the next response into ``frame``, in place of the one before; False: there are no more.
 
         Raises:
             WeftError: The model failed, or its response is not as it declares; the message says where.
@@ -162,7 +162,7 @@ class OpenStream:
         return False
 
     async def read_on(self, run: Run) -> bool:
-        """As ``read``, for a response after the first: if the step is soft, a failure ends the stream and no more."""
+        """As ``read``, for a response after the first: a failure of a soft step only ends the stream."""
         action = self._action
         try:
             return await self.read(run.frame)
@@ -173,7 +173,7 @@ class OpenStream:
             return False
 
     async def close(self) -> None:
-        """The call is over, by a cancel if it was not."""
+        """End the call; cancel it if it still runs."""
         if self._action is not None:
             if self._record.status == "OK":
                 self._record.status = "CANCELLED"

@@ -101,7 +101,7 @@ class _Shown:
         self._failed: int | None = None
 
     def offer(self, position: int, own: NodeRecord, *, has_failed: bool) -> None:
-        """The response at ``position`` is done, or given up; later ones may be done before earlier ones."""
+        """The response at ``position`` has ended; later ones may end before earlier ones."""
         if has_failed and (self._failed is None or position < self._failed):
             self._failed = position
         elif position or self._failed is not None:

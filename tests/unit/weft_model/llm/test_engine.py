@@ -28,7 +28,7 @@ from weft_common.errors import (
 )
 from weft_model.llm import engine as engine_module
 from weft_model.llm.engine import Engine
-from weft_model.llm.metrics import EngineObserver, RequestRecord
+from weft_model.llm.metrics import EngineObserver, RequestMetrics
 from weft_model.llm.request import Delta
 from weft_model.llm.request_limits import RequestLimits
 from weft_model.llm.scheduler.sequence import Sequence
@@ -146,7 +146,7 @@ def test_messages_without_end_do_not_stop_steps():
     is_open = True
 
     class Flood(EngineObserver):
-        def on_request(self, record: RequestRecord) -> None:
+        def on_request(self, record: RequestMetrics) -> None:
             if is_open and record.outcome == "cancelled":
                 submit_cancelled()
 

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.weft_model.llm.engine_fixture import MODEL, Answer, finish, make_engine, random_prompts, serve
 
 from weft_model.llm.histogram import BOUNDS_S, Histogram
-from weft_model.llm.metrics import EngineObserver, RequestRecord, StepRecord
+from weft_model.llm.metrics import EngineObserver, RequestMetrics, StepMetrics
 from weft_model.llm.scheduler.plan import ForwardPlan
 from weft_model.llm.step_cost import StepCost
 
@@ -35,8 +35,8 @@ class _Notes(EngineObserver):
     def __init__(self) -> None:
         self.first_tokens: list[tuple[float, float]] = []
         self.inter_tokens: list[tuple[float, int]] = []
-        self.requests: list[RequestRecord] = []
-        self.steps: list[StepRecord] = []
+        self.requests: list[RequestMetrics] = []
+        self.steps: list[StepMetrics] = []
 
     def on_first_token(self, queue_s: float, ttft_s: float) -> None:
         self.first_tokens.append((queue_s, ttft_s))
@@ -44,10 +44,10 @@ class _Notes(EngineObserver):
     def on_inter_token(self, seconds: float, count: int) -> None:
         self.inter_tokens.append((seconds, count))
 
-    def on_request(self, record: RequestRecord) -> None:
+    def on_request(self, record: RequestMetrics) -> None:
         self.requests.append(record)
 
-    def on_step(self, record: StepRecord) -> None:
+    def on_step(self, record: StepMetrics) -> None:
         self.steps.append(record)
 
 
@@ -63,8 +63,8 @@ def test_latencies_of_a_queue_of_two():
     assert [(0.01, 1)] * 6 == notes.inter_tokens
     common = {"outcome": "length", "tpot_s": 0.01, "num_prompt_tokens": 20, "num_output_tokens": 4, "is_good": True}
     assert [
-        RequestRecord(queue_s=0.0, ttft_s=0.01, e2e_s=0.04, **common),  # type: ignore[arg-type]
-        RequestRecord(queue_s=0.04, ttft_s=0.05, e2e_s=0.08, **common),  # type: ignore[arg-type]
+        RequestMetrics(queue_s=0.0, ttft_s=0.01, e2e_s=0.04, **common),  # type: ignore[arg-type]
+        RequestMetrics(queue_s=0.04, ttft_s=0.05, e2e_s=0.08, **common),  # type: ignore[arg-type]
     ] == notes.requests
     metrics = engine.metrics
     assert (2, 2, 6, 2, 2) == tuple(

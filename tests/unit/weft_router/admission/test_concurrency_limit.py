@@ -1,4 +1,4 @@
-"""Who is let in at a limit: priorities, clients, deadlines. The time is in the test's hands."""
+"""Who is admitted at a limit: priorities, clients, deadlines. The time is in the test's hands."""
 
 import random
 import tracemalloc
@@ -18,7 +18,7 @@ def make_limit(maximum: int) -> ConcurrencyLimit:
 
 
 def fill(limit: ConcurrencyLimit, level: int, client: str = "", now_ns: int = 0, most: int = 1000) -> int:
-    """Requests that were let in before one was refused."""
+    """Requests that were admitted before one was refused."""
     for count in range(most):
         limit.seen_ns[level] = now_ns
         if limit.why_refused(level, client, now_ns):
@@ -40,7 +40,7 @@ def test_all_of_the_limit_is_there_where_one_level_is_used(level: int) -> None:
     [(20, [20, 18, 16, 14, 12, 10]), (4, [4, 3, 2, 2, 2, 2]), (2, [2, 1, 1, 1, 1, 1]), (1, [1] * 6)],
 )
 def test_a_tenth_is_kept_for_each_level_above(maximum: int, places: list[int]) -> None:
-    """One place at the least, half of the limit at the most, and never so much that nothing is let in."""
+    """One place at the least, half of the limit at the most, and never so much that nothing is admitted."""
     for level, expected in enumerate(places, start=1):
         limit = make_limit(maximum)
         limit.seen_ns[1] = 0

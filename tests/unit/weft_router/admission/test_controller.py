@@ -1,4 +1,4 @@
-"""Requests at the admission controller of a router: let in, in line, refused."""
+"""Requests at the admission controller of a router: admitted, queued, refused."""
 
 import asyncio
 import logging
@@ -188,7 +188,7 @@ async def test_who_waits_too_long_or_gives_up_is_forgotten() -> None:
 
 
 async def test_a_place_that_is_given_to_one_that_gives_up_meanwhile_is_free_again() -> None:
-    """It is cancelled after it was let in and before it has noticed."""
+    """It is cancelled after it was admitted and before it has noticed."""
     admission, inside = adaptive_controller(1)
 
     async def request() -> None:
@@ -260,7 +260,7 @@ def test_versions_of_both_kinds_share_one_limit(is_adaptive: bool) -> None:
             admission.admit(limit, 2, "", CallContext(arrival_ns=S))
 
 
-def test_gates_of_what_is_not_asked_for_are_forgotten() -> None:
+def test_unused_limits_are_forgotten() -> None:
     """When there are too many; those with requests in flight stay."""
     admission = make_controller()
     used = admission.limit("model", "used")

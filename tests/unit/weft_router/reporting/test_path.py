@@ -16,7 +16,7 @@ from weft_router.kinds.cascade import CascadePlan
 from weft_router.kinds.ensemble import EnsemblePlan
 from weft_router.kinds.sequence import SequencePlan
 from weft_router.kinds.switch import SwitchPlan
-from weft_router.reporting.path import MAX_PATH_CHARS, NodeRecord, StepRecord, path_text, trace_text
+from weft_router.reporting.path import MAX_PATH_CHARS, NodeRecord, StepRecord, UsualPath, path_text, trace_text
 
 
 def sentiment() -> GraphPlan:
@@ -172,6 +172,24 @@ def node_run(name: str, kind: type[NodePlan], *steps: StepRecord) -> NodeRecord:
 def test_every_kind_of_run_has_its_text(run: NodeRecord, expected: str) -> None:
     """As the grammar says."""
     assert expected == path_text(run)
+
+
+def test_the_usual_path_is_that_of_the_run_whatever_deviates() -> None:
+    """It is written once; a run that started another number of steps, or of which one did not answer, has its own."""
+    usual = UsualPath(num_steps=2)
+    all_answered = node_run("root", SequencePlan, ran("a"), ran("b"))
+    texts = [usual.text_of(all_answered) for _ in range(2)]
+    assert texts[0] is texts[1]
+    for run in (
+        all_answered,
+        node_run("root", SequencePlan),
+        node_run("root", SequencePlan, ran("a", "UNAVAILABLE")),
+        node_run("root", SequencePlan, ran("a"), ran("b", "SKIPPED")),
+        node_run("root", SequencePlan, ran("a", is_stale=True), ran("b")),
+        node_run("root", SequencePlan, ran("a", "INTERNAL", fallbacks=node_run("a", CascadePlan, ran("x"))), ran("b")),
+        node_run("root", SequencePlan, ran("a"), ran("b"), ran("a"), ran("b")),
+    ):
+        assert path_text(run) == usual.text_of(run)
 
 
 def test_the_trace_tells_what_applies_to_a_step_and_nothing_else() -> None:

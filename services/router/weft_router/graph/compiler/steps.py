@@ -1,7 +1,7 @@
 """From steps to step plans: target, inputs, outputs, conditions, policies and the fallback, each bound to slots."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from weft_common.text.pbtxt import suggestion
@@ -10,6 +10,7 @@ from weft_router.graph.checks.policies import min_remaining_ms
 from weft_router.graph.compiler.defaults import default_tensor
 from weft_router.graph.compiler.name_table import NameTable
 from weft_router.graph.compiler.names import MAX_DEPTH, StepNames, describe, target_path
+from weft_router.graph.compiler.nesting import check_nesting, cycle_text, too_small_text, with_limits
 from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget
 from weft_router.graph.compiler.scope import BuiltNode, BuiltStep, NodeUse, Scope
 from weft_router.graph.compiler.uses import UseBuilder
@@ -156,7 +157,7 @@ class StepBuilder(UseBuilder, ABC):
             )
             action, outputs = built.plan, built.outputs
             if action is not None and target.is_graph:
-                action = _with_limits(action, target.file)
+                action = with_limits(action, target.file)
         return action, {name: outputs.get(name) or TensorType.unknown(where) for name in names.outputs}
 
     def _stood_in(
@@ -213,7 +214,7 @@ class StepBuilder(UseBuilder, ABC):
         file, signature, path = scope.file, target.signature, target_path(step)
         limit, own = signature.max_batch_size, file.message.max_batch_size
         if 0 < limit < own:
-            text = _too_small(file, own, f"model {signature.name}", limit)
+            text = too_small_text(file, own, f"model {signature.name}", limit)
             self.report.error("G009", file, path, text)
         if signature.is_decoupled and (place := _not_in_root(scope, step)):
             roots = " or ".join(kind.name for kind in file.kinds.values() if kind.plan.is_pipeline)
@@ -226,15 +227,10 @@ class StepBuilder(UseBuilder, ABC):
         return CallPlan(target.target, signature.name, target.version, signature)
 
     def _may_enter(self, scope: Scope, step: StepDefinition, target: NodeTarget) -> bool:
-        """Whether a node can be compiled in place of the step: no cycle, not too much, the same batching."""
-        file, path, trail = scope.file, target_path(step), scope.call.trail
+        """Whether a node can be compiled in place of the step: no cycle, not too much; a misfit is reported."""
+        path, trail = target_path(step), scope.call.trail
         if target.key in trail:
-            cycle = (*trail[trail.index(target.key) :], target.key)
-            is_local = len({label for label, _ in cycle}) == 1
-            shown = [name for _, name in cycle] if is_local else _without_repeats(label for label, _ in cycle)
-            what = "node" if is_local else "graph"
-            text = f"cycle: {' -> '.join(shown)}; a {what} cannot run itself, a 'loop' in a sequence repeats its steps"
-            self.report.error("G003", file, path, text)
+            self.report.error("G003", scope.file, path, cycle_text(trail, target))
             return False
         is_deep = len(trail) >= MAX_DEPTH
         if is_deep or self.num_nodes >= MAX_NODES:
@@ -244,26 +240,10 @@ class StepBuilder(UseBuilder, ABC):
                 else f"the graph expands to more than {MAX_NODES} nodes: one counts once for each step that runs it"
             )
             if not self._is_too_large:
-                self.report.error("G024", file, path, f"{what}, which this version of Weft does not support")
+                self.report.error("G024", scope.file, path, f"{what}, which this version of Weft does not support")
             self._is_too_large = True
             return False
-        inner, outer = target.file.message.max_batch_size, file.message.max_batch_size
-        if (inner > 0) != (outer > 0):
-            text = (
-                f"graph '{file.name}' has max_batch_size {outer} and graph '{target.file.name}' has {inner}; one with "
-                "a batch dimension and one without are not supported together by this version of Weft"
-            )
-            self.report.error("G024", file, path, text)
-        elif inner < outer:
-            text = _too_small(file, outer, f"graph {target.file.name}", inner)
-            self.report.error("G009", file, path, text)
-        message = target.file.message
-        if target.is_graph and (message.policy.HasField("cache") or message.response_cache.enable):
-            text = (
-                f"the cache of graph '{target.file.name}' has no effect where it is a step of another graph; give the "
-                "step a 'cache'"
-            )
-            self.report.warning("G018", file, path, text)
+        check_nesting(scope.file, path, target, self.report)
         return True
 
 
@@ -293,34 +273,3 @@ def _not_in_root(scope: Scope, step: StepDefinition) -> str:
     if kind is not None and kind.plan.is_pipeline and len(scope.call.trail) == 1:
         return ""
     return f"a step of {kind.name if kind is not None else 'node'} '{scope.node.name}'"
-
-
-def _with_limits(plan: NodePlan, file: GraphFile) -> NodePlan:
-    """The root of a nested graph, which has the limits of its graph as well."""
-    policy = file.message.policy
-    return replace(
-        plan,
-        graph=file.label,
-        timeout_ms=_smaller(plan.timeout_ms, policy.timeout_ms),
-        max_inflight=_smaller(plan.max_inflight, policy.max_inflight),
-    )
-
-
-def _smaller(one: int, other: int) -> int:
-    """The smaller of two limits; 0 is none."""
-    return min(one, other) or max(one, other)
-
-
-def _too_small(file: GraphFile, own: int, what: str, limit: int) -> str:
-    return (
-        f"{'ensemble' if file.is_ensemble else 'graph'} {file.name} allows maximum batch size {own}, but it contains "
-        f"{what} which only allows maximum batch size to be {limit}"
-    )
-
-
-def _without_repeats(names: Iterable[str]) -> list[str]:
-    shown: list[str] = []
-    for name in names:
-        if not shown or shown[-1] != name:
-            shown.append(name)
-    return shown

@@ -1,6 +1,6 @@
 """Where tensors are used: conditions and inputs of steps get their slots, and what does not fit is reported."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from weft_common.text.pbtxt import suggestion
@@ -8,6 +8,7 @@ from weft_router.graph.compiler.name_table import NameTable
 from weft_router.graph.compiler.names import StepNames, Wire, describe, wire_path
 from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget, Target
 from weft_router.graph.compiler.scope import Scope, declared_types, declaring, owner_text
+from weft_router.graph.compiler.sights import seen_inputs, seen_steps
 from weft_router.graph.plan import Binding
 from weft_router.graph.syntax.parse import GraphFile, StepDefinition
 from weft_router.graph.syntax.report import GraphReport
@@ -134,12 +135,12 @@ class UseBuilder:
         expression, index = scope.names.conditions[path]
         named = {ref.name for ref in expression.references if ref.space == "inputs"}
         asked = {ref.name for ref in expression.references if ref.space == "steps"}
-        sights = {"inputs": _seen_inputs(scope, index, named, certain or {}, sees_outputs=outputs is not None)}
+        sights = {"inputs": seen_inputs(scope, index, named, certain or {}, sees_outputs=outputs is not None)}
         if outputs is not None:
             sights["outputs"] = outputs
         is_of_step = any(path.startswith(f"{step.path}.") for step in scope.node.steps[index : index + 1])
         if is_of_step and scope.node.kind is not None and scope.node.kind.sees_answers:
-            sights["steps"] = _seen_steps(scope, index, asked)
+            sights["steps"] = seen_steps(scope, index, asked)
         for reference in expression.references:
             space, name, at = reference
             known = sights[space].types.get(name) if space in sights else None
@@ -255,46 +256,6 @@ class UseBuilder:
                 if (space, name) == ("inputs", tensor):
                     return file.place_in(path, at)
         return ""
-
-
-def _seen_inputs(
-    scope: Scope, index: int, named: Collection[str], certain: Mapping[str, TensorType], *, sees_outputs: bool
-) -> Sight:
-    """What a condition sees as ``inputs``: inputs of the node and outputs of the steps before ``index``."""
-    types = {name: known for name, known in scope.call.visible.items() if name not in named} | scope.inputs
-    hidden: dict[str, str] = {}
-    for tensor, producer in scope.names.producers.items():
-        if producer < index:
-            types[tensor] = scope.produced.get(tensor) or TensorType.unknown(f"step '{producer}'")
-        elif tensor not in types:
-            hint = f"write outputs.{tensor}" if sees_outputs else "only outputs of earlier steps are seen"
-            hidden[tensor] = f"is an output of step '{scope.node.steps[producer].name}'; {hint}"
-    is_open = any(step.is_open for step in scope.names.steps[:index])
-    for name in named:
-        is_reported = scope.names.inputs.get(name, False)  # at the step that runs the node
-        if (is_open or is_reported) and name not in types and name not in hidden:
-            types[name] = TensorType.unknown("an earlier step")
-    return Sight({**types, **certain}, {name: scope.slots.get(name, -1) for name in named}, hidden)
-
-
-def _seen_steps(scope: Scope, index: int, named: Collection[str]) -> Sight:
-    """What a condition sees as ``steps``: those before ``index``."""
-    types = dict.fromkeys((step.name for step in scope.node.steps[:index]), TensorType.unknown("a step"))
-    indexes = {name: scope.names.indexes[name] for name in named if name in scope.names.indexes}
-    hidden = {
-        name: f"{'is this one' if i == index else 'stands later'}; only earlier steps are seen"
-        for name, i in indexes.items()
-        if i >= index
-    }
-    return Sight(types, {name: scope.ok_slots.get(i, -1) for name, i in indexes.items()}, hidden)
-
-
-def outputs_sight(scope: Scope, path: str, types: Mapping[str, TensorType], slots: Mapping[str, int]) -> Sight:
-    """What the condition at ``path`` sees as ``outputs``; with models that nobody knows it may name any tensor."""
-    condition = scope.names.conditions.get(path)
-    names = [ref.name for ref in condition.expression.references] if condition else []
-    unknown = dict.fromkeys(names, TensorType.unknown("a step")) if any(s.is_open for s in scope.names.steps) else {}
-    return Sight({**unknown, **types}, {name: slots.get(name, -1) for name in names})
 
 
 def declared_uses(names: StepNames, *, is_batched: bool) -> dict[str, TensorType]:

@@ -8,7 +8,7 @@ from weft_protos import graph_pb2 as pb
 from weft_router.graph.checks.fields import check_choices
 from weft_router.graph.compiler.nodes import NodeBuilder
 from weft_router.graph.compiler.scope import Scope
-from weft_router.graph.compiler.uses import outputs_sight
+from weft_router.graph.compiler.sights import outputs_sight
 from weft_router.graph.description import (
     Description,
     End,
@@ -19,7 +19,8 @@ from weft_router.graph.description import (
     shadow_flows,
     when_notes,
 )
-from weft_router.graph.plan import NodePlan, PathForm, StepOutcome
+from weft_router.graph.path_form import PathForm, StepOutcome
+from weft_router.graph.plan import NodePlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.conditions import Purpose

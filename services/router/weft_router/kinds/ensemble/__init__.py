@@ -21,7 +21,8 @@ from weft_router.graph.description import (
     when_notes,
 )
 from weft_router.graph.kind import NodeKind
-from weft_router.graph.plan import NodePlan, PathForm, StepPlan
+from weft_router.graph.path_form import PathForm
+from weft_router.graph.plan import NodePlan, StepPlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.signatures import TensorType

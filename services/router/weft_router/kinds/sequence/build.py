@@ -9,7 +9,7 @@ from weft_router.graph.compiler.names import target_path
 from weft_router.graph.compiler.nodes import NodeBuilder
 from weft_router.graph.compiler.resolve import ModelTarget
 from weft_router.graph.compiler.scope import BuiltStep, Scope, Streams, owner_text
-from weft_router.graph.compiler.uses import outputs_sight
+from weft_router.graph.compiler.sights import outputs_sight
 from weft_router.graph.plan import StepPlan
 from weft_router.graph.types.conditions import Purpose
 from weft_router.graph.types.signatures import TensorType

@@ -20,7 +20,8 @@ from weft_router.graph.description import (
     shadow_flows,
     share,
 )
-from weft_router.graph.plan import BanditPlan, Condition, NodePlan, PathForm
+from weft_router.graph.path_form import PathForm
+from weft_router.graph.plan import BanditPlan, Condition, NodePlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.conditions import Purpose

@@ -18,7 +18,8 @@ from weft_router.graph.description import (
     offered,
     shadow_flows,
 )
-from weft_router.graph.plan import Condition, NodePlan, PathForm, StepPlan
+from weft_router.graph.path_form import PathForm
+from weft_router.graph.plan import Condition, NodePlan, StepPlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.conditions import Purpose
