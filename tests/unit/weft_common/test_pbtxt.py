@@ -100,6 +100,7 @@ def test_keys_that_stand_twice_are_known():
     ("text", "expected"),
     [
         ('nme: "x"', [(1, 1, "unknown field 'nme' in Graph; did you mean 'name'?")]),
+        ("input { data_type: 99 } input { data_type: 11 }", [(1, 20, "unknown value 99 of DataType")]),
         (
             "input { data_type: TYPE_FP31 }",
             [(1, 20, "unknown value 'TYPE_FP31' of DataType; did you mean 'TYPE_FP32'?")],

@@ -174,6 +174,9 @@ def parse(text: str | bytes, message: M, *, file: str) -> tuple[M, Positions]:
         text_format.Parse(text, message)
     except (text_format.ParseError, RecursionError, ValueError, TypeError) as error:
         raise PbtxtError(_diagnostics(error, file, dict(reversed(scan.findings)), positions)) from None
+    if scan.unknown_numbers:
+        found = sorted(scan.unknown_numbers.items())
+        raise PbtxtError([_diagnostic(file, positions, positions.at(at), text) for at, text in found])
     return message, positions
 
 

@@ -10,7 +10,7 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from google.protobuf import text_encoding
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
 from weft_common.text.suggestion import suggestion
 
@@ -96,6 +96,8 @@ class Scan:
         self.places: dict[str, FieldSpan] = {}
         self.findings: list[tuple[int, str]] = []
         self.duplicate_keys: list[str] = []
+        #: By offset: numbers that no value of their enum has, which ``text_format`` takes.
+        self.unknown_numbers: dict[int, str] = {}
         self._around: list[Descriptor | None] = []
         self._root: Descriptor | None = None
         braces = [token.text for token in self._tokens if token.text in ("{", "}")]
@@ -103,7 +105,7 @@ class Scan:
         self._has_gap = False  # a closing bracket is missing somewhere before the end
 
     def run(self, descriptor: Descriptor) -> None:
-        """Fill ``places``, ``findings`` and ``duplicate_keys`` as far as the text can be understood."""
+        """Fill the public attributes as far as the text can be understood."""
         self._root = descriptor
         try:
             self._fields(descriptor, "", "", 0)
@@ -235,6 +237,9 @@ class Scan:
             raise _StopScanError
         if field and (fault := _value_fault(field, token)):
             self._find(token.offset, fault)
+        enum = field.enum_type if field else None
+        if enum and _INTEGER.fullmatch(token.text) and not _has_number(enum, token.text):
+            self.unknown_numbers[token.offset] = f"unknown value {token.text} of {enum.name}"
         if field:
             self.places[path] = FieldSpan(name.offset, token.offset, tuple(literals))
 
@@ -273,6 +278,10 @@ class Scan:
         for name, place in inner.items():
             if name == "value" or name.startswith("value."):
                 outer[entry + name.removeprefix("value")] = place
+
+
+def _has_number(values: EnumDescriptor, text: str) -> bool:
+    return len(text) <= _MAX_DIGITS and int(text) in values.values_by_number
 
 
 def _value_fault(field: FieldDescriptor, token: PbtxtToken) -> str:

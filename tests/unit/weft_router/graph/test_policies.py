@@ -5,7 +5,7 @@ from google.protobuf import text_format
 
 from weft_protos import graph_pb2 as pb
 from weft_router.graph import GraphSource
-from weft_router.graph.checks.policies import min_remaining_ms
+from weft_router.graph.checks.remaining import min_remaining_ms
 from weft_router.graph.policy import GivenPolicies
 from weft_router.graph.syntax.parse import parse_graph
 from weft_router.graph.syntax.report import GraphReport

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from weft_common.text.pbtxt import suggestion
 from weft_protos import graph_pb2 as pb
-from weft_router.graph.checks.policies import min_remaining_ms
+from weft_router.graph.checks.remaining import min_remaining_ms
 from weft_router.graph.compiler.defaults import default_tensor
 from weft_router.graph.compiler.name_table import NameTable
 from weft_router.graph.compiler.names import MAX_DEPTH, StepNames, describe, target_path
