@@ -51,8 +51,8 @@ def messages() -> ModuleType:
         pool.Add(file)
         found = pool.FindFileByName(file.name)
     made = ModuleType("rotating_pb2")
-    for name, one in found.message_types_by_name.items():
-        setattr(made, name, message_factory.GetMessageClass(one))
+    for name, message_type in found.message_types_by_name.items():
+        setattr(made, name, message_factory.GetMessageClass(message_type))
     return made
 
 
