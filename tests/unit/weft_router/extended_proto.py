@@ -1,7 +1,7 @@
 """A `graph.proto` with something new in it, without generating code, for the examples of docs/extending.md."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -11,8 +11,8 @@ FileProto = descriptor_pb2.FileDescriptorProto
 FieldProto = descriptor_pb2.FieldDescriptorProto
 
 
-def messages(package: str, extend: Callable[[FileProto], None]) -> SimpleNamespace:
-    """The message classes of the language, extended, in a package of their own; to stand in for ``graph_pb2``."""
+def messages(package: str, extend: Callable[[FileProto], None]) -> ModuleType:
+    """A module with the messages of the language, extended, in a package of their own, in place of ``graph_pb2``."""
     file = FileProto()
     graph_pb2.DESCRIPTOR.CopyToProto(file)
     extend(file)
@@ -27,9 +27,10 @@ def messages(package: str, extend: Callable[[FileProto], None]) -> SimpleNamespa
     except KeyError:
         pool.Add(file)
         found = pool.FindFileByName(file.name)
-    return SimpleNamespace(
-        **{name: message_factory.GetMessageClass(one) for name, one in found.message_types_by_name.items()}
-    )
+    made = ModuleType(package)
+    for name, message_type in found.message_types_by_name.items():
+        setattr(made, name, message_factory.GetMessageClass(message_type))
+    return made
 
 
 def message_of(file: FileProto, name: str) -> descriptor_pb2.DescriptorProto:

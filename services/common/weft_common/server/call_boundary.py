@@ -1,4 +1,4 @@
-"""Where a call enters and leaves: headers, deadline and span on the way in, status and trailing metadata at the end."""
+"""Entry and exit of a call: headers, deadline and span on entry, status and trailing metadata on exit."""
 
 import functools
 import time
@@ -24,7 +24,7 @@ _log = get_logger("weft.servicer")
 
 
 class CallBoundary:
-    """Begins and ends the calls of one service.
+    """Starts and ends the calls of one service.
 
     Args:
         service: Name for spans and log lines, for example ``weft.router``.
@@ -40,7 +40,7 @@ class CallBoundary:
         deadline_ns: int | None,
         parent: TraceContext | None = None,
     ) -> tuple[CallContext, Span]:
-        """Context and SERVER span of a call that has just come in; the parent of the span is given, or in a header."""
+        """Context and SERVER span of a new call; the parent of the span is given, or taken from the headers."""
         caller = CALLER.get()
         client = "" if caller is None else caller.name
         call_context = CallContext(deadline_ns=deadline_ns, headers=headers, client_key=client)
@@ -65,7 +65,7 @@ class CallBoundary:
     def as_weft_error(
         self, error: Exception, model_name: str = "", call_context: CallContext | None = None
     ) -> WeftError:
-        """The error itself, or INTERNAL with an id for one that is not ours; that one is logged with its traceback."""
+        """The error itself, or INTERNAL with an id for unexpected exceptions, which are logged with their traceback."""
         if isinstance(error, WeftError):
             return error
         internal = InternalError(f"{self.service} failed" + (f" on model '{model_name}'" if model_name else ""))
@@ -85,10 +85,10 @@ class CallBoundary:
         call_context: CallContext | None = None,
         span: Span = INVALID_SPAN,
     ) -> None:
-        """The RPC ends with the status, the text and the trailing metadata of ``error`` when its method returns.
+        """End the RPC with the status, message and trailing metadata of ``error`` when its method returns.
 
-        What the method returns is not sent. ``context.abort`` would do the same by an exception, which gRPC keeps in a
-        reference cycle with the frames it passed: sixty refused requests of 20 MB held 1 GB.
+        The method's result is not sent. ``context.abort`` does the same by raising an exception, which gRPC keeps in a
+        reference cycle with the frames it passed: sixty rejected requests of 20 MB held 1 GB.
         """
         failure = self.as_weft_error(error, model_name, call_context)
         telemetry.end_span(span, failure)
@@ -107,7 +107,7 @@ Served = TypeVar("Served", bound=_Served)
 def answering(
     rpc: Callable[[Served, Request, Context], Awaitable[Response]],
 ) -> Callable[[Served, Request, Context], Awaitable[Response]]:
-    """The RPC, ended with the status of whatever it raises."""
+    """Decorator: end the RPC with the status of any exception."""
 
     @functools.wraps(rpc)
     async def answer(self: Served, request: Request, context: Context) -> Response:
@@ -122,7 +122,7 @@ def answering(
 
 
 def trailing_of(failure: WeftError, call_context: CallContext | None) -> tuple[tuple[str, str], ...]:
-    """What is sent after an error: its own metadata, those of the call, and the id of the trace."""
+    """Trailing metadata of a failed call: that of the error, that of the call, and the trace id."""
     trailing = trailing_pairs(failure)
     if call_context is not None:
         trailing += call_context.trailing_metadata
@@ -133,7 +133,7 @@ def trailing_of(failure: WeftError, call_context: CallContext | None) -> tuple[t
 
 
 def headers_of(context: Context) -> dict[str, str]:
-    """The client's ASCII metadata; keys that it shows to this service end here."""
+    """The client's ASCII metadata, without keys for this service."""
     headers: dict[str, str] = {}
     for key, value in context.invocation_metadata() or ():
         if isinstance(value, str) and key not in KEY_HEADERS:
@@ -142,18 +142,18 @@ def headers_of(context: Context) -> dict[str, str]:
 
 
 def deadline_ns_of(context: Context) -> int | None:
-    """When the client stops waiting, on the clock of ``time.monotonic_ns``; None if it waits for ever."""
+    """The client's deadline by ``time.monotonic_ns``; None without one."""
     remaining_s = context.time_remaining()
     return None if remaining_s is None else time.monotonic_ns() + int(remaining_s * 1e9)
 
 
 def withdrawal(call_context: CallContext) -> WeftError:
-    """Why a call was cancelled from outside."""
+    """The error of a call that was cancelled from outside."""
     if call_context.deadline_ns is not None and time.monotonic_ns() >= call_context.deadline_ns:
         return DeadlineExceededError("the client's deadline passed")
     return RequestCancelledError("the client cancelled")
 
 
 def sendable(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Metadata whose values are escaped to printable ASCII, which is all that gRPC carries."""
+    """Metadata with values escaped to printable ASCII, as gRPC requires."""
     return tuple((key, value.encode("unicode_escape").decode()) for key, value in pairs)

@@ -1,6 +1,6 @@
-"""The service's side of ``weft.mesh.v1.Exchange``: many calls in one stream, each answered as ``ModelInfer`` would.
+"""Server of ``weft.mesh.v1.Exchange``: many calls in one stream, each handled like ``ModelInfer``.
 
-One message carries what came together, so that the cost of a message in gRPC is paid once for several calls.
+One message carries all calls that arrived together, which spreads gRPC's cost per message over several calls.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ Answer = Callable[
     Awaitable[tuple[CallContext, WeftError | None]],
 ]
 
-#: Timers of the event loop may be early by that, and a deadline that has not passed would be told as a cancel.
+#: Timers of the event loop may fire early by this much; a deadline not yet passed would be reported as a cancel.
 _TIMER_STEP_S = 0.001
 
 _HEADER_KEY = re.compile(r"[0-9a-z_.-]+")
@@ -53,10 +53,10 @@ class ExchangeServicer:
     """Serves exchanges.
 
     Args:
-        answer: Answers a call.
-        edge: Of the service.
-        shutting_down: Text of UNAVAILABLE once it drains.
-        max_message_bytes: Largest message both ways.
+        answer: Handles a call.
+        edge: Call boundary of the service.
+        shutting_down: Message of UNAVAILABLE while draining.
+        max_message_bytes: Largest message in both directions.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class ExchangeServicer:
         self._exchanges: set[_ServerExchange] = set()
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """The server offers ``weft.mesh.v1.Exchange``. Messages are parsed here, where an error has a status."""
+        """Add ``weft.mesh.v1.Exchange`` to a server. Messages are parsed here, so that an error gets a status."""
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, {METHOD_NAME: handler}),))
 
     def drain(self) -> None:
-        """No exchange begins, and callers are told to send no more; what they have sent is answered."""
+        """Reject new exchanges, and ask callers to close theirs; calls already sent are processed."""
         self._is_draining = True
         for exchange in self._exchanges:
             exchange.say_closing()
@@ -103,9 +103,9 @@ class _ServerExchange:
     """One stream.
 
     Args:
-        answer: Answers a call.
-        headers: Metadata of the stream, which each call has too.
-        max_message_bytes: Largest message both ways.
+        answer: Handles a call.
+        headers: Metadata of the stream, inherited by each call.
+        max_message_bytes: Largest message in both directions.
     """
 
     def __init__(self, answer: Answer, headers: dict[str, str], max_message_bytes: int) -> None:
@@ -114,14 +114,14 @@ class _ServerExchange:
         self._max_message_bytes = max_message_bytes
         self._outbox = Outbox(min(MAX_BATCH_BYTES, max_message_bytes))
         self._running: dict[int, _Running] = {}
-        #: Withdrawn, and not yet over.
+        #: Cancelled tasks that have not ended yet.
         self._leaving: set[asyncio.Task[None]] = set()
         self._room = asyncio.Event()
         self._is_ending = False  # no more calls come
         self._failure: Exception | None = None
 
     async def run(self, requests: AsyncIterator[bytes], write: Callable[[bytes], Awaitable[None]]) -> Exception | None:
-        """Every call was answered or cancelled; why the stream ends, None where the caller ended it."""
+        """Serve the stream to its end; returns why it failed, or None if the caller ended it."""
         self._outbox.put(mesh_pb2.ExchangeResponse(max_message_bytes=self._max_message_bytes).SerializeToString())
         reader = asyncio.create_task(self._read(requests))
         reader.add_done_callback(self._no_more_calls)
@@ -129,7 +129,7 @@ class _ServerExchange:
             while message := await self._outbox.take():
                 await write(message)
                 self._room.set()
-        except grpc.aio.BaseError:  # the caller has gone, or the server has stopped
+        except grpc.aio.BaseError:  # the caller has disconnected, or the server has stopped
             raise asyncio.CancelledError from None  # as gRPC itself says it a moment later
         finally:
             reader.cancel()
@@ -137,11 +137,11 @@ class _ServerExchange:
         return self._failure
 
     def say_closing(self) -> None:
-        """The caller is told to send no more calls, and to close its side."""
+        """Ask the caller to send no more calls, and to half-close the stream."""
         self._outbox.put(mesh_pb2.ExchangeResponse(is_closing=True).SerializeToString())
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
-        with contextlib.suppress(grpc.RpcError):  # the caller broke the stream off
+        with contextlib.suppress(grpc.RpcError):  # the caller reset the stream
             async for message in requests:
                 try:
                     calls = mesh_pb2.ExchangeRequest.FromString(message).calls
@@ -226,7 +226,7 @@ class _ServerExchange:
         self._withdraw(call_id)
 
     def _withdraw(self, call_id: int) -> None:
-        """The call is cancelled and its id is free; nothing if it is over."""
+        """Cancel a call and free its id; no effect if it has ended."""
         running = self._running.pop(call_id, None)
         if running is None:
             return
@@ -262,7 +262,7 @@ def _add_headers(answer: mesh_pb2.Answer, pairs: tuple[tuple[str, str], ...]) ->
 
 
 def _header_fault(headers: Mapping[str, str]) -> str:
-    """What gRPC would not carry; "" if nothing."""
+    """Error message for headers that gRPC would not carry; "" if valid."""
     if fault := header_fault(headers):
         return fault
     for key, value in headers.items():

@@ -1,7 +1,7 @@
-"""``grpc.health.v1`` of one process: every service it offers is SERVING, or none is.
+"""``grpc.health.v1`` of one process: all its services have the same status.
 
-grpcio's own asyncio servicer says SERVING before anything is loaded, loses its other watchers when one of them leaves,
-and keeps watches open through a shutdown, which then takes the whole grace.
+grpcio's own asyncio servicer reports SERVING before anything is loaded, drops its other watchers when one of them
+disconnects, and keeps watches open during a shutdown, which then takes the whole grace period.
 """
 
 import asyncio
@@ -11,15 +11,15 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-#: A service that is SERVING as long as the event loop turns, also while models load and while the process drains: what
-#: a liveness probe asks, because a service that is not ready yet must not be restarted.
+#: A service that is SERVING as long as the event loop runs, also while models load and while the process drains. For
+#: liveness probes, because a service that is not ready yet must not be restarted.
 LIVENESS = "liveness"
 
 _Response = health_pb2.HealthCheckResponse
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc_health has no types
-    """Answers ``Check`` and ``Watch``; NOT_SERVING until told otherwise.
+    """Serves ``Check`` and ``Watch``; initially NOT_SERVING.
 
     Args:
         services: Full names of the services; the empty name, which means the server, and ``liveness`` are added.
@@ -32,20 +32,20 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
         self._changed = asyncio.Event()
 
     def set_serving(self, is_serving: bool) -> None:
-        """SERVING or NOT_SERVING from now on; without effect after ``stop``."""
+        """Set SERVING or NOT_SERVING; no effect after ``stop``."""
         if is_serving != self._is_serving and not self._is_stopping:
             self._is_serving = is_serving
             self._notify()
 
     def stop(self) -> None:
-        """NOT_SERVING for good; every watch ends when it has told its client so."""
+        """Set NOT_SERVING for good; watches end after reporting it."""
         self._is_serving, self._is_stopping = False, True
         self._notify()
 
     async def Check(  # noqa: N802  # the protocol's name
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> health_pb2.HealthCheckResponse:
-        """The status now; NOT_FOUND for a service that is not offered."""
+        """The current status; NOT_FOUND for an unknown service."""
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"service '{request.service}' is not offered here")
         return _Response(status=self._status(request.service))
@@ -53,7 +53,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
     async def Watch(  # noqa: N802  # the protocol's name
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """The status now and at every change; SERVICE_UNKNOWN for a service that is not offered."""
+        """The current status and every change; SERVICE_UNKNOWN for an unknown service."""
         last = None
         while True:
             changed = self._changed  # before the status is read, so that no change is missed

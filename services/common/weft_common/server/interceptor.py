@@ -1,4 +1,4 @@
-"""The one place where calls without a valid key end, whatever they call."""
+"""Authentication of all calls, in one interceptor."""
 
 import contextlib
 import inspect
@@ -16,7 +16,7 @@ from weft_common.server.call_boundary import CallBoundary, Context
 
 _INFERENCE = "/inference.GRPCInferenceService/"
 
-#: What probes call; they have no key.
+#: Methods for probes, which have no key.
 OPEN_METHODS = frozenset(
     {
         "/grpc.health.v1.Health/Check",
@@ -26,7 +26,7 @@ OPEN_METHODS = frozenset(
     }
 )
 
-#: What a valid key does not suffice for, with the field of the keys file that allows it.
+#: Methods that require a right in addition to a valid key, by the field of the keys file.
 RIGHT_BY_METHOD = {
     f"{_INFERENCE}{name}": "control"
     for name in (
@@ -50,10 +50,10 @@ Handler = Any  # grpc.RpcMethodHandler, of which the stubs know no members
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no generic at run time
-    """Lets calls with a valid key through, and everybody to ``OPEN_METHODS``. Reflection needs a key too.
+    """Admits calls with a valid key, and all calls of ``OPEN_METHODS``. Reflection requires a key too.
 
     Args:
-        keys: Who may call.
+        keys: Valid keys.
         service: Name for log lines.
     """
 
@@ -64,7 +64,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], details: grpc.HandlerCallDetails
     ) -> Handler:
-        """The handler of the method, which then runs as the principal; or one that ends the call."""
+        """The handler of the method, which then runs as the principal; or one that rejects the call."""
         method = details.method
         handler = await continuation(details)
         if method in OPEN_METHODS or handler is None:
@@ -84,7 +84,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         CALLER.set(caller)  # of the task that runs this call, and no other
 
     def _refusing(self, error: WeftError) -> Handler:
-        """Ends the call with the error; as for streams, so that gRPC does not read its message first."""
+        """A handler that rejects the call; a streaming one, so that gRPC does not read the request message first."""
 
         async def refuse(requests: Any, context: Context) -> None:
             self._edge.fail(context, error)
@@ -92,7 +92,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         return grpc.stream_stream_rpc_method_handler(refuse)
 
     def _by_certificate(self, handler: Handler, method: str) -> Handler:
-        """The handler as the principal of the client's certificate, which only the context of a call tells."""
+        """The handler as the principal of the client's certificate, which only the context of the call reveals."""
         kind = f"{_word(handler.request_streaming)}_{_word(handler.response_streaming)}"
         behave = getattr(handler, kind)
 
@@ -120,7 +120,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
 
 
 def certificate_names(context: Context) -> list[str]:
-    """Common and alternative names in the certificate that the client showed; gRPC has verified it."""
+    """Common and alternative names in the client's certificate, which gRPC has verified."""
     shown = context.auth_context()
     return [
         name.decode(errors="replace")
@@ -130,10 +130,10 @@ def certificate_names(context: Context) -> list[str]:
 
 
 class RefusalCollector(Collector):
-    """Calls that were refused for their key, by principal and reason.
+    """Metric of rejected calls, by principal and reason.
 
     Args:
-        keys: Who counts them.
+        keys: Counts them.
     """
 
     def __init__(self, keys: KeyRing) -> None:

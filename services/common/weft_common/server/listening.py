@@ -1,4 +1,4 @@
-"""The ports of a service: TLS and keys as the arguments say, and a loud warning where they say none."""
+"""Ports of a service: TLS and authentication as configured, with warnings if exposed without them."""
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
@@ -22,21 +22,21 @@ _log = get_logger("weft.server")
 
 
 class Ports(NamedTuple):
-    """Where a service listens, ``host:port``."""
+    """Addresses of a service, ``host:port``."""
 
     grpc: str
     metrics: str
 
 
 class Listener:
-    """Makes the server of a service and opens its ports.
+    """Creates the server of a service and opens its ports.
 
     Args:
         service: Name for log lines, for example ``weft.router``.
         options: Parsed arguments of ``weft_common.server.server.add_arguments``.
 
     Raises:
-        InvalidArgumentError: A file of certificates or keys is missing or wrong.
+        InvalidArgumentError: A file of certificates or keys is missing or invalid.
     """
 
     def __init__(self, service: str, options: argparse.Namespace) -> None:
@@ -53,14 +53,14 @@ class Listener:
         self._unix_socket = None if path is None else UnixSocket(path, takes_over=options.take_over)
 
     def listen(self, statistics: Callable[[], Iterable[ModelStatistics]], collectors: Sequence[Collector]) -> Ports:
-        """Both ports are open; the gRPC one answers when the server is started.
+        """Open both ports; the gRPC port responds once the server is started.
 
         Args:
-            statistics: As of ``start_metrics_server``.
-            collectors: Of the service.
+            statistics: See ``start_metrics_server``.
+            collectors: Collectors of the service.
 
         Raises:
-            UnavailableError: A port is taken; says which. Or the Unix socket cannot be made.
+            UnavailableError: A port is taken; the message says which. Or the Unix socket cannot be created.
         """
         options = self._options
         for warning in exposure(
@@ -93,7 +93,7 @@ class Listener:
         return Ports(host_and_port(options.host, grpc_port), host_and_port(options.host, metrics_port))
 
     def close(self) -> None:
-        """What listening has left in the file system is gone; the server has stopped."""
+        """Remove the Unix socket after the server has stopped."""
         if self._unix_socket is not None:
             self._unix_socket.remove()
 
@@ -104,7 +104,7 @@ class Listener:
 
 
 def exposure(host: str, *, is_encrypted: bool, asks_for_certificates: bool, asks_for_keys: bool) -> list[str]:
-    """What other machines can do to ports on ``host`` that they should not, one warning each."""
+    """Security warnings for ports on ``host`` that other machines can reach."""
     if is_local(host):
         return []
     warnings = []

@@ -1,7 +1,8 @@
-"""Prometheus figures, derived from the counters at scrape time, so that a request pays for one set of counters only.
+"""Prometheus metrics, derived from the counters at scrape time, so that a request pays for one set of counters only.
 
-The names and labels ``nv_*`` are TIS's, without the ``_total`` that the Python client would add to a counter: boards
-made for TIS read them as they are. ``weft_*`` histograms carry exemplars (trace ids) in the OpenMetrics format.
+Names and labels ``nv_*`` are those of Triton Inference Server, without the ``_total`` that the Python client would add
+to a counter, so that dashboards made for it work unchanged. ``weft_*`` histograms carry exemplars (trace ids) in the
+OpenMetrics format.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +30,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("nv_inference_compute_infer_duration_us", "Time in the model", lambda s: s.compute_infer.total_ns / 1e3),
     ("nv_inference_compute_output_duration_us", "Time to scatter outputs", lambda s: s.compute_output.total_ns / 1e3),
 )
-#: How long a client of ``/metrics`` may be silent, in seconds; each holds a thread meanwhile.
+#: Timeout of idle clients of ``/metrics``, in seconds; each occupies a thread.
 SCRAPE_TIMEOUT_S = 30.0
 
 _log = get_logger("weft.metrics")
@@ -43,17 +44,17 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelStatistics], dict[int, Latency
 
 
 class StatisticsCollector(Collector):
-    """Metric families of every model, read when Prometheus asks.
+    """Metric families of every model, collected on scrape.
 
     Args:
-        statistics: Gives the counters of all models; called on the metrics server's thread.
+        statistics: Returns the counters of all models; called on the metrics server's thread.
     """
 
     def __init__(self, statistics: Callable[[], Iterable[ModelStatistics]]) -> None:
         self._statistics = statistics
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, each with one sample a model version."""
+        """Every family, with one sample per model version."""
         entries = list(self._statistics())
         for name, text, value in _COUNTERS:
             counter = UnknownMetricFamily(name, text, labels=("model", "version"))
@@ -94,7 +95,7 @@ class StatisticsCollector(Collector):
 
 
 class DroppedLogsCollector(Collector):
-    """Counts what this process could not log."""
+    """Metric of dropped log lines."""
 
     def collect(self) -> Iterator[Metric]:
         """The one family."""
@@ -127,15 +128,15 @@ def start_metrics_server(
     *,
     shares_port: bool = False,
 ) -> int:
-    """Serve ``/metrics`` on a thread of its own and return the port (chosen by the system when ``port`` is 0).
+    """Serve ``/metrics`` on a thread and return the port (chosen by the system if ``port`` is 0).
 
     Args:
-        statistics: Gives the counters of all models; called on that thread.
+        statistics: Returns the counters of all models; called on that thread.
         host: Address to listen on.
-        port: To listen on.
-        collectors: Of further metrics; called on that thread.
+        port: Port to listen on.
+        collectors: Further collectors; called on that thread.
         tls: Certificate of the server; None: plaintext.
-        shares_port: Whether other processes that say so too may listen on the port.
+        shares_port: Whether other processes may listen on the port with the same setting.
 
     Raises:
         OSError: The port is taken.
@@ -145,13 +146,13 @@ def start_metrics_server(
     for collector in collectors:
         registry.register(collector)
     ProcessCollector(registry=registry)
-    ThreadingWSGIServer.allow_reuse_port = shares_port  # the library makes its server of a subclass
+    ThreadingWSGIServer.allow_reuse_port = shares_port  # the library subclasses it
     if tls is None:
         server, _ = start_http_server(port, addr=host, registry=registry)
     else:
         server, _ = start_http_server(port, addr=host, registry=registry, **tls.http_arguments())
         listening: Any = server.socket  # an SSLSocket
-        # Else one client that connects and says nothing holds up all others: hands are shaken where connections are
+        # Otherwise a client that connects and stays silent blocks all others: handshakes are done where connections are
         # accepted, on one thread.
         listening.do_handshake_on_connect = False
         tls.follow(listening.context)
@@ -162,5 +163,5 @@ def start_metrics_server(
 
 
 def _broken_off(_request: object, address: tuple[str, int]) -> None:
-    """Instead of a traceback on standard error for each handshake that somebody else gets wrong."""
+    """Replaces the traceback on standard error for failed handshakes of clients."""
     _log.debug("a scrape from %s broke off", address[0], exc_info=True)

@@ -1,9 +1,9 @@
-"""One service process: from arguments to SERVING to a clean end.
+"""A service process: from arguments to SERVING to graceful shutdown.
 
-The order of a stop (SIGTERM, SIGINT, or end of standard input with ``--stop-with-stdin``): health says NOT_SERVING, new
-calls wait, every connection is told to send no more, calls in work and those that waited finish within the grace,
-models are closed, spans are exported, exit status 0. A client that has another server to go to, on the same address
-with ``--take-over``, loses nothing.
+Order of a shutdown (SIGTERM, SIGINT, or end of standard input with ``--stop-with-stdin``): health becomes NOT_SERVING,
+new calls are held, every connection gets GOAWAY, calls in flight and held calls finish within the grace period, models
+are closed, spans are exported, exit status 0. A client with another server, on the same address with ``--take-over``,
+loses no request.
 """
 
 import argparse
@@ -43,20 +43,20 @@ from weft_protos import grpc_service_pb2, grpc_service_pb2_grpc
 SERVICE_NAME = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 HEALTH_SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
-#: How often readiness is compared with what health says, in seconds.
+#: Period of the health update from readiness, in seconds.
 HEALTH_PERIOD_S = 0.2
 
-#: How long ``/metrics`` waits for the event loop, in seconds.
+#: Timeout of ``/metrics`` for the event loop, in seconds.
 METRICS_WAIT_S = 5.0
 
-#: A server that drains lets new calls wait until none has come for so long, in seconds, and stops listening then. gRPC
-#: gives those that no handler has seen by then CANCELLED: of 32 clients at once 12 lost a call at a stop without this.
+#: A draining server holds new calls until none has come for this time, in seconds, and then stops listening. gRPC
+#: cancels calls that no handler has seen by then: without this, 12 of 32 concurrent clients lost a call at a stop.
 DRAIN_LINGER_S = 0.1
-#: How long it does that at most, in seconds and as a share of the grace, the rest of which is for answers.
+#: Limit of that, in seconds and as a share of the grace period, the rest of which is for calls in flight.
 DRAIN_LIMIT_S = 1.0
 DRAIN_LIMIT_SHARE = 0.25
 
-#: How long a process that is to take over may take from loaded to ready, in seconds.
+#: Timeout from loaded to ready of a process that takes over, in seconds.
 TAKE_OVER_S = 3.0
 
 _log = logs.get_logger("weft.server")
@@ -66,19 +66,19 @@ class ClosableCore(InferenceCore, Protocol):
     """A core that a server process owns."""
 
     async def start(self) -> None:
-        """Load what is to be served. A model that cannot be loaded is reported by the index, not raised."""
+        """Load the configured models. Load failures are reported in the index, not raised."""
 
     async def close(self, *, grace_s: float) -> None:
-        """Finish what is in work within ``grace_s`` and release everything."""
+        """Finish requests in flight within ``grace_s`` and release everything."""
 
 
 class Extension(NamedTuple):
-    """What a service offers beside the V2 protocol.
+    """Features of a service beyond the V2 protocol.
 
     Attributes:
-        add_servicers: Adds them to a server and returns the full names of their gRPC services.
-        collectors: Metrics beside those of the models; collected on the metrics server's thread.
-        precheck: Looks at each request before its tensors are looked at.
+        add_servicers: Adds servicers to a server and returns the full names of their gRPC services.
+        collectors: Metrics beyond those of the models; collected on the metrics server's thread.
+        precheck: Checks each request before its tensors are parsed.
     """
 
     add_servicers: Callable[[grpc.aio.Server], Sequence[str]] = lambda server: ()
@@ -92,7 +92,7 @@ _NO_EXTENSION = Extension()
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, grpc_port: int, metrics_port: int) -> None:
-    """Add the arguments that every service has; the ports given are the defaults."""
+    """Add the arguments of every service; the given ports are the defaults."""
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument(
         "--grpc-port", type=int, default=grpc_port, help="0: chosen by the system (default %(default)s)"
@@ -157,13 +157,13 @@ def run(
     *,
     extend: Callable[[Core], Extension] = lambda core: _NO_EXTENSION,
 ) -> int:
-    """Serve until told to stop and return the exit status.
+    """Serve until stopped and return the exit status.
 
     Args:
         service: ``router``, ``preprocess``, ``model`` or ``postprocess``.
         make_core: Called on the running event loop.
         options: Parsed arguments of ``add_arguments``.
-        extend: What the core offers beside the V2 protocol.
+        extend: Features of the core beyond the V2 protocol.
     """
     logs.configure(options.log_level)
     try:
@@ -179,7 +179,7 @@ def run(
 
 
 class Services(NamedTuple):
-    """What a server offers beside reflection."""
+    """Servicers of a server, apart from reflection."""
 
     inference: V2Servicer
     health: HealthServicer
@@ -222,8 +222,8 @@ async def _serve(
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             await loading
-            # What is there now stays: with torch loaded, each full collection would stop the event loop for 0.38 s to
-            # look at 190,000 objects (2 cores AMD EPYC, Python 3.11); so it looks at none of them.
+            # Long-lived objects are frozen: with torch loaded, each full collection would block the event loop
+            # for 0.38 s to traverse 190,000 objects (2 cores AMD EPYC, Python 3.11).
             gc.collect()
             gc.freeze()
             is_loaded.set()
@@ -250,7 +250,7 @@ async def _serve(
 async def _stop(
     server: grpc.aio.Server, services: Services, core: ClosableCore, loading: "asyncio.Task[None]", grace_s: float
 ) -> None:
-    """Nothing runs any more; calls in work, and those that came in the meantime, had ``grace_s`` to end."""
+    """Drain and stop; calls in flight and held calls have ``grace_s`` to end."""
     stop_at_s = time.monotonic() + grace_s
 
     def left_s() -> float:
@@ -280,9 +280,10 @@ def add_services(
     is_ready: Callable[[], bool] | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> Services:
-    """Add the V2 service, health (NOT_SERVING until said otherwise), an extension and reflection to a server.
+    """Add the V2 service, health (initially NOT_SERVING), an extension and reflection to a server.
 
-    Clients may pass tensors in ``memory``, if it is given; ``is_ready`` answers ``ServerReady``, by default the core's.
+    Clients may pass tensors in ``memory``, if given; ``is_ready`` determines ``ServerReady``, by default that of the
+    core.
 
     Returns:
         The servicers; call ``await set_serving(...)`` with them.
@@ -299,7 +300,7 @@ def add_services(
 
 
 async def set_serving(services: Services, is_serving: bool) -> None:
-    """Make ``Check`` and ``Watch`` answer SERVING or NOT_SERVING, for the server ("") and for the V2 service."""
+    """Set the health of the server ("") and of the V2 service to SERVING or NOT_SERVING."""
     services.health.set_serving(is_serving)
 
 
@@ -314,7 +315,7 @@ def _reader_of(core: InferenceCore) -> Callable[[], Iterable[ModelStatistics]]:
 
 
 async def _wait_until_ready(is_ready: Callable[[], bool], core: InferenceCore, stop: asyncio.Event) -> None:
-    """Everything is ready, or a stop was asked for. Raises UnavailableError where that takes too long."""
+    """Wait until everything is ready, or a stop was requested. Raises UnavailableError on timeout."""
     end_s = time.monotonic() + TAKE_OVER_S
     while not (is_ready() or stop.is_set()):
         if time.monotonic() >= end_s:
@@ -331,7 +332,7 @@ async def _follow_readiness(is_ready: Callable[[], bool], services: Services) ->
 
 
 def stop_event(*, watch_stdin: bool) -> asyncio.Event:
-    """An event that a signal, or the end of standard input, sets; a second signal ends the process at once."""
+    """An event set by a signal, or by the end of standard input; a second signal ends the process at once."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 

@@ -1,6 +1,6 @@
 """The V2 service: every RPC of ``inference.GRPCInferenceService`` over an ``InferenceCore``.
 
-Protobuf comes in and goes out here; ``weft_common.server.call_boundary`` has the spans and turns errors into statuses.
+Converts between protobuf and the core; ``weft_common.server.call_boundary`` handles spans and error statuses.
 """
 
 import asyncio
@@ -54,25 +54,25 @@ EXTENSIONS = (
 
 _SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests"
 
-#: Model, version, what gives the parameters, and what surrounds the call.
+#: Takes model, version, a function that returns the parameters, and the context of the call.
 Precheck = Callable[[str, str, Callable[[], Parameters], CallContext], None]
 
 _log = get_logger("weft.servicer")
 
 
 class V2Servicer(SharedMemoryServicer):
-    """Answers V2 RPCs from a core.
+    """Serves V2 RPCs from a core.
 
     Args:
-        core: What answers.
+        core: Implementation of the server.
         service: Name for spans and ``ServerMetadata``, for example ``weft.router``.
-        memory: Shared memory that clients may use; None: it is disabled.
-        is_ready: What ``ServerReady`` says; the core's by default.
+        memory: Shared memory for clients; None: disabled.
+        is_ready: Result of ``ServerReady``; that of the core by default.
         max_message_bytes: Largest message of an exchange.
-        precheck: Called with each request before its tensors are looked at; may raise as ``core.infer`` does.
+        precheck: Called with each request before its tensors are parsed; may raise like ``core.infer``.
 
     Attributes:
-        exchange: Takes the same requests as ``ModelInfer``, many in one stream.
+        exchange: Handles the same requests as ``ModelInfer``, many in one stream.
     """
 
     def __init__(
@@ -88,27 +88,27 @@ class V2Servicer(SharedMemoryServicer):
         self._core = core
         self._precheck = precheck
         self._is_ready = is_ready
-        self._released: asyncio.Event | None = None  # of a server that drains
-        self.num_held = 0  # since then
+        self._released: asyncio.Event | None = None  # set while draining
+        self.num_held = 0  # held requests since the drain began
         self._streams = StreamServicer(core, self._edge, self._read_call, _SHUTTING_DOWN)
         self.exchange = ExchangeServicer(self._infer, self._edge, _SHUTTING_DOWN, max_message_bytes)
 
     def drain(self) -> None:
-        """New requests wait for ``release``; a stream ends with UNAVAILABLE when it has answered what it took.
+        """Hold new requests until ``release``; streams end with UNAVAILABLE after the requests they have read.
 
-        Callers of an exchange are told to send no more on it; what they have sent is answered.
+        Callers of an exchange are asked to close it; calls already sent are processed.
         """
         self._released = self._released or asyncio.Event()
         self._streams.drain()
         self.exchange.drain()
 
     def release(self) -> None:
-        """Requests that came since ``drain`` are taken; call it when clients were told to send no more."""
+        """Process the requests held since ``drain``; call it after clients got GOAWAY."""
         if self._released is not None:
             self._released.set()
 
     async def _wait_for_release(self) -> None:
-        """The request came since ``drain``, and ``release`` was called."""
+        """Hold a request that came since ``drain``."""
         self.num_held += 1
         if self._released is not None:
             await self._released.wait()
@@ -116,12 +116,12 @@ class V2Servicer(SharedMemoryServicer):
     # Health and metadata.
 
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
-        """Live as long as it answers."""
+        """Always live."""
         return pb.ServerLiveResponse(live=True)
 
     @answering
     async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
-        """Ready when every model is, unless the service was started with ``--strict-readiness=false``."""
+        """Ready if every model is, unless the service was started with ``--strict-readiness=false``."""
         return pb.ServerReadyResponse(ready=(self._is_ready or self._core.is_ready)())
 
     async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
@@ -134,13 +134,13 @@ class V2Servicer(SharedMemoryServicer):
 
     @answering
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-        """NOT_FOUND for an unknown model, as in TIS."""
+        """NOT_FOUND for an unknown model, as in Triton Inference Server."""
         access.check_model(request.name)
         return pb.ModelReadyResponse(ready=self._core.is_model_ready(request.name, request.version))
 
     @answering
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
-        """Wire datatypes; shapes show the batch dimension as a leading -1."""
+        """Wire datatypes; shapes include the batch dimension as a leading -1."""
         access.check_model(request.name)
         signature = self._core.signature(request.name, request.version)
         versions = [
@@ -152,13 +152,13 @@ class V2Servicer(SharedMemoryServicer):
 
     @answering
     async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
-        """The whole configuration."""
+        """The complete configuration."""
         access.check_model(request.name)
         return pb.ModelConfigResponse(config=self._core.config(request.name, request.version))
 
     @answering
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
-        """Counters of one model, or of all when no name is given."""
+        """Counters of one model, or of all without a name."""
         if request.name:
             access.check_model(request.name)
         statistics = self._core.statistics(request.name, request.version)
@@ -221,11 +221,11 @@ class V2Servicer(SharedMemoryServicer):
     async def ModelStreamInfer(
         self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
-        """Many requests at once; answers come in the order of the requests, those of decoupled models as they are made.
+        """Concurrent requests; responses come in the order of requests, those of decoupled models as they are produced.
 
-        An error is text in ``error_message``, behind the name of its status, and the stream goes on; unless the client
-        sent the metadata ``triton_grpc_error: true``: then the first error ends the stream with its status. Cancelling
-        the stream cancels what is in work. No more answers are made than the client reads, but for a few that wait.
+        An error is a message in ``error_message``, prefixed with its status name, and the stream continues; with the
+        metadata ``triton_grpc_error: true`` the first error ends the stream with its status. Cancelling the stream
+        cancels its requests. Responses are produced no faster than the client reads, apart from a small buffer.
         """
         if self._released is not None:
             await self._wait_for_release()
@@ -237,7 +237,7 @@ class V2Servicer(SharedMemoryServicer):
 
     @answering
     async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
-        """Every model version with its state and, where it does not serve, the reason."""
+        """Every model version with its state and, unless ready, the reason."""
         entry_message = pb.RepositoryIndexResponse.ModelIndex
         entries = (entry for entry in self._core.index(ready_only=request.ready) if access.allows(entry.name))
         return pb.RepositoryIndexResponse(models=[entry_message(**entry._asdict()) for entry in entries])
@@ -246,7 +246,7 @@ class V2Servicer(SharedMemoryServicer):
     async def RepositoryModelLoad(
         self, request: pb.RepositoryModelLoadRequest, context: Context
     ) -> pb.RepositoryModelLoadResponse:
-        """Returns when the model serves."""
+        """Returns when the model is ready."""
         access.check_model(request.model_name)
         await self._core.load(request.model_name, parameters_from(request.parameters))
         return pb.RepositoryModelLoadResponse()
@@ -263,7 +263,7 @@ class V2Servicer(SharedMemoryServicer):
 
     @answering
     async def TraceSetting(self, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
-        """The settings in force; they come from ``OTEL_*`` variables and cannot be changed while the service runs."""
+        """The current settings; they come from ``OTEL_*`` variables and cannot be changed at run time."""
         if request.settings:
             raise UnsupportedError(
                 f"trace settings {sorted(request.settings)} cannot be changed while the service runs; set "
@@ -282,7 +282,7 @@ class V2Servicer(SharedMemoryServicer):
 
     @answering
     async def LogSettings(self, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
-        """The settings in force; ``--log-level`` sets them when the service starts."""
+        """The current settings; ``--log-level`` sets them at start."""
         if request.settings:
             raise UnsupportedError(
                 f"log settings {sorted(request.settings)} cannot be changed while the service runs; start it with "

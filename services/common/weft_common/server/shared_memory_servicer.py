@@ -1,4 +1,4 @@
-"""The RPCs of V2 that register and unregister shared memory."""
+"""V2 RPCs of shared memory."""
 
 from weft_common.errors import UnsupportedError
 from weft_common.protocol.shared_memory import DISABLED, CudaRegion, SharedMemory, SystemRegion
@@ -8,11 +8,11 @@ from weft_protos import grpc_service_pb2_grpc as pb_grpc
 
 
 class SharedMemoryServicer(pb_grpc.GRPCInferenceServiceServicer):
-    """Status and unregister succeed also where it is disabled, because clients call them unasked.
+    """Shared-memory RPCs. Status and unregister succeed even if disabled, because clients call them unconditionally.
 
     Args:
-        edge: Of the service.
-        memory: Where regions are kept; None: it is disabled.
+        edge: Call boundary of the service.
+        memory: The registered regions; None: disabled.
     """
 
     def __init__(self, edge: CallBoundary, memory: SharedMemory | None) -> None:
@@ -23,7 +23,7 @@ class SharedMemoryServicer(pb_grpc.GRPCInferenceServiceServicer):
     async def SystemSharedMemoryStatus(
         self, request: pb.SystemSharedMemoryStatusRequest, context: Context
     ) -> pb.SystemSharedMemoryStatusResponse:
-        """One region, or every one."""
+        """One region, or all."""
         regions = () if self._memory is None else self._memory.regions(request.name, SystemRegion)
         status = pb.SystemSharedMemoryStatusResponse.RegionStatus
         return pb.SystemSharedMemoryStatusResponse(
@@ -37,7 +37,7 @@ class SharedMemoryServicer(pb_grpc.GRPCInferenceServiceServicer):
     async def SystemSharedMemoryRegister(
         self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
     ) -> pb.SystemSharedMemoryRegisterResponse:
-        """UNIMPLEMENTED where it is disabled."""
+        """UNIMPLEMENTED if disabled."""
         if self._memory is None:
             raise UnsupportedError(DISABLED)
         self._memory.register(request.name, request.key, request.offset, request.byte_size)
@@ -46,7 +46,7 @@ class SharedMemoryServicer(pb_grpc.GRPCInferenceServiceServicer):
     async def SystemSharedMemoryUnregister(
         self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """One region, or every one; requests in flight keep what they use."""
+        """One region, or all; requests in flight keep the regions they use."""
         if self._memory is not None:
             self._memory.unregister(request.name, SystemRegion)
         return pb.SystemSharedMemoryUnregisterResponse()
@@ -55,7 +55,7 @@ class SharedMemoryServicer(pb_grpc.GRPCInferenceServiceServicer):
     async def CudaSharedMemoryStatus(
         self, request: pb.CudaSharedMemoryStatusRequest, context: Context
     ) -> pb.CudaSharedMemoryStatusResponse:
-        """One region, or every one."""
+        """One region, or all."""
         regions = () if self._memory is None else self._memory.regions(request.name, CudaRegion)
         status = pb.CudaSharedMemoryStatusResponse.RegionStatus
         return pb.CudaSharedMemoryStatusResponse(
@@ -69,7 +69,7 @@ class SharedMemoryServicer(pb_grpc.GRPCInferenceServiceServicer):
     async def CudaSharedMemoryRegister(
         self, request: pb.CudaSharedMemoryRegisterRequest, context: Context
     ) -> pb.CudaSharedMemoryRegisterResponse:
-        """UNIMPLEMENTED where it is disabled, or where there is no CUDA."""
+        """UNIMPLEMENTED if disabled, or without CUDA."""
         if self._memory is None:
             raise UnsupportedError(DISABLED)
         self._memory.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size)
@@ -78,7 +78,7 @@ class SharedMemoryServicer(pb_grpc.GRPCInferenceServiceServicer):
     async def CudaSharedMemoryUnregister(
         self, request: pb.CudaSharedMemoryUnregisterRequest, context: Context
     ) -> pb.CudaSharedMemoryUnregisterResponse:
-        """One region, or every one; requests in flight keep what they use."""
+        """One region, or all; requests in flight keep the regions they use."""
         if self._memory is not None:
             self._memory.unregister(request.name, CudaRegion)
         return pb.CudaSharedMemoryUnregisterResponse()

@@ -1,4 +1,4 @@
-"""The answers of one ``ModelStreamInfer`` on their way out: whose turn it is, and how many may wait."""
+"""Outgoing responses of one ``ModelStreamInfer``: ordering and back-pressure."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from weft_common.core import CallContext
 from weft_common.errors import WeftError
 from weft_protos import grpc_service_pb2 as pb
 
-#: Answers of one stream that are ready and not yet taken by gRPC; beyond it the requests of the stream wait.
+#: Most responses of one stream that gRPC has not taken yet; beyond it the stream's requests block.
 MAX_STREAM_ANSWERS = 16
 
 
@@ -16,8 +16,8 @@ class StreamCall:
     """One request of a stream.
 
     Attributes:
-        turn: Done when the requests before it are answered, or are of decoupled models.
-        is_passed: Done when that holds for this one too; the turn of the next.
+        turn: Done when earlier requests have ended, or are of decoupled models.
+        is_passed: Done when that holds for this one too; the ``turn`` of the next.
     """
 
     __slots__ = ("context", "is_in_line", "is_passed", "request", "span", "turn")
@@ -33,17 +33,17 @@ class StreamCall:
         self.is_passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def leave_line(self) -> None:
-        """The next request need not wait for this one any more, and this one for no other."""
+        """Let later requests respond before this one ends, and this one before earlier ones."""
         if self.is_in_line:
             self.is_in_line = False
             self.turn.add_done_callback(lambda _: self.is_passed.set_result(None))
 
 
 class Outgoing:
-    """Answers on their way out; no more than ``MAX_STREAM_ANSWERS`` wait here for the client to read.
+    """Queue of responses; at most ``MAX_STREAM_ANSWERS`` wait for the client.
 
     Attributes:
-        failure: What the stream ends with, once all is sent.
+        failure: Error that ends the stream, after everything is sent.
     """
 
     def __init__(self) -> None:
@@ -55,19 +55,19 @@ class Outgoing:
     async def put(
         self, stream_call: StreamCall, answer: pb.ModelStreamInferResponse | WeftError, *, is_final: bool
     ) -> None:
-        """The answer is on its way, in its turn; ``is_final``: no other to its request follows."""
+        """Queue a response in its turn; ``is_final``: the last one to its request."""
         if stream_call.is_in_line:
             await asyncio.shield(stream_call.turn)
         await self._room.acquire()
         self._answers.put_nowait((stream_call, answer, is_final))
 
     def end(self, failure: WeftError | None) -> None:
-        """Nothing more comes."""
+        """Mark the end of the stream."""
         self.failure = failure
         self._answers.put_nowait(None)
 
     async def get(self) -> tuple[StreamCall, pb.ModelStreamInferResponse | WeftError, bool] | None:
-        """The next answer as it was put; None at the end."""
+        """The next response as it was put; None at the end."""
         item = await self._answers.get()
         self._room.release()
         return item

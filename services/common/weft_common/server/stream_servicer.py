@@ -1,4 +1,4 @@
-"""``ModelStreamInfer``: many requests in one stream, each with as many answers as its model makes."""
+"""``ModelStreamInfer``: many requests in one stream, each with any number of responses."""
 
 import asyncio
 import contextlib
@@ -17,15 +17,15 @@ from weft_common.server.call_boundary import CallBoundary, Context, deadline_ns_
 from weft_common.server.stream_answers import Outgoing, StreamCall
 from weft_protos import grpc_service_pb2 as pb
 
-#: Requests of one stream that may be in work at once; beyond it the stream is not read, which gRPC turns into
+#: Most requests of one stream in flight; beyond it the stream is not read, which gRPC turns into
 #: back-pressure at the client.
 MAX_STREAM_INFLIGHT = 256
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
-#: Parameter of the response that comes with an error's text in a stream: the name of its gRPC status.
+#: Response parameter of an error in a stream: the name of its gRPC status.
 _STATUS = "grpc_status"
 
-#: What a request asks for, and where its outputs are to be written.
+#: Parses a request into a call and the locations of its outputs.
 ReadCall = Callable[[pb.ModelInferRequest, CallContext], tuple[InferCall, Mapping[str, TensorLocation]]]
 
 
@@ -33,10 +33,10 @@ class StreamServicer:
     """Serves streams.
 
     Args:
-        core: What answers.
-        edge: Of the service.
-        read_call: Reads a request that was admitted; raises as ``core.infer`` does.
-        shutting_down: Text of UNAVAILABLE once it drains.
+        core: Implementation of the server.
+        edge: Call boundary of the service.
+        read_call: Parses an admitted request; raises like ``core.infer``.
+        shutting_down: Message of UNAVAILABLE while draining.
     """
 
     def __init__(self, core: InferenceCore, edge: CallBoundary, read_call: ReadCall, shutting_down: str) -> None:
@@ -47,14 +47,14 @@ class StreamServicer:
         self._readers: set[asyncio.Task[None]] = set()
 
     def drain(self) -> None:
-        """Each stream ends with UNAVAILABLE when it has answered what it took."""
+        """End each stream with UNAVAILABLE after the requests it has read."""
         for reader in self._readers:
             reader.cancel()
 
     async def serve(
         self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context
     ) -> AsyncGenerator[pb.ModelStreamInferResponse, None]:
-        """As ``V2Servicer.ModelStreamInfer``."""
+        """See ``V2Servicer.ModelStreamInfer``."""
         headers, deadline_ns = headers_of(context), deadline_ns_of(context)
         ends_on_error = headers.get("triton_grpc_error") == "true"
         outgoing = Outgoing()
@@ -112,7 +112,7 @@ class StreamServicer:
                 task.cancel()
 
     async def _answer(self, stream_call: StreamCall, outgoing: Outgoing) -> None:
-        """Send every response of one request of a stream, or its error."""
+        """Send every response to one request of a stream, or its error."""
         request = stream_call.request
         wants_null = request.parameters[_EMPTY_FINAL].bool_param if _EMPTY_FINAL in request.parameters else False
         failure: WeftError | None = None
@@ -146,7 +146,7 @@ def _stream_response(result: InferResult, places: Mapping[str, TensorLocation]) 
 
 
 def _stream_error(error: WeftError, stream_call: StreamCall, *, is_final: bool) -> pb.ModelStreamInferResponse:
-    """The error as text, all that some clients show; its status and metadata are parameters of the response too."""
+    """The error as a message, which is all that some clients show; status and metadata are parameters too."""
     response = pb.ModelInferResponse(id=stream_call.request.id)
     response.parameters["triton_final_response"].bool_param = is_final
     response.parameters[_STATUS].string_param = error.code

@@ -1,4 +1,4 @@
-"""A Unix socket that a service listens on beside its ports, for callers on the same machine and of the same user."""
+"""A Unix socket that a service listens on besides its ports, for callers of the same user on the same machine."""
 
 import os
 import socket
@@ -10,17 +10,17 @@ import grpc
 
 from weft_common.errors import UnavailableError
 
-#: Linux takes 107 bytes; the socket is bound under a longer name first.
+#: Linux's limit is 107 bytes, and the socket is first bound under a longer name.
 MAX_PATH_BYTES = 107 - len(".4194304")
 
 
 def address_of(path: Path) -> str:
-    """What gRPC dials to reach the socket."""
+    """Target address of the socket for gRPC."""
     return f"unix:{quote(str(path.absolute()))}"
 
 
 def path_fault(path: Path) -> str:
-    """Why no service could listen on a path; "" if one could."""
+    """Error message for a path that cannot be used; "" if valid."""
     size_bytes = len(os.fsencode(path.absolute()))
     if size_bytes > MAX_PATH_BYTES:
         return f"the path '{path.absolute()}' has {size_bytes} bytes; give one of at most {MAX_PATH_BYTES}"
@@ -35,8 +35,8 @@ class UnixSocket:
     """A socket that only this user can connect to.
 
     Args:
-        path: Where it is. What a process that died has left there is replaced.
-        takes_over: So is what another one listens on, which goes on with the connections that it has.
+        path: Its path. A leftover socket of a dead process is replaced.
+        takes_over: Also replace the socket of a running process, which keeps its existing connections.
     """
 
     def __init__(self, path: Path, *, takes_over: bool = False) -> None:
@@ -45,14 +45,14 @@ class UnixSocket:
         self._inode = 0
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """A server that starts answers there.
+        """Make a server listen there when it starts.
 
         Raises:
-            UnavailableError: The path is too long, is no socket, is in use, or cannot be written.
+            UnavailableError: The path is too long, is not a socket, is in use, or is not writable.
         """
         if fault := path_fault(self._path) or self._occupied():
             raise UnavailableError(f"cannot listen on a Unix socket: {fault}")
-        # Moved into place when it is bound, so that callers find a socket at any time, during a take-over too.
+        # Renamed after binding, so that callers find a socket at any time, also during a take-over.
         bound = Path(f"{self._path}.{os.getpid()}")
         old_mask = os.umask(0o177)
         try:
@@ -66,7 +66,7 @@ class UnixSocket:
             os.umask(old_mask)
 
     def remove(self) -> None:
-        """The socket is gone, unless it is another process's by now."""
+        """Remove the socket, unless another process has replaced it."""
         try:
             if self._path.stat().st_ino == self._inode:
                 self._path.unlink()

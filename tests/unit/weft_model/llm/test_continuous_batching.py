@@ -11,9 +11,9 @@ from tests.unit.weft_model.llm.engine_fixture import (
     random_prompts,
     serve,
 )
+from tests.unit.weft_model.llm.permutation_model import permutation, permutation_weights
 
 from weft_model.llm.model.model import LlamaModel
-from weft_model.llm.model.weights import permutation, permutation_weights
 
 
 def _greedy(prompts: list[list[int]], **options) -> list[Answer]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.unit.weft_model.llm.permutation_model import permutation, permutation_weights
 
 from weft_common.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft_model.llm.config import TransformerConfig
@@ -17,8 +18,6 @@ from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.model.weights import (
     LM_HEAD,
     load_folder,
-    permutation,
-    permutation_weights,
     random_weights,
     weight_parts,
 )
