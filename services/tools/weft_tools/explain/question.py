@@ -97,7 +97,7 @@ def read_question(texts: RequestTexts, plan: GraphPlan) -> Question:
     priority, _ = scheduling_parameters(parameters)
     scope = RequestScope(parameters, headers, texts.request_id, priority)
     return Question(
-        Judge(scope, _least(texts.remaining_ms, plan.timeout_ms, plan.root.timeout_ms)),
+        Judge(scope, least(texts.remaining_ms, plan.timeout_ms, plan.root.timeout_ms)),
         {spec.name: given.get(spec.name, _open(spec, num_rows, is_batched=is_batched)) for spec in signature.inputs},
         num_rows,
         _outputs(texts.outputs, plan),
@@ -168,7 +168,8 @@ def _outputs(names: Sequence[str], plan: GraphPlan) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _least(*limits_ms: float | None) -> float | None:
+def least(*limits_ms: float | None) -> float | None:
+    """The smallest limit; 0 and None are none."""
     return min((limit for limit in limits_ms if limit), default=None)
 
 

@@ -13,7 +13,7 @@ from weft_router.requests.routes import ROUTE_HEADER
 from weft_router.steps import ConditionFailedError
 from weft_tools.explain.entry import ExplainedStep, Failure, Fate, entry_of, make_unsure, skipped
 from weft_tools.explain.judge import Verdict, conditions_in
-from weft_tools.explain.question import Question
+from weft_tools.explain.question import Question, least
 from weft_tools.explain.stand_ins import AGAIN, TEXTS
 from weft_tools.explain.study import Studies, Study
 from weft_tools.explain.ways import LATE, MAX_WAYS, STREAM, Evaluation
@@ -26,7 +26,7 @@ _WORDS = {"sticky_by": "sticky by", "accept": "accepted if", AGAIN: "again while
 def explain(plan: GraphPlan, question: Question) -> ExplainedStep:
     """The root's entry."""
     root = plan.root
-    limit = least(question.judge.remaining_ms, plan.timeout_ms, root.timeout_ms)
+    limit = question.judge.remaining_ms
     label = f"{plan.signature.name}/{plan.signature.version}"
     entry = ExplainedStep(root.name, root.path, label, root.kind, deadline_ms=limit, node=root)
     entry.notes = limit_texts(0, plan.max_inflight)
@@ -257,11 +257,6 @@ class _Tree:
         if any(way.is_vague for way in study.ways):  # rows of one request may take several of these ways
             together = {(False, frozenset().union(*(places for _, places in together))): None}
         entry.together = list(together)
-
-
-def least(*limits_ms: float | None) -> float | None:
-    """The smallest limit; 0 and None are none."""
-    return min((limit for limit in limits_ms if limit), default=None)
 
 
 def _message(error: WeftError) -> str:

@@ -1,6 +1,6 @@
 """A kind of node is one module and one registration: the example of docs/extending.md, with a graph.proto for it."""
 
-from types import SimpleNamespace
+from types import ModuleType
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -26,8 +26,8 @@ from weft_tools.draw.build import build_diagram
 from weft_tools.draw.outline import render_text
 
 
-def messages() -> SimpleNamespace:
-    """The messages of a ``graph.proto`` with the example's kind, in a package of their own."""
+def messages() -> ModuleType:
+    """The module of the messages of a ``graph.proto`` with the example's kind, in a package of their own."""
     file = descriptor_pb2.FileDescriptorProto()
     graph_pb2.DESCRIPTOR.CopyToProto(file)
     package = f"{file.package}.rotating"
@@ -50,9 +50,10 @@ def messages() -> SimpleNamespace:
     except KeyError:
         pool.Add(file)
         found = pool.FindFileByName(file.name)
-    return SimpleNamespace(
-        **{name: message_factory.GetMessageClass(one) for name, one in found.message_types_by_name.items()}
-    )
+    made = ModuleType("rotating_pb2")
+    for name, message_type in found.message_types_by_name.items():
+        setattr(made, name, message_factory.GetMessageClass(message_type))
+    return made
 
 
 @pytest.fixture
