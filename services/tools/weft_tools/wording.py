@@ -1,4 +1,4 @@
-"""How plans are put into words: policies, targets and tensors, for drawings and explanations alike."""
+"""Plans in words: policies, targets and tensors, for drawings and explanations."""
 
 import json
 
@@ -46,7 +46,7 @@ def limit_texts(timeout_ms: int, max_inflight: int) -> list[str]:
 
 
 def policy_texts(step: StepPlan) -> list[str]:
-    """What a step's policy says, in the order in which it acts."""
+    """A step's policy, in the order in which it acts."""
     texts = limit_texts(step.timeout_ms, step.max_inflight)
     if step.min_remaining_ms:
         texts.append(f"needs {step.min_remaining_ms} ms left")

@@ -1,7 +1,7 @@
 """Conditions of KServe, which are gjson paths that must exist in a JSON body, as CEL over tensors.
 
-What can be said exactly is translated. For the rest the text becomes ``CHECK("...")``, which CEL does not know, so that
-``weft check`` leads to it.
+Only exact translations are made. Any other condition becomes ``CHECK("...")``, which CEL does not know, so that
+``weft check`` reports it.
 
 Source:
     https://github.com/tidwall/gjson/blob/master/SYNTAX.md
@@ -32,7 +32,7 @@ Literal = str | int | float | bool
 
 
 class UntranslatableError(Exception):
-    """A condition says what CEL over tensors cannot; the message says why."""
+    """CEL over tensors cannot express a condition; the message says why."""
 
 
 class JsonPath(NamedTuple):
@@ -45,14 +45,14 @@ class JsonPath(NamedTuple):
 
 @dataclass(slots=True)
 class Body:
-    """What stands for the JSON body that a condition reads.
+    """The tensors that stand for the JSON body that a condition reads.
 
     Attributes:
         prefix: "inputs" or "outputs".
         tensors: By the names that JSON would use; None where they are not known.
         renamed: Names that the graph uses instead.
-        read: Tensors that were named, by the names in ``tensors``.
-        remarks: What a person has to decide.
+        read: Tensors that conditions named, by the names in ``tensors``.
+        remarks: Questions for a person to decide.
     """
 
     prefix: str
@@ -62,7 +62,7 @@ class Body:
     remarks: list[str] = field(default_factory=list)
 
     def place(self, path: str, *, is_request: bool) -> JsonPath:
-        """Where a JSON path leads. Raises UntranslatableError."""
+        """The tensor element that a JSON path names. Raises UntranslatableError."""
         named = _NAMED.match(path)
         if named:
             rest = path[named.end() :].lstrip(".")
@@ -132,8 +132,8 @@ def translate(condition: DraftCondition, body: Body, *, is_negated: bool = False
 
     Args:
         condition: The condition.
-        body: What it reads. Receives what was read, and the questions that are left.
-        is_negated: Whether the opposite is wanted.
+        body: What it reads; receives the tensors that it read and the questions that are left.
+        is_negated: Translate the opposite.
     """
     text = condition.text.strip().replace('\\"', '"')
     try:
@@ -215,7 +215,7 @@ class _Translation:
         return known is not None and known.is_optional
 
     def _guard(self, place: JsonPath) -> str:
-        """The test that a tensor is there, where it may not be."""
+        """The test that a tensor is present, if it may be absent."""
         return f"has({self._body.reference(place.tensor)}) && " if self._is_optional(place) else ""
 
     def _element(self, place: JsonPath, value: Literal) -> str:
@@ -243,7 +243,7 @@ class _Translation:
 
 
 def _literal(text: str) -> Literal:
-    """Value of a gjson test; one without quotes that is no number is text."""
+    """Value of a gjson test; without quotes it is a number or else text."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -256,7 +256,7 @@ def _literal(text: str) -> Literal:
 
 
 def _parameter_test(name: str, op: str, value: Literal, *, is_negated: bool) -> str:
-    """A test that does not hold where the parameter is absent, as in gjson."""
+    """A test that is false if the parameter is absent, as in gjson."""
     if op == "==" and isinstance(value, str) and value:
         return f'get(parameters, {_cel_text(name)}, "") {"!=" if is_negated else "=="} {_cel_text(value)}'
     test = f"{_cel_text(name)} in parameters && parameters[{_cel_text(name)}] {op} {_cel(value)}"

@@ -1,4 +1,4 @@
-"""A graph while it is converted: what will be written, with remarks at their places."""
+"""A graph while it is converted, with remarks at their places."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ NODE_INPUT = -1
 
 
 class DraftTensor(NamedTuple):
-    """What is known of a tensor; ``dims`` are without the batch dimension."""
+    """A tensor; ``dims`` are without the batch dimension."""
 
     datatype: str
     dims: tuple[int, ...]
@@ -43,8 +43,8 @@ class DraftCondition:
 
     Attributes:
         text: gjson.
-        value: Where it stands.
-        is_request: It reads what the client sent, not a model's answer.
+        value: Its place in the file.
+        is_request: Whether it reads the client's request, not a model's answer.
     """
 
     text: str
@@ -57,11 +57,11 @@ class DraftStep:
     """One step; exactly one of ``model`` and ``node`` is given.
 
     Attributes:
-        reads: In a sequence: steps by index, or ``NODE_INPUT``, that the inputs come from, the first that has them.
+        reads: Sequence: where inputs come from, steps by index or ``NODE_INPUT``; the first that has an input gives it.
         proceed: Sequence: runs if it holds. Switch: chosen if it holds.
         stop: Cascade: goes on to the next step if it holds.
-        defaults: Outputs that have a value of that type which no model gives, when the step has failed.
-        shadow_percent: Above 0: a copy.
+        defaults: Outputs that get a value no model gives when the step fails, with their types.
+        shadow_percent: Above 0: a shadow.
     """
 
     name: str
@@ -103,7 +103,7 @@ class DraftNode:
     Attributes:
         on: Of a switch of Seldon.
         reads_tensors: Whether a condition reads a tensor, so that the rows of a batch may go different ways.
-        per_row: Whether they do.
+        per_row: Whether they may.
         routed_by: Switch of Seldon: the model whose answer ``on`` reads.
         bandit: Splitter that learns: the fields of its ``bandit``.
         combiner: Ensemble of Seldon: the model that combines, or "AVERAGE"; None: outputs are keyed by step.
@@ -128,7 +128,7 @@ class Draft:
     """A whole graph; the node "root" answers.
 
     Attributes:
-        inputs, outputs: None where they are not known.
+        inputs, outputs: None: not known.
     """
 
     name: str
@@ -142,13 +142,13 @@ class Draft:
 
 
 def check(source: Source, value: YamlValue, remarks: list[str], text: str) -> None:
-    """Leave a question in the output, and a warning at the place in the source that raised it."""
+    """Add a question to the output, and a warning at its place in the source."""
     remarks.append(CHECK + text)
     source.warning(value, text)
 
 
 def legal_name(source: Source, value: YamlValue, given: str, taken: Iterable[str], remarks: list[str]) -> str:
-    """``given`` as a name that Weft takes and that is not taken; a change is remarked on."""
+    """``given`` as a legal, unused name; a change is remarked on."""
     name = "".join(character if NAME.fullmatch("a" + character) else "_" for character in given)
     name = name if NAME.fullmatch(name) else f"n{name}"
     base, number, others = name, 1, set(taken)

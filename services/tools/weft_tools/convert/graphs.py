@@ -60,13 +60,13 @@ def signatures_for(repository: Path | None, lock: Path | None) -> ModelCatalog |
 
 
 def convert(source: Source, documents: list[YamlValue], catalog: ModelCatalog | None, stem: str) -> dict[str, str]:
-    """Text of each graph by name; what is wrong is reported to ``source``.
+    """Text of each graph by name; faults are reported to ``source``.
 
     Args:
         source: The file.
         documents: Its documents; those of other kinds are left out.
-        catalog: Signatures of models; None: nothing is known of them.
-        stem: Name of a graph that the file gives none.
+        catalog: Signatures of models; None: not known.
+        stem: Name of a graph without one in the file.
     """
     texts: dict[str, str] = {}
     for document in _objects(source, documents):

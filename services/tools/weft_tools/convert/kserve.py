@@ -1,8 +1,8 @@
 """``InferenceGraph`` of KServe (serving.kserve.io/v1alpha1) as a draft.
 
-What KServe does, and why the draft says what it says, is in the comments that it leaves: a Soft step of a Sequence
-gives its error body to the next step, which no tensor can hold; a ``condition`` in a Sequence ends it early, which is a
-cascade; a Switch that matches nothing is an error in both.
+The comments in a draft say where KServe differs: a Soft step of a Sequence gives its error body to the next step, which
+no tensor can hold; a ``condition`` in a Sequence ends it early, which makes it a cascade. A Switch that matches nothing
+is an error in both.
 
 Source:
     https://github.com/kserve/kserve/blob/master/cmd/router/main.go
@@ -138,7 +138,7 @@ class _KserveConversion:
         return value.text if value is not None and value.kind in ("text", "plain") else ""
 
     def _feeds_answer(self, node: str, index: int, step: YamlValue) -> bool:
-        """Whether the step's node gets the answer of another step, and not what the client sent."""
+        """Whether the step's node reads the answer of another step, not the client's request."""
         data, kind = step.entries.get("data"), self._specs[node].entries.get("routerType")
         is_answer = data is not None and data.text == _RESPONSE and index > 0
         return (is_answer and kind is not None and kind.text == "Sequence") or node in self._fed_by_answers
@@ -263,7 +263,7 @@ class _KserveConversion:
             check(self._source, node.value, node.remarks, text)
 
     def _sequence(self, draft: Draft, node: DraftNode) -> None:
-        """Leave a plain chain as it is; make a cascade, or steps with ``when``, of one that may end early."""
+        """Keep a plain chain; make one that may end early a cascade, or steps with ``when``."""
         if any(step.is_soft for step in node.steps[:-1]):
             node.remarks.append(_SOFT)
         for step in node.steps:

@@ -103,7 +103,7 @@ class _SeldonConversion:
             self._timeout_ms = self._timeout_ms or round(self._source.number(given.get(name), name) or 0)
 
     def _set_root(self, chain: list[DraftStep]) -> None:
-        """Make the chain the root; a node that is all of it becomes the root itself."""
+        """Make the chain the root; a chain of one node becomes that node."""
         nodes = self._draft.nodes
         only = nodes.get(chain[0].node) if len(chain) == 1 and not chain[0].remarks else None
         if only is not None:
@@ -198,7 +198,7 @@ class _SeldonConversion:
         return self._named(steps)
 
     def _kind(self, value: YamlValue, entries: dict[str, YamlValue], *, has_children: bool) -> tuple[str, str]:
-        """Type and implementation of a unit; the type that methods and implementation imply where none is given."""
+        """Type and implementation of a unit; without a type, the one that its methods and implementation imply."""
         source = self._source
         implementation = ""
         if "implementation" in entries:
@@ -223,7 +223,7 @@ class _SeldonConversion:
         return ("MODEL" if implementation in _SERVERS or not has_children else "UNKNOWN_TYPE"), implementation
 
     def _children(self, children: list[YamlValue], reads: int, start: int) -> list[DraftStep]:
-        """The first child's chain, and copies of what goes to the others."""
+        """The first child's chain, and shadows for the other children."""
         if len(children) == 1:
             return self._chain(children[0], reads, start)
         steps = self._chain(children[0], reads, start)
@@ -285,7 +285,7 @@ class _SeldonConversion:
         return [own, DraftStep(node.name, value, node=node.name, reads=(reads, start))]
 
     def _epsilon(self, entries: dict[str, YamlValue]) -> str:
-        """The field, where the router of Seldon has the parameter."""
+        """The field of a bandit, if the router of Seldon has the parameter."""
         for parameter in self._source.sequence(entries.get("parameters"), "parameters"):
             if parameter.entries.get("name", parameter).text == "epsilon":
                 given = parameter.entries.get("value", parameter)

@@ -1,4 +1,4 @@
-"""Names that the steps of one node share: its inputs, and the outputs that any of them gives."""
+"""Names that the steps of one node share: its inputs and outputs."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -9,14 +9,14 @@ from weft_tools.convert.yaml_tree import Source
 
 
 class Interface(NamedTuple):
-    """What a step's target takes and gives."""
+    """Inputs and outputs of a step's target."""
 
     inputs: dict[str, DraftTensor]
     outputs: dict[str, DraftTensor]
 
 
 def shared_inputs(steps: list[DraftStep], interfaces: list[Interface]) -> dict[str, DraftTensor]:
-    """Inputs of all steps together; where each takes one tensor, and names differ, the first step's name counts."""
+    """Inputs of all steps; if each takes one tensor under a different name, the first step's name is used."""
     required = [[n for n, t in one.inputs.items() if not t.is_optional] for one in interfaces]
     if all(len(names) == 1 for names in required) and len({names[0] for names in required}) > 1:
         first, name = interfaces[0], required[0][0]
@@ -32,7 +32,7 @@ def shared_inputs(steps: list[DraftStep], interfaces: list[Interface]) -> dict[s
 def shared_outputs(
     source: Source, node: DraftNode, steps: list[DraftStep], interfaces: list[Interface]
 ) -> dict[str, DraftTensor]:
-    """Outputs that every step gives; where each gives one, and names differ, the first step's name counts."""
+    """Outputs that every step gives; if each gives one under a different name, the first step's name is used."""
     answering = [(s, one.outputs) for s, one in zip(steps, interfaces, strict=True) if not s.shadow_percent]
     if not answering:
         return {}

@@ -1,8 +1,8 @@
-"""Tensors of a draft: what each node takes and gives, which names must be mapped, and conditions as CEL.
+"""Tensors of a draft: inputs and outputs of each node, maps of names, conditions as CEL.
 
-KServe and Seldon hand whole messages on; Weft hands tensors on by name. With the signatures of all models the names are
-known: a tensor that would have two producers is renamed, an input that has another name than its source is mapped.
-Without them the draft keeps its wiring by name, and says what is missing.
+KServe and Seldon pass whole messages on; Weft passes tensors by name. With the signatures of all models the names are
+known: a tensor with two producers is renamed, an input with another name than its source is mapped. Without signatures
+the draft is wired by name, and remarks say what is missing.
 """
 
 import json
@@ -79,7 +79,7 @@ class _Wiring:
             )
 
     def _node(self, name: str, given: Tensors | None) -> Interface | None:
-        """Wire a node, once; ``given`` is what the step that calls it reads, None where that is not known."""
+        """Wire a node, once; ``given`` are the tensors that the step which calls it reads, None if not known."""
         if name not in self._done:
             node = self._draft.nodes[name]
             if node.kind.plan.is_pipeline:
@@ -129,7 +129,7 @@ class _Wiring:
         return interface
 
     def _name_outputs(self, node: DraftNode, interfaces: list[Interface], inputs: Tensors) -> list[dict[str, str]]:
-        """Name of every output in the node; the last step keeps its own, another step's gives way."""
+        """Name every output in the node; on a clash the last step keeps its name and the others change."""
         names: list[dict[str, str]] = [{} for _ in interfaces]
         taken = set(inputs)
         last = max((i for i, step in enumerate(node.steps) if not step.shadow_percent), default=0)
@@ -159,7 +159,7 @@ class _Wiring:
         names: list[dict[str, str]],
         inputs: Tensors,
     ) -> None:
-        """Map inputs whose source has another name; one input and one output that are left over belong together."""
+        """Map inputs whose source has another name; one input and one output without a counterpart belong together."""
         open_inputs: list[str] = []
         used: set[str] = set()
         for name, tensor in interface.inputs.items():
@@ -219,7 +219,7 @@ class _Wiring:
         return text
 
     def _route(self, node: DraftNode, router: DraftStep) -> tuple[str, DraftTensor] | None:
-        """What a router of Seldon answers, which becomes ``on``."""
+        """The answer of a Seldon router, which becomes ``on``."""
         interface = self._target(router, None)
         if interface is not None and len(interface.outputs) == 1:
             name, tensor = next(iter(interface.outputs.items()))
@@ -282,7 +282,7 @@ def _outputs(interface: Interface | None) -> dict[str, DraftTensor] | None:
 
 
 def _own_inputs(steps: list[DraftStep], interfaces: list[Interface]) -> dict[str, DraftTensor]:
-    """Inputs of a sequence: what its steps read from outside."""
+    """Inputs of a sequence: the tensors that its steps read from outside."""
     return merged(
         {
             name: tensor

@@ -21,7 +21,7 @@ def write(draft: Draft, origin: str) -> str:
 
     Args:
         draft: The graph.
-        origin: What it was made of, for the first line.
+        origin: Its source, for the first line.
     """
     lines = [*_comment([f"Converted from {origin}."], ""), *_comment(draft.remarks, "")]
     lines += [f"name: {quoted(draft.name)}", 'platform: "graph"']
@@ -50,7 +50,7 @@ def quoted(text: str) -> str:
 
 
 def _comment(remarks: Iterable[str], indent: str) -> Iterator[str]:
-    """Remarks as comments; what an author wrote stays on its line."""
+    """Remarks as comments; a quotation stays on its line."""
     for remark in remarks:
         line = " ".join("".join(c if c.isprintable() else " " for c in remark).split())
         body = line.removeprefix(CHECK)
@@ -100,7 +100,7 @@ def _node(node: DraftNode) -> Iterator[str]:
 
 
 def _message(name: str, fields: list[str], indent: str) -> Iterator[str]:
-    """On one line if it fits, else a field to a line."""
+    """A message on one line if it fits, else one field a line."""
     line = f"{indent}{name} {{ {' '.join(fields)} }}"
     if len(line) <= _WIDTH:
         yield line

@@ -26,7 +26,7 @@ class YamlValue:
         kind: "mapping", "list", "text" for a scalar that is quoted, "plain" for one that is not.
         line, column: 1-based.
         text: Of a scalar.
-        entries: Of a mapping, without those that say that nothing is given.
+        entries: Of a mapping, without those that are null.
         items: Of a list.
         num_values: This one and those below it.
     """
@@ -41,7 +41,7 @@ class YamlValue:
 
     @property
     def is_null(self) -> bool:
-        """Whether it says that nothing is given."""
+        """Whether it is null."""
         return self.kind == "plain" and self.text in _NULLS
 
 
@@ -54,9 +54,9 @@ class UnreadableError(Exception):
 
 
 class Source:
-    """One YAML file, and what is found about it.
+    """One YAML file and the diagnostics about it.
 
-    Reading a value of a wrong type is reported and gives an empty one, so that one run finds everything.
+    A value of a wrong type is reported and read as an empty one, so that one run finds every error.
 
     Args:
         text: Of the file.
@@ -142,7 +142,7 @@ class Source:
         return text
 
     def unknown(self, entries: dict[str, YamlValue], known: frozenset[str], what: str) -> None:
-        """Warn of fields that nothing reads."""
+        """Warn of fields that the converter does not read."""
         for name, value in entries.items():
             if name not in known:
                 hint = suggestion(name, known).partition("; use one of")[0]
@@ -165,7 +165,7 @@ def shortened(text: str) -> str:
 
 @dataclass(slots=True)
 class _Open:
-    """A list or mapping whose end has not come; ``key`` is one whose value has not come."""
+    """A list or mapping that is still being read; ``key`` is a key whose value is next."""
 
     value: YamlValue
     anchor: str
@@ -253,7 +253,7 @@ class _TreeBuilder:
             self._place(value, line, column)
 
     def _place(self, value: YamlValue, line: int, column: int) -> None:
-        """Hand a finished value to what is around it."""
+        """Add a finished value to the list or mapping around it."""
         if not self._open:
             self.document = value
             return

@@ -1,4 +1,4 @@
-"""What happened between two readings of the metrics; no I/O."""
+"""Rates, queues and latencies from two readings of the metrics; no I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class ServiceRow:
 
     Attributes:
         is_up: Whether it answered; if not, ``error`` says why and the rest is None.
-        cpu_cores: CPU time per time.
+        cpu_cores: CPU time per wall time.
         rss_mib: Memory.
-        loop_lag_p99_ms: How late its event loop was; None if nothing was measured.
+        loop_lag_p99_ms: Lag of its event loop; None if not measured.
         num_stalls, num_dropped_log_lines: Since its start.
     """
 
@@ -40,8 +40,8 @@ class ModelRow:
 
     Attributes:
         kind: ``"graph"``, ``"model"``, or ``"call"``: a model of a target as the router sees it.
-        requests_per_s: Answered well.
-        failures_per_s: Of all priorities together.
+        requests_per_s: Successful requests.
+        failures_per_s: Failed requests, of all priorities together.
         queue_size: Requests that wait now; None where there is no queue.
         num_inflight: Requests in work now, of all priorities; None where that is not counted.
         p50_ms, p99_ms: From arrival to answer; None if nothing was answered.
@@ -65,7 +65,7 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Everything that is shown at once; ``interval_s`` is the time that rates and latencies are of."""
+    """One picture of the mesh; rates and latencies are of the last ``interval_s``."""
 
     interval_s: float
     services: Sequence[ServiceRow]
@@ -78,8 +78,8 @@ def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapp
     Args:
         addresses: Of the services, in the order in which they are shown.
         before: Pages by service name.
-        now: Those that came after. A service that was started anew in between counts from its start; of one that did
-            not answer before nothing is counted.
+        now: The next pages. A service that restarted in between counts from its start, one that did not answer before
+            not at all.
     """
     services: list[ServiceRow] = []
     models: list[ModelRow] = []
@@ -112,14 +112,14 @@ def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapp
 
 
 def quantiles_ms(buckets: Mapping[float, float], shares: Iterable[float]) -> list[float | None]:
-    """Latencies below which these shares of the observations are, by linear interpolation within a bucket.
+    """Quantiles of latencies, by linear interpolation within a bucket.
 
     Args:
         buckets: Cumulative counts by upper bound in seconds, infinity among them.
         shares: 0 to 1.
 
     Returns:
-        Milliseconds; of the last finite bound where it is beyond that; None without observations.
+        Milliseconds, at most the last finite bound; None without observations.
     """
     bounds = sorted(buckets)
     total = buckets[bounds[-1]] if bounds else 0.0
@@ -185,7 +185,7 @@ def _queue_size(page: Page, labels: Mapping[str, str], priority: str) -> float:
 
 
 def _delta(old: Page, new: Page, name: str, **labels: str) -> float:
-    """By how much a counter grew; one that fell was started anew."""
+    """Growth of a counter; one that fell has restarted at 0."""
     value, earlier = new.value(name, **labels), old.value(name, **labels)
     return value - earlier if value >= earlier else value
 

@@ -12,11 +12,11 @@ _NUM_LEFT = 5  # columns of text, which are aligned to the left; figures are to 
 
 
 def frame_text(frame: Frame, *, width: int = 0, height: int = 0) -> str:
-    """Two tables, the services and what they serve, busiest first.
+    """Two tables: the services, and their graphs and models, busiest first.
 
     Args:
         frame: What to show.
-        width: Of the terminal; what does not fit is cut. 0: no limit.
+        width: Of the terminal; longer lines are cut. 0: no limit.
         height: As ``width``.
     """
     services = _table(_SERVICE_HEAD, [_service(row) for row in frame.services], num_left=2)
@@ -60,7 +60,7 @@ def _model(row: ModelRow) -> Sequence[str]:
 
 
 def _shown(name: str) -> str:
-    """A name without what could move the cursor."""
+    """A name without characters that move the cursor."""
     return "".join(character if character.isprintable() else "?" for character in name)
 
 

@@ -19,10 +19,10 @@ _MAX_PAGE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one service said.
+    """The metrics page of one service.
 
     Attributes:
-        at_s: When, on ``time.monotonic``.
+        at_s: Time of the reading, on ``time.monotonic``.
         samples: By name: labels and value of each.
         error: Why there are none; "" if there are.
     """
