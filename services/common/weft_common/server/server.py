@@ -237,7 +237,7 @@ async def _stop(
         num_held = services.inference.num_held
         await asyncio.sleep(min(DRAIN_LINGER_S, left_s()))
     stopped = asyncio.create_task(server.stop(left_s()))
-    await asyncio.sleep(0)  # the clients are told now; so none of the calls that waited is followed by another
+    await asyncio.sleep(0)  # sends GOAWAY now, so that no call follows those held
     services.inference.release()
     await stopped
     await core.close(grace_s=left_s())

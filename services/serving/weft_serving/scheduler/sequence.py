@@ -60,7 +60,7 @@ class SequenceQueue:
         self._idle: OrderedDict[RequestSequence, None] = OrderedDict()  # in slots with nothing to do, the longest first
         self._open: dict[int | str, RequestSequence] = {}  # those that take requests
         self._waiting: dict[InferenceRequest, None] = {}
-        self._given_up: dict[InferenceRequest, WeftError] = {}
+        self._failed: dict[InferenceRequest, WeftError] = {}
         self._numbers = count()
         self._ids = count(1)  # of iterative sequences whose clients name none
         self._expiries = Expiries(num_times=2)
@@ -180,7 +180,7 @@ class SequenceQueue:
 
         The other requests of the sequence are among the next that ``expire`` returns.
         """
-        if self._given_up.pop(request, None) is not None:
+        if self._failed.pop(request, None) is not None:
             return True
         if request.turn is None:
             return False
@@ -189,7 +189,7 @@ class SequenceQueue:
             return False
         why = f"sequence {sequence.id!r} was cancelled with one of its requests"
         self._end_with(request, RequestCancelledError(why))
-        return self._given_up.pop(request, None) is not None
+        return self._failed.pop(request, None) is not None
 
     def lose(self, instance: Hashable) -> None:
         """Remove the slots of an instance, whose sequences end."""
@@ -208,17 +208,17 @@ class SequenceQueue:
             Requests that expired, and those of sequences that ended since the last call.
         """
         while (request := self._expiries.pop(now_ns)) is not None:
-            self._give_up(request, now_ns)
+            self._expire_one(request, now_ns)
         while self._idle and (sequence := next(iter(self._idle))).idle_since_ns + self._idle_ns <= now_ns:
             _LOG.info("sequence %r of model '%s' was idle for too long and has ended", sequence.id, self._model)
             self._end(sequence)
-        expired = [Expired(request, error) for request, error in self._given_up.items()]
-        self._given_up.clear()
+        expired = [Expired(request, error) for request, error in self._failed.items()]
+        self._failed.clear()
         return expired
 
     def next_expiry_ns(self) -> int | None:
         """When ``expire`` has something to do next; None if never."""
-        if self._given_up:
+        if self._failed:
             return 0
         expiry_ns = self._expiries.next_ns()
         if not self._idle:
@@ -317,7 +317,7 @@ class SequenceQueue:
         for request in sequence.waiting:
             self._forget(request)
             if error is not None:
-                self._given_up[request] = error.with_message(error.message)
+                self._failed[request] = error.with_message(error.message)
         sequence.waiting.clear()
         self._leave(sequence)
 
@@ -330,7 +330,7 @@ class SequenceQueue:
         elif request in self._waiting:
             sequence.waiting.remove(request)
             self._forget(request)
-            self._given_up[request] = error
+            self._failed[request] = error
 
     def _leave(self, sequence: RequestSequence) -> None:
         """Free the slot of a sequence that has ended."""
@@ -340,14 +340,14 @@ class SequenceQueue:
             self._idle.pop(sequence, None)
         self._note_placed(self._slots.remove(sequence))
 
-    def _give_up(self, request: InferenceRequest, now_ns: int) -> None:
+    def _expire_one(self, request: InferenceRequest, now_ns: int) -> None:
         """End the sequence of a request that is too late."""
         sequence = _turn(request).sequence
         deadline_ns = request.context.deadline_ns
         if deadline_ns is not None and deadline_ns <= now_ns:
             why = "the deadline of one of its requests passed; start it again"
             self._end_with(request, UnavailableError(f"sequence {sequence.id!r} ended: {why}"))
-            self._given_up[request] = deadline_error(request, now_ns)
+            self._failed[request] = deadline_error(request, now_ns)
         elif sequence.instance is None:
             self._end_with(request, DeadlineExceededError("timeout of the corresponding sequence has been expired"))
 

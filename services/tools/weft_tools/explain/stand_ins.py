@@ -5,46 +5,32 @@ it reads, every call goes to a stand-in, and policies that would repeat calls, k
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from weft_common.core import CallContext, InferCall, InferResult
-from weft_common.errors import InvalidArgumentError, UnavailableError, WeftError
+from weft_common.errors import InvalidArgumentError, UnavailableError
 from weft_common.tensors import WireTensor
 from weft_router.assembly import Assembly
-from weft_router.bandits.memory import Pull
-from weft_router.bandits.store import BanditStore, StepChooser
 from weft_router.budgets.shadow_pool import ShadowPool
 from weft_router.graph.description import slot_name, target_text
 from weft_router.graph.plan import BanditPlan, CallPlan, Condition, Frame, GraphPlan, NodePlan, ShadowPlan, StepPlan
-from weft_router.reporting.path import NodeRecord
 from weft_router.runtime import Runtime
 from weft_router.scope import RequestScope
 from weft_router.steps import Node, Run
 from weft_router.target import TargetModel
 from weft_tools.explain.judge import Judge, Verdict
 from weft_tools.explain.values import SOME_ROWS, Knowledge, Known, Unknown, placeholder, resolved, small, vague
-from weft_tools.explain.ways import FAILS, LATE, STREAM, Call, Evaluation, OpenChance, OpenText, Site, Way
+from weft_tools.explain.ways import FAILS, LATE, ORDER, STREAM, Call, Evaluation, OpenChance, OpenText, Site, Way
 
-#: Conditions whose value is a text; that of any other is true or false.
-TEXTS = ("on", "sticky_by")
+if TYPE_CHECKING:
+    from weft_tools.explain.study import Study
+
 #: The condition that asks for another round of its node.
 AGAIN = "again"
 #: Later than any timer of a node; asyncio waits for a day at most.
 _LATE_S = 80_000.0
-
-
-class _NodeEffect(Protocol):
-    """What a node inside does: it fails, or gives outputs by slot."""
-
-    @property
-    def error(self) -> WeftError | None:
-        """Why it fails."""
-
-    @property
-    def outputs(self) -> Mapping[int, WireTensor | None]:
-        """Otherwise what it gives."""
 
 
 @dataclass(slots=True)
@@ -62,7 +48,7 @@ class Scene:
     """
 
     judge: Judge
-    outcome: "Callable[[NodePlan, Frame, int | None], _NodeEffect | None]"
+    outcome: "Callable[[NodePlan, Frame, int | None], Study | None]"
     way: Way = field(init=False)
     targets: dict[str, "StandInModel"] = field(default_factory=dict)
     nodes: dict[int, NodePlan] = field(default_factory=dict)
@@ -71,7 +57,7 @@ class Scene:
     def assembly(self, plan: GraphPlan, root: NodePlan) -> "_OneNode":
         """Makes the nodes of the rewritten ``root`` of a graph."""
         runtime = Runtime(self.targets, lambda: self.way.clock_ns, OpenChance(lambda: self.way))
-        runtime.shadows, runtime.bandits = _OpenShadows(self), _OpenBandits(self)
+        runtime.shadows = _OpenShadows(self)
         return _OneNode(replace(plan, root=root, cache=None), runtime, self)
 
     def seen(self, tensor: WireTensor | None, *, is_flag: bool = False) -> WireTensor | None:
@@ -121,6 +107,8 @@ class Scene:
             return self._step(value, node)
         if isinstance(value, WireTensor):
             return Known(*value)
+        if isinstance(value, BanditPlan):
+            return None  # any step may be drawn
         if isinstance(value, tuple):
             parts = [self._part(item, name, owner, node) for item in value]
             if all(new is old for new, old in zip(parts, value, strict=True)):
@@ -155,13 +143,14 @@ class _Stand:
         site = (id(step), "call")
         if self._is_tried and way.ask((site, FAILS), (f"whether {step.name} answers",), cause=FAILS, step=step):
             raise UnavailableError("it may fail")
-        meets = [self._watches_time and deadline_ns is not None]
-        for other in (*way.pending, meets) if way.pending else ():
-            other[0] = True
-        way.pending.append(meets)
+        is_timed, call_id = self._watches_time and deadline_ns is not None, len(way.calls)
+        if way.pending:
+            way.meeting |= {*way.pending, call_id}
+        way.pending.add(call_id)
         try:
             await asyncio.sleep(0)
-            if meets[0] and way.ask((site, LATE), (f"whether {step.name} is late",), cause=LATE, step=step):
+            cause = LATE if is_timed else ORDER if call_id in way.meeting else ""
+            if cause and way.ask((site, LATE), (f"whether {step.name} is late",), cause=cause, step=step):
                 if deadline_ns is not None:
                     way.clock_ns = max(way.clock_ns, deadline_ns - 1)
                 await asyncio.sleep(_LATE_S)
@@ -169,7 +158,7 @@ class _Stand:
             way.cancelled.add(step.name)
             raise
         finally:
-            way.pending = [other for other in way.pending if other is not meets]
+            way.pending.discard(call_id)
 
 
 class StandInModel:
@@ -288,6 +277,7 @@ class _OpenCondition:
     def __init__(self, condition: Condition, site: Site, scene: Scene) -> None:
         self.source = condition.source
         self.tensors = condition.tensors
+        self.is_test = condition.is_test
         self._condition = condition
         self._site = site
         self._scene = scene
@@ -335,7 +325,7 @@ class _OpenCondition:
         origins = tuple(dict.fromkeys(origin for verdict in verdicts for origin in verdict.depends_on))
         is_open, way = not all(verdict.is_known for verdict in verdicts), self._scene.way
         value: object = None
-        if is_open and self._site[1] in TEXTS:
+        if is_open and not self.is_test:
             value = OpenText.of(way, self._site, origins)
         elif is_open:
             value = (way.ask(self._site, origins) == 0) is not (self._site[1] == AGAIN)
@@ -350,25 +340,3 @@ class _OpenShadows(ShadowPool):
     def start(self, work: Coroutine[Any, Any, None], on_end: Callable[[asyncio.Task[None]], None]) -> None:
         """``work`` is done when the node has run."""
         self._scene.way.copies.append(work)
-
-
-class _OpenBandits(BanditStore):
-    def __init__(self, scene: Scene) -> None:
-        super().__init__()
-        self._scene = scene
-
-    def chooser(self, graph: str, node: NodePlan, plan: BanditPlan) -> StepChooser:
-        """Chooses any step."""
-        return _OpenChooser(self._scene, node)
-
-
-class _OpenChooser(StepChooser):
-    def __init__(self, scene: Scene, node: NodePlan) -> None:
-        self._scene = scene
-        self._open_node = node
-
-    def choose(self, request_id: str, pulls: list[Pull] | None, run: NodeRecord) -> int:
-        """Any step."""
-        way = self._scene.way
-        way.is_drawn = True
-        return way.ask((id(self._open_node), "bandit"), (), num_options=len(self._open_node.steps))

@@ -14,9 +14,9 @@ from weft_router.steps import ConditionFailedError
 from weft_tools.explain.entry import ExplainedStep, Failure, Fate, entry_of, make_unsure, skipped
 from weft_tools.explain.judge import Verdict, conditions_in
 from weft_tools.explain.question import Question, least
-from weft_tools.explain.stand_ins import AGAIN, TEXTS
+from weft_tools.explain.stand_ins import AGAIN
 from weft_tools.explain.study import Studies, Study
-from weft_tools.explain.ways import LATE, MAX_WAYS, STREAM, Evaluation
+from weft_tools.explain.ways import LATE, MAX_WAYS, ORDER, STREAM, Evaluation
 from weft_tools.wording import limit_texts
 
 #: What stands before a condition, where that is not the name of its field.
@@ -77,7 +77,8 @@ class _Tree:
             else:
                 make_unsure(child.children or [child], f"whether {failed or node.name} fails first")
         if study.is_cut:
-            make_unsure(entry.children, f"one of more than {MAX_WAYS} ways to go")
+            make_unsure(entry.children, "which way it goes")
+            entry.decisions.append(f"there are more than {MAX_WAYS} ways to go; not all were followed")
         self._count(entry, study)
 
     def _child(self, step: StepPlan, node: NodePlan, study: Study, limit: float | None) -> ExplainedStep:
@@ -165,6 +166,8 @@ class _Tree:
             entry = skipped(step, why, Fate.FAILS)
             entry.failure = Failure(_message(study.error) if study.error else verdict.error, is_final=True)
             return entry
+        if study.is_cut and verdict is None:
+            return entry_of(step, node, Fate.MAYBE)
         is_unasked = bool(self._question.outputs) and not why and study.error is None
         if node is self._root and (step.name in self._studies.pruned or (self._studies.is_stream and is_unasked)):
             return skipped(step, ["no output asked for needs it"], Fate.PRUNED)
@@ -271,11 +274,11 @@ def _tried(record: StepRecord, fallback: StepPlan) -> list[StepRecord]:
 def _origins(study: Study, step: StepPlan, holds: Sequence[bool]) -> list[str]:
     """What it depends on whether something of a step holds."""
     decisions = study.deciding(holds)
-    found = [origin for one in decisions if one.cause != LATE for origin in one.origins]
+    found = [origin for one in decisions if one.cause not in (LATE, ORDER) for origin in one.origins]
     for one in decisions:
         if one.cause == LATE and step.min_remaining_ms:
             found.append(f"whether {step.min_remaining_ms} ms are left")
-        elif one.cause == LATE and study.error is None:
+        elif one.cause in (LATE, ORDER) and study.error is None:
             found += one.origins
     return list(dict.fromkeys(found))
 
@@ -303,7 +306,7 @@ def _condition_text(name: str, condition: Condition, verdict: Verdict) -> str:
         return f"{text} fails"
     if not verdict.is_known:
         return f"{text} = ?"
-    if isinstance(verdict.value, bool) and name not in TEXTS:
+    if condition.is_test:
         return f"{text} = {'true' if verdict.value else 'false'}"
     return f"{text} = {cases_text((str(verdict.value),))}"
 
