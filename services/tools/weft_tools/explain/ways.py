@@ -195,6 +195,8 @@ class Forks:
                     self._forks.append((decision, len(passed)))
                 passed.append((numbers[before], decision.taken))
             self._passed.append(passed)
+        unusual = {number for passed in self._passed for number, taken in passed if taken}
+        self._passed = [[fork for fork in passed if fork[0] in unusual] for passed in self._passed]
 
     def deciding(self, holds: Sequence[bool | None]) -> list[Decision]:
         """The decisions that ``holds`` depends on, first things first; None leaves a way out."""
