@@ -1,28 +1,21 @@
-"""The router's own nodes, with stand-ins for what only a mesh has: models, chance, time, and values nobody knows.
-
-A plan is rewritten once, field by field, whatever its nodes are: every condition asks what is known of the tensors that
-it reads, every call goes to a stand-in, and policies that would repeat calls, keep or refuse them are left out.
-"""
+"""Stand-ins in a plan that is explained: for models, for nodes inside a node, and for conditions."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import InvalidArgumentError, UnavailableError
 from weft_common.tensors import WireTensor
-from weft_router.assembly import Assembly
-from weft_router.budgets.shadow_pool import ShadowPool
 from weft_router.graph.description import slot_name, target_text
-from weft_router.graph.plan import BanditPlan, CallPlan, Condition, Frame, GraphPlan, NodePlan, ShadowPlan, StepPlan
-from weft_router.runtime import Runtime
+from weft_router.graph.plan import CallPlan, Condition, Frame, NodePlan, StepPlan
 from weft_router.scope import RequestScope
 from weft_router.steps import Node, Run
 from weft_router.target import TargetModel
 from weft_tools.explain.judge import Judge, Verdict
-from weft_tools.explain.values import SOME_ROWS, Knowledge, Known, Unknown, placeholder, resolved, small, vague
-from weft_tools.explain.ways import FAILS, LATE, ORDER, STREAM, Call, Evaluation, OpenChance, OpenText, Site, Way
+from weft_tools.explain.values import SOME_ROWS, Knowledge, Unknown, placeholder, resolved, vague
+from weft_tools.explain.ways import FAILS, LATE, ORDER, STREAM, Call, Evaluation, OpenText, Site, Way
 
 if TYPE_CHECKING:
     from weft_tools.explain.study import Study
@@ -42,23 +35,11 @@ class Scene:
         outcome: Of a node inside, its frame and the nanoseconds that it has: what it does; None where it is not
             studied yet.
         way: The way that is followed now.
-        targets: The stand-ins of models.
-        nodes: The rewritten node in the place of a step, by the step's identity.
-        places: Where the rewritten nodes inside stand, by their identity.
     """
 
     judge: Judge
     outcome: "Callable[[NodePlan, Frame, int | None], Study | None]"
     way: Way = field(init=False)
-    targets: dict[str, "StandInModel"] = field(default_factory=dict)
-    nodes: dict[int, NodePlan] = field(default_factory=dict)
-    places: dict[int, "_Stand"] = field(default_factory=dict)
-
-    def assembly(self, plan: GraphPlan, root: NodePlan) -> "_OneNode":
-        """Makes the nodes of the rewritten ``root`` of a graph."""
-        runtime = Runtime(self.targets, lambda: self.way.clock_ns, OpenChance(lambda: self.way))
-        runtime.shadows = _OpenShadows(self)
-        return _OneNode(replace(plan, root=root, cache=None), runtime, self)
 
     def seen(self, tensor: WireTensor | None, *, is_flag: bool = False) -> WireTensor | None:
         """A tensor as conditions and nodes inside see it; a flag says whether a step has answered."""
@@ -66,58 +47,8 @@ class Scene:
             return Unknown.of("BOOL", Knowledge((1,), SOME_ROWS, may_be_absent=True), (1,))
         return vague(tensor) if self.way.is_vague and tensor is not None else resolved(tensor)
 
-    def node(self, plan: NodePlan) -> NodePlan:
-        """The node, and all in it, with stand-ins."""
-        return cast(NodePlan, self._fields(plan, plan, plan, max_inflight=0))
 
-    def _step(self, step: StepPlan, node: NodePlan, *, is_tried: bool = False) -> StepPlan:
-        """A step of ``node``; with ``is_tried`` it makes a difference whether it fails."""
-        is_tried = is_tried or step.is_soft or step.fallback is not None
-        action: CallPlan | NodePlan
-        if isinstance(step.action, CallPlan):
-            target, signature = str(len(self.targets)), step.action.signature
-            self.targets[target] = StandInModel(target, _Stand(self, step, node, is_tried), step.action)
-            outputs = tuple(replace(spec, dims=small(spec.dims)) for spec in signature.outputs)
-            action = replace(step.action, target=target, signature=replace(signature, outputs=outputs))
-        else:
-            action = self.node(step.action)
-            self.nodes[id(step)] = action
-            self.places[id(action)] = _Stand(self, step, node, is_tried)
-        fallback = None if step.fallback is None else self._step(step.fallback, node, is_tried=step.is_soft or is_tried)
-        shadow = None if step.shadow is None else ShadowPlan(100, 0)
-        kept = {"action": action, "fallback": fallback, "shadow": shadow}
-        return cast(StepPlan, self._fields(step, step, node, **kept, policies=(), max_inflight=0))
-
-    def _fields(self, value: Any, owner: StepPlan | NodePlan, node: NodePlan, **kept: Any) -> Any:
-        """A dataclass whose fields are rewritten, but for ``kept``, which are given."""
-        changes = dict(kept)
-        for one in fields(value):
-            if one.init and one.name not in kept:
-                old = getattr(value, one.name)
-                new = self._part(old, one.name, owner, node)
-                if new is not old:
-                    changes[one.name] = new
-        return replace(value, **changes) if changes else value
-
-    def _part(self, value: Any, name: str, owner: StepPlan | NodePlan, node: NodePlan) -> Any:
-        """What is in a field."""
-        if hasattr(value, "evaluate_rows"):
-            return _OpenCondition(value, (id(owner), name), self)
-        if isinstance(value, StepPlan):
-            return self._step(value, node)
-        if isinstance(value, WireTensor):
-            return Known(*value)
-        if isinstance(value, BanditPlan):
-            return None  # any step may be drawn
-        if isinstance(value, tuple):
-            parts = [self._part(item, name, owner, node) for item in value]
-            if all(new is old for new, old in zip(parts, value, strict=True)):
-                return value
-            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-        return self._fields(value, owner, node) if is_dataclass(value) and not isinstance(value, type) else value
-
-
-class _Stand:
+class StandIn:
     """Where a stand-in stands: it takes part in what is decided on the way.
 
     Args:
@@ -172,7 +103,7 @@ class StandInModel:
 
     address = ""
 
-    def __init__(self, name: str, place: _Stand, call: CallPlan) -> None:
+    def __init__(self, name: str, place: StandIn, call: CallPlan) -> None:
         self.name = name
         self._place = place
         self._signature = call.signature
@@ -214,10 +145,10 @@ class StandInModel:
         return InferResult(call.model_name, call.model_version, call.request_id, {}, outputs)
 
 
-class _StandInNode(Node):
+class StandInNode(Node):
     """A node inside the one that runs: it was explained, and does what is known of it."""
 
-    def __init__(self, plan: NodePlan, place: _Stand) -> None:
+    def __init__(self, plan: NodePlan, place: StandIn) -> None:
         super().__init__(plan)
         self._place = place
 
@@ -241,31 +172,7 @@ class _StandInNode(Node):
             run.frame[slot] = tensor
 
 
-class _OneNode(Assembly):
-    """Makes a node as the router does, but for the nodes inside it.
-
-    Args:
-        plan, runtime: As of ``Assembly``.
-        scene: Has the rewritten nodes.
-    """
-
-    def __init__(self, plan: GraphPlan, runtime: Runtime, scene: Scene) -> None:
-        super().__init__(plan, runtime)
-        self.plan = plan
-        self._scene = scene
-        self._opened: NodePlan | None = None
-
-    def opened(self, plan: NodePlan) -> Node:
-        """The node itself, ready to run."""
-        self._opened = plan
-        return self.node(plan)
-
-    def node(self, plan: NodePlan, graph: str = "") -> Node:
-        """As ``Assembly.node``."""
-        return super().node(plan, graph) if plan is self._opened else _StandInNode(plan, self._scene.places[id(plan)])
-
-
-class _OpenCondition:
+class OpenCondition:
     """A condition that has a value as far as that is known, and else any that the way has.
 
     Args:
@@ -330,13 +237,3 @@ class _OpenCondition:
         elif is_open:
             value = (way.ask(self._site, origins) == 0) is not (self._site[1] == AGAIN)
         return [verdict.value if verdict.is_known else value for verdict in verdicts]
-
-
-class _OpenShadows(ShadowPool):
-    def __init__(self, scene: Scene) -> None:
-        super().__init__()
-        self._scene = scene
-
-    def start(self, work: Coroutine[Any, Any, None], on_end: Callable[[asyncio.Task[None]], None]) -> None:
-        """``work`` is done when the node has run."""
-        self._scene.way.copies.append(work)
