@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 from weft_common.core import RequestedOutput
 from weft_common.errors import WeftError
@@ -12,6 +13,7 @@ from weft_router.reporting.path import SKIPPED, NodeRecord, StepRecord
 from weft_router.requests.selection import Selections
 from weft_router.steps import GraphRequest, Node, Run
 from weft_tools.explain.question import Question
+from weft_tools.explain.rewrite import OneNode, Rewriter
 from weft_tools.explain.stand_ins import Scene
 from weft_tools.explain.values import Knowledge, Known, Unknown, joined, key_of, placeholder
 from weft_tools.explain.ways import Call, Decision, Evaluation, TimelessLoop, Way, deciding, follow
@@ -82,9 +84,10 @@ class Studies:
 
     def __init__(self, plan: GraphPlan, question: Question) -> None:
         self._scene = scene = Scene(question.judge, self._outcome)
+        self._rewriter = Rewriter(scene)
         self._question = question
-        self._root = scene.node(plan.root)
-        self._assembly = scene.assembly(plan, self._root)
+        self._root = self._rewriter.node(plan.root)
+        self._assembly = OneNode(replace(plan, root=self._root, cache=None), self._rewriter, scene)
         selections = Selections(self._assembly.plan, self._assembly.opened(self._root))
         asked = [RequestedOutput(name, {}) for name in question.outputs]
         self._selection = selections.of(asked) if asked else selections.all
@@ -109,7 +112,7 @@ class Studies:
 
     def inside(self, step: StepPlan, study: Study) -> Study:
         """The node in the place of a step that ran: as it is with any of the inputs that it ran with."""
-        plan, calls = self._scene.nodes[id(step)], study.calls(step)
+        plan, calls = self._rewriter.nodes[id(step)], study.calls(step)
         frames = [call.frame for call in calls if call.frame is not None]
         limits = [call.limit_ns for call in calls]
         limit_ns = None if None in limits else max((limit for limit in limits if limit is not None), default=None)

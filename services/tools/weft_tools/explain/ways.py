@@ -16,13 +16,13 @@ from weft_tools.explain.judge import Verdict
 
 #: So many ways are followed whatever they show; beyond, only from ways that showed something new.
 _NUM_FOLLOWED = 32
-MAX_WAYS = 400
+MAX_WAYS = 1000
 #: What is asked more often on one way, as in the rounds of a loop, has no other answer after that.
 _MAX_ASKED = 4
 
 
-#: Why a call makes a difference: it may fail, may take its time, may give no response.
-FAILS, LATE, STREAM = "fails", "late", "stream"
+#: Why a call makes a difference: it may fail, may use up the time, may come after others, may give no response.
+FAILS, LATE, ORDER, STREAM = "fails", "late", "order", "stream"
 #: Where a condition stands: identity of the step's or node's plan, name of the field.
 Site = tuple[int, str]
 
@@ -41,7 +41,7 @@ class Decision(NamedTuple):
         taken: Number of the option.
         num_options: How many there were.
         origins: What it depends on, for people.
-        cause: ``FAILS``, ``LATE`` or ``STREAM``; "" where it is about a value.
+        cause: ``FAILS``, ``LATE``, ``ORDER`` or ``STREAM``; "" where it is about a value.
         step: Whose call that is.
     """
 
@@ -54,7 +54,7 @@ class Decision(NamedTuple):
     @property
     def is_trouble(self) -> bool:
         """Whether any option but the first is a failure, or a delay."""
-        return self.cause in (FAILS, LATE)
+        return self.cause in (FAILS, LATE, ORDER)
 
 
 class Call(NamedTuple):
@@ -87,7 +87,8 @@ class Way:
         is_drawn: Whether a step was drawn.
         is_vague: Whether nobody knows any more which rows are where.
         clock_ns: The time.
-        pending: For each call in work, whether it makes a difference that it is late: there is a deadline, or another.
+        pending: Numbers of the calls in work.
+        meeting: Of the calls that were in work at once with others.
         copies: Shadows, to be run when the node has.
         is_unclear: Whether what it gives is not known, because placeholders did not fit together.
         record, frame, error: What the node did, and left.
@@ -106,7 +107,8 @@ class Way:
     is_drawn: bool = False
     is_vague: bool = False
     is_unclear: bool = False
-    pending: list[list[bool]] = field(default_factory=list)
+    pending: set[int] = field(default_factory=set)
+    meeting: set[int] = field(default_factory=set)
     copies: list[Coroutine[Any, Any, None]] = field(default_factory=list)
     error: WeftError | None = None
     missing: Any = None
@@ -162,6 +164,8 @@ def follow(run: Callable[[tuple[int, ...]], Way], facts: Callable[[Way], set[Has
         for place in range(len(script), len(taken)):
             decision = way.decisions[place]
             if not found and (decision.is_trouble or len(ways) + len(waiting) > _NUM_FOLLOWED):
+                continue
+            if decision.cause == ORDER and way.has_trouble:  # one call at a time
                 continue
             for option in range(1, decision.num_options):
                 number += 1
