@@ -5,7 +5,7 @@ from pathlib import Path
 
 from weft_common.security.arguments import add_channel_arguments, add_server_arguments, server_fault
 from weft_common.server.arguments import add_process_arguments
-from weft_common.text.argument_types import positive
+from weft_common.text.argument_types import is_metadata_name, positive
 
 DEFAULT_PORT = 8000
 DEFAULT_METRICS_PORT = 8003
@@ -75,6 +75,6 @@ def _template(text: str) -> tuple[str, Path]:
 
 def _header(text: str) -> str:
     name = text.lower()
-    if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii() or name.endswith("-bin"):
-        raise argparse.ArgumentTypeError(f"'{text}' is no header that can be metadata: letters, digits, '-' and '_'")
+    if not is_metadata_name(name):
+        raise argparse.ArgumentTypeError(f"'{text}' cannot be metadata: a name is of letters, digits, '-', '_' and '.'")
     return name

@@ -148,7 +148,7 @@ class SequenceQueue:
         """Remove requests, which must be heads and are executed now."""
         for request in requests:
             request.start_ns = now_ns
-            sequence = _turn(request).sequence
+            sequence = _sequence_of(request)
             sequence.waiting.popleft()
             sequence.running = request
             self._forget(request)
@@ -161,7 +161,7 @@ class SequenceQueue:
     ) -> None:
         """Note that requests, taken before, have run; those in ``again`` are queued again, behind the others."""
         for request in requests:
-            sequence = _turn(request).sequence
+            sequence = _sequence_of(request)
             sequence.running = None
             if sequence.is_over:
                 continue
@@ -285,7 +285,7 @@ class SequenceQueue:
 
     def _wait_again(self, request: InferenceRequest, now_ns: int) -> None:
         """Queue a request that has run as the next of its sequence."""
-        sequence = _turn(request).sequence
+        sequence = _sequence_of(request)
         request.turn = Turn(sequence, is_start=False, is_end=False)
         request.call = replace(request.call, parameters={**request.call.parameters, "sequence_start": False})
         request.start_ns = 0
@@ -323,7 +323,7 @@ class SequenceQueue:
 
     def _end_with(self, request: InferenceRequest, error: WeftError) -> None:
         """End the sequence of a request; an iterative one only if it has no other request."""
-        sequence = _turn(request).sequence
+        sequence = _sequence_of(request)
         has_others = any(other not in (None, request) for other in (sequence.running, *sequence.waiting))
         if not (self._settings.is_iterative and has_others):
             self._end(sequence, error)
@@ -342,7 +342,7 @@ class SequenceQueue:
 
     def _expire_one(self, request: InferenceRequest, now_ns: int) -> None:
         """End the sequence of a request that is too late."""
-        sequence = _turn(request).sequence
+        sequence = _sequence_of(request)
         deadline_ns = request.context.deadline_ns
         if deadline_ns is not None and deadline_ns <= now_ns:
             why = "the deadline of one of its requests passed; start it again"
@@ -360,3 +360,8 @@ def _turn(request: InferenceRequest) -> Turn:
     if request.turn is None:
         raise ValueError("the request is not in a sequence")
     return request.turn
+
+
+def _sequence_of(request: InferenceRequest) -> RequestSequence:
+    turn = _turn(request)
+    return turn.sequence
