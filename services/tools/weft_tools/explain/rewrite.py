@@ -1,4 +1,4 @@
-"""The router's own nodes, with stand-ins for what only a mesh has: models, chance, time, and values nobody knows.
+"""The router's own nodes, with stand-ins for what only a mesh has: models, chance, time and unknown values.
 
 A plan is rewritten once, field by field, whatever its nodes are: every condition asks what is known of the tensors that
 it reads, every call goes to a stand-in, and policies that would repeat calls, keep or refuse them are left out.

@@ -33,8 +33,8 @@ class Study:
     Attributes:
         error: Why it fails for certain; None if it may not.
         possible_errors: Those that unknown values may lead to.
-        counted: What holds of all these is certain. Of others a call was taken to fail, or to be late, and ends the
-            request; that this may happen is not news.
+        counted: What holds of all these is certain. On the others the request ends because a call fails or is late,
+            which can happen to every call.
         outputs: What the node gives, by slot.
     """
 
@@ -99,7 +99,7 @@ class Studies:
         self._loop = TimelessLoop()
         self.is_stream = self._selection.stages is not None
         live = None if self._selection.stages else {step.name for step in self._selection.node.plan.steps}
-        #: Names of the root's steps that no output asked for needs; of a decoupled graph nobody knows.
+        #: Names of the root's steps that no output asked for needs; not known of a decoupled graph.
         self.pruned = {step.name for step in plan.root.steps if live is not None and step.name not in live}
 
     def close(self) -> None:

@@ -19,8 +19,6 @@ _NUM_FOLLOWED = 32
 MAX_WAYS = 500
 #: What is asked more often on one way, as in the rounds of a loop, has no other answer after that.
 _MAX_ASKED = 4
-
-
 #: Why a call makes a difference: it may fail, may use up the time, may come after others, may give no response.
 FAILS, LATE, ORDER, STREAM = "fails", "late", "order", "stream"
 #: Where a condition stands: identity of the step's or node's plan, name of the field.
@@ -35,18 +33,16 @@ class Evaluation(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What was decided on a way because nobody knows it.
+    """What was decided on a way because it is unknown.
 
     Attributes:
-        taken: Number of the option.
-        num_options: How many there were.
+        taken: 0 for the usual option, 1 for the other.
         origins: What it depends on, for people.
         cause: ``FAILS``, ``LATE``, ``ORDER`` or ``STREAM``; "" where it is about a value.
         step: Whose call that is.
     """
 
     taken: int
-    num_options: int
     origins: tuple[str, ...]
     cause: str = ""
     step: StepPlan | None = None
@@ -78,14 +74,14 @@ class Way:
     """One run of a node.
 
     Attributes:
-        script: Options to take; after its end the first one each time.
+        script: Options to take; after its end the usual one each time.
         decisions: What was decided.
         verdicts: Of each condition, in the order in which it was evaluated.
         calls: In the order in which they were made.
         rounds: Number of calls before each evaluation of a condition that asks for another round.
         cancelled: Names of the steps that were given up while they were late.
         is_drawn: Whether a step was drawn.
-        is_vague: Whether nobody knows any more which rows are where.
+        is_vague: Whether it is unknown which rows are where.
         clock_ns: The time.
         pending: Numbers of the calls in work.
         meeting: Of the calls that were in work at once with others.
@@ -121,15 +117,14 @@ class Way:
         *,
         cause: str = "",
         step: StepPlan | None = None,
-        num_options: int = 2,
     ) -> int:
-        """Number of the option that this way takes; what is asked ``about`` limits how often."""
+        """The option that this way takes; ``about`` is what may be asked a few times only."""
         self._num_asked[about] += 1
         if self._num_asked[about] > _MAX_ASKED:
-            return 0 if cause or num_options > 2 else 1
+            return 0 if cause else 1
         number = len(self.decisions)
         taken = self.script[number] if number < len(self.script) else 0
-        self.decisions.append(Decision(taken, num_options, origins, cause, step))
+        self.decisions.append(Decision(taken, origins, cause, step))
         return taken
 
     @property
@@ -144,11 +139,15 @@ class Way:
 
 
 def follow(run: Callable[[tuple[int, ...]], Way], facts: Callable[[Way], set[Hashable]]) -> tuple[list[Way], bool]:
-    """The ways, those with the fewest unusual decisions first; and whether some were left out.
+    """The ways, those with the fewest unusual decisions first; and whether there are too many to follow.
+
+    Failures and delays are added to ways that showed something new alone, and so is everything once there are many
+    ways. So any two unusual decisions are tried together; what takes three, none of which shows anything alone or with
+    one other, is missed.
 
     Args:
         run: Follows the way of a script.
-        facts: What a way shows; one that shows nothing new is not varied further, once there are many.
+        facts: What a way shows.
     """
     ways: list[Way] = []
     seen: set[Hashable] = set()
@@ -167,10 +166,9 @@ def follow(run: Callable[[tuple[int, ...]], Way], facts: Callable[[Way], set[Has
                 continue
             if decision.cause == ORDER and way.has_trouble:  # one call at a time
                 continue
-            for option in range(1, decision.num_options):
-                number += 1
-                other = (*taken[:place], option)
-                heappush(waiting, (sum(map(bool, other)), number, other))
+            number += 1
+            other = (*taken[:place], 1)
+            heappush(waiting, (sum(other), number, other))
     return ways, bool(waiting)
 
 
@@ -210,7 +208,7 @@ class Forks:
 
 
 class OpenText(str):
-    """A text that nobody knows; whether it is the one that it is compared with is decided on the way."""
+    """An unknown text; whether it equals what it is compared with is decided on the way."""
 
     _way: Way
     _site: Site
@@ -284,7 +282,7 @@ class OpenChance(random.Random):
 
 
 class TimelessLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time jumps to the next timer: nobody waits."""
+    """An event loop whose time jumps to the next timer."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
