@@ -1,7 +1,7 @@
 """Stand-ins in a plan that is explained: for models, for nodes inside a node, and for conditions."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from weft_router.scope import RequestScope
 from weft_router.steps import Node, Run
 from weft_router.target import TargetModel
 from weft_tools.explain.judge import Judge, Verdict
-from weft_tools.explain.values import SOME_ROWS, Knowledge, Unknown, placeholder, resolved, vague
+from weft_tools.explain.values import SOME_ROWS, Knowledge, Unknown, key_of, placeholder, resolved, vague
 from weft_tools.explain.ways import FAILS, LATE, ORDER, STREAM, Call, Evaluation, OpenText, Site, Way
 
 if TYPE_CHECKING:
@@ -188,10 +188,15 @@ class OpenCondition:
         self._condition = condition
         self._site = site
         self._scene = scene
+        self._verdicts: dict[Hashable, Verdict] = {}
 
     def evaluate(self, frame: Frame, request: RequestScope) -> bool | str:
         """As ``Condition.evaluate``."""
-        verdict = self._scene.judge.verdict(self._condition, self._seen(frame))
+        seen = self._seen(frame)
+        key = tuple(key_of(seen[slot]) for _, slot in self.tensors)
+        if key not in self._verdicts:
+            self._verdicts[key] = self._scene.judge.verdict(self._condition, seen)
+        verdict = self._verdicts[key]
         self._note(Evaluation([verdict]))
         value: bool | str = self._values([verdict])[0]
         return value

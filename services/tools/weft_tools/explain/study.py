@@ -16,7 +16,7 @@ from weft_tools.explain.question import Question
 from weft_tools.explain.rewrite import OneNode, Rewriter
 from weft_tools.explain.stand_ins import Scene
 from weft_tools.explain.values import Knowledge, Known, Unknown, joined, key_of, placeholder
-from weft_tools.explain.ways import Call, Decision, Evaluation, TimelessLoop, Way, deciding, follow
+from weft_tools.explain.ways import Call, Decision, Evaluation, Forks, TimelessLoop, Way, follow
 
 _START_NS = 1 << 60
 _NS_PER_MS = 1_000_000
@@ -46,6 +46,7 @@ class Study:
         self.possible_errors = [] if self.error else [way.error for way in plain if way.error is not None]
         self.counted = [way for way in ways if self.error or way.error is None or not way.has_trouble]
         self._counted = set(map(id, self.counted))
+        self._forks = Forks(ways)
         done = [way for way in self.counted if way.error is None]
         self.outputs = {slot: joined(_given(way, slot, node) for way in done) for _, slot in node.outputs}
 
@@ -66,8 +67,10 @@ class Study:
 
     def deciding(self, holds: Sequence[bool]) -> list[Decision]:
         """What it depends on."""
-        pairs = [(way, value) for way, value in zip(self.ways, holds, strict=True) if id(way) in self._counted]
-        return deciding([way for way, _ in pairs], [value for _, value in pairs])
+        counted = [id(way) in self._counted for way in self.ways]
+        return self._forks.deciding(
+            [value if is_counted else None for value, is_counted in zip(holds, counted, strict=True)]
+        )
 
     def evaluations(self, owner: StepPlan | NodePlan, name: str) -> list[Evaluation]:
         """What was found of a condition, on all ways."""

@@ -16,7 +16,7 @@ from weft_tools.explain.judge import Verdict
 
 #: So many ways are followed whatever they show; beyond, only from ways that showed something new.
 _NUM_FOLLOWED = 32
-MAX_WAYS = 1000
+MAX_WAYS = 500
 #: What is asked more often on one way, as in the rounds of a loop, has no other answer after that.
 _MAX_ASKED = 4
 
@@ -174,17 +174,39 @@ def follow(run: Callable[[tuple[int, ...]], Way], facts: Callable[[Way], set[Has
     return ways, bool(waiting)
 
 
-def deciding(ways: Sequence[Way], holds: Sequence[bool]) -> list[Decision]:
-    """The decisions that ``holds``, which has a value for each way, depends on, in the order in which they come up."""
-    outcomes: dict[tuple[int, ...], dict[int, set[bool]]] = defaultdict(lambda: defaultdict(set))
-    decisions: dict[tuple[int, ...], Decision] = {}
-    for way, value in zip(ways, holds, strict=True):
-        taken = way.taken
-        for place, decision in enumerate(way.decisions):
-            outcomes[taken[:place]][decision.taken].add(value)
-            decisions.setdefault(taken[:place], decision)
-    found = [before for before, by_option in outcomes.items() if len(set(map(frozenset, by_option.values()))) > 1]
-    return [decisions[before] for before in sorted(found, key=len)]
+class Forks:
+    """Where ways part.
+
+    Args:
+        ways: All that were followed.
+    """
+
+    def __init__(self, ways: Sequence[Way]) -> None:
+        #: By number: what is decided there, and how many decisions come before it.
+        self._forks: list[tuple[Decision, int]] = []
+        numbers: dict[tuple[int, int], int] = {}
+        self._passed: list[list[tuple[int, int]]] = []
+        for way in ways:
+            passed: list[tuple[int, int]] = []
+            for decision in way.decisions:
+                before = passed[-1] if passed else (-1, 0)
+                if before not in numbers:
+                    numbers[before] = len(self._forks)
+                    self._forks.append((decision, len(passed)))
+                passed.append((numbers[before], decision.taken))
+            self._passed.append(passed)
+        unusual = {number for passed in self._passed for number, taken in passed if taken}
+        self._passed = [[fork for fork in passed if fork[0] in unusual] for passed in self._passed]
+
+    def deciding(self, holds: Sequence[bool | None]) -> list[Decision]:
+        """The decisions that ``holds`` depends on, first things first; None leaves a way out."""
+        outcomes: dict[int, dict[int, set[bool]]] = defaultdict(lambda: defaultdict(set))
+        for passed, value in zip(self._passed, holds, strict=True):
+            if value is not None:
+                for number, taken in passed:
+                    outcomes[number][taken].add(value)
+        found = [self._forks[number] for number, by in outcomes.items() if len(set(map(frozenset, by.values()))) > 1]
+        return [decision for decision, _ in sorted(found, key=lambda fork: fork[1])]
 
 
 class OpenText(str):
