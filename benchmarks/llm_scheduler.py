@@ -144,7 +144,7 @@ class Load:
 
 
 def measure(case: Case, num_rounds: int, num_warm: int, num_steps: int) -> Row:
-    """Figures of a case; the first ``num_warm`` steps of a round fill the seats and are not counted."""
+    """Figures of a case; the first ``num_warm`` steps of a round fill the slots and are not counted."""
     steps: list[tuple[float, float, int, int]] = []
     num_preemptions = 0
     for seed in range(num_rounds):

@@ -65,21 +65,21 @@ def run_static(theirs: Any, jobs: Sequence[Job], batch_size: int) -> Baseline:
     return Baseline(token_ids, time.perf_counter() - start_s)
 
 
-def run_continuous(theirs: Any, jobs: Sequence[Job], num_seats: int, num_step_tokens: int) -> Baseline:
-    """Greedy continuous batching of ``transformers`` with as many seats and tokens in a step as the engine has.
+def run_continuous(theirs: Any, jobs: Sequence[Job], num_slots: int, num_step_tokens: int) -> Baseline:
+    """Greedy continuous batching of ``transformers`` with as many slots and tokens in a step as the engine has.
 
     Raises:
         RuntimeError: It does not run here, or lost a request; the message says why.
     """
     from transformers import ContinuousBatchingConfig, GenerationConfig  # noqa: PLC0415  # takes seconds
 
-    num_pages = num_seats * (max(len(job.prompt) + job.num_tokens for job in jobs) // _PAGE_SIZE + 2)
+    num_pages = num_slots * (max(len(job.prompt) + job.num_tokens for job in jobs) // _PAGE_SIZE + 2)
     generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=1)
     config = ContinuousBatchingConfig(
         page_size=_PAGE_SIZE,
         num_blocks=num_pages,
         max_batch_tokens=num_step_tokens,
-        max_requests_per_batch=num_seats,
+        max_requests_per_batch=num_slots,
         allow_block_sharing=False,
     )
     with warnings.catch_warnings(), torch.inference_mode():

@@ -24,7 +24,7 @@ _PROMPT_LEN, _NUM_TOKENS = 200, 24
 _PATIENCE_S = 60.0
 _NOTE = (
     "Cancelled from another thread than the engine's: a third at a random time before or about its turn, a third when "
-    "it has a seat, a third after a random token. Free means that the scheduler has let go of seat and blocks; until "
+    "it has a slot, a third after a random token. Free means that the scheduler has let go of slot and blocks; until "
     "then the step under way has to end."
 )
 
@@ -40,7 +40,7 @@ class Trial:
     """
 
     def __init__(self, model: Model, sizes: Sizes, seed: int) -> None:
-        config = model.engine_config(max_num_seqs=sizes.num_seats, max_num_batched_tokens=sizes.num_step_tokens)
+        config = model.engine_config(max_num_seqs=sizes.num_slots, max_num_batched_tokens=sizes.num_step_tokens)
         self.driver = Driver(model, config, on_end=self._ended)
         self.delays_ms: list[float] = []
         self.delays_steps: list[int] = []
@@ -53,7 +53,7 @@ class Trial:
         self._answers: list[Answer] = []
         self._after_own: dict[int, int] = {}  # job: tokens of its own
         self._after_all: list[tuple[int, int]] = []  # tokens of all jobs, job; the next one last
-        self._seated: deque[int] = deque()  # jobs that go as soon as they have a seat, in the order of their turn
+        self._with_slot: deque[int] = deque()  # jobs that go as soon as they have a slot, in the order of their turn
         self._draw(self._jobs, random.Random(seed))
 
     def run(self) -> None:
@@ -86,8 +86,8 @@ class Trial:
             elif place % 3 == 1:  # those before it give about half of their tokens
                 self._after_all.append((rng.randint(1, 1 + number * _NUM_TOKENS // 2), number))
             else:
-                self._seated.append(number)
-        self._seated = deque(sorted(self._seated))
+                self._with_slot.append(number)
+        self._with_slot = deque(sorted(self._with_slot))
         self._after_all.sort(reverse=True)
 
     def _token_came(self, number: int, answer: Answer) -> None:
@@ -97,8 +97,8 @@ class Trial:
             self._due.put(answer)
         while self._after_all and self._after_all[-1][0] <= self._num_tokens:
             self._due.put(self._answers[self._after_all.pop()[1]])
-        while self._seated and _phase(self._answers[self._seated[0]].request) != "waiting":
-            self._due.put(self._answers[self._seated.popleft()])
+        while self._with_slot and _phase(self._answers[self._with_slot[0]].request) != "waiting":
+            self._due.put(self._answers[self._with_slot.popleft()])
 
     def _ended(self, request: EngineRequest, outcome: str, now_ns: int) -> None:
         """On the engine's thread."""

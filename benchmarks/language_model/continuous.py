@@ -26,7 +26,7 @@ _RATIO_NOTE = (
 )
 _BOUND_NOTE = (
     "Counted from the workload: steps of static batches, the longest answer of each, over those of a schedule in which "
-    "a seat is taken again in the next step, the first token included in the prompt's step. The prompts of a static "
+    "a slot is taken again in the next step, the first token included in the prompt's step. The prompts of a static "
     "batch take steps of their own besides, so that the ratio may pass the bound."
 )
 _CACHE_NOTE = (
@@ -35,7 +35,7 @@ _CACHE_NOTE = (
     "of 400 have the mean lengths of a chat (215 and 198 tokens), run through the scheduler without a model."
 )
 _BASELINE_NOTE = (
-    "The same weights, prompts, seats, lengths and number of threads (1), in the same process and the same minutes; "
+    "The same weights, prompts, slots, lengths and number of threads (1), in the same process and the same minutes; "
     "generate pads on the left and runs each batch to its longest answer, of which only wanted tokens are counted."
 )
 
@@ -72,7 +72,7 @@ class CacheProbe:
 
     @property
     def waste_if_reserved_percent(self) -> float:
-        """The same, had each sequence got room for the longest prompt and answer when it was seated."""
+        """The same, had each sequence got room for the longest prompt and answer when it was scheduled."""
         return 100 * (1 - self._filled / self._reserved)
 
 
@@ -90,12 +90,12 @@ class NoModel:
         return StepTokens(np.zeros(len(plan.sample_rows), np.int32), None)
 
 
-def schedule_steps(jobs: Sequence[Job], num_seats: int) -> tuple[int, int]:
-    """Steps in static batches, and at best in continuous ones, if a step gives each seat one token."""
+def schedule_steps(jobs: Sequence[Job], num_slots: int) -> tuple[int, int]:
+    """Steps in static batches, and at best in continuous ones, if a step gives each slot one token."""
     static = sum(
-        max(job.num_tokens for job in jobs[first : first + num_seats]) for first in range(0, len(jobs), num_seats)
+        max(job.num_tokens for job in jobs[first : first + num_slots]) for first in range(0, len(jobs), num_slots)
     )
-    ends = [0] * num_seats
+    ends = [0] * num_slots
     for job in jobs:
         heapq.heapreplace(ends, ends[0] + job.num_tokens)
     return static, max(ends)
@@ -104,11 +104,11 @@ def schedule_steps(jobs: Sequence[Job], num_seats: int) -> tuple[int, int]:
 def measure(model: Model, sizes: Sizes) -> list[Figure]:
     """Rates, their ratios, and the cache."""
     jobs = mixed(sizes.mixed_jobs, model.shape.vocab_size)
-    config = model.engine_config(max_num_seqs=sizes.num_seats, max_num_batched_tokens=sizes.num_step_tokens)
+    config = model.engine_config(max_num_seqs=sizes.num_slots, max_num_batched_tokens=sizes.num_step_tokens)
     ways: dict[str, Callable[[], Run]] = {
         "continuous": lambda: run_burst(Driver(model, config), jobs),
-        "stay": lambda: run_waves(Driver(model, config), jobs, sizes.num_seats, is_padded=True),
-        "leave": lambda: run_waves(Driver(model, config), jobs, sizes.num_seats),
+        "stay": lambda: run_waves(Driver(model, config), jobs, sizes.num_slots, is_padded=True),
+        "leave": lambda: run_waves(Driver(model, config), jobs, sizes.num_slots),
     }
     runs: dict[str, list[Run]] = {name: [] for name in ways}
     for _ in range(sizes.num_rounds):
@@ -128,7 +128,7 @@ def _ratios(jobs: Sequence[Job], runs: dict[str, list[Run]], sizes: Sizes) -> li
     def over(name: str) -> list[float]:
         return [a / b for a, b in zip(rates("continuous"), rates(name), strict=True)]
 
-    static_steps, best_steps = schedule_steps(jobs, sizes.num_seats)
+    static_steps, best_steps = schedule_steps(jobs, sizes.num_slots)
     bound = static_steps / best_steps
     steps = [
         static.num_steps / continuous.num_steps
@@ -185,8 +185,8 @@ def _baseline(model: Model, jobs: Sequence[Job], ours: Sequence[Run], sizes: Siz
     theirs = make_transformers(model)
     expected = [answer.token_ids for answer in ours[0].answers]
     ways = {
-        "generate, static batches": lambda: run_static(theirs, jobs, sizes.num_seats),
-        "continuous batching": lambda: run_continuous(theirs, jobs, sizes.num_seats, sizes.num_step_tokens),
+        "generate, static batches": lambda: run_static(theirs, jobs, sizes.num_slots),
+        "continuous batching": lambda: run_continuous(theirs, jobs, sizes.num_slots, sizes.num_step_tokens),
     }
     figures: list[Figure] = []
     for name, run in ways.items():

@@ -261,7 +261,7 @@ def run_arrivals(driver: Driver, jobs: Sequence[Job]) -> Run:
 
 
 def capacity_per_s(model: Model, config: EngineConfig, jobs: Sequence[Job]) -> float:
-    """Jobs that the engine does in a second with all seats taken: by its tokens until the last job has its seat."""
+    """Jobs that the engine does in a second with all slots taken: by its tokens until the last job has its slot."""
     answers = run_burst(Driver(model, config), jobs).answers
     start_ns = min(answer.token_ns[0] for answer in answers)
     end_ns = max(answer.token_ns[0] for answer in answers)

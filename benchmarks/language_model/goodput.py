@@ -11,7 +11,7 @@ _LOADS = (0.4, 0.6, 0.8, 1.0, 1.2)
 _MAX_TTFT, _MAX_TPOT = 10.0, 3.0
 _GOOD_SHARE = 0.9
 _NOTE = (
-    f"Poisson arrivals at shares of what the engine does with all seats taken, measured just before. Good: first token "
+    f"Poisson arrivals at shares of what the engine does with all slots taken, measured just before. Good: first token "
     f"within {_MAX_TTFT:g} times, mean time of each further token within {_MAX_TPOT:g} times the median of requests "
     f"that come one after the other."
 )
@@ -19,7 +19,7 @@ _NOTE = (
 
 def measure(model: Model, sizes: Sizes) -> list[Figure]:
     """The curve, and the highest load at which nearly all are good."""
-    config = model.engine_config(max_num_seqs=sizes.num_seats, max_num_batched_tokens=sizes.num_step_tokens)
+    config = model.engine_config(max_num_seqs=sizes.num_slots, max_num_batched_tokens=sizes.num_step_tokens)
     jobs = mixed(sizes.open_jobs, model.shape.vocab_size)
     shares: dict[float, list[float]] = {load: [] for load in _LOADS}
     goodputs: dict[float, list[float]] = {load: [] for load in _LOADS}
@@ -37,7 +37,7 @@ def measure(model: Model, sizes: Sizes) -> list[Figure]:
             shares[load].append(100 * share)
             goodputs[load].append(share * len(jobs) / run.duration_s)
     figures = [
-        figure(_CASE, "all seats taken", capacities, "requests/s"),
+        figure(_CASE, "all slots taken", capacities, "requests/s"),
         figure(_CASE, "one at a time: p50 to first token", ttfts_ms, "ms"),
         figure(_CASE, "one at a time: p50 of each further token", tpots_ms, "ms"),
     ]

@@ -21,7 +21,7 @@ def measure(model: Model, sizes: Sizes) -> list[Figure]:
     different = alike(sizes.prefix_jobs // 2, model.shape.vocab_size, sizes.prefix_len + _NUM_OWN, _NUM_TOKENS)
     configs = {
         is_on: model.engine_config(
-            max_num_seqs=sizes.num_seats,
+            max_num_seqs=sizes.num_slots,
             max_num_batched_tokens=sizes.num_step_tokens,
             enable_prefix_caching=is_on,
         )
@@ -33,7 +33,7 @@ def measure(model: Model, sizes: Sizes) -> list[Figure]:
     for _ in range(sizes.num_rounds):
         for is_on, config in configs.items():
             burst[is_on].append(run_burst(Driver(model, config), jobs))
-            single[is_on].append(run_waves(Driver(model, config), jobs[: sizes.num_seats], 1))
+            single[is_on].append(run_waves(Driver(model, config), jobs[: sizes.num_slots], 1))
     for round_ in range(_OVERHEAD_ROUNDS * sizes.num_rounds):
         for is_on in (True, False) if round_ % 2 else (False, True):
             no_hits[is_on].append(run_burst(Driver(model, configs[is_on]), different))

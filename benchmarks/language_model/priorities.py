@@ -14,7 +14,7 @@ _LOAD = 1.2
 _SHARE_HIGH, _HIGH, _LOW = 0.1, 1, 3
 _AGING_S = 0.25
 _LOAD_NOTE = (
-    f"Open loop at {_LOAD:.0%} of what the engine does with all seats taken, measured just before; {_SHARE_HIGH:.0%} "
+    f"Open loop at {_LOAD:.0%} of what the engine does with all slots taken, measured just before; {_SHARE_HIGH:.0%} "
     f"have priority {_HIGH}, the others {_LOW}."
 )
 _STARVING_NOTE = (
@@ -26,7 +26,7 @@ _STARVING_NOTE = (
 
 def measure(model: Model, sizes: Sizes) -> list[Figure]:
     """Times to the first token of both classes, each way."""
-    fields = {"max_num_seqs": sizes.num_seats, "max_num_batched_tokens": sizes.num_step_tokens}
+    fields = {"max_num_seqs": sizes.num_slots, "max_num_batched_tokens": sizes.num_step_tokens}
     strict = model.engine_config(**fields)
     aging = model.engine_config(**fields, aging_ns=round(_AGING_S * 1e9))
     jobs = mixed(sizes.open_jobs, model.shape.vocab_size)
@@ -49,7 +49,7 @@ def measure(model: Model, sizes: Sizes) -> list[Figure]:
 
 def _first_come(model: Model, sizes: Sizes, jobs: Sequence[Job]) -> Run:
     """All of one level; the answers are told by the level that their job would have had."""
-    config = model.engine_config(max_num_seqs=sizes.num_seats, max_num_batched_tokens=sizes.num_step_tokens)
+    config = model.engine_config(max_num_seqs=sizes.num_slots, max_num_batched_tokens=sizes.num_step_tokens)
     run = run_arrivals(Driver(model, config), [replace(job, level=0) for job in jobs])
     for answer, job in zip(run.answers, jobs, strict=True):
         answer.job = job
@@ -71,7 +71,7 @@ def _classes(alone: Sequence[Run], runs: dict[str, list[Run]]) -> list[Figure]:
         figure(_CASE, "urgent, first come over strict", ratios, "x", target=Target(">=", 5)),
         figure(_CASE, "others, strict over first come", slower, "x"),
         figure(_CASE, "longest wait of the others, ageing", waits, "ms"),
-        figure(_CASE, "seats lost to urgent ones, strict", [run.num_preemptions for run in strict], "times"),
+        figure(_CASE, "slots lost to urgent ones, strict", [run.num_preemptions for run in strict], "times"),
     ]
 
 

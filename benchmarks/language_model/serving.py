@@ -50,7 +50,7 @@ def write_repository(root: Path, model: Model, sizes: Sizes) -> None:
     parameters = {
         "load_format": "dummy",
         "seed": WEIGHTS_SEED,
-        "max_num_seqs": sizes.num_seats,
+        "max_num_seqs": sizes.num_slots,
         "max_num_batched_tokens": sizes.num_step_tokens,
         "max_model_len": MAX_MODEL_LEN,
     }
@@ -109,7 +109,7 @@ async def _one(job: Job) -> AsyncIterator[dict[str, Any]]:
 def measure(model: Model, sizes: Sizes) -> list[Figure]:
     """Rates, CPU time by process, and whether the tokens are the same."""
     jobs = mixed(sizes.serving_jobs, model.shape.vocab_size)
-    config = model.engine_config(max_num_seqs=sizes.num_seats, max_num_batched_tokens=sizes.num_step_tokens)
+    config = model.engine_config(max_num_seqs=sizes.num_slots, max_num_batched_tokens=sizes.num_step_tokens)
     with tempfile.TemporaryDirectory() as folder:
         write_repository(Path(folder), model, sizes)
         with running_model_service(Path(folder)) as endpoint:
@@ -120,10 +120,10 @@ def _measure(model: Model, sizes: Sizes, jobs: Sequence[Job], config: Any, endpo
     pids = {"service": endpoint.pid, "client": os.getpid()}
     served: list[Served] = []
     own: list[Run] = []
-    asyncio.run(run_streams(endpoint.grpc, pids, jobs[: sizes.num_seats], sizes.num_seats))  # not counted
+    asyncio.run(run_streams(endpoint.grpc, pids, jobs[: sizes.num_slots], sizes.num_slots))  # not counted
     for _ in range(sizes.num_rounds):
         own.append(run_burst(Driver(model, config), jobs))
-        served.append(asyncio.run(run_streams(endpoint.grpc, pids, jobs, sizes.num_seats)))
+        served.append(asyncio.run(run_streams(endpoint.grpc, pids, jobs, sizes.num_slots)))
     thousands = own[0].num_tokens / 1000
     expected = [answer.token_ids for answer in own[0].answers]
     num_different = [sum(a != b for a, b in zip(one.token_ids, expected, strict=True)) for one in served]

@@ -8,7 +8,7 @@ class Sizes(NamedTuple):
 
     Attributes:
         num_rounds: In which the compared ways take turns; figures are medians.
-        num_seats: Sequences that run at a time, in all cases but C4.
+        num_slots: Sequences that run at a time, in all cases but C4.
         num_step_tokens: Tokens of a step, likewise.
         mixed_jobs: C1.
         baseline_rounds: Rounds of C1 in which ``transformers`` takes part; it is slow.
@@ -24,7 +24,7 @@ class Sizes(NamedTuple):
     """
 
     num_rounds: int = 3
-    num_seats: int = 16
+    num_slots: int = 16
     num_step_tokens: int = 128
     mixed_jobs: int = 192
     baseline_rounds: int = 1

@@ -242,7 +242,7 @@ def test_a_bad_request_ends_no_stream(stream: Stream) -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "disconnect", "deadline"])
 def test_who_leaves_frees_everything(service: Service, how: str) -> None:
-    """Streams in work and requests that wait for a seat; the fixture looks at the blocks."""
+    """Streams in work and requests that wait for a slot; the fixture looks at the blocks."""
     stream = Stream(service, **({"stream_timeout": 0.5} if how == "deadline" else {}))
     for number in range(4):
         stream.send("narrow", "the quick", str(number), sampling=LONG)
@@ -259,7 +259,7 @@ def test_who_leaves_frees_everything(service: Service, how: str) -> None:
 
 def test_a_deadline_passes_in_the_queue(service: Service, stream: Stream) -> None:
     """One that waits is answered when it passes, and never begins."""
-    for number in range(2):  # a seat and one in reserve
+    for number in range(2):  # a slot and one in reserve
         stream.send("narrow", "x", str(number), sampling=LONG)
     stream.take()
     began = service.figure("nv_inference_exec_count", "narrow")

@@ -37,7 +37,7 @@ def check_classification(requested: Sequence[RequestedOutput]) -> bool:
 async def classified(
     result: InferResult, requested: Sequence[RequestedOutput], signature: ModelSignature
 ) -> InferResult:
-    """``result``, as ``classify`` leaves it; that runs on a thread, and not where no classes are asked for."""
+    """``classify`` on a thread, if classes were requested; returns ``result``."""
     if any(PARAMETER in output.parameters for output in requested):
         await asyncio.to_thread(classify, result, requested, signature)
     return result

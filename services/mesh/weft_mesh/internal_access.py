@@ -8,6 +8,7 @@ from weft_common.security.channel import ChannelSecurity
 from weft_common.security.keys import new_key
 from weft_common.server.unix_socket import address_of
 from weft_mesh.preflight import MeshError, socket_paths
+from weft_mesh.service_names import ROUTER
 
 _NAME = "mesh"
 
@@ -55,7 +56,7 @@ def internal_access(folder: Path, address: str, rules: AccessRules) -> InternalA
     service_arguments: list[str] = []
     security = None
     if rules.is_encrypted:
-        path = socket_paths(folder, ["router"]).get("router")
+        path = socket_paths(folder, [ROUTER]).get(ROUTER)
         if path is None:
             raise MeshError(f"no Unix socket fits into '{folder}', which --tls-cert needs; set a shorter TMPDIR")
         router_arguments.append(f"--unix-socket={path}")

@@ -14,15 +14,15 @@ from weft_common.security.channel import ChannelSecurity
 from weft_common.server.listening import host_and_port
 from weft_common.server.unix_socket import address_of
 from weft_mesh.internal_access import internal_access
-from weft_mesh.preflight import GRAPHS, MeshError, hold_port, service_folders, socket_paths
+from weft_mesh.preflight import MeshError, hold_port, service_folders, socket_paths
 from weft_mesh.process import Endpoint, ServiceProcess
 from weft_mesh.readiness import dialable
 from weft_mesh.registry import RunningMesh, mesh_folder, publish
-from weft_mesh.service_names import GATEWAY, MODEL_SERVICES
+from weft_mesh.service_names import GATEWAY, GRAPHS, MODEL_SERVICES, ROUTER
 from weft_mesh.supervised import SupervisedService, Supervision
 
 #: Order on a request's way, which is the order of a stop; the other services come last.
-_PLACES = {GATEWAY: 0, "router": 1}
+_PLACES = {GATEWAY: 0, ROUTER: 1}
 _BEHIND = 2
 
 
@@ -116,7 +116,7 @@ class Mesh:
         addresses = {name: ",".join(endpoints[label].grpc for label in replicas[name]) for name in names}
         addresses |= {name: address_of(path) for name, path in sockets.items()}
         self._add(
-            "router",
+            ROUTER,
             [
                 "--repository",
                 str(folders[GRAPHS]),
@@ -134,8 +134,8 @@ class Mesh:
             own_address=access.address,
             security=access.security,
         )
-        router = (await self._all_serving(["router"], deadline_s))["router"]
-        endpoints = {"router": router} | endpoints | {name: endpoints.get(name, router) for name in served}
+        router = (await self._all_serving([ROUTER], deadline_s))[ROUTER]
+        endpoints = {ROUTER: router} | endpoints | {name: endpoints.get(name, router) for name in served}
         if openai_port is not None:
             self._add_gateway(openai_port, access.address)
             endpoints |= await self._all_serving([GATEWAY], deadline_s)
@@ -296,7 +296,7 @@ class Mesh:
             # A service that ended meanwhile may be the cause.
             others = [process for process in self._processes() if process.name not in names]
             failures += [process.describe_exit() for process in others if not process.is_running]
-            cure = [] if "router" in names else ["If model files are missing, run `make models`."]
+            cure = [] if ROUTER in names else ["If model files are missing, run `make models`."]
             raise MeshError("\n".join(failures + cure))
         return endpoints
 

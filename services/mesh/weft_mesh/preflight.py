@@ -8,13 +8,11 @@ from pathlib import Path
 from weft_common.repository.layout import is_ensemble
 from weft_common.server.unix_socket import path_fault
 from weft_common.versions import is_version
+from weft_mesh.service_names import GRAPHS
 
 
 class MeshError(Exception):
     """The mesh cannot serve; the message says which part, why, and the cure."""
-
-
-GRAPHS = "graphs"
 
 
 def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from weft_mesh.process import Endpoint
 from weft_mesh.readiness import dialable
-from weft_mesh.service_names import GATEWAY
+from weft_mesh.service_names import ROUTER, is_public
 
 _PREFIX = "weft-"
 _FILE = "mesh.json"
@@ -40,17 +40,17 @@ class RunningMesh(NamedTuple):
     @property
     def router(self) -> str:
         """``host:port`` of the router."""
-        return dialable(self.endpoints["router"].grpc)
+        return dialable(self.endpoints[ROUTER].grpc)
 
     @property
     def metrics(self) -> str:
         """``host:port`` of the router's metrics."""
-        return dialable(self.endpoints["router"].metrics)
+        return dialable(self.endpoints[ROUTER].metrics)
 
     def metrics_addresses(self) -> dict[str, str]:
         """Where each process has its metrics, by service."""
-        router = self.endpoints["router"].metrics
-        addresses = {"router": self.metrics}
+        router = self.endpoints[ROUTER].metrics
+        addresses = {ROUTER: self.metrics}
         addresses |= {name: dialable(end.metrics) for name, end in self.endpoints.items() if end.metrics != router}
         encrypted = [name for name in addresses if self.is_encrypted and is_public(name)]
         return addresses | {name: f"https://{addresses[name]}/metrics" for name in encrypted}
@@ -92,11 +92,6 @@ def running_meshes() -> list[RunningMesh]:
                 endpoints = {name: Endpoint(**one) for name, one in fields["endpoints"].items()}
                 found.append(RunningMesh(fields["pid"], fields["is_encrypted"], endpoints))
     return found
-
-
-def is_public(service: str) -> bool:
-    """Whether a service's ports are for clients of the mesh, so that its TLS and keys hold for them."""
-    return service in ("router", GATEWAY)
 
 
 class SeveralMeshesError(Exception):

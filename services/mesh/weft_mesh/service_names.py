@@ -1,6 +1,15 @@
-"""Names of the services of a mesh."""
+"""Names of the services of a mesh; imports nothing heavy."""
 
 #: Services that serve models; the folder in the repository has the service's name.
 MODEL_SERVICES = ("preprocess", "model", "postprocess")
+#: The folder of the router in the repository.
+GRAPHS = "graphs"
+#: Serves graphs to clients.
+ROUTER = "router"
 #: Serves HTTP in front of the router.
 GATEWAY = "gateway"
+
+
+def is_public(service: str) -> bool:
+    """Whether a service's ports are for clients of the mesh, so that its TLS and keys hold for them."""
+    return service in (ROUTER, GATEWAY)

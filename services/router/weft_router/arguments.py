@@ -1,14 +1,12 @@
 """What the router takes on its command line and ``weft up`` takes for it; imports nothing heavy."""
 
 import argparse
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from weft_common.repository.control import add_control_arguments, control_arguments, control_fault
+from weft_common.text.argument_types import is_metadata_name
 from weft_router.targets.specification import BalancingPolicy, parse_policy, policy_names
-
-_HEADER = re.compile(r"[0-9a-z_.-]+(?<!-bin)")
 
 
 def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
@@ -78,7 +76,7 @@ def usage_fault(options: argparse.Namespace) -> str:
     for name, minimum in (("max_inflight", 0), ("max_inflight_per_client", 0), ("default_priority", 1)):
         if (value := getattr(options, name)) < minimum:
             return f"--{name.replace('_', '-')} must be at least {minimum}, got {value}"
-    if options.client_key_header and not _HEADER.fullmatch(options.client_key_header):
+    if options.client_key_header and not is_metadata_name(options.client_key_header):
         return (
             f"--client-key-header '{options.client_key_header}' must be a name of ASCII metadata: lower-case letters, "
             "digits, '-', '_' and '.', not ending in '-bin'"

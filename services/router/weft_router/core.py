@@ -7,6 +7,7 @@ from pathlib import Path
 
 from weft_common.core import CallContext, IndexEntry, InferCall, InferResult, Parameters, ParameterValue
 from weft_common.errors import NotFoundError, UnavailableError, UnsupportedError, WeftError
+from weft_common.repository.control import DEFAULT_POLL_S
 from weft_common.repository.watcher import RepositoryWatcher
 from weft_common.server.server import Extension
 from weft_common.signature import ModelSignature
@@ -68,7 +69,7 @@ class RouterCore:
         load_graphs: Sequence[str] = (),
         admission: AdmissionSettings = _NO_LIMITS,
         poll_s: float = 2.0,
-        repository_poll_s: float = 15.0,
+        repository_poll_s: float = DEFAULT_POLL_S,
         state_dir: Path | None = None,
         allow_route_header: bool = False,
     ) -> None:

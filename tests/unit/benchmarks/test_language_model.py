@@ -21,7 +21,7 @@ from weft_model.llm.scheduler.plan import ForwardPlan
 torch.set_num_threads(1)
 
 _SIZES = Sizes(
-    num_rounds=1, num_seats=4, num_step_tokens=64, mixed_jobs=8, baseline_rounds=1, prefix_jobs=4, prefix_len=64,
+    num_rounds=1, num_slots=4, num_step_tokens=64, mixed_jobs=8, baseline_rounds=1, prefix_jobs=4, prefix_len=64,
     decoders=2, long_prompt=100, open_jobs=6, alone_jobs=2, cancel_jobs=12, scheduler_steps=5, serving_jobs=4,
 )  # fmt: skip
 
@@ -65,7 +65,7 @@ def test_transformers_does_the_same_work(model):
 
 
 def test_a_schedule_counts_its_steps():
-    """Static: the longest of each batch; continuous: a seat is taken again by the next in line."""
+    """Static: the longest of each batch; continuous: a slot is taken again by the next in line."""
     jobs = [Job(None, answer) for answer in (5, 1, 2, 2, 1)]  # type: ignore[arg-type]
     assert (5 + 2 + 1, 6) == schedule_steps(jobs, 2)
 

@@ -11,7 +11,6 @@ from weft_common.errors import InvalidArgumentError
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import ITEMSIZE_BYTES, WireTensor, encode_bytes, num_elements
 from weft_common.validation import scheduling_parameters, validate
-from weft_common.versions import version_number
 
 
 def signature(*inputs, max_batch_size=8, outputs=("y",)):
@@ -280,20 +279,3 @@ def test_bad_scheduling_parameter(key, value):
     text = f"parameter '{key}' must be a whole number of at least 0, got {value!r}"
     with pytest.raises(InvalidArgumentError, match=re.escape(text)):
         scheduling_parameters({key: value})
-
-
-@pytest.mark.parametrize(("version", "number"), [("1", 1), ("007", 7), ("9" * 18, 10**18 - 1)])
-def test_a_version_is_a_number_of_at_least_one(version, number):
-    """Leading zeros mean nothing."""
-    assert number == version_number(version)
-
-
-@pytest.mark.parametrize("version", ["", "0", "00", "-1", "+1", "1.0", "1 ", "latest", "²", "\u0661", "9" * 5_000])
-def test_anything_else_is_no_version(version):
-    """The text is that of Triton Inference Server; of a long value it has the beginning."""
-    with pytest.raises(InvalidArgumentError) as caught:
-        version_number(version)
-    assert caught.value.message.startswith(
-        f"failed to get model version from specified version string '{version[:80]}'"
-    )
-    assert len(caught.value.message) < 200

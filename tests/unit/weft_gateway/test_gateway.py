@@ -1,7 +1,6 @@
 """The parts between an HTTP request and the router, each by itself."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from weft_gateway.arguments import fault_of, make_parser
 from weft_gateway.errors import RequestError, error_response
 from weft_gateway.http.disconnect import ClientDisconnectedError, run_until_disconnect
 from weft_gateway.openai.models import Models
+from weft_protos.grpc_service_pb2 import RepositoryIndexResponse
 from weft_protos.model_config_pb2 import ModelConfig
 
 
@@ -69,7 +69,7 @@ class Router:
         return config
 
     async def index(self, **_: Any) -> list[Any]:
-        return [SimpleNamespace(name=name, state="READY") for name in ("text", "gone", "numbers")]
+        return [RepositoryIndexResponse.ModelIndex(name=name, state="READY") for name in ("text", "gone", "numbers")]
 
 
 async def test_what_is_known_of_a_model_is_kept_for_its_caller() -> None:

@@ -26,6 +26,7 @@ class FakeCondition:
     tensors: tuple[Binding, ...] = ()
     num_evaluations: int = 0
     names: tuple[str, ...] = ()
+    is_test: bool = True
 
     def evaluate(self, frame: Frame, request: RequestScope) -> Any:
         self.num_evaluations += 1

@@ -320,7 +320,7 @@ def _node_plan(node: Node) -> NodePlan:
     }
     if node.on:
         options["on"] = FakeCondition(
-            lambda request, values: str(int(values["X"][:, 0].astype(int).sum()) % 3), names=("X",)
+            lambda request, values: str(int(values["X"][:, 0].astype(int).sum()) % 3), names=("X",), is_test=False
         )
     if node.again is not None:
         options["loop"] = make.loop(

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Callable, Collection
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from weft_common.tensors import WireTensor, decode, encode
 from weft_router.compile import compile_graph
 from weft_router.executor import GraphExecutor
 from weft_router.graph import GraphSource
+from weft_router.graph.plan import GraphPlan
 from weft_router.runtime import Runtime
 
 _HEADER = """
@@ -147,6 +149,12 @@ def scripts() -> dict[str, Any]:
     }
 
 
+@cache
+def plan_of(graph: str) -> GraphPlan:
+    """The plan of a graph; no request changes it."""
+    return compile_graph(GraphSource(_HEADER + GRAPHS[graph], "graph.pbtxt"), Models())
+
+
 class World:
     """A graph on a clock of its own.
 
@@ -158,9 +166,8 @@ class World:
         asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
         self.clock = VirtualClock()
         self.target = FakeTarget(**scripts())
-        plan = compile_graph(GraphSource(_HEADER + GRAPHS[graph], "graph.pbtxt"), Models())
         self.runtime = Runtime({"model": self.target}, clock_ns=self.clock, generator=FakeRandom(0.5))
-        self.executor = GraphExecutor(plan, self.runtime)
+        self.executor = GraphExecutor(plan_of(graph), self.runtime)
 
     def ask(self, request_id: str) -> "asyncio.Task[Any]":
         """A request of two rows has begun."""

@@ -32,7 +32,6 @@ class Data(bytearray):
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     """Only counting references frees memory."""
-    gc.collect()
     gc.disable()
     yield
     gc.enable()

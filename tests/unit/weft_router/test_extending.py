@@ -7,6 +7,7 @@ import random
 import pytest
 from tests.unit.docs.test_extending import blocks, module
 from tests.unit.weft_router import make
+from tests.unit.weft_router.extended_proto import FileProto, add_field, add_message, add_value, messages
 from tests.unit.weft_router.fake_target import FakeTarget, answering, failing, in_turn
 from tests.unit.weft_router.targets.test_replicated import Fleet, replicated
 from tests.unit.weft_router.text_graphs import compiled, x, y
@@ -20,6 +21,9 @@ from weft_router.bandits.store import BanditStore
 from weft_router.combine import METHODS
 from weft_router.executor import GraphExecutor
 from weft_router.graph import GraphError
+from weft_router.graph.syntax import parse
+from weft_router.kinds import splitter
+from weft_router.kinds.ensemble import messages as ensemble_messages
 from weft_router.policies import POLICIES
 from weft_router.runtime import Runtime
 from weft_router.targets import balancing
@@ -29,8 +33,11 @@ from weft_tools.wording import policy_texts
 async def test_a_combine_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph with the method is checked, compiled, described and run; a field without effect is refused."""
     (code,), (line,) = blocks("A combine method", "python"), blocks("A combine method", "pbtxt")
-    monkeypatch.setitem(METHODS, "MEDIAN", module(code, "range").RANGE)  # graph.proto has no RANGE
-    combine = line.replace("RANGE", "MEDIAN").replace("SPREAD", "Y").replace("SCORE", "Y")
+    proto = messages("ranging", lambda file: add_value(file, "Combine", "Method", "RANGE"))
+    monkeypatch.setattr(parse, "pb", proto)
+    monkeypatch.setattr(ensemble_messages, "pb", proto)
+    monkeypatch.setitem(METHODS, "RANGE", module(code, "range").RANGE)
+    combine = line.replace("SPREAD", "Y").replace("SCORE", "Y")
     steps = 'step { name: "a" model_name: "a" } step { name: "b" model_name: "b" }'
     nodes = f'node {{ name: "root" ensemble {{ {steps} {combine} }} }}'
     plan = compiled(nodes)
@@ -59,9 +66,12 @@ async def test_a_balancing_policy(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_bandit_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     """A splitter compiled with it is described, chooses by it, and learns from feedback."""
     (code,) = blocks("A bandit algorithm", "python")
-    monkeypatch.setitem(ALGORITHMS, "UCB1", module(code, "softmax").SOFTMAX)  # graph.proto has no SOFTMAX
+    proto = messages("softmax", lambda file: add_value(file, "Bandit", "Algorithm", "SOFTMAX"))
+    monkeypatch.setattr(parse, "pb", proto)
+    monkeypatch.setattr(splitter, "pb", proto)
+    monkeypatch.setitem(ALGORITHMS, "SOFTMAX", module(code, "softmax").SOFTMAX)
     steps = 'step { name: "a" model_name: "a" } step { name: "b" model_name: "b" }'
-    plan = compiled(f'node {{ name: "root" splitter {{ bandit {{ algorithm: UCB1 epsilon: 0.05 }} {steps} }} }}')
+    plan = compiled(f'node {{ name: "root" splitter {{ bandit {{ algorithm: SOFTMAX epsilon: 0.05 }} {steps} }} }}')
     assert ("SOFTMAX, epsilon 0.05",) == plan.root.describe().entry.notes
     store = BanditStore(random.Random(1))
     target = FakeTarget(a=answering(1), b=answering(2))
@@ -72,14 +82,17 @@ async def test_a_bandit_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [call.model_name for call in target.calls].count("b") > 80
 
 
+def breaker(file: FileProto) -> None:
+    """Adds the example's policy to ``graph.proto``."""
+    add_message(file, "Breaker", "failures", "open_ms")
+    add_field(file, "Policy", "breaker", 7, "Breaker")
+
+
 async def test_a_step_policy(monkeypatch: pytest.MonkeyPatch, virtual_clock: VirtualClock) -> None:
     """A graph with it is checked, described and run: after two failures the model is left alone for a second."""
     (code,), (line,) = blocks("A step policy", "python"), blocks("A step policy", "pbtxt")
-    for name, known in (("breaker.failures", "hedge.max_extra"), ("breaker.open_ms", "hedge.after_ms")):
-        code = code.replace(f"policy.{name}", f"policy.{known}")  # graph.proto has no Breaker
-    code = code.replace('str] = "breaker"', 'str] = "hedge"')
-    line = line.replace("breaker", "hedge").replace("failures", "max_extra").replace("open_ms", "after_ms")
-    monkeypatch.setitem(POLICIES, "hedge", module(code, "breaker").BreakerPolicy())
+    monkeypatch.setattr(parse, "pb", messages("breaking", breaker))
+    monkeypatch.setitem(POLICIES, "breaker", module(code, "breaker").BreakerPolicy())
     step = f'step {{ name: "a" model_name: "a" {line} }}'
     plan = compiled(f'node {{ name: "root" sequence {{ {step} }} }}')
     assert ["open for 1000 ms after 2 failures"] == policy_texts(plan.root.steps[0])
@@ -93,4 +106,4 @@ async def test_a_step_policy(monkeypatch: pytest.MonkeyPatch, virtual_clock: Vir
     assert 5 == y(await executor.execute(InferCall("g", inputs=x()), CallContext()))  # type: ignore[arg-type]
     assert (3, 1) == (len(target.calls), next(iter(runtime.step_counters)).events["breaker_refused"])
     with pytest.raises(GraphError, match="'breaker' has no 'open_ms'; give the time without calls"):
-        compiled(f'node {{ name: "root" sequence {{ {step.replace("after_ms: 1000", "")} }} }}')
+        compiled(f'node {{ name: "root" sequence {{ {step.replace("open_ms: 1000", "")} }} }}')

@@ -2,14 +2,14 @@
 
 A test with the fixture ``virtual_clock`` needs no real time to wait hours, and the same waits in every run::
 
-    async def test_it(make, virtual_clock):
-        target = make.FakeTarget(slow=make.answering(after_ms=80))
+    async def test_it(virtual_clock):
+        target = FakeTarget(slow=answering(after_ms=80))
         result = await make.run(plan, target, context=make.context(timeout_ms=50))  # DEADLINE_EXCEEDED at 50 ms
         assert 50.0 == virtual_clock.elapsed_ms()
 
 While a loop has a virtual clock, ``make.run`` gives it to the runtime, ``make.context`` counts from it, and a
 ``FakeTarget`` answers DEADLINE_EXCEEDED at the deadline of a call, as a target behind gRPC does. A test that makes its
-own loop (``asyncio.run`` in a property test) calls ``make.VirtualClock()`` first thing inside it.
+own loop (``asyncio.run`` in a property test) calls ``VirtualClock()`` first thing inside it.
 """
 
 import asyncio

@@ -110,7 +110,7 @@ class SequenceMachine(RuleBasedStateMachine):
     def nothing_is_lost(self):
         self.queue.check_integrity()
         running = [r for requests in self.running.values() for r in requests]
-        known = {*self.queue, *running, *self.queue._given_up}
+        known = {*self.queue, *running, *self.queue._failed}
         assert set(self.unanswered) <= known
 
     def teardown(self):

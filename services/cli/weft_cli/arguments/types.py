@@ -1,10 +1,10 @@
 """Values of options from their texts; each raises what argparse reports as wrong usage."""
 
 import argparse
-import re
 import shlex
 from pathlib import Path
 
+from weft_common.text.argument_types import is_metadata_name
 from weft_common.versions import is_version
 from weft_mesh.service_names import GATEWAY, MODEL_SERVICES
 
@@ -12,7 +12,6 @@ from weft_mesh.service_names import GATEWAY, MODEL_SERVICES
 ROUTER_PORT = 8001
 #: Processes of one service on this machine.
 MAX_REPLICAS = 64
-_HEADER = re.compile(r"[\w.-]+", re.ASCII)
 
 
 def port(text: str) -> int:
@@ -34,7 +33,7 @@ def pair(text: str) -> tuple[str, str]:
 def header(text: str) -> tuple[str, str]:
     """NAME=VALUE of ASCII metadata, the name in lower case."""
     name, value = pair(text)
-    if not _HEADER.fullmatch(name) or name.lower().endswith("-bin") or not (value.isascii() and value.isprintable()):
+    if not is_metadata_name(name.lower()) or not (value.isascii() and value.isprintable()):
         raise argparse.ArgumentTypeError(
             f"'{text}' cannot be sent as metadata; a name is of letters, digits, '_', '-' and '.', a value is ASCII"
         )

@@ -17,8 +17,7 @@ from weft_common.security.arguments import given_to_server, server_fault
 from weft_mesh.mesh import Mesh, MeshOptions
 from weft_mesh.preflight import MeshError
 from weft_mesh.process import Endpoint
-from weft_mesh.registry import is_public
-from weft_mesh.service_names import GATEWAY, MODEL_SERVICES
+from weft_mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER, is_public
 from weft_router.arguments import given, usage_fault
 
 T = TypeVar("T")
@@ -160,7 +159,7 @@ def _as_json(endpoints: Mapping[str, Endpoint]) -> str:
 
 def _as_text(endpoints: Mapping[str, Endpoint], *, is_encrypted: bool) -> str:
     rows = [("service", "gRPC", "metrics")]
-    router = endpoints["router"]
+    router = endpoints[ROUTER]
     openai = ""
     for name, endpoint in endpoints.items():
         scheme = "https" if is_encrypted and (is_public(name) or endpoint == router) else "http"

@@ -7,21 +7,22 @@ from pathlib import Path
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
-def add_server_arguments(parser: Parser) -> None:
-    """Add the security options of a service's ports."""
+def add_server_arguments(parser: Parser, *, takes_keys: bool = True) -> None:
+    """Add the security options of a service's ports; keys are for a service that checks them itself."""
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="PEM certificate of this service: serve TLS only")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key")
     parser.add_argument(
         "--tls-client-ca", type=Path, metavar="FILE", help="clients must show a certificate that this CA issued (mTLS)"
     )
-    parser.add_argument(
-        "--auth-keys",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="calls need a key of this file (weft key new makes one); may be repeated",
-    )
+    if takes_keys:
+        parser.add_argument(
+            "--auth-keys",
+            type=Path,
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="calls need a key of this file (weft key new makes one); may be repeated",
+        )
 
 
 def server_fault(options: argparse.Namespace) -> str:

@@ -130,9 +130,8 @@ class ServerTls:
         """The configuration if it changed since the last call, else None.
 
         Each configuration makes gRPC drop the previous one, also for handshakes in progress: with a new configuration
-            per
-        handshake, half of the runs with 100 concurrent clients had one accepted without ALPN, and thus rejected (grpcio
-        1.85).
+        per handshake, half of the runs with 100 concurrent clients had one accepted without ALPN, and thus rejected
+        (grpcio 1.85).
         """
         content = self.content()
         if content is self._last_sent:

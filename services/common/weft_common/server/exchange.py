@@ -37,7 +37,7 @@ from weft_common.server.call_boundary import CallBoundary, Context, headers_of, 
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos import mesh_pb2
 
-#: Fills the response; gives what surrounded the call, and why it failed. Cancelling it withdraws the call.
+#: Fills the response; returns the context of the call, and its error if it failed. Cancelling it cancels the call.
 Answer = Callable[
     [pb.ModelInferRequest, pb.ModelInferResponse, Mapping[str, str], int | None],
     Awaitable[tuple[CallContext, WeftError | None]],

@@ -30,14 +30,14 @@ from weft_common.client.channels import MAX_MESSAGE_BYTES
 from weft_common.core import InferenceCore
 from weft_common.errors import UnavailableError, WeftError
 from weft_common.observing import logs, telemetry
-from weft_common.observing.watchdog import EXIT_HUNG, LoopWatchdog
+from weft_common.observing.watchdog import LoopWatchdog
 from weft_common.protocol.shared_memory import SharedMemory
 from weft_common.security.arguments import add_server_arguments
+from weft_common.server.arguments import add_process_arguments
 from weft_common.server.health import HealthServicer
 from weft_common.server.listening import Listener, Ports
 from weft_common.server.servicer import Precheck, V2Servicer
 from weft_common.statistics import ModelStatistics
-from weft_common.text.argument_types import not_negative
 from weft_protos import grpc_service_pb2, grpc_service_pb2_grpc
 
 SERVICE_NAME = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
@@ -93,21 +93,15 @@ _NO_EXTENSION = Extension()
 
 def add_arguments(parser: argparse.ArgumentParser, *, grpc_port: int, metrics_port: int) -> None:
     """Add the arguments of every service; the given ports are the defaults."""
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    add_process_arguments(parser, metrics_port=metrics_port)
     parser.add_argument(
         "--grpc-port", type=int, default=grpc_port, help="0: chosen by the system (default %(default)s)"
-    )
-    parser.add_argument(
-        "--metrics-port", type=int, default=metrics_port, help="0: chosen by the system (default %(default)s)"
     )
     parser.add_argument(
         "--unix-socket",
         type=Path,
         metavar="PATH",
         help="listen there too, in plaintext, for callers of this user on this machine",
-    )
-    parser.add_argument(
-        "--grace-s", type=float, default=10.0, help="time to finish work at a stop (default %(default)s)"
     )
     parser.add_argument(
         "--max-message-bytes", type=int, default=MAX_MESSAGE_BYTES, help="largest message (default %(default)s)"
@@ -125,29 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, grpc_port: int, metrics_po
         help="true: ready while everything that should serve does; false: as soon as it answers, whatever is missing "
         "(default true)",
     )
-    parser.add_argument(
-        "--share-ports",
-        action="store_true",
-        help="let a process with --take-over listen on the same ports; another one is refused without it",
-    )
-    parser.add_argument(
-        "--take-over",
-        action="store_true",
-        help="another process, with --share-ports, serves on these ports and will be told to end: listen when "
-        "everything is ready, and end if it is not",
-    )
-    parser.add_argument(
-        "--watchdog-abort-s",
-        type=not_negative,
-        default=0.0,
-        metavar="N",
-        help=f"end the process with status {EXIT_HUNG} when its event loop hangs for so long; 0: never (default 0)",
-    )
     add_server_arguments(parser)
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    parser.add_argument(
-        "--stop-with-stdin", action="store_true", help="stop when standard input ends, so as not to outlive the parent"
-    )
 
 
 def run(
@@ -265,7 +237,7 @@ async def _stop(
         num_held = services.inference.num_held
         await asyncio.sleep(min(DRAIN_LINGER_S, left_s()))
     stopped = asyncio.create_task(server.stop(left_s()))
-    await asyncio.sleep(0)  # the clients are told now; so none of the calls that waited is followed by another
+    await asyncio.sleep(0)  # sends GOAWAY now, so that no call follows those held
     services.inference.release()
     await stopped
     await core.close(grace_s=left_s())

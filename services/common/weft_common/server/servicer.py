@@ -210,7 +210,7 @@ class V2Servicer(SharedMemoryServicer):
     def _read_call(
         self, request: pb.ModelInferRequest, call_context: CallContext
     ) -> tuple[InferCall, Mapping[str, TensorLocation]]:
-        """What a request asks for, and where its outputs are to be written. Raises as the precheck does."""
+        """Parse a request into a call and the locations of its outputs. Raises like the precheck."""
         if self._precheck is not None:
             self._precheck(request.model_name, request.model_version, partial(_parameters_of, request), call_context)
         call = call_from_request(request, self._memory)

@@ -1,7 +1,10 @@
-"""Number types for command-line options; they raise argparse's usage error."""
+"""Values of command-line options; types raise argparse's usage error."""
 
 import argparse
 import math
+import re
+
+_METADATA_NAME = re.compile(r"[0-9a-z_.-]+(?<!-bin)")
 
 
 def positive(text: str) -> float:
@@ -18,3 +21,8 @@ def not_negative(text: str) -> float:
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a finite number of at least 0, got {text}")
     return value
+
+
+def is_metadata_name(name: str) -> bool:
+    """Whether ASCII metadata of gRPC can have this name, which is in lower case."""
+    return _METADATA_NAME.fullmatch(name) is not None

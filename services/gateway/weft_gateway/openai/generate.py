@@ -33,7 +33,7 @@ async def generate(
 
     Raises:
         RequestError: The model does not support the request.
-        RemoteError: See ``RouterClient.stream``.
+        RemoteError: See ``V2Client.stream``.
         InternalError: See ``DeltaReader.read``.
     """
     ids = [request_id, *(f"{request_id}-{index}" for index in range(1, len(prompts)))]

@@ -38,10 +38,12 @@ class Condition(Protocol):
         source: The text in the file.
         tensors: Bindings of the tensors that it reads; only these are decoded. The slot of a ``steps.<name>.ok`` is
             among them, under that text.
+        is_test: Whether its value is true or false; else it is a text.
     """
 
     source: str
     tensors: tuple[Binding, ...]
+    is_test: bool
 
     def evaluate(self, frame: Frame, request: RequestScope) -> bool | str:
         """Value of the expression: true or false of a test (``when``, ``accept``, ``while``), text of any other.

@@ -1,7 +1,7 @@
 """What the router serves by a name, a version of a graph or a model of a target, behind one interface."""
 
-from collections.abc import AsyncGenerator
-from typing import NamedTuple, Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, NamedTuple, Protocol
 
 from weft_common.core import CallContext, InferCall, InferResult, Parameters
 from weft_common.signature import ModelSignature
@@ -13,9 +13,24 @@ from weft_router.repository.table import GraphTable
 from weft_router.repository.versions import GraphVersion
 from weft_router.serving import graph_inference, model_inference
 from weft_router.serving.graph_inference import GraphInference, count_failure, serving_of
-from weft_router.serving.inference import Inference
 from weft_router.serving.model_inference import ModelInference
 from weft_router.target import Target, TargetModel
+
+
+class Inference(Protocol):
+    """A request that was begun; it ends with ``answer``, or else with ``fail``.
+
+    Attributes:
+        work: What takes time; await it once, and give what it returns to ``answer``.
+    """
+
+    work: Callable[[], Awaitable[Any]]
+
+    def answer(self, outcome: Any) -> InferResult:
+        """The answer. Raises WeftError for a bad one; then call ``fail``."""
+
+    def fail(self, error: BaseException) -> None:
+        """``work`` or ``answer`` has raised this. Raises in its place what the client is to see, where it differs."""
 
 
 class Served(Protocol):

@@ -94,7 +94,7 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
             turns = [request.turn or Turn(RequestSequence(0), True, True) for request in batch.requests]
             has_batch = self.model.signature.max_batch_size > 0
             for request, turn in zip(batch.requests, turns, strict=True):
-                request.give(_added(inputs, turn, is_ready=True, has_batch=has_batch))
+                request.add_inputs(_added(inputs, turn, is_ready=True, has_batch=has_batch))
             rows = list(range(len(turns)))
             if inputs.has_fixed_rows:
                 rows = [max(turn.sequence.row, 0) for turn in turns]

@@ -104,7 +104,7 @@ class InferenceRequest:
             while self._on_cancel is not None:
                 self._on_cancel.pop()()
 
-    def give(self, inputs: Mapping[str, WireTensor]) -> None:
+    def add_inputs(self, inputs: Mapping[str, WireTensor]) -> None:
         """Add inputs, in place of earlier ones of the same names."""
         self.call = replace(self.call, inputs={**self.call.inputs, **inputs})
         for name in inputs:

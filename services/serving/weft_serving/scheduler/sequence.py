@@ -60,7 +60,7 @@ class SequenceQueue:
         self._idle: OrderedDict[RequestSequence, None] = OrderedDict()  # in slots with nothing to do, the longest first
         self._open: dict[int | str, RequestSequence] = {}  # those that take requests
         self._waiting: dict[InferenceRequest, None] = {}
-        self._given_up: dict[InferenceRequest, WeftError] = {}
+        self._failed: dict[InferenceRequest, WeftError] = {}
         self._numbers = count()
         self._ids = count(1)  # of iterative sequences whose clients name none
         self._expiries = Expiries(num_times=2)
@@ -148,7 +148,7 @@ class SequenceQueue:
         """Remove requests, which must be heads and are executed now."""
         for request in requests:
             request.start_ns = now_ns
-            sequence = _turn(request).sequence
+            sequence = _sequence_of(request)
             sequence.waiting.popleft()
             sequence.running = request
             self._forget(request)
@@ -161,7 +161,7 @@ class SequenceQueue:
     ) -> None:
         """Note that requests, taken before, have run; those in ``again`` are queued again, behind the others."""
         for request in requests:
-            sequence = _turn(request).sequence
+            sequence = _sequence_of(request)
             sequence.running = None
             if sequence.is_over:
                 continue
@@ -180,7 +180,7 @@ class SequenceQueue:
 
         The other requests of the sequence are among the next that ``expire`` returns.
         """
-        if self._given_up.pop(request, None) is not None:
+        if self._failed.pop(request, None) is not None:
             return True
         if request.turn is None:
             return False
@@ -189,7 +189,7 @@ class SequenceQueue:
             return False
         why = f"sequence {sequence.id!r} was cancelled with one of its requests"
         self._end_with(request, RequestCancelledError(why))
-        return self._given_up.pop(request, None) is not None
+        return self._failed.pop(request, None) is not None
 
     def lose(self, instance: Hashable) -> None:
         """Remove the slots of an instance, whose sequences end."""
@@ -208,17 +208,17 @@ class SequenceQueue:
             Requests that expired, and those of sequences that ended since the last call.
         """
         while (request := self._expiries.pop(now_ns)) is not None:
-            self._give_up(request, now_ns)
+            self._expire_one(request, now_ns)
         while self._idle and (sequence := next(iter(self._idle))).idle_since_ns + self._idle_ns <= now_ns:
             _LOG.info("sequence %r of model '%s' was idle for too long and has ended", sequence.id, self._model)
             self._end(sequence)
-        expired = [Expired(request, error) for request, error in self._given_up.items()]
-        self._given_up.clear()
+        expired = [Expired(request, error) for request, error in self._failed.items()]
+        self._failed.clear()
         return expired
 
     def next_expiry_ns(self) -> int | None:
         """When ``expire`` has something to do next; None if never."""
-        if self._given_up:
+        if self._failed:
             return 0
         expiry_ns = self._expiries.next_ns()
         if not self._idle:
@@ -285,7 +285,7 @@ class SequenceQueue:
 
     def _wait_again(self, request: InferenceRequest, now_ns: int) -> None:
         """Queue a request that has run as the next of its sequence."""
-        sequence = _turn(request).sequence
+        sequence = _sequence_of(request)
         request.turn = Turn(sequence, is_start=False, is_end=False)
         request.call = replace(request.call, parameters={**request.call.parameters, "sequence_start": False})
         request.start_ns = 0
@@ -317,20 +317,20 @@ class SequenceQueue:
         for request in sequence.waiting:
             self._forget(request)
             if error is not None:
-                self._given_up[request] = error.with_message(error.message)
+                self._failed[request] = error.with_message(error.message)
         sequence.waiting.clear()
         self._leave(sequence)
 
     def _end_with(self, request: InferenceRequest, error: WeftError) -> None:
         """End the sequence of a request; an iterative one only if it has no other request."""
-        sequence = _turn(request).sequence
+        sequence = _sequence_of(request)
         has_others = any(other not in (None, request) for other in (sequence.running, *sequence.waiting))
         if not (self._settings.is_iterative and has_others):
             self._end(sequence, error)
         elif request in self._waiting:
             sequence.waiting.remove(request)
             self._forget(request)
-            self._given_up[request] = error
+            self._failed[request] = error
 
     def _leave(self, sequence: RequestSequence) -> None:
         """Free the slot of a sequence that has ended."""
@@ -340,14 +340,14 @@ class SequenceQueue:
             self._idle.pop(sequence, None)
         self._note_placed(self._slots.remove(sequence))
 
-    def _give_up(self, request: InferenceRequest, now_ns: int) -> None:
+    def _expire_one(self, request: InferenceRequest, now_ns: int) -> None:
         """End the sequence of a request that is too late."""
-        sequence = _turn(request).sequence
+        sequence = _sequence_of(request)
         deadline_ns = request.context.deadline_ns
         if deadline_ns is not None and deadline_ns <= now_ns:
             why = "the deadline of one of its requests passed; start it again"
             self._end_with(request, UnavailableError(f"sequence {sequence.id!r} ended: {why}"))
-            self._given_up[request] = deadline_error(request, now_ns)
+            self._failed[request] = deadline_error(request, now_ns)
         elif sequence.instance is None:
             self._end_with(request, DeadlineExceededError("timeout of the corresponding sequence has been expired"))
 
@@ -360,3 +360,8 @@ def _turn(request: InferenceRequest) -> Turn:
     if request.turn is None:
         raise ValueError("the request is not in a sequence")
     return request.turn
+
+
+def _sequence_of(request: InferenceRequest) -> RequestSequence:
+    turn = _turn(request)
+    return turn.sequence

@@ -53,9 +53,9 @@ class Answers:
     def withdraw(self, request: InferenceRequest, error: WeftError) -> None:
         """Drop the request and answer it with ``error``."""
         self._drop(request)
-        self.give_up(request, error, time.monotonic_ns())
+        self.fail(request, error, time.monotonic_ns())
 
-    def give_up(self, request: InferenceRequest, error: WeftError, now_ns: int) -> None:
+    def fail(self, request: InferenceRequest, error: WeftError, now_ns: int) -> None:
         """Answer a request that has left the queue with ``error``."""
         split = request.split
         if split is not None:

@@ -172,7 +172,7 @@ class Dispatcher:
         expiry_ns = queue.next_expiry_ns()
         if expiry_ns is not None and expiry_ns <= now_ns:
             for request, error in queue.expire(now_ns):
-                self.answers.give_up(request, error, now_ns)
+                self.answers.fail(request, error, now_ns)
         wake_ns = None
         while self._idle and queue.num_waiting:
             requests, wake_ns, wanted = self._batcher.next_batch(queue, now_ns, may_wait=self.is_open)
@@ -248,7 +248,7 @@ class Dispatcher:
         for request in [*self.queue, *running, *self.decoupled.unfinished]:
             self.drop(request)
             if request.answer is not None and not request.answer.done():
-                self.answers.give_up(request, self.not_ready(), now_ns)
+                self.answers.fail(request, self.not_ready(), now_ns)
 
     def _check_drained(self) -> None:
         if not (self.is_open or self._running or self.queue.num_waiting or self.decoupled.unfinished):

@@ -98,7 +98,7 @@ class Judge:
         return replace(self.scope, deadline_ns=time.monotonic_ns() + int((self.remaining_ms + 0.9) * _NS_PER_MS))
 
     def _evaluated(self, condition: Condition, frame: Frame) -> Verdict:
-        """The verdict for one frame; an error is certain only if nobody looked at elements that are not known."""
+        """The verdict for one frame; an error is certain only if no unknown element was read."""
         hidden = [tensor for tensor in cast(list[object], frame) if isinstance(tensor, Unread)]
         for tensor in hidden:
             tensor.was_read = False

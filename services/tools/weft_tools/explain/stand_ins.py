@@ -1,50 +1,29 @@
-"""The router's own nodes, with stand-ins for what only a mesh has: models, chance, time, and values nobody knows.
-
-A plan is rewritten once, field by field, whatever its nodes are: every condition asks what is known of the tensors that
-it reads, every call goes to a stand-in, and policies that would repeat calls, keep or refuse them are left out.
-"""
+"""Stand-ins in a plan that is explained: for models, for nodes inside a node, and for conditions."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Protocol, cast
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from weft_common.core import CallContext, InferCall, InferResult
-from weft_common.errors import InvalidArgumentError, UnavailableError, WeftError
+from weft_common.errors import InvalidArgumentError, UnavailableError
 from weft_common.tensors import WireTensor
-from weft_router.assembly import Assembly
-from weft_router.bandits.memory import Pull
-from weft_router.bandits.store import BanditStore, StepChooser
-from weft_router.budgets.shadow_pool import ShadowPool
 from weft_router.graph.description import slot_name, target_text
-from weft_router.graph.plan import BanditPlan, CallPlan, Condition, Frame, GraphPlan, NodePlan, ShadowPlan, StepPlan
-from weft_router.reporting.path import NodeRecord
-from weft_router.runtime import Runtime
+from weft_router.graph.plan import CallPlan, Condition, Frame, NodePlan, StepPlan
 from weft_router.scope import RequestScope
 from weft_router.steps import Node, Run
 from weft_router.target import TargetModel
 from weft_tools.explain.judge import Judge, Verdict
-from weft_tools.explain.values import SOME_ROWS, Knowledge, Known, Unknown, placeholder, resolved, small, vague
-from weft_tools.explain.ways import FAILS, LATE, STREAM, Call, Evaluation, OpenChance, OpenText, Site, Way
+from weft_tools.explain.values import SOME_ROWS, Knowledge, Unknown, key_of, placeholder, resolved, vague
+from weft_tools.explain.ways import FAILS, LATE, ORDER, STREAM, Call, Evaluation, OpenText, Site, Way
 
-#: Conditions whose value is a text; that of any other is true or false.
-TEXTS = ("on", "sticky_by")
+if TYPE_CHECKING:
+    from weft_tools.explain.study import Study
+
 #: The condition that asks for another round of its node.
 AGAIN = "again"
 #: Later than any timer of a node; asyncio waits for a day at most.
 _LATE_S = 80_000.0
-
-
-class _NodeEffect(Protocol):
-    """What a node inside does: it fails, or gives outputs by slot."""
-
-    @property
-    def error(self) -> WeftError | None:
-        """Why it fails."""
-
-    @property
-    def outputs(self) -> Mapping[int, WireTensor | None]:
-        """Otherwise what it gives."""
 
 
 @dataclass(slots=True)
@@ -56,23 +35,11 @@ class Scene:
         outcome: Of a node inside, its frame and the nanoseconds that it has: what it does; None where it is not
             studied yet.
         way: The way that is followed now.
-        targets: The stand-ins of models.
-        nodes: The rewritten node in the place of a step, by the step's identity.
-        places: Where the rewritten nodes inside stand, by their identity.
     """
 
     judge: Judge
-    outcome: "Callable[[NodePlan, Frame, int | None], _NodeEffect | None]"
+    outcome: "Callable[[NodePlan, Frame, int | None], Study | None]"
     way: Way = field(init=False)
-    targets: dict[str, "StandInModel"] = field(default_factory=dict)
-    nodes: dict[int, NodePlan] = field(default_factory=dict)
-    places: dict[int, "_Stand"] = field(default_factory=dict)
-
-    def assembly(self, plan: GraphPlan, root: NodePlan) -> "_OneNode":
-        """Makes the nodes of the rewritten ``root`` of a graph."""
-        runtime = Runtime(self.targets, lambda: self.way.clock_ns, OpenChance(lambda: self.way))
-        runtime.shadows, runtime.bandits = _OpenShadows(self), _OpenBandits(self)
-        return _OneNode(replace(plan, root=root, cache=None), runtime, self)
 
     def seen(self, tensor: WireTensor | None, *, is_flag: bool = False) -> WireTensor | None:
         """A tensor as conditions and nodes inside see it; a flag says whether a step has answered."""
@@ -80,56 +47,8 @@ class Scene:
             return Unknown.of("BOOL", Knowledge((1,), SOME_ROWS, may_be_absent=True), (1,))
         return vague(tensor) if self.way.is_vague and tensor is not None else resolved(tensor)
 
-    def node(self, plan: NodePlan) -> NodePlan:
-        """The node, and all in it, with stand-ins."""
-        return cast(NodePlan, self._fields(plan, plan, plan, max_inflight=0))
 
-    def _step(self, step: StepPlan, node: NodePlan, *, is_tried: bool = False) -> StepPlan:
-        """A step of ``node``; with ``is_tried`` it makes a difference whether it fails."""
-        is_tried = is_tried or step.is_soft or step.fallback is not None
-        action: CallPlan | NodePlan
-        if isinstance(step.action, CallPlan):
-            target, signature = str(len(self.targets)), step.action.signature
-            self.targets[target] = StandInModel(target, _Stand(self, step, node, is_tried), step.action)
-            outputs = tuple(replace(spec, dims=small(spec.dims)) for spec in signature.outputs)
-            action = replace(step.action, target=target, signature=replace(signature, outputs=outputs))
-        else:
-            action = self.node(step.action)
-            self.nodes[id(step)] = action
-            self.places[id(action)] = _Stand(self, step, node, is_tried)
-        fallback = None if step.fallback is None else self._step(step.fallback, node, is_tried=step.is_soft or is_tried)
-        shadow = None if step.shadow is None else ShadowPlan(100, 0)
-        kept = {"action": action, "fallback": fallback, "shadow": shadow}
-        return cast(StepPlan, self._fields(step, step, node, **kept, policies=(), max_inflight=0))
-
-    def _fields(self, value: Any, owner: StepPlan | NodePlan, node: NodePlan, **kept: Any) -> Any:
-        """A dataclass whose fields are rewritten, but for ``kept``, which are given."""
-        changes = dict(kept)
-        for one in fields(value):
-            if one.init and one.name not in kept:
-                old = getattr(value, one.name)
-                new = self._part(old, one.name, owner, node)
-                if new is not old:
-                    changes[one.name] = new
-        return replace(value, **changes) if changes else value
-
-    def _part(self, value: Any, name: str, owner: StepPlan | NodePlan, node: NodePlan) -> Any:
-        """What is in a field."""
-        if hasattr(value, "evaluate_rows"):
-            return _OpenCondition(value, (id(owner), name), self)
-        if isinstance(value, StepPlan):
-            return self._step(value, node)
-        if isinstance(value, WireTensor):
-            return Known(*value)
-        if isinstance(value, tuple):
-            parts = [self._part(item, name, owner, node) for item in value]
-            if all(new is old for new, old in zip(parts, value, strict=True)):
-                return value
-            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-        return self._fields(value, owner, node) if is_dataclass(value) and not isinstance(value, type) else value
-
-
-class _Stand:
+class StandIn:
     """Where a stand-in stands: it takes part in what is decided on the way.
 
     Args:
@@ -155,13 +74,14 @@ class _Stand:
         site = (id(step), "call")
         if self._is_tried and way.ask((site, FAILS), (f"whether {step.name} answers",), cause=FAILS, step=step):
             raise UnavailableError("it may fail")
-        meets = [self._watches_time and deadline_ns is not None]
-        for other in (*way.pending, meets) if way.pending else ():
-            other[0] = True
-        way.pending.append(meets)
+        is_timed, call_id = self._watches_time and deadline_ns is not None, len(way.calls)
+        if way.pending:
+            way.meeting |= {*way.pending, call_id}
+        way.pending.add(call_id)
         try:
             await asyncio.sleep(0)
-            if meets[0] and way.ask((site, LATE), (f"whether {step.name} is late",), cause=LATE, step=step):
+            cause = LATE if is_timed else ORDER if call_id in way.meeting else ""
+            if cause and way.ask((site, LATE), (f"whether {step.name} is late",), cause=cause, step=step):
                 if deadline_ns is not None:
                     way.clock_ns = max(way.clock_ns, deadline_ns - 1)
                 await asyncio.sleep(_LATE_S)
@@ -169,7 +89,7 @@ class _Stand:
             way.cancelled.add(step.name)
             raise
         finally:
-            way.pending = [other for other in way.pending if other is not meets]
+            way.pending.discard(call_id)
 
 
 class StandInModel:
@@ -183,7 +103,7 @@ class StandInModel:
 
     address = ""
 
-    def __init__(self, name: str, place: _Stand, call: CallPlan) -> None:
+    def __init__(self, name: str, place: StandIn, call: CallPlan) -> None:
         self.name = name
         self._place = place
         self._signature = call.signature
@@ -225,10 +145,10 @@ class StandInModel:
         return InferResult(call.model_name, call.model_version, call.request_id, {}, outputs)
 
 
-class _StandInNode(Node):
+class StandInNode(Node):
     """A node inside the one that runs: it was explained, and does what is known of it."""
 
-    def __init__(self, plan: NodePlan, place: _Stand) -> None:
+    def __init__(self, plan: NodePlan, place: StandIn) -> None:
         super().__init__(plan)
         self._place = place
 
@@ -252,31 +172,7 @@ class _StandInNode(Node):
             run.frame[slot] = tensor
 
 
-class _OneNode(Assembly):
-    """Makes a node as the router does, but for the nodes inside it.
-
-    Args:
-        plan, runtime: As of ``Assembly``.
-        scene: Has the rewritten nodes.
-    """
-
-    def __init__(self, plan: GraphPlan, runtime: Runtime, scene: Scene) -> None:
-        super().__init__(plan, runtime)
-        self.plan = plan
-        self._scene = scene
-        self._opened: NodePlan | None = None
-
-    def opened(self, plan: NodePlan) -> Node:
-        """The node itself, ready to run."""
-        self._opened = plan
-        return self.node(plan)
-
-    def node(self, plan: NodePlan, graph: str = "") -> Node:
-        """As ``Assembly.node``."""
-        return super().node(plan, graph) if plan is self._opened else _StandInNode(plan, self._scene.places[id(plan)])
-
-
-class _OpenCondition:
+class OpenCondition:
     """A condition that has a value as far as that is known, and else any that the way has.
 
     Args:
@@ -288,13 +184,19 @@ class _OpenCondition:
     def __init__(self, condition: Condition, site: Site, scene: Scene) -> None:
         self.source = condition.source
         self.tensors = condition.tensors
+        self.is_test = condition.is_test
         self._condition = condition
         self._site = site
         self._scene = scene
+        self._verdicts: dict[Hashable, Verdict] = {}
 
     def evaluate(self, frame: Frame, request: RequestScope) -> bool | str:
         """As ``Condition.evaluate``."""
-        verdict = self._scene.judge.verdict(self._condition, self._seen(frame))
+        seen = self._seen(frame)
+        key = tuple(key_of(seen[slot]) for _, slot in self.tensors)
+        if key not in self._verdicts:
+            self._verdicts[key] = self._scene.judge.verdict(self._condition, seen)
+        verdict = self._verdicts[key]
         self._note(Evaluation([verdict]))
         value: bool | str = self._values([verdict])[0]
         return value
@@ -335,40 +237,8 @@ class _OpenCondition:
         origins = tuple(dict.fromkeys(origin for verdict in verdicts for origin in verdict.depends_on))
         is_open, way = not all(verdict.is_known for verdict in verdicts), self._scene.way
         value: object = None
-        if is_open and self._site[1] in TEXTS:
+        if is_open and not self.is_test:
             value = OpenText.of(way, self._site, origins)
         elif is_open:
             value = (way.ask(self._site, origins) == 0) is not (self._site[1] == AGAIN)
         return [verdict.value if verdict.is_known else value for verdict in verdicts]
-
-
-class _OpenShadows(ShadowPool):
-    def __init__(self, scene: Scene) -> None:
-        super().__init__()
-        self._scene = scene
-
-    def start(self, work: Coroutine[Any, Any, None], on_end: Callable[[asyncio.Task[None]], None]) -> None:
-        """``work`` is done when the node has run."""
-        self._scene.way.copies.append(work)
-
-
-class _OpenBandits(BanditStore):
-    def __init__(self, scene: Scene) -> None:
-        super().__init__()
-        self._scene = scene
-
-    def chooser(self, graph: str, node: NodePlan, plan: BanditPlan) -> StepChooser:
-        """Chooses any step."""
-        return _OpenChooser(self._scene, node)
-
-
-class _OpenChooser(StepChooser):
-    def __init__(self, scene: Scene, node: NodePlan) -> None:
-        self._scene = scene
-        self._open_node = node
-
-    def choose(self, request_id: str, pulls: list[Pull] | None, run: NodeRecord) -> int:
-        """Any step."""
-        way = self._scene.way
-        way.is_drawn = True
-        return way.ask((id(self._open_node), "bandit"), (), num_options=len(self._open_node.steps))

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 from weft_common.core import RequestedOutput
 from weft_common.errors import WeftError
@@ -12,9 +13,10 @@ from weft_router.reporting.path import SKIPPED, NodeRecord, StepRecord
 from weft_router.requests.selection import Selections
 from weft_router.steps import GraphRequest, Node, Run
 from weft_tools.explain.question import Question
+from weft_tools.explain.rewrite import OneNode, Rewriter
 from weft_tools.explain.stand_ins import Scene
 from weft_tools.explain.values import Knowledge, Known, Unknown, joined, key_of, placeholder
-from weft_tools.explain.ways import Call, Decision, Evaluation, TimelessLoop, Way, deciding, follow
+from weft_tools.explain.ways import Call, Decision, Evaluation, Forks, TimelessLoop, Way, follow
 
 _START_NS = 1 << 60
 _NS_PER_MS = 1_000_000
@@ -31,8 +33,8 @@ class Study:
     Attributes:
         error: Why it fails for certain; None if it may not.
         possible_errors: Those that unknown values may lead to.
-        counted: What holds of all these is certain. Of others a call was taken to fail, or to be late, and ends the
-            request; that this may happen is not news.
+        counted: What holds of all these is certain. On the others the request ends because a call fails or is late,
+            which can happen to every call.
         outputs: What the node gives, by slot.
     """
 
@@ -44,6 +46,7 @@ class Study:
         self.possible_errors = [] if self.error else [way.error for way in plain if way.error is not None]
         self.counted = [way for way in ways if self.error or way.error is None or not way.has_trouble]
         self._counted = set(map(id, self.counted))
+        self._forks = Forks(ways)
         done = [way for way in self.counted if way.error is None]
         self.outputs = {slot: joined(_given(way, slot, node) for way in done) for _, slot in node.outputs}
 
@@ -64,8 +67,10 @@ class Study:
 
     def deciding(self, holds: Sequence[bool]) -> list[Decision]:
         """What it depends on."""
-        pairs = [(way, value) for way, value in zip(self.ways, holds, strict=True) if id(way) in self._counted]
-        return deciding([way for way, _ in pairs], [value for _, value in pairs])
+        counted = [id(way) in self._counted for way in self.ways]
+        return self._forks.deciding(
+            [value if is_counted else None for value, is_counted in zip(holds, counted, strict=True)]
+        )
 
     def evaluations(self, owner: StepPlan | NodePlan, name: str) -> list[Evaluation]:
         """What was found of a condition, on all ways."""
@@ -82,9 +87,10 @@ class Studies:
 
     def __init__(self, plan: GraphPlan, question: Question) -> None:
         self._scene = scene = Scene(question.judge, self._outcome)
+        self._rewriter = Rewriter(scene)
         self._question = question
-        self._root = scene.node(plan.root)
-        self._assembly = scene.assembly(plan, self._root)
+        self._root = self._rewriter.node(plan.root)
+        self._assembly = OneNode(replace(plan, root=self._root, cache=None), self._rewriter, scene)
         selections = Selections(self._assembly.plan, self._assembly.opened(self._root))
         asked = [RequestedOutput(name, {}) for name in question.outputs]
         self._selection = selections.of(asked) if asked else selections.all
@@ -93,7 +99,7 @@ class Studies:
         self._loop = TimelessLoop()
         self.is_stream = self._selection.stages is not None
         live = None if self._selection.stages else {step.name for step in self._selection.node.plan.steps}
-        #: Names of the root's steps that no output asked for needs; of a decoupled graph nobody knows.
+        #: Names of the root's steps that no output asked for needs; not known of a decoupled graph.
         self.pruned = {step.name for step in plan.root.steps if live is not None and step.name not in live}
 
     def close(self) -> None:
@@ -109,7 +115,7 @@ class Studies:
 
     def inside(self, step: StepPlan, study: Study) -> Study:
         """The node in the place of a step that ran: as it is with any of the inputs that it ran with."""
-        plan, calls = self._scene.nodes[id(step)], study.calls(step)
+        plan, calls = self._rewriter.nodes[id(step)], study.calls(step)
         frames = [call.frame for call in calls if call.frame is not None]
         limits = [call.limit_ns for call in calls]
         limit_ns = None if None in limits else max((limit for limit in limits if limit is not None), default=None)

@@ -1,26 +1,19 @@
 """The tree of steps, from what was found of each node."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
-from itertools import takewhile
+from collections.abc import Sequence
 
 from weft_common.errors import WeftError
-from weft_router.graph.description import cases_text, condition_text
-from weft_router.graph.plan import Condition, GraphPlan, NodePlan, StepPlan
+from weft_router.graph.plan import GraphPlan, NodePlan, StepPlan
 from weft_router.reporting.path import StepRecord
 from weft_router.requests.routes import ROUTE_HEADER
 from weft_router.steps import ConditionFailedError
 from weft_tools.explain.entry import ExplainedStep, Failure, Fate, entry_of, make_unsure, skipped
-from weft_tools.explain.judge import Verdict, conditions_in
 from weft_tools.explain.question import Question, least
-from weft_tools.explain.stand_ins import AGAIN, TEXTS
+from weft_tools.explain.stand_ins import AGAIN
 from weft_tools.explain.study import Studies, Study
-from weft_tools.explain.ways import LATE, MAX_WAYS, STREAM, Evaluation
+from weft_tools.explain.ways import LATE, MAX_WAYS, ORDER, STREAM
+from weft_tools.explain.words import own_conditions, reasons, summary, verdict_text
 from weft_tools.wording import limit_texts
-
-#: What stands before a condition, where that is not the name of its field.
-_WORDS = {"sticky_by": "sticky by", "accept": "accepted if", AGAIN: "again while"}
 
 
 def explain(plan: GraphPlan, question: Question) -> ExplainedStep:
@@ -77,12 +70,13 @@ class _Tree:
             else:
                 make_unsure(child.children or [child], f"whether {failed or node.name} fails first")
         if study.is_cut:
-            make_unsure(entry.children, f"one of more than {MAX_WAYS} ways to go")
+            make_unsure(entry.children, "which way it goes")
+            entry.decisions.append(f"there are more than {MAX_WAYS} ways to go; not all were followed")
         self._count(entry, study)
 
     def _child(self, step: StepPlan, node: NodePlan, study: Study, limit: float | None) -> ExplainedStep:
         """The entry of a step of a node."""
-        why = self._why(step, node, study, limit)
+        why = reasons(step, node, study, limit)
         if step.shadow is None:
             return self._step(step, node, study, study.runs(step), limit, why)
         has_run = [any(call.step is step for call in way.calls) for way in study.ways]
@@ -121,9 +115,9 @@ class _Tree:
             if stream is not None:
                 entry.stream = stream.name
                 entry.why.append(f"for each response of {stream.name}")
-        accepts = _summary(study.evaluations(step, "accept"))
+        accepts = summary(study.evaluations(step, "accept"))
         if step.accept is not None and accepts is not None:
-            entry.decisions.append(_condition_text("accept", step.accept, accepts))
+            entry.decisions.append(verdict_text("accept", step.accept, accepts))
         self._inside(entry, step, study, entry.deadline_ms)
         if plain and all(record.status not in ("OK", "CANCELLED") for record in plain):
             self._fail(entry, step, study, plain[-1])
@@ -160,52 +154,19 @@ class _Tree:
         self, step: StepPlan, node: NodePlan, study: Study, why: list[str], limit: float | None
     ) -> ExplainedStep:
         """The entry of a step that does not run."""
-        verdict = _summary(study.evaluations(step, "when"))
+        verdict = summary(study.evaluations(step, "when"))
         if verdict is not None and verdict.fails:
             entry = skipped(step, why, Fate.FAILS)
             entry.failure = Failure(_message(study.error) if study.error else verdict.error, is_final=True)
             return entry
+        if study.is_cut and verdict is None:
+            return entry_of(step, node, Fate.MAYBE)
         is_unasked = bool(self._question.outputs) and not why and study.error is None
         if node is self._root and (step.name in self._studies.pruned or (self._studies.is_stream and is_unasked)):
             return skipped(step, ["no output asked for needs it"], Fate.PRUNED)
         if limit is not None and limit < step.min_remaining_ms and (verdict is None or verdict.value is True):
             why = [*why, f"at most {limit:g} ms are left, it needs {step.min_remaining_ms}"]
         return skipped(step, why)
-
-    def _why(self, step: StepPlan, node: NodePlan, study: Study, limit: float | None) -> list[str]:
-        """What decides whether a step runs."""
-        description = node.describe()
-        tested = study.evaluations(step, "when")
-        index = next(index for index, one in enumerate(description.steps) if one is step)
-        why = description.notes_to(index)[:1] if any(way.is_drawn for way in study.ways) else []
-        has_time = limit is None or limit >= step.min_remaining_ms
-        earlier = self._answers_before(step, node, study) if has_time and not tested else None
-        if earlier is not None and earlier.accept is not None:
-            return [f"'{earlier.name}' is accepted"]
-        if earlier is not None and (step.is_otherwise or step.cases or step.when):
-            return [*why, f"'{earlier.name}' comes first"]
-        if isinstance(study.error, ConditionFailedError) and not tested and not any(study.runs(step)):
-            return why
-        if step.is_otherwise:
-            why.append("otherwise")
-        if step.cases:
-            why.append(f"case {cases_text(step.cases)}")
-        if step.when is not None and (verdict := _summary(tested)) is not None:
-            why.append(_condition_text("when", step.when, verdict))
-        rows = _rows_of(step, node, study)
-        if why and rows is not None and not why[-1].endswith(("= true", "= false")):
-            why[-1] = f"{why[-1].removesuffix(' = ?')}: {rows}"
-        if any(custom is step for custom in node.customs):
-            why.append("combines")
-        return why
-
-    def _answers_before(self, step: StepPlan, node: NodePlan, study: Study) -> StepPlan | None:
-        """The last of the steps before one that does not run, if some of these is taken on each way."""
-        if study.error is not None or any(study.runs(step)):
-            return None
-        before = [(one, study.runs(one)) for one in takewhile(lambda one: one is not step, node.steps)]
-        is_taken = all(any(runs[number] for _, runs in before) for number in range(len(study.ways)))
-        return next((one for one, runs in reversed(before) if any(runs)), None) if is_taken else None
 
     def _say(self, entry: ExplainedStep, node: NodePlan, study: Study) -> None:
         """How the node chooses and combines."""
@@ -219,11 +180,11 @@ class _Tree:
         )
         if any(one.rows for way in study.ways for found in way.verdicts.values() for one in found):
             entry.decisions.append("each row on its own")
-        for name, holder, condition in _own_conditions(node):
-            verdict = _summary(study.evaluations(node, name))
+        for name, holder, condition in own_conditions(node):
+            verdict = summary(study.evaluations(node, name))
             if verdict is None:
                 continue
-            text = _condition_text(name, condition, verdict)
+            text = verdict_text(name, condition, verdict)
             if name == AGAIN and not verdict.fails and verdict.value is not False:
                 entry.num_rounds = getattr(holder, "max_iterations", 1)
                 text += f": {', '.join(description.notes)}"
@@ -271,82 +232,10 @@ def _tried(record: StepRecord, fallback: StepPlan) -> list[StepRecord]:
 def _origins(study: Study, step: StepPlan, holds: Sequence[bool]) -> list[str]:
     """What it depends on whether something of a step holds."""
     decisions = study.deciding(holds)
-    found = [origin for one in decisions if one.cause != LATE for origin in one.origins]
+    found = [origin for one in decisions if one.cause not in (LATE, ORDER) for origin in one.origins]
     for one in decisions:
         if one.cause == LATE and step.min_remaining_ms:
             found.append(f"whether {step.min_remaining_ms} ms are left")
-        elif one.cause == LATE and study.error is None:
+        elif one.cause in (LATE, ORDER) and study.error is None:
             found += one.origins
     return list(dict.fromkeys(found))
-
-
-def _own_conditions(node: NodePlan) -> Iterator[tuple[str, object, Condition]]:
-    """Conditions of a node itself: name of the field, what the field is of, and the condition."""
-    for one in fields(node):
-        if one.name not in ("steps", "shadows"):
-            part = getattr(node, one.name)
-            for owner, name, condition in conditions_in(part, node, one.name):
-                if owner is node:
-                    yield name, part, condition
-
-
-def _summary(evaluations: Sequence[Evaluation]) -> Verdict | None:
-    """What was found of a condition, where it is always the same; None where nothing was."""
-    found = list(dict.fromkeys(verdict for one in evaluations for verdict in one.verdicts))
-    return None if not found else found[0] if len(found) == 1 else Verdict(is_known=False)
-
-
-def _condition_text(name: str, condition: Condition, verdict: Verdict) -> str:
-    """``when inputs.X > 1 = true``; `` = "de"``, `` = ?``."""
-    text = f"{_WORDS.get(name, name)} {condition_text(condition)}"
-    if verdict.fails:
-        return f"{text} fails"
-    if not verdict.is_known:
-        return f"{text} = ?"
-    if isinstance(verdict.value, bool) and name not in TEXTS:
-        return f"{text} = {'true' if verdict.value else 'false'}"
-    return f"{text} = {cases_text((str(verdict.value),))}"
-
-
-def _rows_of(step: StepPlan, node: NodePlan, study: Study) -> str | None:
-    """``rows 0, 2-3 of 4``: those that come to a step; None where they are not known, or always go together."""
-    if not any(one.rows for way in study.ways for found in way.verdicts.values() for one in found):
-        return None
-    on = _rows_by_value([one for name, _, _ in _own_conditions(node) for one in study.evaluations(node, name)])
-    tests = {one.name: _rows_by_value(study.evaluations(one, "when")) for one in node.steps}
-    total = max((sum(map(len, found.values())) for found in (on, *tests.values()) if found), default=0)
-    if total < 2:
-        return None
-    gone: set[int] = set()
-    for one in sorted(node.steps, key=lambda one: one.is_otherwise):
-        rows = set(range(total)) if one.is_otherwise else set()
-        rows |= tests[one.name].get(True, set())
-        rows |= {row for case in one.cases for row in on.get(case, ())}
-        rows -= gone if one.is_otherwise or one.cases else set()
-        gone |= rows
-        if one is step and (one.is_otherwise or one.cases or tests[one.name]):
-            return f"{_ranges(sorted(rows))} of {total}"
-    return None
-
-
-def _rows_by_value(evaluations: Sequence[Evaluation]) -> dict[object, set[int]]:
-    """Rows of each value of a condition; nothing where it is not known, or not of rows."""
-    rows: dict[object, set[int]] = defaultdict(set)
-    for one in evaluations:
-        for row, verdict in zip(one.rows, one.verdicts, strict=False):
-            if not verdict.is_known:
-                return {}
-            rows[verdict.value].add(row)
-    return rows
-
-
-def _ranges(rows: Sequence[int]) -> str:
-    """``rows 0-2, 5``."""
-    parts: list[list[int]] = []
-    for row in rows:
-        if parts and row == parts[-1][1] + 1:
-            parts[-1][1] = row
-        else:
-            parts.append([row, row])
-    shown = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
-    return f"row{'s' * (len(rows) > 1)} {shown}" if rows else "no row"

@@ -13,7 +13,7 @@ UNKNOWN_VALUE = "(the value is not known yet)"
 #: What depends on values of rows that went their own ways.
 SOME_ROWS = ("the rows that come here",)
 _MAX_ORIGINS = 3
-#: A row of more elements is stood for by a row of one; nobody computes with it.
+#: A row of more elements is represented by a row of one, which costs no memory.
 _MAX_ELEMENTS = 4096
 _STRING = b"\xabweft: not known\xab"
 _BYTE = b"\xab"
@@ -75,7 +75,7 @@ def placeholder(spec: TensorSpec, num_rows: int | None, origin: str, *, is_open:
         spec: The declaration.
         num_rows: Size of its batch dimension; None where it has none.
         origin: What gives it.
-        is_open: Nobody knows that there are just so many rows.
+        is_open: The number of rows is only a possible one.
     """
     rows = () if num_rows is None else (num_rows,)
     known = Knowledge((*((-1,) if is_open and rows else rows), *spec.dims), (origin,))
@@ -91,7 +91,7 @@ def resolved(tensor: WireTensor | None) -> WireTensor | None:
 
 
 def vague(tensor: WireTensor) -> Unknown:
-    """Some rows of a tensor, nobody knows which; in the frame it has as many as ``tensor``."""
+    """Unknown rows of a tensor; in the frame it has as many as ``tensor``."""
     known = tensor.known if isinstance(tensor, Unknown) else Knowledge(tensor.shape, SOME_ROWS)
     known = Knowledge((-1, *known.shape[1:]), known.origins, known.may_be_absent)
     return Unknown.of(tensor.datatype, known, tensor.shape)

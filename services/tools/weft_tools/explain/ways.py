@@ -16,13 +16,11 @@ from weft_tools.explain.judge import Verdict
 
 #: So many ways are followed whatever they show; beyond, only from ways that showed something new.
 _NUM_FOLLOWED = 32
-MAX_WAYS = 400
+MAX_WAYS = 500
 #: What is asked more often on one way, as in the rounds of a loop, has no other answer after that.
 _MAX_ASKED = 4
-
-
-#: Why a call makes a difference: it may fail, may take its time, may give no response.
-FAILS, LATE, STREAM = "fails", "late", "stream"
+#: Why a call makes a difference: it may fail, may use up the time, may come after others, may give no response.
+FAILS, LATE, ORDER, STREAM = "fails", "late", "order", "stream"
 #: Where a condition stands: identity of the step's or node's plan, name of the field.
 Site = tuple[int, str]
 
@@ -35,18 +33,16 @@ class Evaluation(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What was decided on a way because nobody knows it.
+    """What was decided on a way because it is unknown.
 
     Attributes:
-        taken: Number of the option.
-        num_options: How many there were.
+        taken: 0 for the usual option, 1 for the other.
         origins: What it depends on, for people.
-        cause: ``FAILS``, ``LATE`` or ``STREAM``; "" where it is about a value.
+        cause: ``FAILS``, ``LATE``, ``ORDER`` or ``STREAM``; "" where it is about a value.
         step: Whose call that is.
     """
 
     taken: int
-    num_options: int
     origins: tuple[str, ...]
     cause: str = ""
     step: StepPlan | None = None
@@ -54,7 +50,7 @@ class Decision(NamedTuple):
     @property
     def is_trouble(self) -> bool:
         """Whether any option but the first is a failure, or a delay."""
-        return self.cause in (FAILS, LATE)
+        return self.cause in (FAILS, LATE, ORDER)
 
 
 class Call(NamedTuple):
@@ -78,16 +74,17 @@ class Way:
     """One run of a node.
 
     Attributes:
-        script: Options to take; after its end the first one each time.
+        script: Options to take; after its end the usual one each time.
         decisions: What was decided.
         verdicts: Of each condition, in the order in which it was evaluated.
         calls: In the order in which they were made.
         rounds: Number of calls before each evaluation of a condition that asks for another round.
         cancelled: Names of the steps that were given up while they were late.
         is_drawn: Whether a step was drawn.
-        is_vague: Whether nobody knows any more which rows are where.
+        is_vague: Whether it is unknown which rows are where.
         clock_ns: The time.
-        pending: For each call in work, whether it makes a difference that it is late: there is a deadline, or another.
+        pending: Numbers of the calls in work.
+        meeting: Of the calls that were in work at once with others.
         copies: Shadows, to be run when the node has.
         is_unclear: Whether what it gives is not known, because placeholders did not fit together.
         record, frame, error: What the node did, and left.
@@ -106,7 +103,8 @@ class Way:
     is_drawn: bool = False
     is_vague: bool = False
     is_unclear: bool = False
-    pending: list[list[bool]] = field(default_factory=list)
+    pending: set[int] = field(default_factory=set)
+    meeting: set[int] = field(default_factory=set)
     copies: list[Coroutine[Any, Any, None]] = field(default_factory=list)
     error: WeftError | None = None
     missing: Any = None
@@ -119,15 +117,14 @@ class Way:
         *,
         cause: str = "",
         step: StepPlan | None = None,
-        num_options: int = 2,
     ) -> int:
-        """Number of the option that this way takes; what is asked ``about`` limits how often."""
+        """The option that this way takes; ``about`` is what may be asked a few times only."""
         self._num_asked[about] += 1
         if self._num_asked[about] > _MAX_ASKED:
-            return 0 if cause or num_options > 2 else 1
+            return 0 if cause else 1
         number = len(self.decisions)
         taken = self.script[number] if number < len(self.script) else 0
-        self.decisions.append(Decision(taken, num_options, origins, cause, step))
+        self.decisions.append(Decision(taken, origins, cause, step))
         return taken
 
     @property
@@ -142,11 +139,15 @@ class Way:
 
 
 def follow(run: Callable[[tuple[int, ...]], Way], facts: Callable[[Way], set[Hashable]]) -> tuple[list[Way], bool]:
-    """The ways, those with the fewest unusual decisions first; and whether some were left out.
+    """The ways, those with the fewest unusual decisions first; and whether there are too many to follow.
+
+    Failures and delays are added to ways that showed something new alone, and so is everything once there are many
+    ways. So any two unusual decisions are tried together; what takes three, none of which shows anything alone or with
+    one other, is missed.
 
     Args:
         run: Follows the way of a script.
-        facts: What a way shows; one that shows nothing new is not varied further, once there are many.
+        facts: What a way shows.
     """
     ways: list[Way] = []
     seen: set[Hashable] = set()
@@ -163,28 +164,51 @@ def follow(run: Callable[[tuple[int, ...]], Way], facts: Callable[[Way], set[Has
             decision = way.decisions[place]
             if not found and (decision.is_trouble or len(ways) + len(waiting) > _NUM_FOLLOWED):
                 continue
-            for option in range(1, decision.num_options):
-                number += 1
-                other = (*taken[:place], option)
-                heappush(waiting, (sum(map(bool, other)), number, other))
+            if decision.cause == ORDER and way.has_trouble:  # one call at a time
+                continue
+            number += 1
+            other = (*taken[:place], 1)
+            heappush(waiting, (sum(other), number, other))
     return ways, bool(waiting)
 
 
-def deciding(ways: Sequence[Way], holds: Sequence[bool]) -> list[Decision]:
-    """The decisions that ``holds``, which has a value for each way, depends on, in the order in which they come up."""
-    outcomes: dict[tuple[int, ...], dict[int, set[bool]]] = defaultdict(lambda: defaultdict(set))
-    decisions: dict[tuple[int, ...], Decision] = {}
-    for way, value in zip(ways, holds, strict=True):
-        taken = way.taken
-        for place, decision in enumerate(way.decisions):
-            outcomes[taken[:place]][decision.taken].add(value)
-            decisions.setdefault(taken[:place], decision)
-    found = [before for before, by_option in outcomes.items() if len(set(map(frozenset, by_option.values()))) > 1]
-    return [decisions[before] for before in sorted(found, key=len)]
+class Forks:
+    """Where ways part.
+
+    Args:
+        ways: All that were followed.
+    """
+
+    def __init__(self, ways: Sequence[Way]) -> None:
+        #: By number: what is decided there, and how many decisions come before it.
+        self._forks: list[tuple[Decision, int]] = []
+        numbers: dict[tuple[int, int], int] = {}
+        self._passed: list[list[tuple[int, int]]] = []
+        for way in ways:
+            passed: list[tuple[int, int]] = []
+            for decision in way.decisions:
+                before = passed[-1] if passed else (-1, 0)
+                if before not in numbers:
+                    numbers[before] = len(self._forks)
+                    self._forks.append((decision, len(passed)))
+                passed.append((numbers[before], decision.taken))
+            self._passed.append(passed)
+        unusual = {number for passed in self._passed for number, taken in passed if taken}
+        self._passed = [[fork for fork in passed if fork[0] in unusual] for passed in self._passed]
+
+    def deciding(self, holds: Sequence[bool | None]) -> list[Decision]:
+        """The decisions that ``holds`` depends on, first things first; None leaves a way out."""
+        outcomes: dict[int, dict[int, set[bool]]] = defaultdict(lambda: defaultdict(set))
+        for passed, value in zip(self._passed, holds, strict=True):
+            if value is not None:
+                for number, taken in passed:
+                    outcomes[number][taken].add(value)
+        found = [self._forks[number] for number, by in outcomes.items() if len(set(map(frozenset, by.values()))) > 1]
+        return [decision for decision, _ in sorted(found, key=lambda fork: fork[1])]
 
 
 class OpenText(str):
-    """A text that nobody knows; whether it is the one that it is compared with is decided on the way."""
+    """An unknown text; whether it equals what it is compared with is decided on the way."""
 
     _way: Way
     _site: Site
@@ -258,7 +282,7 @@ class OpenChance(random.Random):
 
 
 class TimelessLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time jumps to the next timer: nobody waits."""
+    """An event loop whose time jumps to the next timer."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()

@@ -32,6 +32,13 @@ def _policies(step="", node="", graph="", *, is_call=True):
     return made, [found.code for found in report.diagnostics()]
 
 
+def test_every_policy_of_the_language_is_registered():
+    """By the name of its field; the fields that are numbers are limits."""
+    fields = [field.name for field in pb.Policy.DESCRIPTOR.fields if field.message_type is not None]
+    assert sorted(fields) == sorted(POLICIES)
+    assert all(name == kind.field for name, kind in POLICIES.items())
+
+
 def test_a_step_without_policies():
     """Nothing limits it and nothing is repeated."""
     assert ({}, []) == _policies()

@@ -1,11 +1,9 @@
 """A kind of node is one module and one registration: the example of docs/extending.md, with a graph.proto for it."""
 
-from types import SimpleNamespace
-
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from tests.unit.docs.test_extending import blocks, module
 from tests.unit.weft_router import make
+from tests.unit.weft_router.extended_proto import FieldProto, FileProto, add_field, add_message, message_of, messages
 from tests.unit.weft_router.fake_target import FakeTarget, answering
 from tests.unit.weft_router.text_graphs import HEAD, Models, compiled, x, y
 
@@ -26,33 +24,15 @@ from weft_tools.draw.build import build_diagram
 from weft_tools.draw.outline import render_text
 
 
-def messages() -> SimpleNamespace:
-    """The messages of a ``graph.proto`` with the example's kind, in a package of their own."""
-    file = descriptor_pb2.FileDescriptorProto()
-    graph_pb2.DESCRIPTOR.CopyToProto(file)
-    package = f"{file.package}.rotating"
-    field = descriptor_pb2.FieldDescriptorProto
-    rotation = file.message_type.add(name="Rotation")
-    step = f".{file.package}.Step"
-    rotation.field.add(name="step", number=1, label=field.LABEL_REPEATED, type=field.TYPE_MESSAGE, type_name=step)
-    rotation.field.add(name="num_requests", number=2, label=field.LABEL_OPTIONAL, type=field.TYPE_UINT32)
-    node = next(message for message in file.message_type if message.name == "Node")
-    own = node.field.add(name="rotation", number=99, label=field.LABEL_OPTIONAL, type=field.TYPE_MESSAGE, oneof_index=0)
-    own.type_name = f".{file.package}.Rotation"
-    for message in file.message_type:
-        for inner in (message, *message.nested_type):
-            for one in filter(lambda field: field.type_name, inner.field):
-                one.type_name = one.type_name.replace(f".{file.package}.", f".{package}.")
-    file.name, file.package = "rotating.proto", package
-    pool = descriptor_pool.Default()
-    try:
-        found = pool.FindFileByName(file.name)
-    except KeyError:
-        pool.Add(file)
-        found = pool.FindFileByName(file.name)
-    return SimpleNamespace(
-        **{name: message_factory.GetMessageClass(one) for name, one in found.message_types_by_name.items()}
+def rotation(file: FileProto) -> None:
+    """Adds the example's kind to ``graph.proto``."""
+    add_message(file, "Rotation")
+    steps = add_field(file, "Rotation", "step", 1, "Step")
+    steps.label = FieldProto.LABEL_REPEATED
+    message_of(file, "Rotation").field.add(
+        name="num_requests", number=2, label=FieldProto.LABEL_OPTIONAL, type=FieldProto.TYPE_UINT32
     )
+    add_field(file, "Node", "rotation", 99, "Rotation").oneof_index = 0
 
 
 @pytest.fixture
@@ -60,7 +40,7 @@ def kind(monkeypatch: pytest.MonkeyPatch) -> NodeKind:
     """The example's kind, registered."""
     (code,) = blocks("A node kind", "python")
     kind = module(code, "rotation").RotationKind()
-    monkeypatch.setattr(parse, "pb", messages())
+    monkeypatch.setattr(parse, "pb", messages("rotating", rotation))
     monkeypatch.setitem(KINDS, kind.name, kind)
     return kind
 

@@ -102,18 +102,18 @@ class RequestReader:
         return self._codec.ids(text, tensors.TEXT_INPUT, adds_special_tokens=adds)
 
     def _outputs(self, request: InferenceRequest) -> frozenset[str]:
-        asked = {output.name for output in request.call.outputs}
-        if not asked:
+        requested = {output.name for output in request.call.outputs}
+        if not requested:
             is_by_ids = tensors.INPUT_IDS in request.call.inputs
-            asked = {tensors.OUTPUT_IDS} if is_by_ids else set()
-            asked |= {tensors.TEXT_OUTPUT} if self._codec is not None else set()
-            asked |= {name for name in tensors.ON_REQUEST if _flag(request, f"return_{name}", False)}
-        if tensors.TEXT_OUTPUT in asked and self._codec is None:
+            requested = {tensors.OUTPUT_IDS} if is_by_ids else set()
+            requested |= {tensors.TEXT_OUTPUT} if self._codec is not None else set()
+            requested |= {name for name in tensors.ON_REQUEST if _flag(request, f"return_{name}", False)}
+        if tensors.TEXT_OUTPUT in requested and self._codec is None:
             raise InvalidArgumentError(
                 f"output '{tensors.TEXT_OUTPUT}' needs a tokenizer, and the model's folder has no tokenizer.json; ask "
                 f"for '{tensors.OUTPUT_IDS}'"
             )
-        return frozenset(asked)
+        return frozenset(requested)
 
     def _params(self, request: InferenceRequest, outputs: Collection[str]) -> SamplingParams:
         params = SamplingParams.from_json(_sampling_json(request))

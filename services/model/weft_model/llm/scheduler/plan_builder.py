@@ -125,12 +125,12 @@ def _num_logprobs(asking: Seq[Sequence], num_sampled: int) -> Int32:
 
 def _penalties(asking: Seq[Sequence], num_sampled: int) -> tuple[Int32, Int32, Int32, Float32]:
     rows = [seq.penalties for seq in asking]
-    asked = [row for row in rows if row is not None]
-    if not asked:
+    present = [row for row in rows if row is not None]
+    if not present:
         return np.zeros(num_sampled + 1, np.int32), _NO_INT32, _NO_INT32, _NO_FLOAT32
     # array.array concatenates by memcpy; 256 NumPy views would cost a millisecond.
     tokens, counts, biases = array("i"), array("i"), array("f")
-    for row in asked:
+    for row in present:
         tokens += row.tokens
         counts += row.counts
         biases += row.biases

@@ -15,32 +15,32 @@ _MAX_PREEMPTIONS = 3
 class RankedQueue:
     """Sequences in the order of service. Adding and removing cost O(log n) comparisons."""
 
-    __slots__ = ("_line",)
+    __slots__ = ("_queue",)
 
     def __init__(self) -> None:
-        self._line: list[Sequence] = []
+        self._queue: list[Sequence] = []
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._queue)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._line)
+        return iter(self._queue)
 
     def first(self, count: int) -> list[Sequence]:
         """The first ``count`` sequences, or fewer."""
-        return self._line[:count]
+        return self._queue[:count]
 
     def add(self, seq: Sequence) -> None:
         """Insert ``seq``, which is not in the queue."""
-        insort(self._line, seq, key=_rank)
+        insort(self._queue, seq, key=_rank)
 
     def remove(self, seq: Sequence) -> None:
         """Remove ``seq``, which is in the queue."""
-        del self._line[bisect_left(self._line, seq.rank, key=_rank)]
+        del self._queue[bisect_left(self._queue, seq.rank, key=_rank)]
 
     def from_rank(self, rank: tuple[int, ...]) -> list[Sequence]:
         """The sequences at ``rank`` or behind it."""
-        return self._line[bisect_left(self._line, rank, key=_rank) :]
+        return self._queue[bisect_left(self._queue, rank, key=_rank) :]
 
 
 class Ranking:
@@ -64,16 +64,15 @@ class Ranking:
             return (arrival_ns + (seq.level - 1) * self._aging_ns, seq.id)
         return (seq.level, arrival_ns, seq.id)
 
-    def preemptible_by(self, seq: Sequence, line: RankedQueue) -> list[Sequence]:
+    def preemptible_by(self, seq: Sequence, queue: RankedQueue) -> list[Sequence]:
         """Sequences of ``queue`` that ``seq`` may preempt, in the order of service."""
-        return line.from_rank((seq.rank[0] + (self._aging_ns or 1),))
+        return queue.from_rank((seq.rank[0] + (self._aging_ns or 1),))
 
     def preemption_key(self, seq: Sequence) -> tuple[int, ...]:
         """Sort key: the largest is preempted first. Worst level, then least computed, then youngest.
 
         Within a level, sequences that were preempted often come after the others and by age alone: the oldest of them
-            keeps its
-        blocks until it ends, so every sequence ends.
+        keeps its blocks until it ends, so every sequence ends.
         """
         grade = seq.rank[0] // (self._aging_ns or 1)
         if seq.num_preemptions >= _MAX_PREEMPTIONS:

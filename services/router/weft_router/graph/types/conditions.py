@@ -66,6 +66,7 @@ class CelCondition:
         source: The text in the file.
         tensors: Bindings of the tensors that it reads, and of the ``steps.NAME.ok``, under that text.
         type_name: CEL type of its value: bool, string, int or dyn.
+        is_test: As of ``Condition``.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class CelCondition:
         self._flags = flags
         self._readings = readings
         self._purpose = purpose
-        self._is_test = purpose.allowed == ("bool",)
+        self.is_test = purpose.allowed == ("bool",)
         self._takes_bool = "bool" in purpose.allowed
         self._node = node
 
@@ -161,11 +162,11 @@ class CelCondition:
         except Exception as error:  # the binding raises RuntimeError, TypeError and what protobuf raises
             raise self._error(str(error), failures, row) from None
         if isinstance(value, bool):
-            if self._is_test:
+            if self.is_test:
                 return value
             if self._takes_bool:
                 return "true" if value else "false"
-        elif not self._is_test:
+        elif not self.is_test:
             if isinstance(value, int):
                 return str(value)
             if isinstance(value, str) and result.type() == _T.STRING:

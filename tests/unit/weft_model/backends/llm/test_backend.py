@@ -85,7 +85,7 @@ def test_settings_come_from_configuration_and_place(make_backend, engines):
     ],
 )
 def test_wrong_parameters_are_refused(make_backend, parameters, message):
-    """At load, and before that where the seats are counted."""
+    """At load, and before that where the slots are counted."""
     with pytest.raises(InvalidArgumentError, match=message):
         make_backend(**parameters)
 
