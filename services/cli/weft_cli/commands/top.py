@@ -2,10 +2,11 @@
 
 import argparse
 import json
+import os
+import select
 import shutil
 import signal
 import sys
-import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -48,10 +49,10 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(asdict(frame)) if options.json else frame_text(frame))
         return _status(frame)
     last: Frame | None = None
-    is_interrupted = _on_interrupt()
+    interrupted = _on_interrupt()
     sys.stdout.write(_ALTERNATE_SCREEN)
     try:
-        while not is_interrupted.wait(options.interval_s):
+        while not select.select([interrupted], [], [], options.interval_s)[0]:
             now = scrape(addresses, tls)
             last = frame_of(addresses, before, now)
             # The next interval of a service that did not answer begins at its last answer.
@@ -66,19 +67,20 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.flush()
 
 
-def _on_interrupt() -> threading.Event:
-    """Is set by Ctrl-C; a second one raises KeyboardInterrupt.
+def _on_interrupt() -> int:
+    """A file descriptor that Ctrl-C makes readable; a second Ctrl-C raises KeyboardInterrupt.
 
-    An exception in the middle of a scrape could leave a thread of its pool running, and with it the process.
+    An exception in the middle of a scrape could leave a thread of its pool that nobody ends, and the process with it.
+    A pipe, because a handler may run while this thread holds the lock of any ``threading.Event``.
     """
-    is_interrupted = threading.Event()
+    readable, writable = os.pipe()
 
     def interrupt(_number: int, _frame: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        is_interrupted.set()
+        os.write(writable, b"\0")
 
     signal.signal(signal.SIGINT, interrupt)
-    return is_interrupted
+    return readable
 
 
 def _status(frame: Frame) -> int:
