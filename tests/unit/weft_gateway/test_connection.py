@@ -108,3 +108,21 @@ async def test_a_request_in_work_has_its_time(app: App, monkeypatch: pytest.Monk
         for _ in range(2):
             await loop.sock_sendall(client, GET)
             await read_answer(client)
+
+
+async def test_a_new_connection_may_send_its_request_while_the_server_stops(app: App) -> None:
+    """A client that has connected just before a stop is answered; then its connection is closed."""
+    listening = bound_socket("127.0.0.1", 0, shares_port=False)
+    address = listening.getsockname()
+    server = HttpServer(app, None, 5.0)
+    await server.start(listening)
+    reader, writer = await asyncio.open_connection(*address)
+    stop = asyncio.create_task(server.stop())
+    with contextlib.suppress(ConnectionRefusedError):
+        while not stop.done():
+            (await asyncio.open_connection(*address))[1].close()
+    writer.write(GET)
+    assert b"HTTP/1.1 200 OK\r\n" == await asyncio.wait_for(reader.readline(), WAIT_S)
+    assert (await asyncio.wait_for(reader.read(), WAIT_S)).endswith(b"ok\r\n0\r\n\r\n")
+    await stop
+    writer.close()

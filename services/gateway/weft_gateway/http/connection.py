@@ -9,6 +9,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEADERS_TIMEOUT_S = 60.0
 #: Time that a client may leave response data unread, in seconds.
 READ_TIMEOUT_S = 60.0
+#: Time that a new connection has for its first request when the server stops, in seconds.
+FIRST_REQUEST_S = 0.25
 
 
 class Connection(H11Protocol):  # type: ignore[misc]  # uvicorn's types are not read
@@ -42,6 +44,17 @@ class Connection(H11Protocol):  # type: ignore[misc]  # uvicorn's types are not 
         super().connection_lost(exc)
         self._cancel_idle_timer()
         self._cancel_write_timer()
+
+    def shutdown(self) -> None:
+        """Close the connection after its request; a new one whose first request is on its way may still send it."""
+        if self.cycle is None:
+            self.loop.call_later(FIRST_REQUEST_S, self._shutdown)
+        else:
+            self._shutdown()
+
+    def _shutdown(self) -> None:
+        if not self.transport.is_closing():
+            super().shutdown()
 
     def _update_idle_timer(self) -> None:
         """Run the idle timeout while no request is complete. Single bytes do not restart it; complete requests do."""
