@@ -16,7 +16,7 @@ COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 OURS = ("router", "preprocess", "model", "postprocess")
 BUILT = ("gateway", *OURS)
 #: Packages that an image may hold: its own and the layers below it.
-BASE = {"protos/weft_protos", "services/common/weft_common"}
+BASE = {"protos/weft_protos", "services/wire/weft_wire", "services/common/weft_common"}
 SERVING = BASE | {"services/serving/weft_serving"}
 PACKAGES = {
     "gateway": BASE | {"services/gateway/weft_gateway"},

@@ -1,0 +1,1 @@
+"""The client on asyncio, with the interface of ``grpc.aio.Channel``."""

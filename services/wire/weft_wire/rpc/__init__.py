@@ -1,0 +1,1 @@
+"""gRPC on HTTP/2 without I/O: messages, metadata, statuses, timeouts, compression."""

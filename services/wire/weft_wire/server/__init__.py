@@ -1,0 +1,1 @@
+"""The server on asyncio, with the interface of ``grpc.aio.Server``."""

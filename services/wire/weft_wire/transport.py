@@ -1,0 +1,1 @@
+"""What server and client on asyncio share."""
