@@ -17,6 +17,10 @@ MAX_TIMEOUT_S = 1e8
 #: trips of 50 ms is never reached. A recovered peer is found as fast as with 100 ms (0.15-0.25 s after 0.3 s).
 _MIN_CONNECT_MS = 1_000
 
+#: Calls that may wait until the event loop accepts them. gRPC cancels some beyond 1,000 and all beyond 3,000, which
+#: a client that starts a few thousand calls at once exceeds; here the service's own limits refuse, with a reason.
+_MAX_PENDING_CALLS = 65_536
+
 _KEEPALIVE_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -42,6 +46,8 @@ def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, *, shares_ports: 
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.so_reuseport", int(shares_ports)),
+        ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         *_KEEPALIVE_OPTIONS,
