@@ -73,7 +73,7 @@ def _add_up(commands: "Commands") -> None:
         "--max-message-bytes",
         type=message_bytes,
         metavar="N",
-        help="largest message that the router takes and gives, and services behind it with what it adds; default: 2 GiB",
+        help="largest message that the router takes and gives, and services behind with what it adds; default: 2 GiB",
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON with every endpoint and pid")
     parser.add_argument(
