@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from weft_common.observing.logs import LineWriter
+from weft_common.processes.process import Endpoint
 from weft_common.security.arguments import given_to_server, server_fault
 from weft_mesh.mesh import Mesh, MeshOptions
 from weft_mesh.preflight import MeshError
-from weft_mesh.process import Endpoint
 from weft_mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER, is_public
 from weft_router.arguments import given, usage_fault
 
