@@ -260,7 +260,7 @@ def test_a_list_over_the_limit_is_cut_and_keeps_the_table() -> None:
 
 
 def test_memory_of_an_hpack_bomb_is_bounded() -> None:
-    """A hundred thousand references to an entry of 4 KB give the fields that the limit has room for, in little memory."""
+    """100,000 references to an entry of 4 KB give the fields that the limit has room for, in little memory."""
     decoder = Decoder()
     decoder.decode(hpack.Encoder().encode([("a", "x" * 4000)]))
     bomb = b"\xbe" * 100_000
