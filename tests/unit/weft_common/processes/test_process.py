@@ -113,8 +113,8 @@ async def test_a_child_may_share_the_group_and_a_descriptor() -> None:
     process = ServiceProcess("fake", [sys.executable, "-c", script], lambda *_: None, pass_fds=[its], own_group=False)
     await process.start()
     os.close(its)
-    with open(ours, "rb", buffering=0) as reader:
-        assert await asyncio.to_thread(reader.read, 4) == b"here"
+    assert await asyncio.to_thread(os.read, ours, 4) == b"here"
+    os.close(ours)
     process.close_stdin()
     process.close_stdin()
     assert await process.wait() == 0
