@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from weft_common.processes.process import Endpoint, ServiceProcess
 from weft_common.security.channel import ChannelSecurity
 from weft_common.server.listening import host_and_port
 from weft_common.server.unix_socket import address_of
 from weft_mesh.internal_access import internal_access
 from weft_mesh.preflight import MeshError, hold_port, service_folders, socket_paths
-from weft_mesh.process import Endpoint, ServiceProcess
 from weft_mesh.readiness import dialable
 from weft_mesh.registry import RunningMesh, mesh_folder, publish
 from weft_mesh.service_names import GATEWAY, GRAPHS, MODEL_SERVICES, ROUTER

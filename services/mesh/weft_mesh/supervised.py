@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias, TypeVar
 
+from weft_common.processes.process import Endpoint, ServiceProcess
+from weft_common.processes.restarts import DEATH_WINDOW_S, RestartPolicy
 from weft_common.security.channel import ChannelSecurity
 from weft_mesh.hang_detector import until_it_hangs
 from weft_mesh.preflight import MeshError
-from weft_mesh.process import Endpoint, ServiceProcess
 from weft_mesh.readiness import dialable, wait_ready
-from weft_mesh.restarts import DEATH_WINDOW_S, RestartPolicy
 
 T = TypeVar("T")
 #: A request to replace a service; done when it is replaced.

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft_cli.arguments.types import ROUTER_PORT, pair, port, replicas, service_arguments, services
+from weft_cli.arguments.types import ROUTER_PORT, message_bytes, pair, port, replicas, service_arguments, services
 from weft_common.security.arguments import add_channel_arguments, add_server_arguments
 from weft_common.text.argument_types import not_negative, positive
 from weft_mesh.service_names import MODEL_SERVICES
@@ -68,6 +68,12 @@ def _add_up(commands: "Commands") -> None:
         default=[],
         metavar="NAME='ARGUMENTS'",
         help="more arguments of this service, for example model='--load-on-demand --warm-models 2'; may be repeated",
+    )
+    parser.add_argument(
+        "--max-message-bytes",
+        type=message_bytes,
+        metavar="N",
+        help="largest message that the router takes and gives, and services behind with what it adds; default: 2 GiB",
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON with every endpoint and pid")
     parser.add_argument(
