@@ -1,6 +1,6 @@
 """Frames of HTTP/2 (RFC 9113, sections 4 and 6): layouts, builders, constants.
 
-Types and flags are plain integers: comparing members of an ``IntEnum`` costs three times as much, several times a frame.
+Types and flags are plain integers: comparing members of an ``IntEnum`` costs three times as much.
 """
 
 import struct
@@ -14,8 +14,8 @@ END_HEADERS = 0x4
 PADDED = 0x8
 HAS_PRIORITY = 0x20
 
-HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = range(
-    1, 7
+HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = (
+    range(1, 7)
 )
 
 HEADER_BYTES = 9

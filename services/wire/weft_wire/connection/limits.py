@@ -17,8 +17,8 @@ class ConnectionLimits:
         max_frame_bytes: Largest frame that is accepted, 16,384 to 16,777,215.
         max_header_list_bytes: Largest header list, uncompressed, as SETTINGS_MAX_HEADER_LIST_SIZE counts it.
         max_unread_bytes: Control frames queued for a peer that does not read its socket.
-        control_burst: Control frames (PING, SETTINGS, RST_STREAM, WINDOW_UPDATE, PRIORITY, empty DATA) accepted at once,
-            beyond those that follow from data and finished streams.
+        control_burst: Control frames (PING, SETTINGS, RST_STREAM, WINDOW_UPDATE, PRIORITY, empty DATA) accepted at
+            once, beyond those that follow from data and finished streams.
         control_per_s: The same a second, in the long run.
     """
 

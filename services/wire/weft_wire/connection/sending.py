@@ -163,7 +163,9 @@ class Sender:
         for stream in self.streams.values():
             stream.send_window_bytes += difference
             if stream.send_window_bytes > frames.MAX_WINDOW_BYTES:
-                raise Http2ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "an initial window that makes another too large")
+                raise Http2ConnectionError(
+                    ErrorCode.FLOW_CONTROL_ERROR, "an initial window that makes another too large"
+                )
             if stream.pending is not None:
                 self.waiting[stream] = None
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from weft_wire.hpack import DecodedHeaders
 
 if TYPE_CHECKING:
-    from weft_wire.connection.connection import Connection
+    from weft_wire.connection.streams import StreamStates
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -26,10 +26,10 @@ class Stream:
         is_remote_ended: END_STREAM was received.
         is_open: The connection knows the stream.
         pending: Data that waits for a window or for the socket; None or not empty.
-        final: Sent when ``pending`` is empty: the block of trailers, b"" for END_STREAM on the last data, None for nothing.
+        final: Sent when ``pending`` is empty: the block of trailers, b"" for END_STREAM on the last data; None: nothing.
     """
 
-    connection: "Connection"
+    connection: "StreamStates"
     stream_id: int = 0
     send_window_bytes: int = 0
     num_unacked_bytes: int = 0

@@ -1,1 +1,1 @@
-"""What server and client on asyncio share: one write for each turn of the event loop, deadlines, keepalive, addresses."""
+"""What server and client on asyncio share: one write a turn of the event loop, deadlines, keepalive."""

@@ -1,7 +1,7 @@
 """Deadlines of many calls on one timer of the event loop.
 
-A timer of the event loop costs 2 us to set and cancel, and nearly all calls end before their deadline. Here a call costs a
-push to a heap; the one timer is set only for a deadline earlier than all others.
+A timer of the event loop costs 2 us to set and cancel, and nearly all calls end before their deadline. Here a call
+costs a push to a heap; the one timer is set only for a deadline earlier than all others.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Liveness of one connection, checked about once a second: keepalive PINGs, stalled peers, age. Plain policy, no I/O."""
+"""Liveness of one connection, checked about once a second: keepalive PINGs, stalled peers, age. Policy without I/O."""
 
 from dataclasses import dataclass
 from enum import Enum

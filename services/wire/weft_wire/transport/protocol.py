@@ -170,7 +170,7 @@ class Http2Protocol(asyncio.Protocol):
 
     # Events of the connection.
 
-    def accept_stream(self, connection: Connection) -> Stream | None:
+    def accept_stream(self) -> Stream | None:
         """Refuse: clients accept no streams."""
         return None
 
