@@ -59,7 +59,18 @@ class _Framed(asyncio.Protocol):
 
 
 class _Echo(_Framed):
+    """Answers each call from a task, as any service does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tasks: set[asyncio.Task[None]] = set()
+
     def take(self, number: int, message: bytes) -> None:
+        task = self._loop.create_task(self._answer(number, message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, number: int, message: bytes) -> None:
         self.put(number, message)
 
 

@@ -210,15 +210,15 @@ async def _run(
     cell: Cell, payloads: Sequence[Payload], checked: Checked, plan: Plan, rates_per_s: dict[Cell, float]
 ) -> Measured:
     server = cell.candidate.server
-    rate_per_s = rates_per_s.get(cell, 0.0)
+    rate_per_s, num_before = rates_per_s.get(cell, 0.0), await _num_succeeded(cell, at_least=0)
     for _ in range(1 if rate_per_s else _NUM_WARMUPS):  # the first connection of all says little of the rate
         num_warmups = int(max(2 * cell.shape.num_inflight, rate_per_s * plan.duration_s * _WARMUP_SHARE))
         warmup = await cell.sender.send(server.address, payloads, cell.shape, num_warmups)
         rate_per_s = warmup.load.rate_per_s
+        num_before = await _num_succeeded(cell, at_least=num_before + len(warmup.load.latencies_s))
     num_requests = min(plan.max_requests, max(2 * cell.shape.num_inflight, int(rate_per_s * plan.duration_s)))
     if cell.workload.is_mixed:  # each server gets each request as often
         num_requests = len(payloads) * (2 if cell.shape.num_inflight > 1 else 1)
-    num_before = await _num_succeeded(cell, at_least=0)
     before_s = server.cpu_s()
     sent = await cell.sender.send(server.address, payloads, cell.shape, num_requests)
     used_s = server.cpu_s() - before_s
