@@ -53,7 +53,9 @@ class Sent(NamedTuple):
 class Sender(Protocol):
     """Sends so many requests and waits for every answer."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """For the table."""
 
     async def send(self, address: str, payloads: Sequence[Payload], shape: Shape, num_requests: int) -> Sent:
         """Send them, in closed loops. Raises RuntimeError if the program fails as a whole."""
