@@ -28,8 +28,17 @@ SERVICE, METHOD = "inference.GRPCInferenceService", "ModelInfer"
 
 def wire_server() -> Any:
     """Class of ``weft_wire``'s server; None where the package has none."""
+    return _class_of("weft_wire.server", "Server")
+
+
+def wire_channel() -> Any:
+    """Class of ``weft_wire``'s channel; None where the package has none."""
+    return _class_of("weft_wire.client", "Channel")
+
+
+def _class_of(module: str, name: str) -> Any:
     try:
-        return getattr(importlib.import_module("weft_wire.server"), "Server", None)
+        return getattr(importlib.import_module(module), name, None)
     except ImportError:
         return None
 

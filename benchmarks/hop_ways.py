@@ -1,14 +1,13 @@
 """The ways in which one process can call another: bare ones, which carry bytes, and those of the router's targets."""
 
 import contextlib
-import importlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 
-from benchmarks.floor import running_floor, wire_server
+from benchmarks.floor import running_floor, wire_channel, wire_server
 from benchmarks.framed import FramedClient
 from benchmarks.load import caller
 from benchmarks.transport_services import running
@@ -54,7 +53,7 @@ async def open_ways(folder: Path) -> AsyncIterator[list[Way]]:
         client = await FramedClient.connect(framed_socket)
         stack.push_async_callback(client.close)
         ways.append(Way(f"bare, framed, {UNIX}", lambda size: _bare(client.call, size), framed.pid))
-        for wire in ("grpcio",) if wire_server() is None else ("grpcio", "weft"):
+        for wire in ("grpcio", "weft") if wire_server() and wire_channel() else ("grpcio",):
             socket_path = folder / f"bare-{wire}.sock"
             bare = stack.enter_context(running_floor("--wire", wire, "--unix-socket", str(socket_path)))
             for place, address in ((TCP, bare.grpc), (UNIX, f"unix:{socket_path}")):
@@ -72,10 +71,8 @@ async def open_ways(folder: Path) -> AsyncIterator[list[Way]]:
 
 
 def _channel(wire: str, address: str) -> grpc.aio.Channel:
-    if wire == "weft":
-        channel: Any = importlib.import_module("weft_wire.client").Channel(address)
-        return channel
-    return open_channel(address)
+    channel: grpc.aio.Channel = wire_channel()(address) if wire == "weft" else open_channel(address)
+    return channel
 
 
 def _infer_call(size: int) -> InferCall:

@@ -14,7 +14,7 @@ from benchmarks.wire.burst import Burst, BurstRow, burst_table, run_burst
 from benchmarks.wire.candidates import BARE, GRPCIO, ONE_PROCESS, Candidate
 from benchmarks.wire.figures import full_table, goal_table, ratio
 from benchmarks.wire.rounds import Cell, Measured, Plan, Row, cells, faults, measure
-from benchmarks.wire.senders import GrpcAio, H2Load, Sent, TritonClient, available_senders, read_h2load
+from benchmarks.wire.senders import GrpcAio, H2Load, Sender, Sent, TritonClient, available_senders, read_h2load
 from benchmarks.wire.workloads import IDENTITY, REPOSITORIES, TEXTS, WORKLOADS, Payload, Shape, chosen
 from google.protobuf import text_format
 
@@ -101,7 +101,7 @@ def test_a_run_with_a_problem_is_marked() -> None:
 def test_bare_servers_and_mixed_requests_have_the_senders_that_suit_them() -> None:
     """A client that reads answers is no use to a server that gives back requests; h2load sends one request alone."""
     bare, tis = (Candidate(Server("s", "", list), arrangement) for arrangement in (BARE, TIS))
-    senders = [H2Load(), TritonClient()]
+    senders: list[Sender] = [H2Load(), TritonClient()]
     assert {("h2load", BARE), ("h2load", TIS), ("tritonclient", TIS)} == {
         (cell.sender.name, cell.candidate.arrangement) for cell in cells([IDENTITY], [bare, tis], senders)
     }
