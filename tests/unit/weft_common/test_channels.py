@@ -16,7 +16,7 @@ from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 async def test_two_servers_never_share_a_port(server, services):
     """A second server on a taken port is refused, instead of getting every other call."""
     second = make_server()
-    with pytest.raises((RuntimeError, OSError), match="bind|in use"):
+    with pytest.raises((RuntimeError, OSError), match=r"bind|in use"):
         second.add_insecure_port(f"127.0.0.1:{server.port}")
 
 
