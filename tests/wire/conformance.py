@@ -103,11 +103,11 @@ def answered(*messages: bytes, status: int | None = 0, stream_id: int = 1) -> Ex
 
 
 def ended(*statuses: int, http: Sequence[int] = (), resets: Sequence[int] = ()) -> Expectation:
-    """Stream 1 ends with one of these gRPC statuses, or HTTP statuses without one, or codes of RST_STREAM."""
+    """Stream 1 ends with one of these gRPC statuses, or HTTP statuses, or codes of RST_STREAM."""
 
     def expect(peer: Peer, _: bool) -> None:
         answer = peer.read_answer()
-        by_http = answer.status is None and int(answer.headers.get(":status", 0)) in http
+        by_http = int(answer.headers.get(":status", 0)) in http
         assert answer.status in statuses or by_http or answer.reset_code in resets, answer
 
     return expect
