@@ -26,7 +26,7 @@ class Stream:
         is_remote_ended: END_STREAM was received.
         is_open: The connection knows the stream.
         pending: Data that waits for a window or for the socket; None or not empty.
-        final: Sent when ``pending`` is empty: the block of trailers, b"" for END_STREAM on the last data; None: nothing.
+        final: Sent when ``pending`` is empty: the block of trailers, b"" for END_STREAM on the last data, or None.
     """
 
     connection: "StreamStates"
