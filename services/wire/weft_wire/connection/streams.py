@@ -91,11 +91,21 @@ class StreamStates(Sender):
             len(self.streams) < self.peer_max_streams and self._last_local_id < frames.MAX_STREAM_ID - 1
         )
 
-    def grant(self, stream: Stream) -> None:
-        """Let the peer send as many bytes as were consumed on a stream; sent once they are half a window."""
-        num_bytes = stream.num_unacked_bytes
+    @property
+    def has_stream_ids(self) -> bool:
+        """Client: whether there is an id for another stream."""
+        return self._last_local_id < frames.MAX_STREAM_ID - 1
+
+    def grant(self, stream: Stream, num_held_bytes: int = 0) -> None:
+        """Let the peer send as many bytes as were consumed on a stream; sent once they are half a window.
+
+        Args:
+            stream: The stream.
+            num_held_bytes: Bytes that were received and not consumed.
+        """
+        num_bytes = stream.num_unacked_bytes - num_held_bytes
         if num_bytes * 2 >= self.limits.stream_window_bytes and not stream.is_remote_ended and stream.is_open:
-            stream.num_unacked_bytes = 0
+            stream.num_unacked_bytes = num_held_bytes
             self.write(frames.window_update(stream.stream_id, num_bytes))
 
     def ping(self, data: bytes) -> None:
