@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from weft_cli.arguments.types import ROUTER_PORT, message_bytes, pair, port, replicas, service_arguments, services
 from weft_common.security.arguments import add_channel_arguments, add_server_arguments
-from weft_common.text.argument_types import not_negative, positive
+from weft_common.text.argument_types import not_negative, num_workers, positive
 from weft_mesh.service_names import MODEL_SERVICES
 from weft_router.arguments import add_arguments as add_router_arguments
 
@@ -52,6 +52,13 @@ def _add_up(commands: "Commands") -> None:
         default=(),
         metavar="NAME,NAME",
         help="run these services in the router's process, all of them if no name is given",
+    )
+    parser.add_argument(
+        "--router-workers",
+        type=num_workers,
+        default=1,
+        metavar="N",
+        help="processes of the router, behind one port; default: 1",
     )
     parser.add_argument(
         "--replicas",
