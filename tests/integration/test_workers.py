@@ -100,7 +100,7 @@ def test_connections_spread_and_figures_are_sums(tmp_path: Path, target: str) ->
 
 
 def test_a_worker_that_dies_takes_its_calls_and_no_others(tmp_path: Path, target: str) -> None:
-    """Under load a kill of one worker fails one call of each of its connections; it is started again, sums never fall."""
+    """Under load a kill of one worker fails its calls alone; it is started again, and sums never fall."""
     with group(tmp_path, target) as router, ExitStack() as stack:
         port = int(router.grpc.rpartition(":")[2])
         killed = workers_of(router.process.pid)[1]

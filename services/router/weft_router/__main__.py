@@ -67,7 +67,10 @@ def make_core(
         options.repository,
         [
             *in_process,
-            *(make_target(name, address, policies.get(name), securities.get(name)) for name, address in options.target),
+            *(
+                make_target(name, address, policies.get(name), securities.get(name), wire=options.wire)
+                for name, address in options.target
+            ),
         ],
         model_control=options.model_control_mode,
         load_graphs=options.load_model,
