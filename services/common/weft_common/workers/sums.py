@@ -55,8 +55,8 @@ def _exemplar(sample: Sample) -> list[object] | None:
 
 
 @dataclass(slots=True)
-class _Family:
-    """A family in the making."""
+class _Total:
+    """A family, summed so far."""
 
     documentation: str
     kind: str
@@ -73,7 +73,7 @@ class MetricSums:
     def __init__(self, greatest: Collection[str] = ()) -> None:
         self._greatest = frozenset(greatest)
         self._latest: dict[int, list[Metric]] = {}
-        self._ended: dict[str, _Family] = {}
+        self._ended: dict[str, _Total] = {}
 
     def update(self, worker: int, families: list[Metric]) -> None:
         """The metrics of a worker are these now."""
@@ -87,9 +87,9 @@ class MetricSums:
 
     def families(self) -> Iterator[Metric]:
         """The metrics of all."""
-        sums: dict[str, _Family] = {}
+        sums: dict[str, _Total] = {}
         for name, ended in self._ended.items():
-            sums[name] = _Family(ended.documentation, ended.kind, dict(ended.samples))
+            sums[name] = _Total(ended.documentation, ended.kind, dict(ended.samples))
         for worker, families in sorted(self._latest.items()):
             for family in families:
                 more = {_LABEL: str(worker)} if family.name.startswith(_PROCESS) else {}
@@ -99,8 +99,8 @@ class MetricSums:
             metric.samples = list(total.samples.values())
             yield metric
 
-    def _add(self, sums: dict[str, _Family], family: Metric, more: Mapping[str, str] = {}) -> None:
-        total = sums.setdefault(family.name, _Family(family.documentation, family.type))
+    def _add(self, sums: dict[str, _Total], family: Metric, more: Mapping[str, str] = {}) -> None:
+        total = sums.setdefault(family.name, _Total(family.documentation, family.type))
         for sample in family.samples:
             labels = {**sample.labels, **more}
             key = sample.name, frozenset(labels.items())
