@@ -13,10 +13,11 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from weft_common.observing.logs import LineWriter
+from weft_common.processes.process import Endpoint
 from weft_common.security.arguments import given_to_server, server_fault
+from weft_common.server.limits import given_limits
 from weft_mesh.mesh import Mesh, MeshOptions
 from weft_mesh.preflight import MeshError
-from weft_mesh.process import Endpoint
 from weft_mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER, is_public
 from weft_router.arguments import given, usage_fault
 
@@ -56,10 +57,13 @@ def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
     arguments = {name: polling if options.model_control_mode == "poll" else [] for name in MODEL_SERVICES}
     # The router checks the keys.
     arguments[GATEWAY] = [argument for argument in given_to_server(options) if argument.startswith("--tls-")]
+    limits = [*_shared_arguments(options)]
     if options.max_message_bytes is not None:
         limit_bytes = min(options.max_message_bytes + _HOP_BYTES, _MAX_MESSAGE_BYTES)
-        for name in set(MODEL_SERVICES) - set(options.in_process):
-            arguments[name] = [*arguments[name], f"--max-message-bytes={limit_bytes}"]
+        limits.append(f"--max-message-bytes={limit_bytes}")
+    for name in set(MODEL_SERVICES) - set(options.in_process):
+        arguments[name] = [*arguments[name], *limits]
+    arguments[GATEWAY].append(f"--wire={options.wire}")
     for name, more in options.service_args:
         arguments[name] = [*arguments[name], *more]
     return arguments
@@ -67,7 +71,12 @@ def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
 
 def _router_arguments(options: argparse.Namespace) -> list[str]:
     limit = [] if options.max_message_bytes is None else [f"--max-message-bytes={options.max_message_bytes}"]
-    return [*given(options), *given_to_server(options), *limit]
+    return [*given(options), *given_to_server(options), *_shared_arguments(options), *limit]
+
+
+def _shared_arguments(options: argparse.Namespace) -> list[str]:
+    """Arguments of every process that has a gRPC port."""
+    return [f"--wire={options.wire}", *given_limits(options)]
 
 
 async def _up(options: argparse.Namespace) -> int:
@@ -89,6 +98,7 @@ async def _up(options: argparse.Namespace) -> int:
             hang_timeout_s=options.hang_timeout_s,
             is_encrypted=options.tls_cert is not None,
             asks_for_keys=bool(options.auth_keys),
+            wire=options.wire,
         ),
         log=output.log,
         report=output.report,
