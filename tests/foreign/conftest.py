@@ -80,8 +80,9 @@ def model_address(wire: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def wire_flag(wire: str) -> list[str]:
-    has = b"--wire" in subprocess.run([sys.executable, "-m", "weft_model", "--help"], capture_output=True).stdout
-    return ["--wire", wire] if has else []
+    command = [sys.executable, "-m", "weft_model", "--help"]
+    has_flag = b"--wire" in subprocess.run(command, capture_output=True, check=True).stdout
+    return ["--wire", wire] if has_flag else []
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ LIMITS = {
         "age": "max_connection_age_ms",
         "pings": "http2.min_ping_interval_without_data_ms",
     },
-    "weft": {"streams": "max_streams", "age": "max_connection_age_s", "pings": "min_ping_interval_s"},
+    "weft": {"streams": "max_concurrent_streams", "age": "max_connection_age_s", "pings": "min_ping_interval_s"},
 }
 
 

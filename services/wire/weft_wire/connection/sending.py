@@ -35,6 +35,7 @@ class Sender:
         send_window_bytes: Window of the connection.
         initial_send_window_bytes: Window of a new stream.
         peer_frame_bytes: Largest frame that is sent.
+        has_sent_data: A HEADERS or DATA frame was sent since whoever reads this set it to False.
     """
 
     def __init__(self, owner: _OutputOwner, limits: ConnectionLimits) -> None:
@@ -50,6 +51,7 @@ class Sender:
         self.send_window_bytes = frames.DEFAULT_WINDOW_BYTES
         self.initial_send_window_bytes = frames.DEFAULT_WINDOW_BYTES
         self.peer_frame_bytes = frames.DEFAULT_FRAME_BYTES
+        self.has_sent_data = False
         self._num_unread_bytes = 0
 
     def take_output(self) -> list[Buffer]:
@@ -77,6 +79,7 @@ class Sender:
             stream.final = block
             stream.is_local_ended = True
             return
+        self.has_sent_data = True
         self.write(frames.headers(stream.stream_id, block, END_STREAM if is_end else 0, self.peer_frame_bytes))
         if is_end:
             self._end(stream)
@@ -115,6 +118,7 @@ class Sender:
             and (headers is None or len(headers) <= frames.DEFAULT_FRAME_BYTES)
             and (trailers is None or len(trailers) <= frames.DEFAULT_FRAME_BYTES)
         ):
+            self.has_sent_data = True
             self.send_window_bytes -= size
             stream.send_window_bytes -= size
             head = pack_header(size << 8 | DATA, END_STREAM if is_end else 0, stream_id) + prefix
@@ -153,6 +157,7 @@ class Sender:
             stream.final = b""
             stream.is_local_ended = True
             return
+        self.has_sent_data = True
         self.write(pack_header(DATA, END_STREAM, stream.stream_id))
         self._end(stream)
 
@@ -217,6 +222,7 @@ class Sender:
             pieces.append(piece)
         is_last = not pending
         flags = END_STREAM if is_last and stream.final == b"" else 0
+        self.has_sent_data = True
         self.send_window_bytes -= size
         stream.send_window_bytes -= size
         self.output.append(pack_header(size << 8 | DATA, flags, stream.stream_id))
