@@ -66,7 +66,7 @@ def model_address(wire: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (folder / "echo" / "config.pbtxt").write_text(CONFIG)
     command = [
         sys.executable, "-P", "-m", "weft_model", "--repository", str(folder), "--grpc-port", "0", "--metrics-port",
-        "0", *wire_flag(wire), "--stop-with-stdin", "--log-level", "error",
+        "0", "--wire", wire, "--stop-with-stdin", "--log-level", "error",
     ]  # fmt: skip
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -77,12 +77,6 @@ def model_address(wire: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     finally:
         process.kill()
         process.communicate()
-
-
-def wire_flag(wire: str) -> list[str]:
-    command = [sys.executable, "-m", "weft_model", "--help"]
-    has_flag = b"--wire" in subprocess.run(command, capture_output=True, check=True).stdout
-    return ["--wire", wire] if has_flag else []
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,8 @@ from weft_wire.connection.stream import Buffer, Stream
 from weft_wire.errors import ErrorCode, Http2ConnectionError
 from weft_wire.frames import DATA, END_HEADERS, END_STREAM, HEADERS, pack_header
 
+#: A dynamic table of 0 bytes (RFC 7541, section 6.3): what this end encodes never refers to it.
+_NO_TABLE = b"\x20"
 #: Bytes that waiting streams may add to the output before it is taken.
 _MAX_TURN_BYTES = 1 << 20
 
@@ -36,6 +38,8 @@ class Sender:
         initial_send_window_bytes: Window of a new stream.
         peer_frame_bytes: Largest frame that is sent.
         has_sent_data: A HEADERS or DATA frame was sent since whoever reads this set it to False.
+        owes_table_size: The peer has made its dynamic table smaller, which the next block has to acknowledge.
+        has_told_table_size: The peer knows that its dynamic table is not used; its size is of no more interest.
     """
 
     def __init__(self, owner: _OutputOwner, limits: ConnectionLimits) -> None:
@@ -52,6 +56,8 @@ class Sender:
         self.initial_send_window_bytes = frames.DEFAULT_WINDOW_BYTES
         self.peer_frame_bytes = frames.DEFAULT_FRAME_BYTES
         self.has_sent_data = False
+        self.owes_table_size = False
+        self.has_told_table_size = False
         self._num_unread_bytes = 0
 
     def take_output(self) -> list[Buffer]:
@@ -79,8 +85,7 @@ class Sender:
             stream.final = block
             stream.is_local_ended = True
             return
-        self.has_sent_data = True
-        self.write(frames.headers(stream.stream_id, block, END_STREAM if is_end else 0, self.peer_frame_bytes))
+        self._write_headers(stream, block, END_STREAM if is_end else 0)
         if is_end:
             self._end(stream)
 
@@ -115,6 +120,7 @@ class Sender:
             and stream.pending is None
             and not self.is_paused
             and not self.waiting
+            and not self.owes_table_size
             and (headers is None or len(headers) <= frames.DEFAULT_FRAME_BYTES)
             and (trailers is None or len(trailers) <= frames.DEFAULT_FRAME_BYTES)
         ):
@@ -234,11 +240,18 @@ class Sender:
             stream.pending = None
             final, stream.final = stream.final, None
             if final:
-                self.write(frames.headers(stream.stream_id, final, END_STREAM, self.peer_frame_bytes))
+                self._write_headers(stream, final, END_STREAM)
             if final is not None:
                 self._end(stream)
             stream.on_drained()
         return size
+
+    def _write_headers(self, stream: Stream, block: bytes, flags: int) -> None:
+        if self.owes_table_size:
+            self.owes_table_size, self.has_told_table_size = False, True
+            block = _NO_TABLE + block
+        self.has_sent_data = True
+        self.write(frames.headers(stream.stream_id, block, flags, self.peer_frame_bytes))
 
     def _end(self, stream: Stream) -> None:
         stream.is_local_ended = True
