@@ -11,7 +11,7 @@ from grpc import StatusCode
 from weft_wire.client.call import ClientCall
 from weft_wire.rpc.heads import ResponseHead
 from weft_wire.rpc.messages import MessageReader, whole_message
-from weft_wire.rpc.status import CallFailure
+from weft_wire.rpc.status import CallError
 
 _OK: Final = StatusCode.OK
 _UNREADABLE: Final = "Exception deserializing response!"
@@ -64,7 +64,7 @@ class OneResponse(ClientCall):
             reader = self._reader = MessageReader(limit, may_compress=may_compress)
         try:
             messages = reader.feed(data)
-        except CallFailure as failure:
+        except CallError as failure:
             self.fail(failure.code, failure.details)
             return
         for message in messages:
@@ -135,7 +135,7 @@ class ResponseStream(ClientCall):
             reader = self._reader = MessageReader(self._owner.options.max_message_bytes, may_compress=may_compress)
         try:
             messages = reader.feed(data)
-        except CallFailure as failure:
+        except CallError as failure:
             self.fail(failure.code, failure.details)
             return
         if messages:
@@ -196,7 +196,7 @@ class ResponseStream(ClientCall):
         """
         if self._messages or await self._next():
             return self._take()
-        return grpc.aio.EOF
+        return grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self._iterate()

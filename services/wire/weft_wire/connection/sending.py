@@ -197,11 +197,14 @@ class Sender:
             if limit <= 0:
                 if self.send_window_bytes <= 0:
                     waiting[stream] = None  # its turn comes when the connection has a window
-                    return
+                    break
                 continue  # it comes back with a window of its own
             num_bytes += self._send_frame(stream, limit)
             if stream.pending is not None:
                 waiting[stream] = None
+        if num_bytes and not self.is_output_due:
+            self.is_output_due = True
+            self._output_owner.on_output()
 
     @property
     def has_more(self) -> bool:
@@ -228,9 +231,6 @@ class Sender:
         stream.send_window_bytes -= size
         self.output.append(pack_header(size << 8 | DATA, flags, stream.stream_id))
         self.output += pieces
-        if not self.is_output_due:
-            self.is_output_due = True
-            self._output_owner.on_output()
         if is_last:
             stream.pending = None
             final, stream.final = stream.final, None
