@@ -11,6 +11,8 @@ from weft_wire.frames import DATA, END_HEADERS, END_STREAM, HEADERS, pack_header
 
 #: Bytes that waiting streams may add to the output before it is taken.
 _MAX_TURN_BYTES = 1 << 20
+#: WINDOW_UPDATE frames that a DATA frame may cause without cost: for the stream and for the connection.
+_FREE_UPDATES = 2
 
 
 class _OutputOwner(Protocol):
@@ -35,6 +37,7 @@ class Sender:
         send_window_bytes: Window of the connection.
         initial_send_window_bytes: Window of a new stream.
         peer_frame_bytes: Largest frame that is sent.
+        num_free_updates: WINDOW_UPDATE frames that follow from data sent.
     """
 
     def __init__(self, owner: _OutputOwner, limits: ConnectionLimits) -> None:
@@ -50,6 +53,7 @@ class Sender:
         self.send_window_bytes = frames.DEFAULT_WINDOW_BYTES
         self.initial_send_window_bytes = frames.DEFAULT_WINDOW_BYTES
         self.peer_frame_bytes = frames.DEFAULT_FRAME_BYTES
+        self.num_free_updates = 0
         self._num_unread_bytes = 0
 
     def take_output(self) -> list[Buffer]:
@@ -117,6 +121,7 @@ class Sender:
         ):
             self.send_window_bytes -= size
             stream.send_window_bytes -= size
+            self.num_free_updates += _FREE_UPDATES
             head = pack_header(size << 8 | DATA, END_STREAM if is_end else 0, stream_id) + prefix
             if headers is not None:
                 head = pack_header(len(headers) << 8 | HEADERS, END_HEADERS, stream_id) + headers + head
@@ -219,6 +224,7 @@ class Sender:
         flags = END_STREAM if is_last and stream.final == b"" else 0
         self.send_window_bytes -= size
         stream.send_window_bytes -= size
+        self.num_free_updates += _FREE_UPDATES
         self.output.append(pack_header(size << 8 | DATA, flags, stream.stream_id))
         self.output += pieces
         if not self.is_output_due:
