@@ -6,8 +6,8 @@ stops with SIGTERM, SIGINT, or the end of its standard input. Its RPCs, all of `
 - ``Unary``: the request.
 - ``Slow``: the request, once a ``Release`` was called; waits until then, or until it is cancelled.
 - ``Release``: how many ``Slow`` calls it releases.
-- ``Status``: ends with code ``want-code`` and details ``want-details`` of the metadata; what is named ``trailing-*``
-  comes back as trailing metadata, what is named ``initial-*`` as initial metadata.
+- ``Status``: ends with code ``want-code`` and details ``want-details`` of the metadata, or ``want-details-bin``, UTF-8;
+  what is named ``trailing-*`` comes back as trailing metadata, what is named ``initial-*`` as initial metadata.
 - ``Meta``: the metadata of the call as JSON, a list of ``[name, value]``; values of ``-bin`` in hexadecimal.
 - ``Big``: as many bytes as the request says in decimal digits.
 - ``Size``: how many bytes the request has, in decimal digits.
@@ -80,7 +80,8 @@ class Echo:
         if code is grpc.StatusCode.OK:
             context.set_trailing_metadata(trailing)
             return request
-        await context.abort(code, first.get("want-details", ""), trailing)
+        details = first.get("want-details-bin", b"").decode() or first.get("want-details", "")
+        await context.abort(code, details, trailing)
         raise AssertionError("abort returned")
 
     async def meta(self, _request: bytes, context: Context) -> bytes:

@@ -315,3 +315,18 @@ def test_unknown_frames_are_skipped(kind):
         end.connection.receive(data[start : start + 7001])
     assert 1 == len(end.accepted)
     assert end.connection.failure is None
+
+
+def test_end_of_a_failed_call_does_not_wait():
+    """Trailers after data that was discarded leave at once, although the stream has no window."""
+    pair = Pair(client=ConnectionLimits(stream_window_bytes=10))
+    stream = pair.request(b"")
+    stream.reads = False
+    response = pair.server.accepted[0]
+    pair.server.connection.send_message(response, RESPONSE, b"", bytes(1000))
+    pair.carry()
+    assert response.pending is not None
+    pair.server.connection.discard(response)
+    pair.server.connection.send_headers(response, TRAILERS, is_end=True)
+    pair.carry()
+    assert ("headers", 1, {"grpc-status": "0"}, True) == pair.client.events[-1]

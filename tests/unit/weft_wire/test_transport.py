@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ class FakeTimer:
 def test_deadlines_expire_in_order():
     """Each expires at its time, a cancelled one never."""
     loop = FakeLoop()
-    queue = DeadlineQueue(loop)
+    queue = DeadlineQueue(loop)  # type: ignore[arg-type]
     expired = []
     queue.add(3, lambda: expired.append(3))
     queue.add(1, lambda: expired.append(1))
@@ -60,7 +61,7 @@ def test_deadlines_expire_in_order():
 def test_deadlines_share_a_timer():
     """Thousands of calls that end in time set one timer, and are not kept."""
     loop = FakeLoop()
-    queue = DeadlineQueue(loop)
+    queue = DeadlineQueue(loop)  # type: ignore[arg-type]
     queue.add(1, lambda: None)
     for _ in range(10_000):
         queue.add(60, pytest.fail).cancel()
@@ -113,7 +114,8 @@ def test_calls_alone_are_kept_alive_where_asked():
 )
 def test_stalled_peer_is_aborted(seen, limit):
     """A frame, a handshake or a write that makes no progress ends the connection after its own limit."""
-    options = replace(LivenessOptions(frame_timeout_s=99, handshake_timeout_s=99, write_timeout_s=99), **{limit: 3})
+    limits: dict[str, Any] = {"frame_timeout_s": 99, "handshake_timeout_s": 99, "write_timeout_s": 99, limit: 3}
+    options = LivenessOptions(**limits)
     assert [LivenessAction.NOTHING] * 3 + [LivenessAction.ABORT] == actions(options, [seen] * 4)
 
 

@@ -1,5 +1,6 @@
 """gRPC channels and options for clients and servers."""
 
+import ipaddress
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -49,6 +50,8 @@ def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, *, shares_ports: 
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.so_reuseport", int(shares_ports)),
+        # Else calls beyond the limit of streams are refused by chance before the client knows the limit.
+        ("grpc.http.overload_protection", 0),
         ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -77,6 +80,18 @@ def open_channel(
     """
     connect = partial(_of_grpcio, address, [*options, *channel_options()], security)
     return connect(None) if security is None else SecuredChannel(address, security, connect)
+
+
+def is_one_endpoint(address: str) -> bool:
+    """Whether an address cannot mean several servers: a Unix socket, or ``host:port`` of an IP address or localhost."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0]
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return host == "localhost"
+    return True
 
 
 def _of_grpcio(

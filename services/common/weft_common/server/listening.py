@@ -12,8 +12,7 @@ from weft_common.security.access import KeyRing
 from weft_common.security.channel import is_local
 from weft_common.security.tls import ServerTls, server_tls_files
 from weft_common.server.interceptor import AccessInterceptor, RefusalCollector
-from weft_common.server.limits import server_limits_of
-from weft_common.server.make_server import add_tls_port, make_server
+from weft_common.server.make_server import add_tls_port, make_server, server_options_of
 from weft_common.server.metrics import DroppedLogsCollector, start_metrics_server
 from weft_common.server.unix_socket import UnixSocket
 from weft_common.statistics import ModelStatistics
@@ -45,7 +44,7 @@ class Listener:
         self._tls = None if files is None else ServerTls(files)
         self._keys = KeyRing(options.auth_keys) if options.auth_keys else None
         interceptors = () if self._keys is None else (AccessInterceptor(self._keys, service),)
-        self.server = make_server(options.wire, server_limits_of(options), interceptors)
+        self.server = make_server(server_options_of(options), interceptors, wire=options.wire)
         path = options.unix_socket
         self._unix_socket = None if path is None else UnixSocket(path, takes_over=options.take_over)
 

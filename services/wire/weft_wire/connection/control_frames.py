@@ -108,6 +108,9 @@ class ControlFrames(StreamStates):
             if not frames.DEFAULT_FRAME_BYTES <= value <= frames.MAX_FRAME_BYTES:
                 raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, f"a largest frame of {value} bytes")
             self.peer_frame_bytes = min(value, _MAX_SENT_FRAME_BYTES)
+        elif key == frames.HEADER_TABLE_SIZE:
+            if value < frames.DEFAULT_TABLE_BYTES and not self.has_told_table_size:
+                self.owes_table_size = True
         elif key == frames.MAX_CONCURRENT_STREAMS:
             self.peer_max_streams = value
         elif key == frames.ENABLE_PUSH and (value > 1 or (value and self._is_client)):

@@ -9,6 +9,8 @@ from weft_wire.connection.stream import Buffer, Stream
 from weft_wire.errors import ErrorCode, Http2ConnectionError
 from weft_wire.frames import DATA, END_HEADERS, END_STREAM, HEADERS, pack_header
 
+#: A dynamic table of 0 bytes (RFC 7541, section 6.3): what this end encodes never refers to it.
+_NO_TABLE = b"\x20"
 #: Bytes that waiting streams may add to the output before it is taken.
 _MAX_TURN_BYTES = 1 << 20
 #: WINDOW_UPDATE frames that a DATA frame may cause without cost: for the stream and for the connection.
@@ -38,6 +40,8 @@ class Sender:
         initial_send_window_bytes: Window of a new stream.
         peer_frame_bytes: Largest frame that is sent.
         num_free_updates: WINDOW_UPDATE frames that follow from data sent.
+        owes_table_size: The peer has made its dynamic table smaller, which the next block has to acknowledge.
+        has_told_table_size: The peer knows that its dynamic table is not used; its size is of no more interest.
     """
 
     def __init__(self, owner: _OutputOwner, limits: ConnectionLimits) -> None:
@@ -54,6 +58,8 @@ class Sender:
         self.initial_send_window_bytes = frames.DEFAULT_WINDOW_BYTES
         self.peer_frame_bytes = frames.DEFAULT_FRAME_BYTES
         self.num_free_updates = 0
+        self.owes_table_size = False
+        self.has_told_table_size = False
         self._num_unread_bytes = 0
 
     def take_output(self) -> list[Buffer]:
@@ -81,7 +87,7 @@ class Sender:
             stream.final = block
             stream.is_local_ended = True
             return
-        self.write(frames.headers(stream.stream_id, block, END_STREAM if is_end else 0, self.peer_frame_bytes))
+        self._write_headers(stream, block, END_STREAM if is_end else 0)
         if is_end:
             self._end(stream)
 
@@ -116,6 +122,7 @@ class Sender:
             and stream.pending is None
             and not self.is_paused
             and not self.waiting
+            and not self.owes_table_size
             and (headers is None or len(headers) <= frames.DEFAULT_FRAME_BYTES)
             and (trailers is None or len(trailers) <= frames.DEFAULT_FRAME_BYTES)
         ):
@@ -160,6 +167,12 @@ class Sender:
             return
         self.write(pack_header(DATA, END_STREAM, stream.stream_id))
         self._end(stream)
+
+    def discard(self, stream: Stream) -> None:
+        """Forget data that waits, so that the end of a call that has failed does not wait for a window."""
+        if stream.pending is not None:
+            stream.pending = stream.final = None
+            self.waiting.pop(stream, None)
 
     def set_initial_window(self, num_bytes: int) -> None:
         """Apply the peer's SETTINGS_INITIAL_WINDOW_SIZE. Raises Http2ConnectionError if a window gets too large."""
@@ -234,11 +247,17 @@ class Sender:
             stream.pending = None
             final, stream.final = stream.final, None
             if final:
-                self.write(frames.headers(stream.stream_id, final, END_STREAM, self.peer_frame_bytes))
+                self._write_headers(stream, final, END_STREAM)
             if final is not None:
                 self._end(stream)
             stream.on_drained()
         return size
+
+    def _write_headers(self, stream: Stream, block: bytes, flags: int) -> None:
+        if self.owes_table_size:
+            self.owes_table_size, self.has_told_table_size = False, True
+            block = _NO_TABLE + block
+        self.write(frames.headers(stream.stream_id, block, flags, self.peer_frame_bytes))
 
     def _end(self, stream: Stream) -> None:
         stream.is_local_ended = True

@@ -98,8 +98,8 @@ class ServerCall(Stream):
         if head.timeout_s is not None:
             self._deadline = self._server.deadlines.add(head.timeout_s, self._expire)
         self._is_request_complete = is_end
-        if method is None or method.reads_stream:
-            self._start(self._run())
+        if method is None or method.reads_stream or (self._server.interceptors and not is_end):
+            self._start(self._run())  # an interceptor may refuse the call before its message has come
         elif is_end:
             self.fail(StatusCode.UNIMPLEMENTED, "the call has no message; this method takes one")
 
@@ -108,16 +108,16 @@ class ServerCall(Stream):
         if self.is_finished:
             return
         method = self._method
-        if is_end and self._reader is None and method is not None and method.is_plain and self._task is None:
+        if is_end and self._reader is None and method is not None and method.is_plain:
             message = whole_message(data)
             if message is not None and len(message) <= self._server.max_message_bytes:
                 self._is_request_complete = True
-                if self._server.interceptors:
+                if self._task is None:
+                    self._start(self._run_plain(method, message))
+                else:
                     self._server.count_buffered(len(message))
                     self._messages = deque((bytes(message),))
-                    self._start(self._run())
-                else:
-                    self._start(self._run_plain(method, message))
+                    self._wake()
                 return
         try:
             self._read(data, is_end)
@@ -154,12 +154,8 @@ class ServerCall(Stream):
             if not reader.is_empty:
                 raise CallError(StatusCode.INTERNAL, "the request ends in the middle of a message")
             self._on_request_end()
-        else:
-            method = self._method
-            if self._task is None and method is not None and self._server.interceptors:
-                self._start(self._run())  # it may refuse the call before all of it has come
-            if self._messages is None or len(self._messages) < _MAX_QUEUED:
-                self.connection.grant(self)
+        elif self._messages is None or len(self._messages) < _MAX_QUEUED:
+            self.connection.grant(self)
 
     def _enqueue(self, message: bytes) -> None:
         method = self._method
@@ -181,7 +177,7 @@ class ServerCall(Stream):
         elif not self.is_finished:
             if not self._messages:
                 self.fail(StatusCode.UNIMPLEMENTED, "the call has no message; this method takes one")
-            elif method is not None and method.is_plain and not self._server.interceptors:
+            elif method is not None and method.is_plain:
                 self._start(self._run_plain(method, self._take()))
             else:
                 self._start(self._run())
@@ -421,6 +417,7 @@ class ServerCall(Stream):
         """End the call with a status, and cancel its handler if it runs."""
         if self.is_finished:
             return
+        self.connection.discard(self)
         self._send_status(code, details)
         if self._task is not None:
             self._task.cancel()
