@@ -1,11 +1,15 @@
 """gRPC channels and options for clients and servers."""
 
+import ipaddress
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import grpc
 
+from weft_common.client.wires import WireName
 from weft_common.security.channel import ChannelSecurity, SecuredChannel
+from weft_common.security.tls import TlsContent, channel_credentials
 
 #: Message limit in both directions, the same as in Triton Inference Server and its clients.
 MAX_MESSAGE_BYTES = 2**31 - 1
@@ -16,6 +20,10 @@ MAX_TIMEOUT_S = 1e8
 #: Minimum connect timeout (gRPC's name is misleading): with 100 ms, a peer at a distance of two round
 #: trips of 50 ms is never reached. A recovered peer is found as fast as with 100 ms (0.15-0.25 s after 0.3 s).
 _MIN_CONNECT_MS = 1_000
+
+#: Calls that may wait until the event loop accepts them. gRPC cancels some beyond 1,000 and all beyond 3,000, which
+#: a client that starts a few thousand calls at once exceeds; here the service's own limits refuse, with a reason.
+_MAX_PENDING_CALLS = 65_536
 
 _KEEPALIVE_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 30_000),
@@ -42,6 +50,10 @@ def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, *, shares_ports: 
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.so_reuseport", int(shares_ports)),
+        # Else calls beyond the limit of streams are refused by chance before the client knows the limit.
+        ("grpc.http.overload_protection", 0),
+        ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         *_KEEPALIVE_OPTIONS,
@@ -49,19 +61,44 @@ def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, *, shares_ports: 
 
 
 def open_channel(
-    address: str, *, options: Sequence[tuple[str, Any]] = (), security: ChannelSecurity | None = None
+    address: str,
+    *,
+    options: Sequence[tuple[str, Any]] = (),
+    security: ChannelSecurity | None = None,
+    wire: WireName | None = None,
 ) -> grpc.aio.Channel:
     """A channel to ``host:port``; it connects at the first call.
 
     Args:
         address: ``host:port`` or any name that gRPC resolves.
-        options: Additional options; they override those of ``channel_options``.
+        options: Additional options in gRPC's words; they override those of ``channel_options``.
         security: TLS and key; None: plaintext without a key.
+        wire: Implementation; None: ``default_wire``.
 
     Raises:
         InvalidArgumentError: A file of ``security`` is missing or invalid.
     """
-    options = [*options, *channel_options()]  # gRPC uses the first of duplicate options
-    if security is None:
+    connect = partial(_of_grpcio, address, [*options, *channel_options()], security)
+    return connect(None) if security is None else SecuredChannel(address, security, connect)
+
+
+def is_one_endpoint(address: str) -> bool:
+    """Whether an address cannot mean several servers: a Unix socket, or ``host:port`` of an IP address or localhost."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0]
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return host == "localhost"
+    return True
+
+
+def _of_grpcio(
+    address: str, options: Sequence[tuple[str, Any]], security: ChannelSecurity | None, tls: TlsContent | None
+) -> grpc.aio.Channel:
+    if security is not None:
+        options = [*security.options, *options]  # gRPC uses the first of duplicate options
+    if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
-    return SecuredChannel(address, options, security)
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)

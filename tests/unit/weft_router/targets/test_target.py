@@ -13,6 +13,7 @@ from tests.unit.weft_router import make
 
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
 from weft_common.errors import DeadlineExceededError, NotFoundError, RemoteError, ResourceExhaustedError
+from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
@@ -66,7 +67,7 @@ class TinyCore(InferenceCore):
 @asynccontextmanager
 async def serving(core: TinyCore, port: int = 0) -> AsyncIterator[int]:
     """The core behind a real gRPC server on a port of loopback."""
-    server = grpc.aio.server()
+    server = make_server()
     add_services(server, core, "weft.model")
     bound = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
@@ -337,7 +338,7 @@ class Front:
 
 async def _front(router: RouterCore) -> Front:
     """The router behind a gRPC server, and a stub on it."""
-    server = grpc.aio.server()
+    server = make_server()
     add_services(server, router, "weft.router")
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

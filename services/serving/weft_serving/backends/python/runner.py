@@ -11,11 +11,12 @@ from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 from weft_common.observing.logs import get_logger
 from weft_serving.backends.base import Batch, InstanceContext, ModelContext
 from weft_serving.backends.loading import model_file
+from weft_serving.backends.python.control import InlineControl
 from weft_serving.backends.python.coroutines import Coroutines
 from weft_serving.backends.python.errors import weft_error
-from weft_serving.backends.python.inline import InlineCaller, InlineControl
 from weft_serving.backends.python.loader import describe, load_module, unload_module
 from weft_serving.backends.python.model_config import for_model
+from weft_serving.backends.python.nested import InlineCaller
 from weft_serving.backends.python.pb_utils import utils_of
 from weft_serving.backends.python.requests import InferenceRequest, in_work
 from weft_serving.backends.python.responses import InferenceResponse, OutputStream, Reply
