@@ -52,7 +52,7 @@ class ClientProtocol(Http2Protocol):
 
     def on_output(self) -> None:
         """Write at once for a call alone on the connection, and else at the end of this turn of the event loop."""
-        if len(self.connection.streams) > 1:
+        if len(self.connection.streams) > 1 or self.connection.waiting:
             self.loop.call_soon(self.flush)
         else:
             self.flush()

@@ -196,7 +196,7 @@ class ResponseStream(ClientCall):
         """
         if self._messages or await self._next():
             return self._take()
-        return grpc.aio.EOF
+        return grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self._iterate()

@@ -13,9 +13,9 @@ from weft_wire.errors import ErrorCode, Http2ConnectionError
 
 #: Streams that this end has reset lately: frames that were on their way are ignored.
 _NUM_REMEMBERED_RESETS = 256
-#: Tokens of the control budget for a finished stream, and cost of a stream that is reset.
+#: Tokens of the control budget for a stream that has ended, and cost of one that is reset, which gets these tokens too.
 _STREAM_TOKENS = 8
-RESET_COST = 4
+RESET_COST = _STREAM_TOKENS + 4
 
 
 class Owner(Protocol):
@@ -66,7 +66,7 @@ class StreamStates(Sender):
         super().__init__(owner, limits)
         self._owner = owner
         self._is_client = is_client
-        self._budget = ControlBudget(limits, clock_s)
+        self.budget = ControlBudget(limits, clock_s)
         self.failure: Http2ConnectionError | None = None
         self.last_peer_stream_id = 0
         self._last_local_id = -1
@@ -180,7 +180,7 @@ class StreamStates(Sender):
             self.reset(stream, ErrorCode.NO_ERROR)
 
     def _on_forgotten(self) -> None:
-        self._budget.num_left += _STREAM_TOKENS
+        self.budget.num_left += _STREAM_TOKENS
         self._owner.on_stream_closed()
 
     def _is_idle(self, stream_id: int) -> bool:
@@ -218,7 +218,7 @@ class StreamStates(Sender):
             self.write(frames.rst_stream(stream.stream_id, code))
 
     def _spend(self, num_tokens: int, what: str) -> None:
-        budget = self._budget
+        budget = self.budget
         budget.num_left -= num_tokens
         if budget.num_left <= 0:
             budget.refill(what)
