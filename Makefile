@@ -13,7 +13,7 @@ IN_WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint format bench bench-executor faults soak fuzz protos models up clean
+.PHONY: demo test lint format bench bench-executor faults soak fuzz protos models up foreign-clients clean
 
 demo: models  ## start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -45,6 +45,9 @@ soak: models  ## twenty minutes of hard use: nothing may grow
 
 fuzz: models  ## many thousand inputs to every RPC, file format and expression; minutes
 	WEFT_FUZZ_INPUTS=200 WEFT_FUZZ_REPORT=benchmarks/results/fuzz.json $(BIN)/python -m pytest tests/fuzz
+
+foreign-clients: models  ## gRPC clients in Go, Node and C++ on every wire, those whose tools are installed: tests/foreign; minutes
+	WEFT_FOREIGN=1 $(BIN)/python -m pytest tests/foreign -rs
 
 protos: $(STAMP)  ## generate protos/weft_protos
 	$(BIN)/python protos/generate.py

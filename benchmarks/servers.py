@@ -9,6 +9,7 @@ import numpy as np
 from benchmarks import machine
 from benchmarks.load import caller
 from weft_common.client.channels import open_channel
+from weft_common.client.wires import WireName
 from weft_common.processes.process import Endpoint
 from weft_common.protocol.wire import result_from_response
 from weft_common.tensors import Array, decode
@@ -54,7 +55,7 @@ def process_tree(pid: int) -> list[int]:
 
 async def answers(address: str, payloads: Sequence[bytes]) -> list[dict[str, Array]]:
     """Outputs for some serialized requests, which are sent one after another. Raises AioRpcError."""
-    async with open_channel(address) as channel:
+    async with open_channel(address, wire=WireName.GRPCIO) as channel:
         call = caller(channel)
         responses = [result_from_response(pb.ModelInferResponse.FromString(await call(data))) for data in payloads]
     return [{name: decode(tensor) for name, tensor in response.outputs.items()} for response in responses]

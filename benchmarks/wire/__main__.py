@@ -20,7 +20,7 @@ from benchmarks import machine, transport
 from benchmarks.report import machine_lines, write_json
 from benchmarks.tis import PACKAGES
 from benchmarks.wire.burst import BURSTS, Burst, BurstRow, burst_table, run_burst
-from benchmarks.wire.candidates import WIRES, available_bare_wires, available_wires, running_candidates
+from benchmarks.wire.candidates import WIRES, running_candidates
 from benchmarks.wire.figures import full_table, goal_table
 from benchmarks.wire.rounds import Plan, Row, measure
 from benchmarks.wire.senders import OWN, available_senders
@@ -51,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     senders = [sender.name for sender in available_senders()]
     if not set(options.sender) <= set(senders):
         parser.error(f"senders are {', '.join(senders)}")
-    _say_what_is_missing(options.wire, senders)
+    if OWN in senders:
+        _report(f"h2load (Debian: nghttp2-client) is not installed: {OWN} sends instead")
     options.results.mkdir(parents=True, exist_ok=True)
     try:
         rows, bursts, hops = _measure(options, workloads)
@@ -90,16 +91,6 @@ def _wires(text: str) -> list[str]:
     if not set(names) <= set(WIRES):
         raise argparse.ArgumentTypeError(f"'{text}' must be of {', '.join(WIRES)}")
     return names
-
-
-def _say_what_is_missing(wires: Sequence[str], senders: Sequence[str]) -> None:
-    if OWN in senders:
-        _report(f"h2load (Debian: nghttp2-client) is not installed: {OWN} sends instead")
-    for wire in wires:
-        if wire not in available_wires():
-            _report(f"`weft up` has no --wire {wire}: services are measured without it")
-        if wire not in available_bare_wires():
-            _report(f"there is no bare server on {wire} yet")
 
 
 def _measure(

@@ -16,6 +16,7 @@ from benchmarks.wire.candidates import BARE, Candidate
 from benchmarks.wire.senders import OWN_CONNECTION
 from benchmarks.wire.workloads import IDENTITY
 from weft_common.client.channels import open_channel
+from weft_common.client.wires import WireName
 from weft_protos import grpc_service_pb2 as pb
 
 WRONG = "WRONG ANSWER"
@@ -76,7 +77,9 @@ async def run_burst(candidate: Candidate, burst: Burst) -> BurstRow:
 
     async with AsyncExitStack() as stack:
         channels = [
-            await stack.enter_async_context(open_channel(candidate.server.address, options=[OWN_CONNECTION]))
+            await stack.enter_async_context(
+                open_channel(candidate.server.address, options=[OWN_CONNECTION], wire=WireName.GRPCIO)
+            )
             for _ in range(burst.num_channels)
         ]
         calls = [caller(channel) for channel in channels]

@@ -1,20 +1,19 @@
 """The servers that are compared, all running at once: Triton Inference Server, Weft in its arrangements, bare ones."""
 
 import contextlib
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.floor import running_floor, wire_server
+from benchmarks.floor import running_floor
 from benchmarks.servers import Server, mesh_server
 from benchmarks.tis import NAME as TIS
 from benchmarks.tis import running_tis
 from benchmarks.wire.workloads import Repository
+from weft_common.client.wires import WireName
 from weft_mesh.running import running_mesh
 
-WEFT, GRPCIO = WIRES = ("weft", "grpcio")
+WIRES = tuple(map(str, WireName))
 #: Arrangements of a server.
 ONE_PROCESS, PROCESSES, BARE = "one process", "processes", "bare"
 
@@ -38,37 +37,24 @@ class Candidate(NamedTuple):
         return self.server.name
 
 
-def available_wires() -> list[str]:
-    """The wires that ``weft up`` can be told to use; grpcio alone where it cannot be told."""
-    command = [sys.executable, "-P", "-m", "weft_cli", "up", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [WEFT, GRPCIO] if "--wire" in done.stdout else [GRPCIO]
-
-
-def available_bare_wires() -> list[str]:
-    """The wires that a bare server can stand on."""
-    return [GRPCIO] if wire_server() is None else [WEFT, GRPCIO]
-
-
 @contextlib.contextmanager
 def running_candidates(
     repository: Repository, wires: Sequence[str], logs: Path, *, with_tis: bool = True, with_floors: bool
 ) -> Iterator[list[Candidate]]:
     """Every server over the same models, ended with the block. Raises MeshError or RuntimeError where one fails."""
-    selectable = available_wires()
     with contextlib.ExitStack() as stack:
         log: Any = stack.enter_context((logs / "mesh.log").open("w"))
         found: list[Candidate] = []
         if with_tis:
             tis_log = stack.enter_context((logs / "tis.log").open("w"))
             found.append(Candidate(stack.enter_context(running_tis(repository.tis, tis_log)), TIS))
-        for wire in (wire for wire in selectable if wire in wires):
-            flag = ["--wire", wire] if len(selectable) > 1 else []
+        for wire in wires:
             for arrangement, arguments in ((ONE_PROCESS, ["--in-process"]), (PROCESSES, [])):
-                endpoints = stack.enter_context(running_mesh(repository.weft, [*arguments, *flag], log=log))
+                mesh = running_mesh(repository.weft, [*arguments, "--wire", wire], log=log)
+                endpoints = stack.enter_context(mesh)
                 server = mesh_server(f"Weft, {arrangement}, {wire}", endpoints)
                 found.append(Candidate(server, arrangement, wire))
-        for wire in (wire for wire in available_bare_wires() if with_floors and wire in wires):
+        for wire in wires if with_floors else ():
             floor = stack.enter_context(running_floor("--wire", wire))
             found.append(Candidate(_floor_server(wire, floor.grpc, floor.pid), BARE, wire))
         yield found

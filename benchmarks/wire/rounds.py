@@ -13,6 +13,7 @@ from benchmarks.wire.candidates import BARE, Candidate
 from benchmarks.wire.senders import PREFIX_BYTES, TRITONCLIENT, Sender, Sent
 from benchmarks.wire.workloads import Payload, Shape, Workload
 from weft_common.client.channels import open_channel
+from weft_common.client.wires import WireName
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -192,7 +193,7 @@ async def _check(
     for candidate in candidates:
         if candidate.arrangement == BARE and not workload.with_floors:
             continue
-        async with open_channel(candidate.server.address) as channel:
+        async with open_channel(candidate.server.address, wire=WireName.GRPCIO) as channel:
             answer = await caller(channel)(sent[0])
         if candidate.arrangement == BARE:
             wrong = [] if answer == sent[0] else ["the answer is not the request"]
@@ -265,7 +266,7 @@ async def _num_succeeded(cell: Cell, *, at_least: int) -> int:
         return at_least
     loop = asyncio.get_running_loop()
     end_s = loop.time() + _STATISTICS_TIMEOUT_S
-    async with open_channel(cell.candidate.server.address) as channel:
+    async with open_channel(cell.candidate.server.address, wire=WireName.GRPCIO) as channel:
         stub: Any = GRPCInferenceServiceStub(channel)
         while True:
             answer = await stub.ModelStatistics(pb.ModelStatisticsRequest(name=cell.workload.model))

@@ -20,6 +20,7 @@ from benchmarks.floor import METHOD, SERVICE
 from benchmarks.load import CALL_TIMEOUT_S, Bounds, Load, Request, caller, closed_loop
 from benchmarks.wire.workloads import Payload, Shape
 from weft_common.client.channels import open_channel
+from weft_common.client.wires import WireName
 
 H2LOAD, TRITONCLIENT, OWN = "h2load", "tritonclient", "grpc.aio"
 #: Compression flag and length before a message.
@@ -135,7 +136,7 @@ class GrpcAio:
         """As ``Sender.send``."""
         async with AsyncExitStack() as stack:
             channels = [
-                await stack.enter_async_context(open_channel(address, options=[OWN_CONNECTION]))
+                await stack.enter_async_context(open_channel(address, options=[OWN_CONNECTION], wire=WireName.GRPCIO))
                 for _ in range(shape.num_connections)
             ]
             calls = [caller(channel) for channel in channels]

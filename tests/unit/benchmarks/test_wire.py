@@ -11,13 +11,14 @@ from benchmarks.servers import Server
 from benchmarks.tis import NAME as TIS
 from benchmarks.wire import __main__ as program
 from benchmarks.wire.burst import Burst, BurstRow, burst_table, run_burst
-from benchmarks.wire.candidates import BARE, GRPCIO, ONE_PROCESS, Candidate
+from benchmarks.wire.candidates import BARE, ONE_PROCESS, Candidate
 from benchmarks.wire.figures import full_table, goal_table, ratio
 from benchmarks.wire.rounds import Cell, Measured, Plan, Row, cells, faults, measure
 from benchmarks.wire.senders import GrpcAio, H2Load, Sender, Sent, TritonClient, available_senders, read_h2load
 from benchmarks.wire.workloads import IDENTITY, REPOSITORIES, TEXTS, WORKLOADS, Payload, Shape, chosen
 from google.protobuf import text_format
 
+from weft_common.client.wires import WireName
 from weft_protos.model_config_pb2 import ModelConfig
 
 REPORT = """
@@ -30,7 +31,7 @@ LOG = "\n".join([*(f"1700000000000000\t200\t{number * 1000}" for number in range
 
 
 def _candidate(endpoint) -> Candidate:
-    return Candidate(Server("bare echo, grpcio", endpoint.grpc, lambda: [endpoint.pid]), BARE, GRPCIO)
+    return Candidate(Server("bare echo, grpcio", endpoint.grpc, lambda: [endpoint.pid]), BARE, WireName.GRPCIO)
 
 
 def _measured(cpu_s: float, mean_ms: float = 1.0, problems: tuple[str, ...] = ()) -> Measured:
@@ -38,7 +39,7 @@ def _measured(cpu_s: float, mean_ms: float = 1.0, problems: tuple[str, ...] = ()
 
 
 def _row(server: str, arrangement: str, *rounds: Measured) -> Row:
-    candidate = Candidate(Server(server, "", list), arrangement, "" if server == TIS else GRPCIO)
+    candidate = Candidate(Server(server, "", list), arrangement, "" if server == TIS else WireName.GRPCIO)
     return Cell(IDENTITY, Shape(4, 8), H2Load(), candidate).summary(list(rounds))
 
 

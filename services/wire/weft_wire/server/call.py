@@ -17,6 +17,7 @@ from weft_wire.rpc.heads import CONTENT_TYPE, RequestHead
 from weft_wire.rpc.messages import MessageReader, pack_prefix, whole_message
 from weft_wire.rpc.metadata import Metadata, encode_metadata
 from weft_wire.rpc.status import NUMBER_BY_STATUS, STATUS_BY_NUMBER, CallError, encode_message
+from weft_wire.server.eager import start_now
 from weft_wire.server.methods import CallDetails, Method
 from weft_wire.transport.deadlines import Deadline
 
@@ -234,7 +235,7 @@ class ServerCall(Stream):
 
     def _start(self, coroutine: Any) -> None:
         self._protocol.num_running += 1
-        self._task = self._protocol.loop.create_task(coroutine)
+        self._task = start_now(coroutine, self._protocol.loop)
 
     async def _run_plain(self, method: Method, message: bytes | memoryview) -> None:
         """A coroutine function from one request to one response, without interceptors: nearly all calls."""
@@ -346,7 +347,6 @@ class ServerCall(Stream):
         if self._encoding:
             body = compress(self._encoding, body)
             prefix = pack_prefix(1, len(body))
-        self._protocol.has_sent_data = True
         self.connection.send_message(self, headers, prefix, body, trailers)
         self._end()
 
@@ -376,7 +376,6 @@ class ServerCall(Stream):
     def _send_headers(self) -> None:
         if not self._has_sent_headers:
             self._has_sent_headers = True
-            self._protocol.has_sent_data = True
             self.connection.send_headers(self, self._header_block())
 
     def _trailer_fields(self, code: StatusCode, details: str) -> list[tuple[str, str]]:
@@ -401,7 +400,6 @@ class ServerCall(Stream):
             fields.append(("grpc-accept-encoding", ACCEPTED))
         if not self._has_sent_headers:
             fields = [*_RESPONSE_FIELDS, *fields]
-        self._protocol.has_sent_data = True
         self.connection.send_headers(self, encode(fields), is_end=True)
         self._end()
 
@@ -416,6 +414,7 @@ class ServerCall(Stream):
         """End the call with a status, and cancel its handler if it runs."""
         if self.is_finished:
             return
+        self.connection.discard(self)
         self._send_status(code, details)
         if self._task is not None:
             self._task.cancel()
@@ -536,7 +535,6 @@ class ServerCall(Stream):
         if self._encoding:
             body = compress(self._encoding, body)
             prefix = pack_prefix(1, len(body))
-        self._protocol.has_sent_data = True
         self.connection.send_message(self, headers, prefix, body)
         if self.pending is not None:
             await self._drain()
