@@ -1,4 +1,4 @@
-"""RFC 9113, section 5.2: what is sent counts, whatever becomes of its stream, and windows are given back for all of it."""
+"""RFC 9113, section 5.2: all that is sent counts, and windows are given back for it, also where a stream is over."""
 
 import pytest
 from tests.wire import peer as h2
