@@ -21,7 +21,7 @@ from benchmarks.load import Bounds, caller, closed_loop
 from benchmarks.report import Row, make_row, render, write_json
 from benchmarks.service import running_model_service
 from weft_common.client.channels import open_channel
-from weft_mesh.process import Endpoint
+from weft_common.processes.process import Endpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 _WIDTH, _NUM_LAYERS, _CONCURRENCY = 2048, 3, 64

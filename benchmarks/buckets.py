@@ -30,8 +30,8 @@ from benchmarks import machine, requests
 from benchmarks.load import Bounds, Load, caller, closed_loop
 from benchmarks.report import machine_lines, table, write_json
 from weft_common.client.channels import open_channel
+from weft_common.processes.process import Endpoint
 from weft_mesh.preflight import MeshError
-from weft_mesh.process import Endpoint
 from weft_mesh.running import running_mesh
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub

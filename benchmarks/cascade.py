@@ -19,9 +19,9 @@ from PIL import Image
 
 from benchmarks import machine
 from weft_common.client.channels import open_channel
+from weft_common.processes.process import Endpoint
 from weft_common.tensors import bytes_tensor
 from weft_mesh.preflight import MeshError
-from weft_mesh.process import Endpoint
 from weft_mesh.running import running_mesh
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub

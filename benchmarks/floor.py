@@ -17,7 +17,7 @@ import grpc
 import uvloop
 
 from weft_common.client.channels import server_options
-from weft_mesh.process import Endpoint
+from weft_common.processes.process import Endpoint
 
 SERVICE, METHOD = "inference.GRPCInferenceService", "ModelInfer"
 

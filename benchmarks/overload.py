@@ -28,10 +28,10 @@ from benchmarks.report import machine_lines, table, write_json
 from benchmarks.requests import SEED
 from weft_common.client.channels import open_channel
 from weft_common.core import InferCall
+from weft_common.processes.process import Endpoint
 from weft_common.protocol.wire import request_from_call
 from weft_common.tensors import encode
 from weft_mesh.preflight import MeshError
-from weft_mesh.process import Endpoint
 from weft_mesh.running import running_mesh
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,9 +23,9 @@ from benchmarks.requests import SEED
 from benchmarks.service import running_model_service
 from weft_common.client.channels import open_channel
 from weft_common.core import InferCall
+from weft_common.processes.process import Endpoint
 from weft_common.protocol.wire import request_from_call
 from weft_common.tensors import encode
-from weft_mesh.process import Endpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 _EXECUTION_S = 0.0054

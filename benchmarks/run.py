@@ -17,8 +17,8 @@ from benchmarks.floor import running_floor
 from benchmarks.load import Bounds, caller, closed_loop, open_loop
 from benchmarks.report import Row, make_row, render, write_json
 from weft_common.client.channels import open_channel
+from weft_common.processes.process import Endpoint
 from weft_mesh.preflight import MeshError
-from weft_mesh.process import Endpoint
 from weft_mesh.running import running_mesh
 
 ROOT = Path(__file__).resolve().parents[1]

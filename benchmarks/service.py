@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from weft_mesh.process import Endpoint
+from weft_common.processes.process import Endpoint
 
 
 @contextmanager

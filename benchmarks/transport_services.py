@@ -20,8 +20,8 @@ import uvloop
 from weft_common.client.channels import server_options
 from weft_common.client.exchange_client import ExchangeClient
 from weft_common.core import CallContext, InferCall, InferResult
+from weft_common.processes.process import Endpoint
 from weft_common.server.server import add_services
-from weft_mesh.process import Endpoint
 from weft_router.__main__ import main as router_main
 
 

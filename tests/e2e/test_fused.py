@@ -20,9 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.chain import write_repository
 
 from weft_common.core import InferCall
+from weft_common.processes.process import Endpoint
 from weft_common.protocol.wire import request_from_call, result_from_response
 from weft_common.tensors import decode, encode
-from weft_mesh.process import Endpoint
 from weft_mesh.running import running_mesh
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub

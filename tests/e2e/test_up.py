@@ -11,14 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
 
 from weft_cli.__main__ import main
 from weft_common import healthcheck
-from weft_common.tensors import decode
+from weft_common.core import InferCall
+from weft_common.protocol.wire import request_from_call
+from weft_common.tensors import decode, encode
 from weft_mesh.running import running_mesh
+from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
 _CONNECTED = "03"
@@ -72,6 +76,29 @@ def test_a_mesh_serves_and_ends_without_a_trace(up: Start, temporary: Path, caps
     assert list(temporary.iterdir()) == []
     assert main(["restart"]) == 1
     assert "no `weft up` of this user runs" in capsys.readouterr().err
+
+
+def test_a_message_of_the_greatest_size_passes_every_hop(up: Start) -> None:
+    """With `--max-message-bytes` a request of that size is answered through all services, one byte more is refused."""
+    limit_bytes = 100_000
+    mesh = up("--max-message-bytes", str(limit_bytes))
+    call = InferCall("chain", request_id="x" * 100, inputs={"X": encode(np.array([[1]], np.float32))})
+
+    def status_of(num_bytes: int) -> str:
+        request = request_from_call(call)
+        padding = request.parameters["padding"]
+        padding.string_param = "x" * 90_000
+        padding.string_param += "x" * (num_bytes - request.ByteSize())
+        assert request.ByteSize() == num_bytes
+        with grpc.insecure_channel(mesh.endpoints["router"]["grpc"]) as channel:
+            answer = GRPCInferenceServiceStub(channel).ModelInfer.with_call
+            try:
+                return str(answer(request, timeout=20)[1].code().name)
+            except grpc.RpcError as error:
+                return str(error.code().name)
+
+    assert status_of(limit_bytes) == "OK"
+    assert status_of(limit_bytes + 1) == "RESOURCE_EXHAUSTED"
 
 
 def test_without_json_a_table_is_printed(repository: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tritonclient import grpc as triton
 
 from weft_common.client.channels import channel_options
-from weft_mesh.process import Endpoint
+from weft_common.processes.process import Endpoint
 from weft_mesh.running import running_mesh
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_mesh.process import Endpoint
+from weft_common.processes.process import Endpoint
 from weft_mesh.running import running_mesh
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/language-models.md").read_text()

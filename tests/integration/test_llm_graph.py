@@ -15,7 +15,7 @@ from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from weft_cli.__main__ import main
-from weft_mesh.process import Endpoint
+from weft_common.processes.process import Endpoint
 from weft_mesh.running import running_mesh
 
 TIMEOUT_S = 60.0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from weft_common.client.channels import channel_options
-from weft_mesh.process import Endpoint
+from weft_common.processes.process import Endpoint
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from weft_common.client.wires import add_wire_argument
 from weft_common.security.arguments import add_channel_arguments, add_server_arguments, server_fault
 from weft_common.server.arguments import add_process_arguments
 from weft_common.text.argument_types import is_metadata_name, positive
@@ -48,6 +49,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="HTTP header that goes on to the router as metadata, for example x-client-id; may be repeated",
     )
+    add_wire_argument(parser)
     add_server_arguments(parser.add_argument_group("security of its own ports"), takes_keys=False)
     called = parser.add_argument_group("security of its calls; keys are those of its clients")
     add_channel_arguments(called, "router-", "the router", takes_key=False)

@@ -81,6 +81,7 @@ async def _serve(options: argparse.Namespace) -> None:
         where="the router",  # its address is nothing for clients of the gateway
         options=_ROUTER_OPTIONS,
         security=channel_security(options, "router-"),
+        wire=options.wire,
     )
     watchdog = LoopWatchdog(abort_s=options.watchdog_abort_s)
     try:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from weft_common.client.v2_client import V2Client
+from weft_common.client.wires import WireName
 from weft_common.errors import DeadlineExceededError, RemoteError, UnavailableError
 from weft_common.security.channel import ChannelSecurity
 
@@ -50,7 +51,11 @@ class HangDetector:
 
 
 async def until_it_hangs(
-    address: str, hang_timeout_s: float, report: Callable[[str], None], security: ChannelSecurity | None = None
+    address: str,
+    hang_timeout_s: float,
+    report: Callable[[str], None],
+    security: ChannelSecurity | None = None,
+    wire: WireName | None = None,
 ) -> None:
     """Return when the service at the address has not answered for ``hang_timeout_s`` seconds.
 
@@ -59,9 +64,10 @@ async def until_it_hangs(
         hang_timeout_s: Above 0.
         report: Receives ``"silent"`` when it stops answering and ``"answers"`` when it answers again.
         security: Of the calls; None: plaintext without a key.
+        wire: Implementation of gRPC for the calls; None: ``default_wire``.
     """
     detector = HangDetector(hang_timeout_s, asyncio.get_running_loop().time)
-    async with V2Client(address, security=security) as service:
+    async with V2Client(address, security=security, wire=wire) as service:
         while True:
             verdict = detector.heard(await _answers(service, detector.period_s))
             if verdict == "hangs":

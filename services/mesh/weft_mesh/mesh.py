@@ -10,12 +10,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from weft_common.client.wires import WireName
+from weft_common.processes.process import Endpoint, ServiceProcess
 from weft_common.security.channel import ChannelSecurity
 from weft_common.server.listening import host_and_port
 from weft_common.server.unix_socket import address_of
 from weft_mesh.internal_access import internal_access
 from weft_mesh.preflight import MeshError, hold_port, service_folders, socket_paths
-from weft_mesh.process import Endpoint, ServiceProcess
 from weft_mesh.readiness import dialable
 from weft_mesh.registry import RunningMesh, mesh_folder, publish
 from weft_mesh.service_names import GATEWAY, GRAPHS, MODEL_SERVICES, ROUTER
@@ -45,6 +46,7 @@ class MeshOptions:
         hang_timeout_s: A service that does not answer for so long is killed and started again, seconds; 0: never.
         is_encrypted, asks_for_keys: What ``router_arguments`` require of clients; the mesh then has a way of its own to
             the router.
+        wire: Implementation of gRPC with which the mesh asks its services for health; None: ``default_wire``.
     """
 
     repository: Path
@@ -62,6 +64,7 @@ class MeshOptions:
     hang_timeout_s: float = 30.0
     is_encrypted: bool = False
     asks_for_keys: bool = False
+    wire: WireName | None = None
 
 
 class Mesh:
@@ -263,7 +266,7 @@ class Mesh:
         # -P: a file in the current folder must not shadow a library.
         command = [sys.executable, "-P", "-m", module or f"weft_{name}", *arguments]
         supervision = Supervision(
-            options.start_timeout_s, options.grace_s, options.is_restarting, options.hang_timeout_s
+            options.start_timeout_s, options.grace_s, options.is_restarting, options.hang_timeout_s, options.wire
         )
         self._services[name] = SupervisedService(
             name,

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from weft_common.processes.ports import reserve_port
 from weft_common.repository.layout import is_ensemble
 from weft_common.server.unix_socket import path_fault
 from weft_common.versions import is_version
@@ -70,18 +71,7 @@ def hold_port(host: str, port: int) -> socket.socket:
         MeshError: It is in use, not allowed, or the host is not an address of this machine.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        held = socket.socket(family, kind, protocol)
-        try:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed connection in TIME_WAIT may have it
-            held.bind(address)
-            # Only sockets of this user that share the port, as those of services do, may now listen on it.
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-        except OSError:
-            held.close()
-            raise
-        return held
+        return reserve_port(host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise MeshError(

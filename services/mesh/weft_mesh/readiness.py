@@ -4,6 +4,7 @@ import asyncio
 from typing import NamedTuple
 
 from weft_common.client.v2_client import V2Client
+from weft_common.client.wires import WireName
 from weft_common.errors import RemoteError
 from weft_common.security.channel import ChannelSecurity
 from weft_mesh.preflight import MeshError
@@ -30,7 +31,14 @@ def dialable(address: str) -> str:
     return f"{loopback}:{port}"
 
 
-async def wait_ready(name: str, address: str, *, deadline_s: float, security: ChannelSecurity | None = None) -> None:
+async def wait_ready(
+    name: str,
+    address: str,
+    *,
+    deadline_s: float,
+    security: ChannelSecurity | None = None,
+    wire: WireName | None = None,
+) -> None:
     """Wait until the service answers SERVING to ``grpc.health.v1`` and is ready by ``ServerReady``.
 
     Args:
@@ -38,12 +46,13 @@ async def wait_ready(name: str, address: str, *, deadline_s: float, security: Ch
         address: ``host:port`` to dial.
         deadline_s: Until when to wait, on the clock of the running loop, seconds.
         security: Of the calls; None: plaintext without a key.
+        wire: Implementation of gRPC for the calls; None: ``default_wire``.
 
     Raises:
         MeshError: The deadline passed, or no model loads any more and some cannot serve.
     """
     now = asyncio.get_running_loop().time
-    async with V2Client(address, security=security) as service:
+    async with V2Client(address, security=security, wire=wire) as service:
         seen: list[_Obstacle] = []
         seen_since_s = now()
         while not await _is_ready(service):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from weft_mesh.process import Endpoint
+from weft_common.processes.process import Endpoint
 from weft_mesh.readiness import dialable
 from weft_mesh.service_names import ROUTER, is_public
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from weft_common.processes.process import Endpoint
 from weft_mesh.preflight import MeshError
-from weft_mesh.process import Endpoint
 
 _STOP_TIMEOUT_S = 40.0
 

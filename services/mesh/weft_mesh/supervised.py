@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias, TypeVar
 
+from weft_common.client.wires import WireName
+from weft_common.processes.process import Endpoint, ServiceProcess
+from weft_common.processes.restarts import DEATH_WINDOW_S, RestartPolicy
 from weft_common.security.channel import ChannelSecurity
 from weft_mesh.hang_detector import until_it_hangs
 from weft_mesh.preflight import MeshError
-from weft_mesh.process import Endpoint, ServiceProcess
 from weft_mesh.readiness import dialable, wait_ready
-from weft_mesh.restarts import DEATH_WINDOW_S, RestartPolicy
 
 T = TypeVar("T")
 #: A request to replace a service; done when it is replaced.
@@ -28,12 +29,14 @@ class Supervision:
         grace_s: How long a process that was replaced may go on with what it has in work, seconds.
         is_restarting: Whether a service that dies is started again.
         hang_timeout_s: A service that does not answer health checks for so long is killed, seconds; 0: never.
+        wire: Implementation of gRPC for these; None: ``default_wire``.
     """
 
     start_timeout_s: float
     grace_s: float
     is_restarting: bool = True
     hang_timeout_s: float = 0.0
+    wire: WireName | None = None
 
 
 class SupervisedService:
@@ -179,14 +182,20 @@ class SupervisedService:
             else:
                 self._report(f"{self.name} answers again")
 
-        await until_it_hangs(self._dialed(endpoint), timeout_s, report, self._security)
+        await until_it_hangs(self._dialed(endpoint), timeout_s, report, self._security, self._supervision.wire)
 
     def _dialed(self, endpoint: Endpoint) -> str:
         return self._own_address or dialable(endpoint.grpc)
 
     async def _ready(self, endpoint: Endpoint, deadline_s: float) -> None:
         if self._speaks_grpc:
-            await wait_ready(self.name, self._dialed(endpoint), deadline_s=deadline_s, security=self._security)
+            await wait_ready(
+                self.name,
+                self._dialed(endpoint),
+                deadline_s=deadline_s,
+                security=self._security,
+                wire=self._supervision.wire,
+            )
 
     async def _start_again(self) -> None:
         """Start a new process, in as many attempts as it takes."""

@@ -56,7 +56,10 @@ def make_core(options: argparse.Namespace, in_process: Sequence[Target] = ()) ->
         options.repository,
         [
             *in_process,
-            *(make_target(name, address, policies.get(name), securities.get(name)) for name, address in options.target),
+            *(
+                make_target(name, address, policies.get(name), securities.get(name), wire=options.wire)
+                for name, address in options.target
+            ),
         ],
         model_control=options.model_control_mode,
         load_graphs=options.load_model,

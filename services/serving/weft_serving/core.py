@@ -9,6 +9,7 @@ from pathlib import Path
 
 from weft_common.caching.coalescing_cache import CoalescingCache
 from weft_common.classification import check_classification, classified
+from weft_common.client.wires import WireName
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult, ParameterValue
 from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError
 from weft_common.observing.load_report import LoadReporter
@@ -61,6 +62,7 @@ class ServingCore(InferenceCore):
         on_demand: Limits within which models load on their first request; None: they load at once.
         router: Address of the router, which models call other models through; "": they call ``callee``.
         router_security: How the router is called; None: in plaintext without a key.
+        router_wire: Implementation of gRPC for these calls; None: ``default_wire``.
         callee: Answers nested calls without a router; None: this core.
         rate_limits: Resources that instances share, as for ``RateLimiter``; None: ``rate_limiter`` of the
             configurations has no effect.
@@ -81,6 +83,7 @@ class ServingCore(InferenceCore):
         on_demand: WarmLimits | None = None,
         router: str = "",
         router_security: ChannelSecurity | None = None,
+        router_wire: WireName | None = None,
         callee: Callee | None = None,
         rate_limits: Mapping[ResourceKey, int] | None = None,
         response_cache_bytes: int = DEFAULT_RESPONSE_CACHE_BYTES,
@@ -106,7 +109,7 @@ class ServingCore(InferenceCore):
         self._exports = ExportedMetrics()
         self._control = ModelControl(self, asyncio.get_running_loop())
         self._is_started = False
-        self._router = RouterCallee(router, router_security) if router else None
+        self._router = RouterCallee(router, router_security, wire=router_wire) if router else None
         self._caller = NestedCalls(self._router or callee or self, asyncio.get_running_loop())
 
     async def start(self) -> None:

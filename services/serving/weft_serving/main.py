@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from weft_common.client.wires import WireName
 from weft_common.repository.control import add_control_arguments, control_fault
 from weft_common.security.arguments import add_channel_arguments, server_fault
 from weft_common.security.channel import channel_security
@@ -39,11 +40,17 @@ def main(service: str, backends: Mapping[str, type[Backend]], argv: Sequence[str
     if fault := server_fault(options) or usage_fault(options):
         print(f"weft_{service}: error: {fault}", file=sys.stderr)  # noqa: T201  # before the log is set up
         return 2
-    return server.run(service, lambda: make_core(options, backends), options, extend=ServingCore.extension)
+    return server.run(
+        service, lambda: make_core(options, backends, wire=options.wire), options, extend=ServingCore.extension
+    )
 
 
 def make_core(
-    options: argparse.Namespace, backends: Mapping[str, type[Backend]], callee: Callee | None = None
+    options: argparse.Namespace,
+    backends: Mapping[str, type[Backend]],
+    callee: Callee | None = None,
+    *,
+    wire: WireName | None = None,
 ) -> ServingCore:
     """The core for the arguments of ``add_arguments``; on the running event loop.
 
@@ -51,6 +58,7 @@ def make_core(
         options: Parsed, without a ``usage_fault``.
         backends: By name.
         callee: Answers nested calls, unless ``--router`` does.
+        wire: Implementation of gRPC for calls of the router; None: ``default_wire``.
     """
     return ServingCore(
         options.repository,
@@ -62,6 +70,7 @@ def make_core(
         on_demand=_warm_limits(options) if options.load_on_demand else None,
         router=options.router,
         router_security=channel_security(options, "router-"),
+        router_wire=wire,
         callee=callee,
         rate_limits=dict(options.rate_limit_resource) if options.rate_limit == "execution_count" else None,
     )

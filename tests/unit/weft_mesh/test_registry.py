@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from weft_cli.__main__ import main
-from weft_mesh.process import Endpoint
+from weft_common.processes.process import Endpoint
 from weft_mesh.registry import RunningMesh, SeveralMeshesError, mesh_folder, publish, the_mesh
 
 

@@ -11,10 +11,10 @@ import grpc
 import pytest
 from tests.unit.weft_mesh.serving import ListingCore
 
+from weft_common.processes.process import Endpoint
+from weft_common.processes.restarts import MAX_DEATHS, RestartPolicy
 from weft_common.server.server import add_services, set_serving
 from weft_mesh.preflight import MeshError
-from weft_mesh.process import Endpoint
-from weft_mesh.restarts import MAX_DEATHS, RestartPolicy
 from weft_mesh.supervised import SupervisedService, Supervision
 
 ANNOUNCE = """

@@ -4,8 +4,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft_cli.arguments.types import ROUTER_PORT, pair, port, replicas, service_arguments, services
+from weft_cli.arguments.types import ROUTER_PORT, message_bytes, pair, port, replicas, service_arguments, services
+from weft_common.client.wires import add_wire_argument
 from weft_common.security.arguments import add_channel_arguments, add_server_arguments
+from weft_common.server.limits import add_limit_arguments
 from weft_common.text.argument_types import not_negative, positive
 from weft_mesh.service_names import MODEL_SERVICES
 from weft_router.arguments import add_arguments as add_router_arguments
@@ -69,6 +71,13 @@ def _add_up(commands: "Commands") -> None:
         metavar="NAME='ARGUMENTS'",
         help="more arguments of this service, for example model='--load-on-demand --warm-models 2'; may be repeated",
     )
+    parser.add_argument(
+        "--max-message-bytes",
+        type=message_bytes,
+        metavar="N",
+        help="largest message that the router takes and gives, and services behind with what it adds; default: 2 GiB",
+    )
+    add_wire_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one line of JSON with every endpoint and pid")
     parser.add_argument(
         "--stop-with-stdin", action="store_true", help="stop when standard input ends, so as not to outlive the parent"
@@ -89,6 +98,7 @@ def _add_up(commands: "Commands") -> None:
     )
     add_router_arguments(parser.add_argument_group("router", "poll is for models too, the rest for graphs alone"))
     add_server_arguments(parser.add_argument_group("security of the router's ports"))
+    add_limit_arguments(parser.add_argument_group("limits of connections, for every service"), has_defaults=False)
 
 
 def _add_restart(commands: "Commands") -> None:

@@ -22,6 +22,14 @@ def port(text: str) -> int:
     return port
 
 
+def message_bytes(text: str) -> int:
+    """The size of a message in bytes, which gRPC counts in 31 bits."""
+    size_bytes = int(text)
+    if not 0 < size_bytes < 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text} is no size of a message; give 1 to {(1 << 31) - 1} bytes")
+    return size_bytes
+
+
 def pair(text: str) -> tuple[str, str]:
     """NAME=VALUE."""
     name, separator, value = text.partition("=")

@@ -13,14 +13,19 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from weft_common.observing.logs import LineWriter
+from weft_common.processes.process import Endpoint
 from weft_common.security.arguments import given_to_server, server_fault
+from weft_common.server.limits import given_limits
 from weft_mesh.mesh import Mesh, MeshOptions
 from weft_mesh.preflight import MeshError
-from weft_mesh.process import Endpoint
 from weft_mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER, is_public
 from weft_router.arguments import given, usage_fault
 
 T = TypeVar("T")
+
+#: What the router may add to a request before it goes on, in bytes: names of models and ids, headers, parameters.
+_HOP_BYTES = 1 << 16
+_MAX_MESSAGE_BYTES = (1 << 31) - 1
 
 
 def run(options: argparse.Namespace) -> int:
@@ -52,9 +57,26 @@ def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
     arguments = {name: polling if options.model_control_mode == "poll" else [] for name in MODEL_SERVICES}
     # The router checks the keys.
     arguments[GATEWAY] = [argument for argument in given_to_server(options) if argument.startswith("--tls-")]
+    limits = [*_shared_arguments(options)]
+    if options.max_message_bytes is not None:
+        limit_bytes = min(options.max_message_bytes + _HOP_BYTES, _MAX_MESSAGE_BYTES)
+        limits.append(f"--max-message-bytes={limit_bytes}")
+    for name in set(MODEL_SERVICES) - set(options.in_process):
+        arguments[name] = [*arguments[name], *limits]
+    arguments[GATEWAY].append(f"--wire={options.wire}")
     for name, more in options.service_args:
         arguments[name] = [*arguments[name], *more]
     return arguments
+
+
+def _router_arguments(options: argparse.Namespace) -> list[str]:
+    limit = [] if options.max_message_bytes is None else [f"--max-message-bytes={options.max_message_bytes}"]
+    return [*given(options), *given_to_server(options), *_shared_arguments(options), *limit]
+
+
+def _shared_arguments(options: argparse.Namespace) -> list[str]:
+    """Arguments of every process that has a gRPC port."""
+    return [f"--wire={options.wire}", *given_limits(options)]
 
 
 async def _up(options: argparse.Namespace) -> int:
@@ -68,7 +90,7 @@ async def _up(options: argparse.Namespace) -> int:
             openai_port=options.openai_port,
             start_timeout_s=options.start_timeout_s,
             grace_s=options.grace_s,
-            router_arguments=(*given(options), *given_to_server(options)),
+            router_arguments=_router_arguments(options),
             service_arguments=_service_arguments(options),
             in_process=options.in_process,
             replicas=dict(options.replicas),
@@ -76,6 +98,7 @@ async def _up(options: argparse.Namespace) -> int:
             hang_timeout_s=options.hang_timeout_s,
             is_encrypted=options.tls_cert is not None,
             asks_for_keys=bool(options.auth_keys),
+            wire=options.wire,
         ),
         log=output.log,
         report=output.report,

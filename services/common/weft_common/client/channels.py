@@ -1,11 +1,14 @@
 """gRPC channels and options for clients and servers."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import grpc
 
+from weft_common.client.wires import WireName
 from weft_common.security.channel import ChannelSecurity, SecuredChannel
+from weft_common.security.tls import TlsContent, channel_credentials
 
 #: Message limit in both directions, the same as in Triton Inference Server and its clients.
 MAX_MESSAGE_BYTES = 2**31 - 1
@@ -55,19 +58,32 @@ def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, *, shares_ports: 
 
 
 def open_channel(
-    address: str, *, options: Sequence[tuple[str, Any]] = (), security: ChannelSecurity | None = None
+    address: str,
+    *,
+    options: Sequence[tuple[str, Any]] = (),
+    security: ChannelSecurity | None = None,
+    wire: WireName | None = None,
 ) -> grpc.aio.Channel:
     """A channel to ``host:port``; it connects at the first call.
 
     Args:
         address: ``host:port`` or any name that gRPC resolves.
-        options: Additional options; they override those of ``channel_options``.
+        options: Additional options in gRPC's words; they override those of ``channel_options``.
         security: TLS and key; None: plaintext without a key.
+        wire: Implementation; None: ``default_wire``.
 
     Raises:
         InvalidArgumentError: A file of ``security`` is missing or invalid.
     """
-    options = [*options, *channel_options()]  # gRPC uses the first of duplicate options
-    if security is None:
+    connect = partial(_of_grpcio, address, [*options, *channel_options()], security)
+    return connect(None) if security is None else SecuredChannel(address, security, connect)
+
+
+def _of_grpcio(
+    address: str, options: Sequence[tuple[str, Any]], security: ChannelSecurity | None, tls: TlsContent | None
+) -> grpc.aio.Channel:
+    if security is not None:
+        options = [*security.options, *options]  # gRPC uses the first of duplicate options
+    if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
-    return SecuredChannel(address, options, security)
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)

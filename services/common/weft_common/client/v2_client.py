@@ -8,6 +8,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from weft_common.client.channels import open_channel
+from weft_common.client.wires import WireName
 from weft_common.core import CallContext, InferResult, ParameterValue
 from weft_common.errors import RemoteError, UnavailableError, WeftError
 from weft_common.observing import telemetry
@@ -41,6 +42,7 @@ class V2Client:
         where: Name of the server, for messages; "": the address.
         options: Additional channel options.
         security: TLS and key; None: plaintext without a key.
+        wire: Implementation of gRPC; None: ``default_wire``.
 
     Attributes:
         channel: Channel to the server.
@@ -57,8 +59,9 @@ class V2Client:
         where: str = "",
         options: Sequence[tuple[str, Any]] = (),
         security: ChannelSecurity | None = None,
+        wire: WireName | None = None,
     ) -> None:
-        self.channel = open_channel(address, options=options, security=security)
+        self.channel = open_channel(address, options=options, security=security, wire=wire)
         self.stub: GRPCInferenceServiceAsyncStub = GRPCInferenceServiceStub(self.channel)
         self._health = health_pb2_grpc.HealthStub(self.channel)
         self._where = where or f"'{address}'"

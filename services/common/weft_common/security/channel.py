@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import ipaddress
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import grpc
 from weft_common.errors import InvalidArgumentError
 from weft_common.observing.logs import get_logger
 from weft_common.security.files import ReloadingFiles, read_file, warn_if_shared
-from weft_common.security.tls import TlsContent, TlsFiles, channel_credentials
+from weft_common.security.tls import TlsContent, TlsFiles
 
 #: Keys are sent as headers, and peers drop headers above 8 KiB.
 _MAX_KEY_BYTES = 1024
@@ -106,8 +106,8 @@ class SecuredChannel(grpc.aio.Channel):
 
     Args:
         address: ``host:port`` or any name that gRPC resolves.
-        options: Options for gRPC.
         security: Files of TLS and key.
+        connect: Makes a channel to the address with this content of the files of TLS; None: in plaintext.
         clock_s: Monotonic clock in seconds.
 
     Raises:
@@ -117,13 +117,12 @@ class SecuredChannel(grpc.aio.Channel):
     def __init__(
         self,
         address: str,
-        options: Sequence[tuple[str, Any]],
         security: ChannelSecurity,
+        connect: Callable[[TlsContent | None], grpc.aio.Channel],
         *,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._address = address
-        self._options = [*security.options, *options]  # gRPC uses the first of duplicate options
+        self._connect = connect
         security.check()
         self._secrets = ReloadingFiles(security.paths, security.read, clock_s=clock_s)
         self._current = self._secrets.get()
@@ -210,10 +209,7 @@ class SecuredChannel(grpc.aio.Channel):
         await self.close(None)
 
     def _opened(self) -> "_Connection":
-        tls = self._current.tls
-        if tls is None:
-            return _Connection(grpc.aio.insecure_channel(self._address, options=self._options))
-        return _Connection(grpc.aio.secure_channel(self._address, channel_credentials(tls), options=self._options))
+        return _Connection(self._connect(self._current.tls))
 
 
 class _Connection:

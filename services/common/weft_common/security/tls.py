@@ -3,6 +3,8 @@
 import argparse
 import ssl
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -36,13 +38,15 @@ class TlsFiles:
         """Read and validate the files. Raises InvalidArgumentError."""
         if (self.cert is None) != (self.key is None):
             raise InvalidArgumentError("a TLS certificate needs its key and a key its certificate; give both")
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        http, grpc_server = (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) for _ in range(2))
+        grpc_channel = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        contexts = (http, grpc_server, grpc_channel)
         cert = key = ca = None
         if self.cert is not None and self.key is not None:
             cert, key = read_file(self.cert, "TLS certificate"), read_file(self.key, "TLS key")
             try:
-                context.load_cert_chain(self.cert, self.key, _no_password)
+                for context in contexts:
+                    context.load_cert_chain(self.cert, self.key, _no_password)
             except (ssl.SSLError, OSError, ValueError) as error:
                 raise InvalidArgumentError(
                     f"TLS certificate {self.cert} and key {self.key} are no pair that can be used: {_reason(error)}"
@@ -53,20 +57,38 @@ class TlsFiles:
         if self.ca is not None:
             ca = read_file(self.ca, "TLS CA")
             try:
-                context.load_verify_locations(cadata=ca.decode("ascii"))
+                for context in contexts:
+                    context.load_verify_locations(cadata=ca.decode("ascii"))
             except (ssl.SSLError, ValueError) as error:
                 raise InvalidArgumentError(f"TLS CA {self.ca} has no certificates in PEM: {_reason(error)}") from None
-            context.verify_mode = ssl.CERT_REQUIRED
-        return TlsContent(cert, key, ca, context)
+        for context in contexts:
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            if self.ca is not None:
+                context.verify_mode = ssl.CERT_REQUIRED
+        for context in (grpc_server, grpc_channel):
+            context.set_alpn_protocols(["h2"])
+        # A client whose certificate is no longer accepted must not come back with a ticket from before.
+        grpc_server.options |= ssl.OP_NO_TICKET
+        grpc_server.num_tickets = 0
+        return TlsContent(cert, key, ca, http, grpc_server, grpc_channel)
 
 
 class TlsContent(NamedTuple):
-    """Contents of ``TlsFiles``; ``context`` is for servers other than gRPC."""
+    """Contents of ``TlsFiles``.
+
+    Attributes:
+        cert, key, ca: PEM.
+        http: Context of an HTTP/1.1 server.
+        grpc_server: Context of a gRPC server, which offers HTTP/2 alone.
+        grpc_channel: Context of a gRPC channel, which offers HTTP/2 alone and trusts ``ca`` alone.
+    """
 
     cert: bytes | None
     key: bytes | None
     ca: bytes | None
-    context: ssl.SSLContext
+    http: ssl.SSLContext
+    grpc_server: ssl.SSLContext
+    grpc_channel: ssl.SSLContext
 
 
 def server_tls_files(options: argparse.Namespace) -> TlsFiles | None:
@@ -118,11 +140,37 @@ class ServerTls:
             "tls_min_version": ssl.TLSVersion.TLSv1_2,
         }
 
+    def http_context(self) -> ssl.SSLContext:
+        """Context of an HTTP/1.1 server, which uses the current content at each handshake."""
+        context = self.content().http
+        self.follow(context)
+        return context
+
+    def grpc_context(self) -> ssl.SSLContext:
+        """Context of a gRPC server that is not grpcio's, which uses the current content at each handshake."""
+        context = self.content().grpc_server
+        self._follow(context, lambda content: content.grpc_server)
+        return context
+
     def follow(self, context: ssl.SSLContext) -> None:
         """Make a listening ``context``, such as that of the metrics port, use the current content at each handshake."""
+        self._follow(context, lambda content: content.http)
 
-        def choose(connection: ssl.SSLObject, server_name: str | None, listening: ssl.SSLContext) -> None:
-            connection.context = self.content().context
+    def _follow(self, context: ssl.SSLContext, context_of: Callable[[TlsContent], ssl.SSLContext]) -> None:
+        current, since_unix_s = self.content(), 0.0
+
+        def choose(connection: ssl.SSLObject, server_name: str | None, listening: ssl.SSLContext) -> int | None:
+            # Called without a server name too. From here on certificate, CA and protocols are those of the new context;
+            # whether a client must show a certificate stays, and cannot change.
+            nonlocal current, since_unix_s
+            content = self.content()
+            if content is not current:
+                current, since_unix_s = content, time.time()
+            session = connection.session if connection.session_reused else None
+            if session is not None and session.time <= since_unix_s:
+                return ssl.AlertDescription.ALERT_DESCRIPTION_HANDSHAKE_FAILURE  # verified by a CA of before
+            connection.context = context_of(content)
+            return None
 
         context.sni_callback = choose
 

@@ -4,16 +4,16 @@ import argparse
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-import grpc
 from prometheus_client.registry import Collector
 
-from weft_common.client.channels import server_options
 from weft_common.errors import UnavailableError
 from weft_common.observing.logs import get_logger
 from weft_common.security.access import KeyRing
 from weft_common.security.channel import is_local
 from weft_common.security.tls import ServerTls, server_tls_files
 from weft_common.server.interceptor import AccessInterceptor, RefusalCollector
+from weft_common.server.limits import server_limits_of
+from weft_common.server.make_server import add_tls_port, make_server
 from weft_common.server.metrics import DroppedLogsCollector, start_metrics_server
 from weft_common.server.unix_socket import UnixSocket
 from weft_common.statistics import ModelStatistics
@@ -45,10 +45,7 @@ class Listener:
         self._tls = None if files is None else ServerTls(files)
         self._keys = KeyRing(options.auth_keys) if options.auth_keys else None
         interceptors = () if self._keys is None else (AccessInterceptor(self._keys, service),)
-        self.server = grpc.aio.server(
-            options=server_options(options.max_message_bytes, shares_ports=options.share_ports or options.take_over),
-            interceptors=interceptors or None,
-        )
+        self.server = make_server(options.wire, server_limits_of(options), interceptors)
         path = options.unix_socket
         self._unix_socket = None if path is None else UnixSocket(path, takes_over=options.take_over)
 
@@ -100,7 +97,7 @@ class Listener:
     def _listen_grpc(self, address: str) -> int:
         if self._tls is None:
             return self.server.add_insecure_port(address)
-        return self.server.add_secure_port(address, self._tls.credentials())
+        return add_tls_port(self.server, address, self._tls)
 
 
 def exposure(host: str, *, is_encrypted: bool, asks_for_certificates: bool, asks_for_keys: bool) -> list[str]:

@@ -27,6 +27,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client.registry import Collector
 
 from weft_common.client.channels import MAX_MESSAGE_BYTES
+from weft_common.client.wires import add_wire_argument
 from weft_common.core import InferenceCore
 from weft_common.errors import UnavailableError, WeftError
 from weft_common.observing import logs, telemetry
@@ -35,6 +36,7 @@ from weft_common.protocol.shared_memory import SharedMemory
 from weft_common.security.arguments import add_server_arguments
 from weft_common.server.arguments import add_process_arguments
 from weft_common.server.health import HealthServicer
+from weft_common.server.limits import add_limit_arguments
 from weft_common.server.listening import Listener, Ports
 from weft_common.server.servicer import Precheck, V2Servicer
 from weft_common.statistics import ModelStatistics
@@ -106,6 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, grpc_port: int, metrics_po
     parser.add_argument(
         "--max-message-bytes", type=int, default=MAX_MESSAGE_BYTES, help="largest message (default %(default)s)"
     )
+    add_limit_arguments(parser.add_argument_group("limits of connections"))
+    add_wire_argument(parser)
     parser.add_argument(
         "--allow-client-shm",
         action="store_true",

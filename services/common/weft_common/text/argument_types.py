@@ -23,6 +23,23 @@ def not_negative(text: str) -> float:
     return value
 
 
+def positive_integer(text: str) -> int:
+    """A whole number above 0."""
+    return _integer(text, minimum=1)
+
+
+def not_negative_integer(text: str) -> int:
+    """A whole number of at least 0."""
+    return _integer(text, minimum=0)
+
+
+def _integer(text: str, *, minimum: int) -> int:
+    value = int(text)
+    if value < minimum:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {minimum}, got {text}")
+    return value
+
+
 def is_metadata_name(name: str) -> bool:
     """Whether ASCII metadata of gRPC can have this name, which is in lower case."""
     return _METADATA_NAME.fullmatch(name) is not None

@@ -43,8 +43,7 @@ class HttpServer:
         )
         config.load()
         if tls is not None:
-            config.ssl = tls.content().context
-            tls.follow(config.ssl)  # new handshakes use the current certificate
+            config.ssl = tls.http_context()
         self._server = uvicorn.Server(config)
         self._server.capture_signals = contextlib.nullcontext  # the process handles signals
         self._serving: asyncio.Task[None] | None = None

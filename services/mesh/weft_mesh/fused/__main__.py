@@ -8,6 +8,7 @@ from functools import partial
 from importlib import import_module
 from typing import NamedTuple, NoReturn
 
+from weft_common.client.wires import WireName
 from weft_common.server import server
 from weft_mesh.fused.core import FusedCore
 from weft_router.__main__ import fault_of, make_parser
@@ -30,9 +31,9 @@ class _Service(NamedTuple):
     name: str
     options: argparse.Namespace
 
-    def maker(self) -> Callable[[Callee], ServingCore]:
-        """A function that makes its core. Raises ImportError if the service is not installed."""
-        return partial(make_core, self.options, import_module(_BACKENDS[self.name]).BACKENDS)
+    def maker(self, wire: WireName) -> Callable[[Callee], ServingCore]:
+        """A function that makes its core, with this wire for its calls. Raises ImportError if it is not installed."""
+        return partial(make_core, self.options, import_module(_BACKENDS[self.name]).BACKENDS, wire=wire)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if fault := fault_of(options, [service.name for service in services]):
         print(f"weft_mesh.fused: error: {fault}", file=sys.stderr)
         return 2
-    makers = {service.name: service.maker() for service in services}
+    makers = {service.name: service.maker(options.wire) for service in services}
     return server.run(
         "router", lambda: FusedCore(makers, partial(make_router, options)), options, extend=FusedCore.extension
     )

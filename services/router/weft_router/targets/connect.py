@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from weft_common.client.wires import WireName
 from weft_common.security.channel import ChannelSecurity
 from weft_router.target import Target
 from weft_router.targets.addresses import resolve
@@ -19,7 +20,12 @@ _RECONNECT_OPTIONS: list[tuple[str, Any]] = [("grpc.max_reconnect_backoff_ms", 5
 
 
 def make_target(
-    name: str, address: str, policy: BalancingPolicy | None = None, security: ChannelSecurity | None = None
+    name: str,
+    address: str,
+    policy: BalancingPolicy | None = None,
+    security: ChannelSecurity | None = None,
+    *,
+    wire: WireName | None = None,
 ) -> Target:
     """The target of ``address``, without a connection yet; on the event loop that uses it.
 
@@ -28,30 +34,27 @@ def make_target(
         address: As of ``parse_target``.
         policy: As of ``parse_policy``, without a ``policy_fault``; None: the default, where there may be replicas.
         security: TLS and key; None: plaintext without a key.
+        wire: Implementation of gRPC; None: ``default_wire``.
     """
+    connected = partial(GrpcTarget, name, security=security, wire=wire)
     host_and_port = dns_name(address)
     if security is not None and security.is_encrypted and host_and_port and not security.server_name:
         security = replace(security, server_name=host_and_port.rpartition(":")[0])  # replicas are called by address
     is_list = "," in address and not address.startswith(("ipv4:", "ipv6:"))
     if policy is None and not host_and_port and not is_list:
-        is_xds = address.startswith("xds:")
-        return GrpcTarget(name, address, options=_RECONNECT_OPTIONS, use_exchange=not is_xds, security=security)
+        return connected(address, options=_RECONNECT_OPTIONS, use_exchange=not address.startswith("xds:"))
     policy = policy or BalancingPolicy()
     options = [*_RECONNECT_OPTIONS, *([("grpc.default_authority", host_and_port)] if host_and_port else [])]
     settings = MembershipSettings(
         resolve=partial(resolve, host_and_port) if host_and_port else partial(_given, address.split(",")),
         is_fixed=not host_and_port,
-        connect=lambda replica: GrpcTarget(name, replica, options=options, security=security),
+        connect=partial(connected, options=options),
         watch=_watch,
     )
     by_grpc = None
     if policy.is_by_grpc:
-        by_grpc = GrpcTarget(
-            name,
-            channel_address(address),
-            options=[*_RECONNECT_OPTIONS, *channel_options(policy)],
-            use_exchange=False,
-            security=security,
+        by_grpc = connected(
+            channel_address(address), options=[*_RECONNECT_OPTIONS, *channel_options(policy)], use_exchange=False
         )
     return ReplicatedTarget(name, address, policy, settings, by_grpc)
 

@@ -16,6 +16,7 @@ import grpc
 from weft_common.client.channels import MAX_TIMEOUT_S
 from weft_common.client.exchange_client import ExchangeClient
 from weft_common.client.v2_client import RpcFailure, V2Client, metadata_of
+from weft_common.client.wires import WireName
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import DeadlineExceededError, RemoteError, UnavailableError, UnsupportedError, WeftError
 from weft_common.observing.logs import get_logger
@@ -48,6 +49,7 @@ class GrpcTarget:
         use_exchange: Calls travel together in one stream where the server offers it. False for a channel that balances
             each call over several servers: a stream has one of them.
         security: TLS and key; None: plaintext without a key.
+        wire: Implementation of gRPC; None: ``default_wire``.
     """
 
     def __init__(
@@ -58,10 +60,13 @@ class GrpcTarget:
         options: Sequence[tuple[str, Any]] = (),
         use_exchange: bool = True,
         security: ChannelSecurity | None = None,
+        wire: WireName | None = None,
     ) -> None:
         self.name = name
         self.address = address
-        self._client = V2Client(address, where=f"target '{name}' ({address})", options=options, security=security)
+        self._client = V2Client(
+            address, where=f"target '{name}' ({address})", options=options, security=security, wire=wire
+        )
         self._exchange = ExchangeClient(self._client.channel) if use_exchange else None
         #: The model whose configuration was read longest ago comes first.
         self._known: dict[tuple[str, str], _Known] = {}

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 
 from weft_common.client.channels import MAX_TIMEOUT_S
 from weft_common.client.v2_client import V2Client, metadata_of
+from weft_common.client.wires import WireName
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.protocol.rpc import SEND_EMPTY_FINAL
 from weft_common.protocol.wire import request_from_call
@@ -17,10 +18,11 @@ class RouterCallee:
     Args:
         address: ``host:port``.
         security: TLS and key; None: plaintext without a key.
+        wire: Implementation of gRPC; None: ``default_wire``.
     """
 
-    def __init__(self, address: str, security: ChannelSecurity | None = None) -> None:
-        self._client = V2Client(address, where=f"the router ({address})", security=security)
+    def __init__(self, address: str, security: ChannelSecurity | None = None, *, wire: WireName | None = None) -> None:
+        self._client = V2Client(address, where=f"the router ({address})", security=security, wire=wire)
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """The answer of a graph or model. Raises as ``V2Client``."""

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-from weft_mesh.process import Endpoint, ServiceProcess
+from weft_common.processes.process import Endpoint, ServiceProcess
 
 ANNOUNCE = 'print(\'{"service": "s", "grpc": "127.0.0.1:1", "metrics": "127.0.0.1:2"}\', flush=True); '
 
@@ -104,3 +104,17 @@ async def test_killing_takes_grandchildren_along() -> None:
     asyncio.get_running_loop().remove_reader(grandchild)
     os.close(grandchild)
     await process.wait()
+
+
+async def test_a_child_may_share_the_group_and_a_descriptor() -> None:
+    """Without a group of its own it is in this process's, writes to a descriptor passed, and ends with its input."""
+    ours, its = os.pipe()
+    script = f"import os, sys; os.write({its}, b'here'); sys.stdin.read()"
+    process = ServiceProcess("fake", [sys.executable, "-c", script], lambda *_: None, pass_fds=[its], own_group=False)
+    await process.start()
+    os.close(its)
+    assert await asyncio.to_thread(os.read, ours, 4) == b"here"
+    os.close(ours)
+    process.close_stdin()
+    process.close_stdin()
+    assert await process.wait() == 0

@@ -30,7 +30,7 @@ class Endpoint(NamedTuple):
 
 
 class ServiceProcess:
-    """A child in a process group of its own, so that a Ctrl-C in the terminal reaches the parent alone.
+    """A child, in a process group of its own, so that a Ctrl-C in the terminal reaches the parent alone.
 
     Its standard input is a pipe that this process holds open. When this process dies, in whatever way, the child reads
     the end of the pipe and stops.
@@ -39,10 +39,22 @@ class ServiceProcess:
         name: Service name, for messages.
         command: Program and arguments.
         log: Receives (service name, line) for each line that the child logs.
+        pass_fds: Descriptors that the child has too, under the same numbers.
+        own_group: Whether it has a process group of its own; if not, what ends this process's group ends it too.
     """
 
-    def __init__(self, name: str, command: Sequence[str], log: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Callable[[str, str], None],
+        *,
+        pass_fds: Sequence[int] = (),
+        own_group: bool = True,
+    ) -> None:
         self.name = name
+        self._pass_fds = pass_fds
+        self._own_group = own_group
         self._command = command
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
@@ -74,7 +86,8 @@ class ServiceProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=_LINE_LIMIT_BYTES,
-            process_group=0,
+            process_group=0 if self._own_group else None,
+            pass_fds=self._pass_fds,
         )
         self._exit = asyncio.create_task(self._follow(process))
 
@@ -92,11 +105,19 @@ class ServiceProcess:
             self._is_terminated = True
             self._process.terminate()
 
+    def close_stdin(self) -> None:
+        """End the child's standard input, which tells it to stop; once more has no effect."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
     def kill(self) -> None:
-        """Kill the process and what it started."""
+        """Kill the process and, with a group of its own, what it started."""
         if self._process is not None and self.is_running:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                if self._own_group:
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                else:
+                    self._process.kill()
 
     def describe_exit(self) -> str:
         """How the process ended, and the last lines that it logged."""

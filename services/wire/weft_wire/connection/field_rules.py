@@ -1,0 +1,78 @@
+"""Rules for the fields of requests and responses (RFC 9113, section 8): which messages are malformed."""
+
+from collections.abc import Sequence
+
+Fields = Sequence[tuple[str, str]]
+
+_CONNECTION_SPECIFIC = frozenset({"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"})
+_REQUEST_PSEUDO = frozenset({":method", ":scheme", ":path", ":authority"})
+_NAME_CHARS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
+#: Characters that no value may have: they would end a field in HTTP/1.1.
+_BREAKS = ("\0", "\r", "\n")
+
+
+def request_fault(fields: Fields) -> str:
+    """Why the fields of a request are malformed; "" if they are not."""
+    seen: dict[str, str] = {}
+    for name, value in _pseudo(fields):
+        if name not in _REQUEST_PSEUDO:
+            return f"pseudo-header {name!r} is no part of a request"
+        if name in seen:
+            return f"pseudo-header {name} is there twice"
+        seen[name] = value
+    if seen.get(":method") == "CONNECT":
+        return "" if ":authority" in seen and len(seen) == 2 else "a CONNECT request has :method and :authority alone"
+    for name in (":method", ":scheme", ":path"):
+        if not seen.get(name):
+            return f"pseudo-header {name} is missing or empty"
+    return _regular_fault(fields, len(seen))
+
+
+def response_fault(fields: Fields) -> str:
+    """Why the fields of a response are malformed; "" if they are not."""
+    names = [name for name, _ in _pseudo(fields)]
+    if names != [":status"]:
+        return f"a response has :status as its one pseudo-header, this one has {names}"
+    status = fields[0][1]
+    if len(status) != 3 or not status.isdecimal():
+        return f":status {status!r} is no number of three digits"
+    return _regular_fault(fields, 1)
+
+
+def trailer_fault(fields: Fields) -> str:
+    """Why trailers are malformed; "" if they are not."""
+    return _regular_fault(fields, 0)
+
+
+def content_length(fields: Fields) -> int:
+    """The announced length of the body; -1 without one, -2 if it is no number or two differ."""
+    values = {value for name, value in fields if name == "content-length"}
+    if not values:
+        return -1
+    value = values.pop()
+    return int(value) if not values and value.isdecimal() and value.isascii() and len(value) < 19 else -2
+
+
+def _pseudo(fields: Fields) -> list[tuple[str, str]]:
+    """The fields before the first one whose name does not begin with a colon."""
+    for index, (name, _) in enumerate(fields):
+        if not name.startswith(":"):
+            return list(fields[:index])
+    return list(fields)
+
+
+def _regular_fault(fields: Fields, start: int) -> str:
+    for name, value in fields[start:]:
+        if name.startswith(":"):
+            return f"pseudo-header {name!r} comes after a regular field or in trailers"
+        if not name or not _NAME_CHARS.issuperset(name):
+            return f"field name {name!r} has characters other than lower-case letters, digits and -_."
+        if name in _CONNECTION_SPECIFIC:
+            return f"field {name!r} belongs to HTTP/1.1"
+        if name == "te" and value != "trailers":
+            return f"field te is {value!r}; it may only be 'trailers'"
+        if value and (any(char in value for char in _BREAKS) or value[0] in " \t" or value[-1] in " \t"):
+            return f"the value of field {name!r} has a line break, a zero byte or white space at an end"
+    if content_length(fields) == -2:
+        return "content-length is no number, or there are two"
+    return ""

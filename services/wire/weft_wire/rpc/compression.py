@@ -1,0 +1,41 @@
+"""Compression of messages: gzip and deflate, with a limit on what a message may grow to."""
+
+import zlib
+
+from grpc import StatusCode
+
+from weft_wire.rpc.status import CallFailure
+
+#: ``wbits`` of zlib for writing.
+_WRITE_BITS = {"gzip": 31, "deflate": 15}
+#: Both headers are recognised when reading.
+_READ_BITS = 47
+#: Value of ``grpc-accept-encoding``.
+ACCEPTED = "identity, deflate, gzip"
+ENCODINGS = frozenset({"identity", *_WRITE_BITS})
+
+
+def compress(encoding: str, message: bytes | bytearray | memoryview) -> bytes:
+    """A message in an encoding other than ``identity``."""
+    compressor = zlib.compressobj(wbits=_WRITE_BITS[encoding])
+    return compressor.compress(message) + compressor.flush()
+
+
+def decompress(message: bytes | memoryview, max_bytes: int) -> bytes:
+    """A message that was compressed.
+
+    Raises:
+        CallFailure: INTERNAL: it cannot be read; RESOURCE_EXHAUSTED: it grows beyond ``max_bytes``.
+    """
+    reader = zlib.decompressobj(wbits=_READ_BITS)
+    try:
+        plain = reader.decompress(message, max_bytes + 1)
+    except zlib.error as error:
+        raise CallFailure(StatusCode.INTERNAL, f"a compressed message cannot be read: {error}") from None
+    if len(plain) > max_bytes:
+        raise CallFailure(
+            StatusCode.RESOURCE_EXHAUSTED, f"Received message larger than max (decompressed, over {max_bytes})"
+        )
+    if not reader.eof or reader.unused_data:
+        raise CallFailure(StatusCode.INTERNAL, "a compressed message is cut off or has more after its end")
+    return plain

@@ -1,1 +1,0 @@
-"""What server and client on asyncio share."""
