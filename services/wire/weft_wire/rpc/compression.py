@@ -4,7 +4,7 @@ import zlib
 
 from grpc import StatusCode
 
-from weft_wire.rpc.status import CallFailure
+from weft_wire.rpc.status import CallError
 
 #: ``wbits`` of zlib for writing.
 _WRITE_BITS = {"gzip": 31, "deflate": 15}
@@ -25,17 +25,17 @@ def decompress(message: bytes | memoryview, max_bytes: int) -> bytes:
     """A message that was compressed.
 
     Raises:
-        CallFailure: INTERNAL: it cannot be read; RESOURCE_EXHAUSTED: it grows beyond ``max_bytes``.
+        CallError: INTERNAL: it cannot be read; RESOURCE_EXHAUSTED: it grows beyond ``max_bytes``.
     """
     reader = zlib.decompressobj(wbits=_READ_BITS)
     try:
         plain = reader.decompress(message, max_bytes + 1)
     except zlib.error as error:
-        raise CallFailure(StatusCode.INTERNAL, f"a compressed message cannot be read: {error}") from None
+        raise CallError(StatusCode.INTERNAL, f"a compressed message cannot be read: {error}") from None
     if len(plain) > max_bytes:
-        raise CallFailure(
+        raise CallError(
             StatusCode.RESOURCE_EXHAUSTED, f"Received message larger than max (decompressed, over {max_bytes})"
         )
     if not reader.eof or reader.unused_data:
-        raise CallFailure(StatusCode.INTERNAL, "a compressed message is cut off or has more after its end")
+        raise CallError(StatusCode.INTERNAL, "a compressed message is cut off or has more after its end")
     return plain

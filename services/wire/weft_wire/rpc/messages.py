@@ -7,7 +7,7 @@ from typing import TypeAlias
 from grpc import StatusCode
 
 from weft_wire.rpc.compression import decompress
-from weft_wire.rpc.status import CallFailure
+from weft_wire.rpc.status import CallError
 
 Message: TypeAlias = bytes
 
@@ -66,7 +66,7 @@ class MessageReader:
         """Take data; returns the messages that are complete with it, decompressed.
 
         Raises:
-            CallFailure: The status that the call ends with: a message too large or not readable.
+            CallError: The status that the call ends with: a message too large or not readable.
         """
         messages: list[Message] = []
         while True:
@@ -106,11 +106,11 @@ class MessageReader:
             prefix, data = bytes(data[:PREFIX_BYTES]), data[PREFIX_BYTES:]
         flag, length = _unpack_prefix(prefix)
         if flag > 1:
-            raise CallFailure(StatusCode.INTERNAL, f"a message begins with {flag}; 0 and 1 are known")
+            raise CallError(StatusCode.INTERNAL, f"a message begins with {flag}; 0 and 1 are known")
         if flag and not self._may_compress:
-            raise CallFailure(StatusCode.INTERNAL, "a message is compressed, and the call has no grpc-encoding")
+            raise CallError(StatusCode.INTERNAL, "a message is compressed, and the call has no grpc-encoding")
         if length > self._max_message_bytes:
-            raise CallFailure(
+            raise CallError(
                 StatusCode.RESOURCE_EXHAUSTED,
                 f"Received message larger than max ({length} vs. {self._max_message_bytes})",
             )

@@ -29,7 +29,7 @@ _BY_HTTP = {
 }
 
 
-class CallFailure(Exception):
+class CallError(Exception):
     """A call that ends with a status other than OK.
 
     Args:
