@@ -24,6 +24,7 @@ import ctypes
 import gc
 import importlib
 import json
+import logging
 import os
 import signal
 import ssl
@@ -88,7 +89,7 @@ class Echo:
         return json.dumps([[k, v.hex() if isinstance(v, bytes) else v] for k, v in metadata]).encode()
 
     async def big(self, request: bytes, _context: Context) -> bytes:
-        return bytes(int(request))
+        return b"x" * int(request)  # zeros would take no memory
 
     async def size(self, request: bytes, _context: Context) -> bytes:
         return b"%d" % len(request)
@@ -238,6 +239,7 @@ async def serve(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run it."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     options = parsed()
     if options.loop == "uvloop":
         uvloop = importlib.import_module("uvloop")

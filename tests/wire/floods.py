@@ -333,6 +333,30 @@ def empty_messages(arena: Arena) -> str:
     return str(flooded)
 
 
+def tiny_messages(arena: Arena) -> str:
+    """Messages of two bytes on several streams, to handlers that cannot go on because their answers are not read."""
+    peer = arena.peer({h2.INITIAL_WINDOW_SIZE: 0})
+    stream_ids = range(1, 17, 2)
+    for stream_id in stream_ids:
+        peer.send(peer.request("/test.Echo/BidiStream", None, stream_id=stream_id, end=False))
+    pieces = [h2.data(stream_id, h2.message(b"ab") * 2340) for stream_id in stream_ids]
+    flooded = flood_all(peer, pieces * arena.num(4000, 400), 2340, patience_s=2.0)
+    return str(flooded)
+
+
+def drip(arena: Arena) -> str:
+    """Frames of 1 MB that are padded, whose last bytes come one by one."""
+    peer = arena.peer()
+    peer.send(peer.request("/test.Echo/ClientStream", None, end=False))
+    largest = peer.settings.get(h2.MAX_FRAME_SIZE, 1 << 14)
+    whole = h2.frame(h2.DATA, h2.PADDED, 1, b"\xff" + bytes(largest - 1))
+    number = arena.num(40_000)
+    peer.send(whole[:-number])
+    for at in range(number):
+        peer.send(whole[len(whole) - number + at :][:1])
+    return f"{number:,} bytes one by one"
+
+
 def timeouts(arena: Arena) -> str:
     """Requests with deadlines of a nanosecond and of years."""
     peer = arena.peer()
@@ -350,7 +374,7 @@ def trailers(arena: Arena) -> str:
     peer = arena.peer()
     peer.send(peer.request("/test.Echo/ClientStream", None, end=False))
     block = peer.encoder.encode([("a", "b")])
-    flooded = flood(peer, h2.frame(h2.HEADERS, h2.END_HEADERS, 1, block), arena.num(200_000))
+    flooded = flood(peer, h2.frame(h2.HEADERS, h2.END_HEADERS, 1, block), arena.num(400_000))
     arena.expect(not flooded.is_open, flooded)
     return str(flooded)
 
@@ -379,5 +403,9 @@ FLOODS = (
     Attack("RST_STREAM of a stream that has ended", resets_of_nothing),
     Attack("trailers", trailers),
     Attack("empty messages, answers not read", empty_messages, max_mib=64.0),
+    Attack(
+        "messages of two bytes, answers not read", tiny_messages, max_mib=64.0, limits={"max_buffered_bytes": 32 << 20}
+    ),
+    Attack("frames of 1 MB whose end comes byte by byte", drip),
     Attack("deadlines of 1 ns and of years", timeouts, max_mib=64.0),
 )
