@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import grpc
 
@@ -16,6 +16,8 @@ from benchmarks.floor import METHOD, SERVICE
 
 #: Sends one serialized request and gives the serialized answer.
 Call = Callable[[bytes], Awaitable[bytes]]
+
+Request = TypeVar("Request")
 
 #: Requests of an open loop that may wait for an answer at once; beyond it a request is counted as an error.
 MAX_OPEN_INFLIGHT = 2048
@@ -48,6 +50,11 @@ class Load:
         """Answered requests per second; 0 where none was."""
         return len(self.latencies_s) / self.duration_s if self.duration_s > 0 else 0.0
 
+    @property
+    def mean_ms(self) -> float:
+        """Of the latencies, milliseconds; nan without answers."""
+        return sum(self.latencies_s) / len(self.latencies_s) * 1e3 if self.latencies_s else math.nan
+
     def percentile_ms(self, percent: float) -> float:
         """Smallest latency that ``percent`` of the answers do not exceed, milliseconds; nan without answers."""
         if not self.latencies_s:
@@ -67,11 +74,13 @@ def caller(channel: grpc.aio.Channel) -> Call:
     return call
 
 
-async def closed_loop(call: Call, requests: Sequence[bytes], bounds: Bounds, *, concurrency: int) -> Load:
+async def closed_loop(
+    call: Callable[[Request], Awaitable[object]], requests: Sequence[Request], bounds: Bounds, *, concurrency: int
+) -> Load:
     """Keep ``concurrency`` requests in work until a bound is met.
 
     Args:
-        call: What is loaded.
+        call: What is loaded; a failure is an ``AioRpcError``.
         requests: Sent in turn, again from the start when all were sent.
         concurrency: Requests in work at once; each waits for its answer before the next.
         bounds: When to stop sending.
@@ -127,7 +136,7 @@ def arrivals_s(rate_per_s: float, bounds: Bounds, seed: int) -> Iterator[float]:
         yield arrival_s
 
 
-def _supply(requests: Sequence[bytes], num_requests: int, end_s: float) -> Iterator[bytes]:
+def _supply(requests: Sequence[Request], num_requests: int, end_s: float) -> Iterator[Request]:
     """Requests in turn until a bound is met; shared by the workers, which each take the next."""
     for _, request in zip(range(num_requests), cycle(requests), strict=False):
         if time.perf_counter() >= end_s:
@@ -135,7 +144,7 @@ def _supply(requests: Sequence[bytes], num_requests: int, end_s: float) -> Itera
         yield request
 
 
-async def _measure(call: Call, request: bytes, load: Load, start_s: float) -> None:
+async def _measure(call: Callable[[Request], Awaitable[object]], request: Request, load: Load, start_s: float) -> None:
     try:
         await call(request)
     except grpc.aio.AioRpcError as error:

@@ -1,6 +1,7 @@
 """``python -m benchmarks.transport``: what one call between services costs by each way it can go; one table, JSON.
 
-First one hop: a target of the router in this process, and a service that gives back what it gets. Then end to end: the
+First one hop from this process to another that gives back what it gets: bytes over a bare connection, and calls of the
+router's target. Then end to end: the
 sample mesh's router and model service, whose CPU time counts, under a load generator, whose does not.
 """
 
@@ -21,31 +22,28 @@ import numpy as np
 import uvloop
 
 from benchmarks import machine, requests
+from benchmarks.hop_ways import EXCHANGE, SERVICES, TCP, UNARY, UNIX, Repeated, Way, open_ways
 from benchmarks.load import Bounds, caller, closed_loop
 from benchmarks.report import machine_lines, table, write_json
 from benchmarks.transport_services import running
 from weft_common.client.channels import open_channel
-from weft_common.core import CallContext, InferCall
-from weft_common.tensors import WireTensor
-from weft_router.targets.grpc_target import GrpcTarget
 
 ROOT = Path(__file__).resolve().parents[1]
-SERVICES = "benchmarks.transport_services"
-UNARY, EXCHANGE = "unary", "exchange"
+
+
+#: Of one way in one round of the hop.
+DURATION_S = 1.0
 
 
 class Case(NamedTuple):
-    """One payload at one concurrency; ``num_calls`` of it take about a second."""
+    """A tensor of so many bytes, and so many calls at once."""
 
     payload_bytes: int
     concurrency: int
-    num_calls: int
 
 
-CASES = (
-    Case(64, 1, 1500), Case(64, 32, 4000), Case(64_000, 8, 2000), Case(600_000, 1, 300), Case(600_000, 8, 400),
-    Case(4_000_000, 4, 60),
-)  # fmt: skip
+SMALL_CASES = (Case(64, 1), Case(64, 32))
+CASES = (*SMALL_CASES, Case(64_000, 8), Case(600_000, 1), Case(600_000, 8), Case(4_000_000, 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class Row:
 
     Attributes:
         case: What was sent, and how many at once.
-        way: Transport.
+        way: By which it went.
         rate_per_s: Answers per second.
         caller_s, service_s: CPU-seconds for 1000 calls; of the router, where there is one, the caller's.
     """
@@ -85,43 +83,38 @@ def summary(case: str, way: str, rounds: Sequence[Measured]) -> Row:
     return Row(case, way, round(rate, 1), round(caller_s, 4), round(service_s, 4))
 
 
-async def hops(socket_path: Path, num_rounds: int, cases: Sequence[Case]) -> list[Row]:
-    """One hop by each way, which take turns."""
+async def hops(folder: Path, num_rounds: int, duration_s: float, cases: Sequence[Case]) -> list[Row]:
+    """One hop by each way; the ways take turns."""
     rows: list[Row] = []
-    with running(SERVICES, "echo", str(socket_path)) as service:
-        ways = {
-            f"{place}, {mode}": GrpcTarget("echo", address, use_exchange=mode == EXCHANGE)
-            for place, address in (("TCP", service.grpc), ("Unix socket", f"unix:{socket_path}"))
-            for mode in (UNARY, EXCHANGE)
-        }
+    async with open_ways(folder) as ways:
         for case in cases:
-            data = bytes(case.payload_bytes)
-            call = InferCall("echo", inputs={"X": WireTensor("UINT8", (1, len(data)), data)})
-            rounds: dict[str, list[Measured]] = {way: [] for way in ways}
+            calls = {way: way.make_call(case.payload_bytes) for way in ways}
+            rounds: dict[Way, list[Measured]] = {way: [] for way in ways}
             for _ in range(num_rounds):
-                for way, target in ways.items():
-                    await target.infer(call, CallContext())
-                    rounds[way].append(await _hop(target, call, case, service.pid))
+                for way, call in calls.items():
+                    await call()
+                    rounds[way].append(await _hop(call, case.concurrency, duration_s, way.service_pid))
             text = f"{case.payload_bytes:,} bytes, {case.concurrency} at once"
-            rows += [summary(text, way, measured) for way, measured in rounds.items()]
-        for target in ways.values():
-            await target.close()
+            rows += [summary(text, way.name, measured) for way, measured in rounds.items()]
     return rows
 
 
-async def _hop(target: GrpcTarget, call: InferCall, case: Case, service_pid: int) -> Measured:
-    calls = iter(range(case.num_calls))
+async def _hop(call: Repeated, concurrency: int, duration_s: float, service_pid: int) -> Measured:
+    num_calls = 0
 
     async def worker() -> None:
-        for _ in calls:
-            await target.infer(call, CallContext())
+        nonlocal num_calls
+        while time.perf_counter() < end_s:
+            await call()
+            num_calls += 1
 
     pids = {"caller": os.getpid(), "service": service_pid}
     before_s, start_s = machine.cpu_seconds(pids), time.perf_counter()
-    await asyncio.gather(*(worker() for _ in range(case.concurrency)))
-    duration_s, after_s = time.perf_counter() - start_s, machine.cpu_seconds(pids)
-    used = (1000 * (after_s[name] - before_s[name]) / case.num_calls for name in pids)
-    return Measured(case.num_calls / duration_s, *used)
+    end_s = start_s + duration_s
+    await asyncio.gather(*(worker() for _ in range(concurrency)))
+    wall_s, after_s = time.perf_counter() - start_s, machine.cpu_seconds(pids)
+    used = (1000 * (after_s[name] - before_s[name]) / num_calls for name in pids)
+    return Measured(num_calls / wall_s, *used)
 
 
 async def end_to_end(folder: Path, num_rounds: int, bounds: Bounds) -> list[Row]:
@@ -140,9 +133,9 @@ async def end_to_end(folder: Path, num_rounds: int, bounds: Bounds) -> list[Row]
                 running(SERVICES, "router", mode, "--repository", str(graphs), f"--target=model={address}", *common)
             )
             for place, mode, address in (
-                ("TCP", UNARY, service.grpc),
-                ("TCP", EXCHANGE, service.grpc),
-                ("Unix socket", EXCHANGE, f"unix:{socket_path}"),
+                (TCP, UNARY, service.grpc),
+                (TCP, EXCHANGE, service.grpc),
+                (UNIX, EXCHANGE, f"unix:{socket_path}"),
             )
         }
         channels = {way: open_channel(router.grpc) for way, router in ways.items()}
@@ -175,7 +168,12 @@ def _graphs(folder: Path) -> Path:
 
 
 def render(rows: Sequence[Row], described: dict[str, object]) -> str:
-    """Machine and table; the last column is the CPU of the case's first way, by that of this one."""
+    """Machine and table."""
+    return "\n".join([*machine_lines(described), render_table(rows)])
+
+
+def render_table(rows: Sequence[Row]) -> str:
+    """One line for each row; the last column is the CPU of the case's first way, by that of this one."""
     lines = [["case", "way", "1/s", "caller", "service", "both", "x better"]]
     first: dict[str, Row] = {}
     for row in rows:
@@ -184,7 +182,7 @@ def render(rows: Sequence[Row], described: dict[str, object]) -> str:
         figures = (f"{row.caller_s:.3f}", f"{row.service_s:.3f}", f"{row.cpu_s:.3f}", f"{ratio:.2f}")
         lines.append([row.case, row.way, f"{row.rate_per_s:.0f}", *figures])
     meaning = "caller, service and both are CPU-seconds for 1000 calls; x better compares both with the first way."
-    return "\n".join([*machine_lines(described), meaning, "", table(lines, left_columns=(0, 1))])
+    return "\n".join([meaning, "", table(lines, left_columns=(0, 1))])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -206,7 +204,7 @@ def _measure(folder: Path, num_rounds: int, only: str | None) -> list[Row]:
     rows: list[Row] = []
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if only != "end-to-end":
-            rows += runner.run(hops(folder / "echo.sock", num_rounds, CASES))
+            rows += runner.run(hops(folder, num_rounds, DURATION_S, CASES))
         if only != "hop":
             rows += runner.run(end_to_end(folder, num_rounds, Bounds(3000, 8.0)))
     return rows

@@ -1,49 +1,32 @@
 """``python -m benchmarks.versus_tis``: one repository, served by a real Triton Inference Server and by Weft in turn.
 
-Answers are compared, then both are loaded in the same way, workload by workload. The server comes from the PyPI package
-``nvidia-pytriton``, which has the python backend alone; it is put into an environment of its own, ``.venv-tis``.
+Answers are compared, then both are loaded in the same way, workload by workload.
 """
 
 import argparse
 import asyncio
 import contextlib
-import os
-import shutil
-import socket
-import subprocess
 import sys
-import sysconfig
-import time
-import venv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import grpc
 import numpy as np
 
 from benchmarks import machine, requests
-from benchmarks.floor import SERVICE
 from benchmarks.load import Bounds, caller, closed_loop
 from benchmarks.report import machine_lines, table, write_json
+from benchmarks.servers import Server, answers, differences
+from benchmarks.tis import PACKAGES, running_tis
 from weft_common.client.channels import open_channel
-from weft_common.protocol.wire import result_from_response
-from weft_common.tensors import Array, decode
 from weft_mesh.running import running_mesh
-from weft_protos import grpc_service_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = ROOT / "benchmarks" / "tis_repository"
-ENVIRONMENT = ROOT / ".venv-tis"
-#: The backend of that version reads arrays of numpy 2 as empty.
-PACKAGES = ("nvidia-pytriton==0.7.0", "numpy==1.26.4")
 
 CONCURRENCIES = (1, 8, 32)
-_START_TIMEOUT_S = 60.0
 _NUM_COMPARED = 100
-#: Largest difference of two answers that counts as equal: batches of other sizes add up in another order.
-_TOLERANCE = 1e-5
 
 
 class Workload(NamedTuple):
@@ -60,20 +43,6 @@ WORKLOADS = (
     Workload("identity3_py", "INPUT0", 16, is_graph=True),
     Workload("mlp_py", "X", 64),
 )
-
-
-class Server(NamedTuple):
-    """A server that runs.
-
-    Attributes:
-        name: For the table.
-        address: ``host:port`` of its V2 service.
-        pids: Its processes; read for each measurement.
-    """
-
-    name: str
-    address: str
-    pids: Callable[[], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,64 +70,6 @@ class Row:
     cpu_s_per_1000: float
 
 
-def tis_environment() -> Path:
-    """Folder of the server in an environment that has it; made at the first call. Raises CalledProcessError."""
-    python = ENVIRONMENT / "bin" / "python"
-    stamp = ENVIRONMENT / ".installed"
-    if not stamp.exists():
-        _report(f"installing {', '.join(PACKAGES)} into {ENVIRONMENT.name}")
-        shutil.rmtree(ENVIRONMENT, ignore_errors=True)
-        venv.create(ENVIRONMENT, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", *PACKAGES], check=True)
-        server = _site_packages() / "pytriton" / "tritonserver"
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        stub = shutil.copy(
-            server / "python_backend_stubs" / version / "triton_python_backend_stub", server / "backends" / "python"
-        )
-        for program in (stub, server / "bin" / "tritonserver"):
-            Path(program).chmod(0o700)
-        stamp.touch()
-    return _site_packages() / "pytriton" / "tritonserver"
-
-
-def _site_packages() -> Path:
-    return next((ENVIRONMENT / "lib").glob("python*/site-packages"))
-
-
-@contextlib.contextmanager
-def running_tis(repository: Path, log: Any) -> Iterator[Server]:
-    """A Triton Inference Server on loopback, ended with the block.
-
-    Raises:
-        RuntimeError: It did not become ready; the log says why.
-    """
-    folder = tis_environment()
-    ports = _free_ports(3)
-    command = [
-        folder / "bin" / "tritonserver",
-        f"--model-repository={repository}",
-        f"--backend-directory={folder / 'backends'}",
-        *(f"--{kind}-address=127.0.0.1" for kind in ("grpc", "http", "metrics")),
-        *(f"--{kind}-port={port}" for kind, port in zip(("grpc", "http", "metrics"), ports, strict=True)),
-    ]
-    libraries = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH", "")]
-    environment = os.environ | {
-        "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
-        "PATH": f"{ENVIRONMENT / 'bin'}:{os.environ['PATH']}",  # the backend's Python finds numpy by it
-    }
-    with subprocess.Popen(command, stdout=log, stderr=log, env=environment, process_group=0) as process:
-        try:
-            address = f"127.0.0.1:{ports[0]}"
-            _wait_until_ready(address, process)
-            yield Server("Triton Inference Server", address, lambda: _tree(process.pid))
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
 @contextlib.contextmanager
 def running_weft(repository: Path, log: Any) -> Iterator[tuple[Server, Server]]:
     """The router of a mesh over the same files, and its model service; ended with the block. Raises MeshError."""
@@ -170,17 +81,6 @@ def running_weft(repository: Path, log: Any) -> Iterator[tuple[Server, Server]]:
         )
 
 
-async def answers(server: Server, workload: Workload) -> list[dict[str, Array]]:
-    """What the server gives for some random rows. Raises AioRpcError."""
-    async with open_channel(server.address) as channel:
-        call = caller(channel)
-        responses = [
-            result_from_response(pb.ModelInferResponse.FromString(await call(request)))
-            for request in _requests(workload, _NUM_COMPARED)
-        ]
-    return [{name: decode(tensor) for name, tensor in response.outputs.items()} for response in responses]
-
-
 async def measure(server: Server, workload: Workload, bounds: Bounds, num_warmups: int) -> list[Row]:
     """One row for each concurrency."""
     rows = []
@@ -189,9 +89,9 @@ async def measure(server: Server, workload: Workload, bounds: Bounds, num_warmup
         for number in range(num_warmups):
             await call(payloads[number % len(payloads)])
         for concurrency in CONCURRENCIES:
-            before_s = _cpu_s(server)
+            before_s = server.cpu_s()
             load = await closed_loop(call, payloads, bounds, concurrency=concurrency)
-            used_s = _cpu_s(server) - before_s
+            used_s = server.cpu_s() - before_s
             num_requests = len(load.latencies_s) + load.errors.total()
             rows.append(
                 Row(
@@ -210,23 +110,6 @@ async def measure(server: Server, workload: Workload, bounds: Bounds, num_warmup
     return rows
 
 
-def differences(mine: Sequence[Mapping[str, Array]], theirs: Sequence[Mapping[str, Array]]) -> list[str]:
-    """How answers of two servers to the same requests differ; empty where they are equal."""
-    found = []
-    for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
-        if one.keys() != other.keys():
-            found.append(f"request {number}: outputs {sorted(one)} and {sorted(other)}")
-            continue
-        found += [
-            f"request {number}: output {name} differs"
-            for name in one
-            if one[name].dtype != other[name].dtype
-            or one[name].shape != other[name].shape
-            or not np.allclose(one[name], other[name], rtol=_TOLERANCE, atol=_TOLERANCE)
-        ]
-    return found
-
-
 def render(rows: Sequence[Row]) -> str:
     """Both servers side by side."""
     lines = [["workload", "at once", "server", "answers/s", "p50 ms", "p99 ms", "CPU-s per 1000", "errors"]]
@@ -241,49 +124,12 @@ def _requests(workload: Workload, count: int) -> list[bytes]:
     return [requests.serialize(workload.model, {workload.input_name: row}) for row in rows]
 
 
-def _cpu_s(server: Server) -> float:
-    return sum(machine.cpu_seconds({str(pid): pid for pid in server.pids()}).values())
-
-
-def _tree(pid: int) -> list[int]:
-    """A process and everything below it."""
-    found = [pid]
-    for parent in found:
-        for thread in Path(f"/proc/{parent}/task").iterdir():
-            found += [int(child) for child in (thread / "children").read_text().split()]
-    return found
-
-
-def _wait_until_ready(address: str, process: "subprocess.Popen[bytes]") -> None:
-    end_s = time.monotonic() + _START_TIMEOUT_S
-    with grpc.insecure_channel(address) as channel:
-        ready = channel.unary_unary(
-            f"/{SERVICE}/ServerReady",
-            request_serializer=pb.ServerReadyRequest.SerializeToString,
-            response_deserializer=pb.ServerReadyResponse.FromString,
-        )
-        while process.poll() is None and time.monotonic() < end_s:
-            with contextlib.suppress(grpc.RpcError):
-                if ready(pb.ServerReadyRequest(), timeout=1.0).ready:
-                    return
-            time.sleep(0.2)
-    raise RuntimeError("Triton Inference Server did not become ready; its log says why")
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-
-
 async def _compare(servers: tuple[Server, Server, Server], bounds: Bounds, num_warmups: int) -> list[Row]:
     """Rows of router, model service and Triton Inference Server. Raises RuntimeError where answers differ."""
     rows = []
     for workload in WORKLOADS:
         asked = [server for server in servers if not (workload.is_graph and server is servers[1])]
-        expected, *others = [await answers(server, workload) for server in asked]
+        expected, *others = [await answers(server.address, _requests(workload, _NUM_COMPARED)) for server in asked]
         for other in others:
             if found := differences(expected, other):
                 raise RuntimeError(f"answers of {workload.model} differ: {'; '.join(found[:3])}")

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
+from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.statistics import ModelStatistics
@@ -77,7 +78,7 @@ def naming_service(core: NamingCore | None = None) -> Iterator[str]:
     thread.start()
 
     async def start() -> tuple[grpc.aio.Server, int]:
-        server = grpc.aio.server()
+        server = make_server()
         add_services(server, served, "naming")
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

@@ -16,9 +16,9 @@ import numpy as np
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from weft_common.client.channels import server_options
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
 from weft_common.errors import RemoteError
+from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.statistics import ModelStatistics
@@ -162,7 +162,7 @@ class TokenService:
 
     async def _start(self) -> tuple[TokenCore, grpc.aio.Server, int]:
         core = TokenCore()
-        server = grpc.aio.server(options=server_options())
+        server = make_server()
         add_services(server, core, "tokens")
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

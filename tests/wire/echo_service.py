@@ -6,8 +6,8 @@ stops with SIGTERM, SIGINT, or the end of its standard input. Its RPCs, all of `
 - ``Unary``: the request.
 - ``Slow``: the request, once a ``Release`` was called; waits until then, or until it is cancelled.
 - ``Release``: how many ``Slow`` calls it releases.
-- ``Status``: ends with code ``want-code`` and details ``want-details`` of the metadata; what is named ``trailing-*``
-  comes back as trailing metadata, what is named ``initial-*`` as initial metadata.
+- ``Status``: ends with code ``want-code`` and details ``want-details`` of the metadata, or ``want-details-bin``, UTF-8;
+  what is named ``trailing-*`` comes back as trailing metadata, what is named ``initial-*`` as initial metadata.
 - ``Meta``: the metadata of the call as JSON, a list of ``[name, value]``; values of ``-bin`` in hexadecimal.
 - ``Big``: as many bytes as the request says in decimal digits.
 - ``Size``: how many bytes the request has, in decimal digits.
@@ -15,6 +15,8 @@ stops with SIGTERM, SIGINT, or the end of its standard input. Its RPCs, all of `
 - ``ClientStream``: ``NUM SIZE``: how many messages came, and their bytes together.
 - ``BidiStream``: each message, as it comes.
 - ``Stats``: what the process holds, as JSON; see ``Stats``. With the request ``collect`` after a garbage collection.
+
+It serves ``test.Talk`` (``talk.py``) too.
 """
 
 import argparse
@@ -36,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from tests.wire.talk import talk_handler
 
 Context = Any  # grpc.aio.ServicerContext, generic in its stubs alone
 
@@ -81,7 +84,8 @@ class Echo:
         if code is grpc.StatusCode.OK:
             context.set_trailing_metadata(trailing)
             return request
-        await context.abort(code, first.get("want-details", ""), trailing)
+        details = first.get("want-details-bin", b"").decode() or first.get("want-details", "")
+        await context.abort(code, details, trailing)
         raise AssertionError("abort returned")
 
     async def meta(self, _request: bytes, context: Context) -> bytes:
@@ -221,7 +225,7 @@ async def serve(options: argparse.Namespace) -> None:
     with contextlib.suppress(PermissionError, OSError):  # a file or /dev/null never ends in this sense
         loop.add_reader(sys.stdin.fileno(), lambda: is_over.set() if not os.read(sys.stdin.fileno(), 4096) else None)
     server = made_server(options)
-    server.add_generic_rpc_handlers((Echo().handler(),))
+    server.add_generic_rpc_handlers((Echo().handler(), talk_handler()))
     listening: dict[str, str | int] = {"pid": os.getpid()}
     if options.address:
         host = options.address.rpartition(":")[0]

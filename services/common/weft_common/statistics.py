@@ -107,6 +107,7 @@ class ModelStatistics:
         occupancy: Returns the share of busy instances, plus the queue length relative to the requests that the
             instances process at once; thread-safe.
         restart_count: Number of times an instance was lost and reloaded.
+        inline_overrun_count: Executions that held the event loop for too long; None: the model has threads.
         request_latency, queue_latency, compute_latency: By priority level.
     """
 
@@ -129,6 +130,7 @@ class ModelStatistics:
     count_pending_by_level: Callable[[], Mapping[int, int]] = dict
     occupancy: Callable[[], float] = float
     restart_count: int = 0
+    inline_overrun_count: int | None = None
     request_latency: dict[int, LatencyHistogram] = field(default_factory=dict)
     queue_latency: dict[int, LatencyHistogram] = field(default_factory=dict)
     compute_latency: dict[int, LatencyHistogram] = field(default_factory=dict)

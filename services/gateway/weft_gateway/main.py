@@ -13,6 +13,7 @@ from typing import Any
 
 import uvloop
 
+from weft_common.client.channels import is_one_endpoint
 from weft_common.client.v2_client import V2Client
 from weft_common.errors import UnavailableError, WeftError
 from weft_common.observing import logs, telemetry
@@ -29,11 +30,10 @@ from weft_gateway.http.request_context import RequestTracker
 from weft_gateway.openai.chat_template import read_template
 from weft_gateway.openai.models import Models
 
-#: A router that was started again is noticed soon; where a name resolves to several, they take turns.
-_ROUTER_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
-]
+#: A router that was started again is noticed soon.
+_RECONNECT_OPTIONS: list[tuple[str, Any]] = [("grpc.max_reconnect_backoff_ms", 500)]
+#: Where a name resolves to several routers, they take turns, as only grpcio does it.
+_BALANCING_OPTIONS = [("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}')]
 #: End of the grace period reserved for error responses to unfinished requests: seconds, and at most this share.
 _CANCEL_S = 1.0
 _MAX_CANCEL_SHARE = 0.25
@@ -79,7 +79,7 @@ async def _serve(options: argparse.Namespace) -> None:
     router = V2Client(
         options.router,
         where="the router",  # its address is nothing for clients of the gateway
-        options=_ROUTER_OPTIONS,
+        options=_RECONNECT_OPTIONS if is_one_endpoint(options.router) else [*_RECONNECT_OPTIONS, *_BALANCING_OPTIONS],
         security=channel_security(options, "router-"),
         wire=options.wire,
     )

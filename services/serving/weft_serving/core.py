@@ -33,6 +33,7 @@ from weft_serving.lifecycle.repository import Fingerprint, ModelRepository
 from weft_serving.lifecycle.warm_pool import WarmLimits, WarmPool
 from weft_serving.metrics.exported_metrics import ExportedMetrics
 from weft_serving.metrics.gpu_metrics import gpu_collectors
+from weft_serving.metrics.inline_metrics import InlineCollector
 from weft_serving.metrics.warm_metrics import WarmPoolCollector
 from weft_serving.scheduler.rate_limiter import ResourceKey
 from weft_serving.served.rate_limited import make_limiter
@@ -146,7 +147,8 @@ class ServingCore(InferenceCore):
         """Load reports, and metrics of models, GPUs and loads on demand."""
         warm = () if self._pool is None else (WarmPoolCollector(self._pool),)
         reporter = LoadReporter(lambda: self.statistics("", ""))
-        return Extension(reporter.add_to, (self._metrics, self._exports, *gpu_collectors(), *warm))
+        inline = InlineCollector(lambda: self.statistics("", ""))
+        return Extension(reporter.add_to, (self._metrics, self._exports, inline, *gpu_collectors(), *warm))
 
     def is_ready(self) -> bool:
         """Whether the start has ended and every wanted model serves."""

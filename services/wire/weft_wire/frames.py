@@ -19,6 +19,8 @@ HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX
 )
 
 HEADER_BYTES = 9
+#: Dynamic table of header compression before any setting.
+DEFAULT_TABLE_BYTES = 4096
 #: Window of each stream and of the connection before any setting, and its limit (RFC 9113, section 6.9).
 DEFAULT_WINDOW_BYTES = 65_535
 MAX_WINDOW_BYTES = 2**31 - 1

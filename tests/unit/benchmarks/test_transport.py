@@ -17,7 +17,11 @@ def test_figures_are_medians_and_compared_with_the_first_way():
 
 
 async def test_a_hop_is_measured_by_each_way(tmp_path: Path):
-    """A row for TCP and Unix socket, unary and exchange, against a real service process."""
-    rows = await transport.hops(tmp_path / "s", 1, [Case(64, 2, 20)])
-    assert ["TCP, unary", "TCP, exchange", "Unix socket, unary", "Unix socket, exchange"] == [row.way for row in rows]
+    """A row for each bare connection and each of a target's, against real processes."""
+    rows = await transport.hops(tmp_path, 1, 0.05, [Case(64, 2)])
+    ways = [row.way for row in rows]
+    assert {"bare, framed, Unix socket", "bare, grpcio, TCP, unary", "bare, grpcio, Unix socket, unary"} < set(ways)
+    assert ["TCP, unary", "TCP, exchange", "Unix socket, unary", "Unix socket, exchange"] == [
+        way.removeprefix("target, ") for way in ways if way.startswith("target, ")
+    ]
     assert all(row.rate_per_s > 0 for row in rows)

@@ -2,11 +2,11 @@
 
 import asyncio
 
-import grpc
 import pytest
 
 from weft_common import healthcheck
 from weft_common.core import InferenceCore
+from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services, set_serving
 
 
@@ -17,7 +17,7 @@ class _Core(InferenceCore):
 @pytest.mark.parametrize(("is_serving", "status"), [(True, 0), (False, 1)])
 async def test_the_status_says_whether_the_service_serves(is_serving: bool, status: int) -> None:
     """0 for SERVING, 1 for NOT_SERVING, 1 when nobody answers any more."""
-    server = grpc.aio.server()
+    server = make_server()
     health = add_services(server, _Core(), "fake")
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await set_serving(health, is_serving)

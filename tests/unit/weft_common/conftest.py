@@ -1,10 +1,10 @@
 """A real server on a real socket with a scripted core behind it."""
 
-import grpc
 import pytest
 from tests.unit.weft_common.scripted_core import ScriptedCore
 
-from weft_common.client.channels import open_channel, server_options
+from weft_common.client.channels import open_channel
+from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services, set_serving
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -18,7 +18,7 @@ async def core():
 @pytest.fixture
 async def server():
     """A server without services that has not been started."""
-    server = grpc.aio.server(options=server_options())
+    server = make_server()
     server.port = server.add_insecure_port("127.0.0.1:0")  # type: ignore[attr-defined]
     yield server
     await server.stop(None)

@@ -7,11 +7,12 @@ import grpc
 import pytest
 
 from weft_common.client import exchange_client
-from weft_common.client.channels import open_channel, server_options
+from weft_common.client.channels import open_channel
 from weft_common.client.exchange_client import MAX_CALL_BYTES, OPEN_PERIOD_S, ExchangeClient
 from weft_common.core import InferCall
 from weft_common.errors import InvalidArgumentError, ResourceExhaustedError, UnauthenticatedError
 from weft_common.protocol.exchange_wire import MAX_INFLIGHT
+from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services
 from weft_common.tensors import WireTensor
 from weft_protos import grpc_service_pb2 as pb
@@ -167,7 +168,7 @@ async def test_full_exchange_leaves_calls_to_go_unary(client, core):
 
 async def test_lost_exchange_fails_its_own_calls_and_is_opened_again(core, clock):
     """UNAVAILABLE for each call in work; when a server is back, so is the exchange."""
-    server = grpc.aio.server(options=server_options())
+    server = make_server()
     port = server.add_insecure_port("127.0.0.1:0")
     add_services(server, core, "weft.test")
     await server.start()
@@ -178,7 +179,7 @@ async def test_lost_exchange_fails_its_own_calls_and_is_opened_again(core, clock
         await server.stop(None)
         assert [grpc.StatusCode.UNAVAILABLE] * 3 == [(await failure(task)).code() for task in tasks]
         assert not client.is_open
-        again = grpc.aio.server(options=server_options())
+        again = make_server()
         again.add_insecure_port(f"127.0.0.1:{port}")
         add_services(again, core, "weft.test")
         await again.start()
@@ -245,7 +246,7 @@ class _Foreign(GRPCInferenceServiceServicer):
 @contextlib.asynccontextmanager
 async def foreign(servicer, exchange=None):
     """A channel to a foreign server, with an exchange of its own making."""
-    server = grpc.aio.server()
+    server = make_server()
     add_GRPCInferenceServiceServicer_to_server(servicer, server)
     if exchange is not None:
         handler = grpc.stream_stream_rpc_method_handler(exchange)

@@ -11,6 +11,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from weft_common.client.channels import open_channel
 from weft_common.observing.load_report import LoadMeter, LoadReporter
+from weft_common.server.make_server import make_server
 from weft_common.statistics import ModelStatistics
 from weft_protos import load_report_pb2
 from weft_router.targets.specification import BalancingPolicy, channel_options
@@ -73,7 +74,7 @@ async def serve(cost_s: float, counts: Counter[float]) -> tuple[grpc.aio.Server,
         statistics.success.add(1)
         return b""
 
-    server = grpc.aio.server()
+    server = make_server()
     handler = grpc.unary_unary_rpc_method_handler(answer)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.B", {"M": handler}),))
     LoadReporter(lambda: [statistics]).add_to(server)

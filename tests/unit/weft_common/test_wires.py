@@ -4,9 +4,11 @@ import argparse
 
 import pytest
 
+from weft_common.client.channels import is_one_endpoint
 from weft_common.client.wires import DEFAULT_WIRE, WireName, add_wire_argument, default_wire
 from weft_common.errors import InvalidArgumentError
-from weft_common.server.limits import add_limit_arguments, given_limits, grpcio_limits, server_limits_of
+from weft_common.server.limits import add_limit_arguments, given_limits, grpcio_limits
+from weft_common.server.make_server import server_options_of
 from weft_common.server.server import add_arguments
 
 
@@ -47,7 +49,7 @@ def test_given_limits_arrive_at_a_service() -> None:
     add_limit_arguments(parser, has_defaults=False)
     given = [*given_limits(parser.parse_args(["--max-connections=70000000", "--keepalive-time-s=0.25"]))]
     assert ["--max-connections=70000000", "--keepalive-time-s=0.25"] == given
-    limits = server_limits_of(parsed(*given, "--share-ports", "--max-message-bytes=9"))
+    limits = server_options_of(parsed(*given, "--share-ports", "--max-message-bytes=9"))
     assert (70_000_000, 0.25, 10.0, True, 9) == (
         limits.max_connections,
         limits.keepalive_time_s,
@@ -59,7 +61,7 @@ def test_given_limits_arrive_at_a_service() -> None:
 
 def test_limits_are_options_of_grpcio() -> None:
     """Seconds become milliseconds, and a limit that is none is left out."""
-    options = dict(grpcio_limits(server_limits_of(parsed("--keepalive-time-s=0.25"))))
+    options = dict(grpcio_limits(server_options_of(parsed("--keepalive-time-s=0.25"))))
     assert (250, 16384, 16384) == (
         options["grpc.keepalive_time_ms"],
         options["grpc.max_metadata_size"],
@@ -69,9 +71,27 @@ def test_limits_are_options_of_grpcio() -> None:
 
 
 @pytest.mark.parametrize(
-    "argument", ["--max-concurrent-streams=0", "--max-connections=-1", "--keepalive-time-s=0", "--max-buffered-bytes=x"]
+    "argument", ["--max-concurrent-streams=0", "--max-connections=-1", "--frame-timeout-s=0", "--max-buffered-bytes=x"]
 )
 def test_impossible_limit_is_refused(argument: str) -> None:
     """A limit of 0 is refused where it is not "none", like a negative one and a text."""
     with pytest.raises(argparse.ArgumentError):
         parsed(argument)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1:8001", True),
+        ("[::1]:8001", True),
+        ("localhost:8001", True),
+        ("unix:/run/weft.sock", True),
+        ("router:8001", False),
+        ("dns:///127.0.0.1:8001", False),
+        ("ipv4:127.0.0.1:8001,127.0.0.1:8002", False),
+        ("xds:router", False),
+    ],
+)
+def test_addresses_of_one_server_are_known(address: str, expected: bool) -> None:
+    """A name may resolve to several; a list is several."""
+    assert expected is is_one_endpoint(address)

@@ -10,6 +10,7 @@ import grpc
 
 from weft_common.core import IndexEntry, InferenceCore
 from weft_common.errors import NotFoundError
+from weft_common.server.make_server import make_server
 from weft_common.server.server import Extension, add_services
 from weft_common.signature import ModelSignature
 from weft_protos.model_config_pb2 import ModelConfig
@@ -50,7 +51,7 @@ def serving(core: InferenceCore, extension: Extension | None = None) -> Iterator
     thread.start()
 
     async def start() -> tuple[grpc.aio.Server, int]:
-        server = grpc.aio.server()
+        server = make_server()
         add_services(server, core, "fake", extension or Extension())
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

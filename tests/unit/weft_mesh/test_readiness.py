@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import grpc
 import pytest
 
 from weft_common.core import IndexEntry, InferenceCore
+from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services, set_serving
 from weft_mesh import readiness
 from weft_mesh.preflight import MeshError
@@ -31,7 +31,7 @@ class _Core(InferenceCore):
 @asynccontextmanager
 async def serving(core: _Core, *, is_healthy: bool) -> AsyncIterator[str]:
     """A V2 server of ``core`` on a free port; its address."""
-    server = grpc.aio.server()
+    server = make_server()
     health = add_services(server, core, "fake")
     port = server.add_insecure_port("127.0.0.1:0")
     await set_serving(health, is_healthy)

@@ -7,12 +7,12 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import grpc
 import pytest
 from tests.unit.weft_mesh.serving import ListingCore
 
 from weft_common.processes.process import Endpoint
 from weft_common.processes.restarts import MAX_DEATHS, RestartPolicy
+from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services, set_serving
 from weft_mesh.preflight import MeshError
 from weft_mesh.supervised import SupervisedService, Supervision
@@ -47,7 +47,7 @@ async def supervised(
     reports: Reports, policy: RestartPolicy, *, is_restarting: bool = True
 ) -> AsyncIterator[tuple[SupervisedService, Endpoint]]:
     """A service that serves and is kept running until the block ends, and where it was first."""
-    server = grpc.aio.server()
+    server = make_server()
     services = add_services(server, ListingCore({}), "fake", is_ready=lambda: True)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

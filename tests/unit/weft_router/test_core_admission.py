@@ -23,6 +23,7 @@ from weft_common.errors import (
     WeftError,
 )
 from weft_common.protocol.wire import request_from_call
+from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
@@ -53,7 +54,7 @@ async def router(
     """A router with one graph behind a real port, and a stub of it."""
     make.write(root, graph)
     async with make.started(root, target, admission=AdmissionSettings(**settings)) as s:
-        server = grpc.aio.server()
+        server = make_server()
         add_services(server, s.core, "weft.router", s.core.extension())
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

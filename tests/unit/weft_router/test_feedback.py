@@ -14,6 +14,7 @@ from tests.unit.weft_router.fake_target import FakeTarget, failing
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
+from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services
 from weft_protos import graph_service_pb2 as pb
 from weft_protos.graph_service_pb2_grpc import GraphServiceStub
@@ -72,7 +73,7 @@ class Served:
 @asynccontextmanager
 async def served(root: Path, target: Any) -> AsyncIterator[Served]:
     async with make.started(root, target, model_control="explicit", load_graphs=["*"]) as s:
-        server = grpc.aio.server()
+        server = make_server()
         add_services(server, s.core, "weft.router", s.core.extension())
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

@@ -40,11 +40,13 @@ def model_context(signature: ModelSignature) -> ModelContext:
 
 @pytest.fixture
 async def serve(model_context: ModelContext, gate: Gate) -> AsyncIterator[Callable[..., Any]]:
-    """Starts a model of a backend, ``num_instances`` and scheduler settings; it is stopped after the test."""
+    """Starts a model of a backend, its instances and scheduler settings; it is stopped after the test."""
     models: list[ServedModel] = []
 
-    async def start(backend: type[Backend], *, num_instances: int = 1, **settings: Any) -> ServedModel:
-        places = [InstanceContext(f"echo_{i}") for i in range(num_instances)]
+    async def start(
+        backend: type[Backend], *, num_instances: int = 1, is_inline: bool = False, **settings: Any
+    ) -> ServedModel:
+        places = [InstanceContext(f"echo_{i}", is_inline=is_inline) for i in range(num_instances)]
         model = ServedModel(model_context, backend, SchedulerSettings(**{"max_batch_size": 8, **settings}), places)
         models.append(model)
         await model.start()

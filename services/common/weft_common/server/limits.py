@@ -2,34 +2,18 @@
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft_common.text.argument_types import not_negative, not_negative_integer, positive, positive_integer
+
+if TYPE_CHECKING:
+    from weft_wire.server.options import ServerOptions
 
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLimits:
-    """Limits of a server, as its arguments are named; 0 is none, where it is allowed."""
-
-    max_message_bytes: int
-    shares_ports: bool
-    max_concurrent_streams: int
-    max_header_list_bytes: int
-    max_connections: int
-    max_buffered_bytes: int
-    keepalive_time_s: float
-    keepalive_timeout_s: float
-    min_ping_interval_s: float
-    max_connection_age_s: float
-    max_connection_age_grace_s: float
-    max_connection_idle_s: float
-
-
 class _Limit(NamedTuple):
-    """One limit, named like its field of ``ServerLimits``.
+    """One limit, named like its field of ``weft_wire.server.options.ServerOptions``.
 
     Attributes:
         name: Of the field; the argument is named like it.
@@ -70,17 +54,30 @@ _LIMITS = (
         "max_connections",
         not_negative_integer,
         0,
-        ("grpc.max_allowed_incoming_connections",),
-        "connections at once; 0: no limit",
+        (),
+        "connections at once; 0: no limit; --wire weft alone",
     ),
     _Limit(
         "max_buffered_bytes",
-        positive_integer,
-        1 << 30,
+        not_negative_integer,
+        4 << 30,
         (),
-        "parts of messages in memory, over all connections; --wire weft alone",
+        "requests that are not complete or not read yet, over all connections; 0: no limit; --wire weft alone",
     ),
-    _Limit("keepalive_time_s", positive, 30.0, ("grpc.keepalive_time_ms",), "silence after which a client is pinged"),
+    _Limit(
+        "stream_window_bytes",
+        positive_integer,
+        4 << 20,
+        (),
+        "what a client may send of a call before it is read; --wire weft alone",
+    ),
+    _Limit(
+        "keepalive_time_s",
+        not_negative,
+        30.0,
+        ("grpc.keepalive_time_ms",),
+        "silence after which a client is pinged; 0: never",
+    ),
     _Limit(
         "keepalive_timeout_s",
         positive,
@@ -93,7 +90,7 @@ _LIMITS = (
         not_negative,
         5.0,
         ("grpc.http2.min_ping_interval_without_data_ms",),
-        "a client that pings more often is disconnected",
+        "a client that pings more often is disconnected; 0: no limit",
     ),
     _Limit(
         "max_connection_age_s",
@@ -115,6 +112,21 @@ _LIMITS = (
         0.0,
         ("grpc.max_connection_idle_ms",),
         "time without calls after which a connection is closed; 0: never",
+    ),
+    _Limit(
+        "handshake_timeout_s",
+        positive,
+        20.0,
+        ("grpc.server_handshake_timeout_ms",),
+        "time for the handshakes of TLS and HTTP/2",
+    ),
+    _Limit("frame_timeout_s", positive, 20.0, (), "time for one frame of HTTP/2; --wire weft alone"),
+    _Limit(
+        "write_timeout_s",
+        positive,
+        60.0,
+        (),
+        "time a client may take to read anything of a response; --wire weft alone",
     ),
 )
 
@@ -139,16 +151,12 @@ def given_limits(options: argparse.Namespace) -> Iterator[str]:
             yield f"{limit.flag}={value}"
 
 
-def server_limits_of(options: argparse.Namespace) -> ServerLimits:
-    """Options of a server by the arguments of ``weft_common.server.server.add_arguments``."""
-    return ServerLimits(
-        max_message_bytes=options.max_message_bytes,
-        shares_ports=options.share_ports or options.take_over,
-        **{limit.name: getattr(options, limit.name) for limit in _LIMITS},
-    )
+def limits_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Every limit by its name, from the arguments of ``add_limit_arguments``."""
+    return {limit.name: getattr(options, limit.name) for limit in _LIMITS}
 
 
-def grpcio_limits(options: ServerLimits) -> list[tuple[str, int]]:
+def grpcio_limits(options: "ServerOptions") -> list[tuple[str, int]]:
     """The limits as options of grpcio's server, as far as it has them; without those that are 0."""
     return [
         (name, round(value * 1000) if name.endswith("_ms") else round(value))

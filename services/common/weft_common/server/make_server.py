@@ -1,30 +1,47 @@
 """A gRPC server on Weft's own wire or on grpcio's, behind one interface."""
 
+import argparse
 from collections.abc import Sequence
 
 import grpc
 
 from weft_common.client.channels import server_options
-from weft_common.client.wires import WireName
-from weft_common.errors import UnsupportedError
+from weft_common.client.wires import WireName, default_wire
 from weft_common.security.tls import ServerTls
-from weft_common.server.limits import ServerLimits, grpcio_limits
+from weft_common.server.limits import grpcio_limits, limits_of
+from weft_wire.server.options import ServerOptions
+from weft_wire.server.server import Server
+
+_DEFAULTS = ServerOptions()
 
 
 def make_server(
-    wire: WireName,
-    options: ServerLimits,
+    options: ServerOptions = _DEFAULTS,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),  # type: ignore[type-arg]  # no generic at run time
+    *,
+    wire: WireName | None = None,
 ) -> grpc.aio.Server:
-    """A server without ports that has not been started; on the event loop that it will run on."""
-    if wire is WireName.WEFT:
-        raise UnsupportedError("there is no server of --wire weft yet; use --wire grpcio")
+    """A server without ports that has not been started; on the event loop that it will run on.
+
+    Args:
+        options: Limits, those of grpcio as far as it has them.
+        interceptors: Around every call, the first outermost.
+        wire: Implementation; None: ``default_wire``.
+    """
+    if (wire or default_wire()) is WireName.WEFT:
+        return Server(options, interceptors)
     # gRPC uses the first of duplicate options.
-    limits = [
-        *grpcio_limits(options),
-        *server_options(options.max_message_bytes, shares_ports=options.shares_ports),
-    ]
+    limits = [*grpcio_limits(options), *server_options(options.max_message_bytes, shares_ports=options.shares_ports)]
     return grpc.aio.server(options=limits, interceptors=tuple(interceptors) or None)
+
+
+def server_options_of(options: argparse.Namespace) -> ServerOptions:
+    """Options of a server from the arguments of ``weft_common.server.server.add_arguments``."""
+    return ServerOptions(
+        max_message_bytes=options.max_message_bytes,
+        shares_ports=options.share_ports or options.take_over,
+        **limits_of(options),
+    )
 
 
 def add_tls_port(server: grpc.aio.Server, address: str, tls: ServerTls) -> int:
@@ -33,4 +50,6 @@ def add_tls_port(server: grpc.aio.Server, address: str, tls: ServerTls) -> int:
     Raises:
         RuntimeError, OSError: The port is taken, or the address is not one of this machine.
     """
+    if isinstance(server, Server):
+        return server.add_tls_port(address, tls.grpc_context())
     return server.add_secure_port(address, tls.credentials())

@@ -142,6 +142,7 @@ class InstanceContext:
         device_id: CUDA device of a GPU instance; 0 on CPU.
         may_use_cpu: Whether a GPU instance may run on the CPU instead, if the backend's library cannot use the GPU.
         rate_limit: Shared resources of an execution; None: none.
+        is_inline: Whether ``Backend.execute`` is called on the event loop instead of the thread of the instance.
         token: Identifies the instance among all loads and processes.
     """
 
@@ -150,6 +151,7 @@ class InstanceContext:
     device_id: int = 0
     rate_limit: "RateLimit | None" = None
     may_use_cpu: bool = False
+    is_inline: bool = False
     token: str = field(default_factory=lambda: uuid.uuid4().hex[:12], compare=False)
 
     def origin(self, signature: ModelSignature) -> str:
@@ -184,6 +186,8 @@ class Batch:
 class Backend(ABC):
     """Runs one model version in one instance. Every method is called on that instance's own thread.
 
+    An instance that ``is_inline`` has its ``execute`` called on the event loop, while no other method runs.
+
     Args:
         model: What to load.
         instance: Where to run it.
@@ -210,6 +214,9 @@ class Backend(ABC):
 
     #: Whether the outcome may be ``RESCHEDULED``: the request is executed again. For iterative sequences.
     can_reschedule: ClassVar[bool] = False
+
+    #: Values of the parameter ``EXECUTION``: where an instance executes.
+    execution_modes: ClassVar[tuple[str, ...]] = ("thread", "inline")
 
     #: Whether instances may be placed on a GPU. False: KIND_AUTO means CPU, KIND_GPU is refused.
     can_use_gpu: ClassVar[bool] = True

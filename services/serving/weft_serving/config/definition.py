@@ -26,6 +26,7 @@ from weft_serving.backends.base import (
 from weft_serving.backends.sequences import sequenced
 from weft_serving.config import checks, scheduling
 from weft_serving.config.batching import LAYOUT_PARAMETERS, batch_layout
+from weft_serving.config.execution import EXECUTION, INLINE, PROCESS, check_execution, execution_of
 from weft_serving.config.labels import read_labels
 from weft_serving.config.placement import place_instances
 from weft_serving.config.report import ConfigReport
@@ -103,7 +104,14 @@ def define_model(
     samples = warmup_samples(config, directory, report)
     labels = {version: read_labels(config, directory, version, report) for version in selected}
     backend = _imported(backends, config.backend) if config.backend in backends else Backend
-    instances = place_instances(config, num_gpus=num_gpus, can_use_gpu=backend.can_use_gpu, report=report)
+    instances = place_instances(
+        config,
+        num_gpus=num_gpus,
+        can_use_gpu=backend.can_use_gpu,
+        is_inline=execution_of(config) == INLINE,
+        report=report,
+    )
+    check_execution(config, settings, backend.execution_modes, report)
     checks.check_cache(config, report)
     checks.check_decoupled(config, can_stream=backend.can_stream, report=report)
     checks.check_iterative(config, can_reschedule=backend.can_reschedule, report=report)
@@ -120,6 +128,8 @@ def define_model(
         _log.warning("%s: ignored, without effect in this version: %s", config.name, ", ".join(ignored))
     as_json = _to_json(config)
     ours = {*scheduling.SCHEDULING_PARAMETERS, *LAYOUT_PARAMETERS, COLLECTS_PARAMETER}
+    if execution_of(config) != PROCESS:  # the backend's own affair
+        ours.add(EXECUTION)
     parameters = {key: parameter.string_value for key, parameter in config.parameters.items() if key not in ours}
     return ModelDefinition(
         config=config,

@@ -32,7 +32,7 @@ def count_gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path
 
 
 def place_instances(
-    config: ModelConfig, *, num_gpus: int, can_use_gpu: bool, report: ConfigReport
+    config: ModelConfig, *, num_gpus: int, can_use_gpu: bool, is_inline: bool = False, report: ConfigReport
 ) -> tuple[InstanceContext, ...]:
     """One context for each instance of ``instance_group``; without a group, one, or one per GPU.
 
@@ -43,6 +43,7 @@ def place_instances(
         config: ``instance_group`` gets its default.
         num_gpus: CUDA devices of this process.
         can_use_gpu: Whether the backend runs on a GPU.
+        is_inline: Whether the instances execute on the event loop.
         report: Receives the faults.
     """
     if not config.instance_group:
@@ -84,7 +85,14 @@ def place_instances(
             )
             break
         instances += [
-            InstanceContext(f"{group.name}_{number}", kind, device_id, limit, may_use_cpu=is_auto and is_gpu)
+            InstanceContext(
+                f"{group.name}_{number}",
+                kind,
+                device_id,
+                limit,
+                may_use_cpu=is_auto and is_gpu,
+                is_inline=is_inline,
+            )
             for number, (kind, device_id) in enumerate(place for place in places for _ in range(group.count))
         ]
     return tuple(instances)

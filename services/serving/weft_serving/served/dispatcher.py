@@ -25,6 +25,7 @@ from weft_serving.served.decoupled import DecoupledRequests
 from weft_serving.served.execution import BatchExecution
 from weft_serving.served.instance import Instance
 from weft_serving.served.outages import Outages
+from weft_serving.served.overruns import Overruns
 from weft_serving.served.rate_limited import idle_instances
 from weft_serving.served.recorder import Recorder
 
@@ -37,7 +38,8 @@ _MIN_CLOSE_S = 5.0
 class Dispatcher:
     """Forms batches of the requests in its queue, runs them on the instances, and answers the requests.
 
-    Every method is called on one event loop. Model code runs on the threads of the instances alone.
+    Every method is called on one event loop. Model code runs on the threads of the instances, and that of inline
+    instances in ``dispatch``, a batch in each turn of the event loop.
 
     Args:
         context: The model version.
@@ -82,6 +84,7 @@ class Dispatcher:
         self._slots = SlotBatcher(settings, self.num_slots, self._idle) if self.num_slots else None
         self._batcher = self._make_batcher(context.layout.buckets)
         self._running: dict[Instance, Sequence[InferenceRequest]] = {}
+        self._overruns = Overruns(statistics) if any(place.is_inline for place in places) else None
         self.recorder = Recorder(statistics)
         self.answers = Answers(signature.name, self.recorder, is_ordered=settings.preserve_ordering, drop=self.drop)
         self.decoupled = DecoupledRequests(
@@ -184,6 +187,8 @@ class Dispatcher:
                 self._slots.enter(requests, instance)
             self._running[instance] = requests
             instance.execute(requests)
+            if self._overruns is not None:
+                break  # it has executed; where more is waiting, others get a turn of the event loop first
         if wake_ns is not None:
             self._wake_at(wake_ns, now_ns)
         if expiry_ns is not None:
@@ -204,11 +209,16 @@ class Dispatcher:
         """A batch has run: give the instance the next one first, then answer the members."""
         del self._running[instance]
         self._idle.give_back(instance, is_lost=instance in self.outages.reasons)
-        self.dispatch()
+        if self._overruns is None:
+            self.dispatch()
+        elif self.queue.num_waiting or not self.is_open:
+            self.dispatch_soon()
         requests = execution.requests
         if not requests:
             return
         duration_ns = execution.end_ns - execution.start_ns
+        if self._overruns is not None:
+            self._overruns.check(duration_ns, execution.end_ns)
         if self._slots is None:  # else the requests still run
             self.retry_after.measured(len(requests), duration_ns)
         if not execution.has_failed:

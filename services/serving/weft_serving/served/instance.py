@@ -1,4 +1,7 @@
-"""One instance of a model: a thread that loads the backend, runs batches one after another, and closes it."""
+"""One instance of a model: a thread that loads the backend, runs batches one after another, and closes it.
+
+An instance that is inline runs its batches on the event loop.
+"""
 
 import asyncio
 import itertools
@@ -28,11 +31,13 @@ class _ClosedError(Exception):
 class Instance:
     """Owns one backend object and the only thread that touches it.
 
+    That of an inline instance loads it, loads it again when it is lost, and closes it; ``execute`` runs the batch.
+
     Args:
         model: What to load.
         backend: The class that runs it.
         context: Where to run it.
-        report: Called on the event loop once for each batch of ``execute``.
+        report: Called on the event loop once for each batch of ``execute``; by that method itself where it is inline.
         report_outage: Called on the event loop with the reason when the backend is lost, before ``report`` if that was
             in a batch, and after each attempt to load it again; with "" when that succeeded. Also when a batch runs
             for too long, and with "" when it ends after all.
@@ -64,6 +69,7 @@ class Instance:
         self._closed: asyncio.Future[None] | None = None
         self._loaded_s = 0.0
         self._abort: Callable[[], None] | None = None
+        self._inline: Backend | None = None  # while it may execute on the event loop
         self._execution_timeout_s = execution_timeout_s
         self._overdue: asyncio.TimerHandle | None = None
         self.is_hung = False
@@ -90,12 +96,20 @@ class Instance:
 
     def execute(self, requests: Sequence[InferenceRequest]) -> None:
         """Run the requests as one batch after earlier ones; ``report`` gets the outcome."""
+        backend = self._inline
+        if backend is not None and not backend.why_lost():
+            execution = self._runner.run(backend, requests)
+            if backend.why_lost():
+                self._inbox.put(())  # the thread loads it again
+            self._report(self, execution)
+            return
         if self._execution_timeout_s and self._loop is not None:
             self._overdue = self._loop.call_later(self._execution_timeout_s, self._hang)
         self._inbox.put(requests)
 
     def close(self) -> "asyncio.Future[None]":
         """Close the backend after earlier batches; the future is done when it is closed, or was never loaded."""
+        self._inline = None
         if self._closed is None:
             self._closed = asyncio.get_running_loop().create_future()
             self._closed.set_result(None)
@@ -118,8 +132,11 @@ class Instance:
             self._on_loop(_resolve, self._loaded, failure)
         else:
             self._loaded_s = time.monotonic()
+            if self._context.is_inline:
+                self._inline = backend
             self._on_loop(_resolve, self._loaded, None)
             self._serve(backend)
+            self._inline = None
             del backend  # it is gone, not only closed, when ``close`` ends
         self._abort = None
         self._on_loop(_resolve, self._closed, None)

@@ -36,7 +36,7 @@ _MAX_BLOCK_FRAMES = 64
 _PINNED_SHARE = 4
 
 
-class Connection(ControlFrames):
+class Http2Connection(ControlFrames):
     """One end of a connection.
 
     Args:

@@ -13,9 +13,9 @@ from weft_wire.errors import ErrorCode, Http2ConnectionError
 
 #: Streams that this end has reset lately: frames that were on their way are ignored.
 _NUM_REMEMBERED_RESETS = 256
-#: Tokens of the control budget for a finished stream, and cost of a stream that is reset.
+#: Tokens of the control budget for a stream that has ended, and cost of one that is reset, which gets these tokens too.
 _STREAM_TOKENS = 8
-RESET_COST = 4
+RESET_COST = _STREAM_TOKENS + 4
 
 
 class Owner(Protocol):
@@ -66,7 +66,7 @@ class StreamStates(Sender):
         super().__init__(owner, limits)
         self._owner = owner
         self._is_client = is_client
-        self._budget = ControlBudget(limits, clock_s)
+        self.budget = ControlBudget(limits, clock_s)
         self.failure: Http2ConnectionError | None = None
         self.last_peer_stream_id = 0
         self._last_local_id = -1
@@ -91,11 +91,21 @@ class StreamStates(Sender):
             len(self.streams) < self.peer_max_streams and self._last_local_id < frames.MAX_STREAM_ID - 1
         )
 
-    def grant(self, stream: Stream) -> None:
-        """Let the peer send as many bytes as were consumed on a stream; sent once they are half a window."""
-        num_bytes = stream.num_unacked_bytes
+    @property
+    def has_stream_ids(self) -> bool:
+        """Client: whether there is an id for another stream."""
+        return self._last_local_id < frames.MAX_STREAM_ID - 1
+
+    def grant(self, stream: Stream, num_held_bytes: int = 0) -> None:
+        """Let the peer send as many bytes as were consumed on a stream; sent once they are half a window.
+
+        Args:
+            stream: The stream.
+            num_held_bytes: Bytes that were received and not consumed.
+        """
+        num_bytes = stream.num_unacked_bytes - num_held_bytes
         if num_bytes * 2 >= self.limits.stream_window_bytes and not stream.is_remote_ended and stream.is_open:
-            stream.num_unacked_bytes = 0
+            stream.num_unacked_bytes = num_held_bytes
             self.write(frames.window_update(stream.stream_id, num_bytes))
 
     def ping(self, data: bytes) -> None:
@@ -170,7 +180,7 @@ class StreamStates(Sender):
             self.reset(stream, ErrorCode.NO_ERROR)
 
     def _on_forgotten(self) -> None:
-        self._budget.num_left += _STREAM_TOKENS
+        self.budget.num_left += _STREAM_TOKENS
         self._owner.on_stream_closed()
 
     def _is_idle(self, stream_id: int) -> bool:
@@ -208,7 +218,7 @@ class StreamStates(Sender):
             self.write(frames.rst_stream(stream.stream_id, code))
 
     def _spend(self, num_tokens: int, what: str) -> None:
-        budget = self._budget
+        budget = self.budget
         budget.num_left -= num_tokens
         if budget.num_left <= 0:
             budget.refill(what)

@@ -17,6 +17,7 @@ from weft_wire.rpc.heads import CONTENT_TYPE, RequestHead
 from weft_wire.rpc.messages import MessageReader, pack_prefix, whole_message
 from weft_wire.rpc.metadata import Metadata, encode_metadata
 from weft_wire.rpc.status import NUMBER_BY_STATUS, STATUS_BY_NUMBER, CallError, encode_message
+from weft_wire.server.eager import start_now
 from weft_wire.server.methods import CallDetails, Method
 from weft_wire.transport.deadlines import Deadline
 
@@ -97,8 +98,8 @@ class ServerCall(Stream):
         if head.timeout_s is not None:
             self._deadline = self._server.deadlines.add(head.timeout_s, self._expire)
         self._is_request_complete = is_end
-        if method is None or method.reads_stream:
-            self._start(self._run())
+        if method is None or method.reads_stream or (self._server.interceptors and not is_end):
+            self._start(self._run())  # an interceptor may refuse the call before its message has come
         elif is_end:
             self.fail(StatusCode.UNIMPLEMENTED, "the call has no message; this method takes one")
 
@@ -107,16 +108,16 @@ class ServerCall(Stream):
         if self.is_finished:
             return
         method = self._method
-        if is_end and self._reader is None and method is not None and method.is_plain and self._task is None:
+        if is_end and self._reader is None and method is not None and method.is_plain:
             message = whole_message(data)
             if message is not None and len(message) <= self._server.max_message_bytes:
                 self._is_request_complete = True
-                if self._server.interceptors:
+                if self._task is None:
+                    self._start(self._run_plain(method, message))
+                else:
                     self._server.count_buffered(len(message))
                     self._messages = deque((bytes(message),))
-                    self._start(self._run())
-                else:
-                    self._start(self._run_plain(method, message))
+                    self._wake()
                 return
         try:
             self._read(data, is_end)
@@ -153,12 +154,8 @@ class ServerCall(Stream):
             if not reader.is_empty:
                 raise CallError(StatusCode.INTERNAL, "the request ends in the middle of a message")
             self._on_request_end()
-        else:
-            method = self._method
-            if self._task is None and method is not None and self._server.interceptors:
-                self._start(self._run())  # it may refuse the call before all of it has come
-            if self._messages is None or len(self._messages) < _MAX_QUEUED:
-                self.connection.grant(self)
+        elif self._messages is None or len(self._messages) < _MAX_QUEUED:
+            self.connection.grant(self)
 
     def _enqueue(self, message: bytes) -> None:
         method = self._method
@@ -180,7 +177,7 @@ class ServerCall(Stream):
         elif not self.is_finished:
             if not self._messages:
                 self.fail(StatusCode.UNIMPLEMENTED, "the call has no message; this method takes one")
-            elif method is not None and method.is_plain and not self._server.interceptors:
+            elif method is not None and method.is_plain:
                 self._start(self._run_plain(method, self._take()))
             else:
                 self._start(self._run())
@@ -238,7 +235,7 @@ class ServerCall(Stream):
 
     def _start(self, coroutine: Any) -> None:
         self._protocol.num_running += 1
-        self._task = self._protocol.loop.create_task(coroutine)
+        self._task = start_now(coroutine, self._protocol.loop)
 
     async def _run_plain(self, method: Method, message: bytes | memoryview) -> None:
         """A coroutine function from one request to one response, without interceptors: nearly all calls."""
@@ -350,7 +347,6 @@ class ServerCall(Stream):
         if self._encoding:
             body = compress(self._encoding, body)
             prefix = pack_prefix(1, len(body))
-        self._protocol.has_sent_data = True
         self.connection.send_message(self, headers, prefix, body, trailers)
         self._end()
 
@@ -380,7 +376,6 @@ class ServerCall(Stream):
     def _send_headers(self) -> None:
         if not self._has_sent_headers:
             self._has_sent_headers = True
-            self._protocol.has_sent_data = True
             self.connection.send_headers(self, self._header_block())
 
     def _trailer_fields(self, code: StatusCode, details: str) -> list[tuple[str, str]]:
@@ -405,7 +400,6 @@ class ServerCall(Stream):
             fields.append(("grpc-accept-encoding", ACCEPTED))
         if not self._has_sent_headers:
             fields = [*_RESPONSE_FIELDS, *fields]
-        self._protocol.has_sent_data = True
         self.connection.send_headers(self, encode(fields), is_end=True)
         self._end()
 
@@ -420,6 +414,7 @@ class ServerCall(Stream):
         """End the call with a status, and cancel its handler if it runs."""
         if self.is_finished:
             return
+        self.connection.discard(self)
         self._send_status(code, details)
         if self._task is not None:
             self._task.cancel()
@@ -540,7 +535,6 @@ class ServerCall(Stream):
         if self._encoding:
             body = compress(self._encoding, body)
             prefix = pack_prefix(1, len(body))
-        self._protocol.has_sent_data = True
         self.connection.send_message(self, headers, prefix, body)
         if self.pending is not None:
             await self._drain()

@@ -33,7 +33,7 @@ class LivenessOptions:
     drain_timeout_s: float = 2.0
 
 
-class Action(Enum):
+class LivenessAction(Enum):
     """What a check asks for."""
 
     NOTHING = "nothing"
@@ -89,7 +89,7 @@ class Liveness:
         self._drain_s: float | None = None
         self.reason = ""
 
-    def check(self, seen: Observation, now_s: float) -> Action:
+    def check(self, seen: Observation, now_s: float) -> LivenessAction:
         """What to do now."""
         options = self._options
         if seen.num_received != self._num_received:
@@ -97,35 +97,35 @@ class Liveness:
         if seen.num_streams:
             self._used_s = now_s
         if self._is_stalled(seen, now_s):
-            return Action.ABORT
+            return LivenessAction.ABORT
         if seen.is_draining:
             self._drain_s = now_s if self._drain_s is None else self._drain_s
             if not seen.is_drain_finished and now_s - self._drain_s >= options.drain_timeout_s:
-                return Action.FINISH_DRAIN
+                return LivenessAction.FINISH_DRAIN
             if self.reason and self._max_age_s and now_s - self._drain_s >= options.max_age_grace_s > 0:
                 self.reason = "its calls did not end in the grace after its age"
-                return Action.ABORT
+                return LivenessAction.ABORT
         else:
             if self._max_age_s and now_s - self._begun_s >= self._max_age_s:
                 self.reason = "it has reached its age"
-                return Action.DRAIN
+                return LivenessAction.DRAIN
             if options.max_idle_s and now_s - self._used_s >= options.max_idle_s:
                 self.reason = "it was idle"
-                return Action.DRAIN
+                return LivenessAction.DRAIN
         return self._keepalive(seen, now_s)
 
-    def _keepalive(self, seen: Observation, now_s: float) -> Action:
+    def _keepalive(self, seen: Observation, now_s: float) -> LivenessAction:
         options = self._options
         if not options.keepalive_time_s or not (seen.num_streams or options.keepalive_without_calls):
-            return Action.NOTHING
+            return LivenessAction.NOTHING
         if self._ping_s is not None:
             if now_s - self._ping_s >= options.keepalive_timeout_s:
                 self.reason = f"the peer did not answer a keepalive PING within {options.keepalive_timeout_s:g} s"
-                return Action.ABORT
+                return LivenessAction.ABORT
         elif now_s - self._heard_s >= options.keepalive_time_s:
             self._ping_s = now_s
-            return Action.PING
-        return Action.NOTHING
+            return LivenessAction.PING
+        return LivenessAction.NOTHING
 
     def _is_stalled(self, seen: Observation, now_s: float) -> bool:
         options = self._options

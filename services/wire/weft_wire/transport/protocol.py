@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any
 
-from weft_wire.connection.connection import Connection
+from weft_wire.connection.connection import Http2Connection
 from weft_wire.connection.limits import ConnectionLimits
 from weft_wire.connection.stream import Stream
-from weft_wire.transport.keepalive import Action, Liveness, LivenessOptions, Observation
+from weft_wire.transport.keepalive import Liveness, LivenessAction, LivenessOptions, Observation
 
 #: The transport's buffer above which data waits with its stream.
 _HIGH_WATER_BYTES = 2 << 20
@@ -42,7 +42,7 @@ class Http2Protocol(asyncio.Protocol):
         age_factor: float = 1.0,
     ) -> None:
         self.loop = loop
-        self.connection = Connection(self, limits, is_client=is_client, clock_s=loop.time)
+        self.connection = Http2Connection(self, limits, is_client=is_client, clock_s=loop.time)
         self.transport: Any = None
         self.is_lost = False
         self._liveness = Liveness(liveness, loop.time(), age_factor)
@@ -139,6 +139,7 @@ class Http2Protocol(asyncio.Protocol):
         connection = self.connection
         if connection.is_closed:
             return
+        connection.budget.cap()
         seen = Observation(
             num_received=self._num_received,
             num_streams=len(connection.streams),
@@ -149,13 +150,13 @@ class Http2Protocol(asyncio.Protocol):
             is_drain_finished=connection.is_drain_finished,
         )
         action = self._liveness.check(seen, now_s)
-        if action is Action.ABORT:
+        if action is LivenessAction.ABORT:
             self.abort(self._liveness.reason)
-        elif action is Action.PING:
+        elif action is LivenessAction.PING:
             connection.ping(_PING)
-        elif action is Action.DRAIN:
+        elif action is LivenessAction.DRAIN:
             self.drain()
-        elif action is Action.FINISH_DRAIN:
+        elif action is LivenessAction.FINISH_DRAIN:
             connection.finish_draining()
             self.close_if_drained()
 

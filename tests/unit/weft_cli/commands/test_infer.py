@@ -15,6 +15,7 @@ import pytest
 from weft_cli.__main__ import main
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
 from weft_common.errors import NotFoundError, ResourceExhaustedError, UnsupportedError
+from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import bytes_tensor, decode, encode, split_bytes
@@ -111,7 +112,7 @@ def url(core: _Shout) -> Iterator[str]:
     thread.start()
 
     async def start() -> tuple[grpc.aio.Server, int]:
-        server = grpc.aio.server()
+        server = make_server()
         add_services(server, core, "fake")
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

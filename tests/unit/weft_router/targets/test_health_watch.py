@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import grpc
 import pytest
 from grpc_health.v1 import health_pb2_grpc
 
 from weft_common.client.channels import open_channel
 from weft_common.server.health import HealthServicer
+from weft_common.server.make_server import make_server
 from weft_router.targets.addresses import resolve
 from weft_router.targets.health_watch import watch_health
 from weft_router.targets.replica import Health
@@ -18,7 +18,7 @@ from weft_router.targets.replica import Health
 @asynccontextmanager
 async def server(*services: str, port: int = 0) -> AsyncIterator[tuple[int, HealthServicer]]:
     """A server with a health service for these services; without any it has none."""
-    running, health = grpc.aio.server(), HealthServicer(services)
+    running, health = make_server(), HealthServicer(services)
     if services:
         health_pb2_grpc.add_HealthServicer_to_server(health, running)
     bound = running.add_insecure_port(f"127.0.0.1:{port}")

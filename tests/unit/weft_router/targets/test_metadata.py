@@ -12,6 +12,7 @@ from tests.unit.weft_router import make
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InternalError
+from weft_common.server.make_server import make_server
 from weft_protos import grpc_service_pb2 as pb
 from weft_router.core import RouterCore
 from weft_router.targets.grpc_target import GrpcTarget
@@ -62,7 +63,7 @@ async def routed(server: PlainServer, graphs: Path) -> AsyncIterator[RouterCore]
         request = getattr(pb, f"{name}Request")
         serialize = getattr(pb, f"{name}Response").SerializeToString
         handlers[name] = grpc.unary_unary_rpc_method_handler(getattr(server, name), request.FromString, serialize)
-    listener = grpc.aio.server()
+    listener = make_server()
     listener.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service.full_name, handlers)])
     port = listener.add_insecure_port("127.0.0.1:0")
     await listener.start()

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 
-import grpc
 import pytest
 from tests.certificates import Authority
 from tests.integration.routing import NamingCore
@@ -14,6 +13,7 @@ from weft_common.security.access import KeyRing
 from weft_common.security.keys import new_key
 from weft_common.security.tls import ServerTls, TlsFiles
 from weft_common.server.interceptor import AccessInterceptor
+from weft_common.server.make_server import add_tls_port, make_server
 from weft_common.server.server import add_services
 from weft_common.tensors import bytes_tensor
 from weft_router.targets.connect import make_target
@@ -65,10 +65,10 @@ def test_wrong_use_is_told(tmp_path):
 async def closed_service(authority, keys, name="service"):
     """Port of a service that asks for a certificate and a key."""
     pair = authority.issue(name)
-    server = grpc.aio.server(interceptors=[AccessInterceptor(KeyRing([keys]), "naming")])
+    server = make_server(interceptors=[AccessInterceptor(KeyRing([keys]), "naming")])
     add_services(server, NamingCore(), "naming")
     tls = ServerTls(TlsFiles(pair.cert, pair.key, authority.ca))
-    port = server.add_secure_port("127.0.0.1:0", tls.credentials())
+    port = add_tls_port(server, "127.0.0.1:0", tls)
     await server.start()
     yield port
     await server.stop(None)

@@ -13,6 +13,7 @@ from tests.unit.weft_router import make
 from weft_common.core import CallContext, InferCall, InferenceCore, InferResult
 from weft_common.errors import DeadlineExceededError, RemoteError, ResourceExhaustedError, WeftError
 from weft_common.protocol.wire import response_from_result
+from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
@@ -54,7 +55,7 @@ class StreamCore(InferenceCore):
 @asynccontextmanager
 async def listening(add: Callable[[grpc.aio.Server], Any]) -> AsyncIterator[GrpcTarget]:
     """A target before a server on a port of loopback."""
-    server = grpc.aio.server()
+    server = make_server()
     add(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

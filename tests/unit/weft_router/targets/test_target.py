@@ -11,8 +11,10 @@ import grpc
 import pytest
 from tests.unit.weft_router import make
 
+from weft_common.client.wires import WireName
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
 from weft_common.errors import DeadlineExceededError, NotFoundError, RemoteError, ResourceExhaustedError
+from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
@@ -66,7 +68,7 @@ class TinyCore(InferenceCore):
 @asynccontextmanager
 async def serving(core: TinyCore, port: int = 0) -> AsyncIterator[int]:
     """The core behind a real gRPC server on a port of loopback."""
-    server = grpc.aio.server()
+    server = make_server()
     add_services(server, core, "weft.model")
     bound = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
@@ -270,7 +272,7 @@ async def test_a_cancel_does_not_break_off_the_task_of_the_grpc_library(
 
     core.answer = hold
     async with serving(core) as port:
-        target = GrpcTarget("model", f"127.0.0.1:{port}")
+        target = GrpcTarget("model", f"127.0.0.1:{port}", wire=WireName.GRPCIO)
         start, calls = target._client.stub.ModelInfer, []
         monkeypatch.setattr(
             target._client.stub, "ModelInfer", lambda *args, **kw: calls.append(start(*args, **kw)) or calls[0]
@@ -337,7 +339,7 @@ class Front:
 
 async def _front(router: RouterCore) -> Front:
     """The router behind a gRPC server, and a stub on it."""
-    server = grpc.aio.server()
+    server = make_server()
     add_services(server, router, "weft.router")
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -26,6 +26,7 @@ async def serve_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Async
         *,
         is_decoupled: bool = True,
         num_instances: int = 1,
+        is_inline: bool = False,
         source: str = SOURCE,
         caller: ModelCaller | None = None,
         parameters: Mapping[str, str] | None = None,
@@ -40,7 +41,7 @@ async def serve_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Async
         tensors = (TensorSpec("IN", "FP32", (-1,)),), (TensorSpec("OUT", "FP32", (-1,)),)
         signature = ModelSignature("m", "1", "python", 8, *tensors, is_decoupled=is_decoupled)
         context = ModelContext(signature, folder, {"name": "m"}, parameters or {}, caller=caller)
-        places = [InstanceContext(f"m_{i}") for i in range(num_instances)]
+        places = [InstanceContext(f"m_{i}", is_inline=is_inline) for i in range(num_instances)]
         model = ServedModel(context, PythonBackend, SchedulerSettings(**{"max_batch_size": 8, **settings}), places)
         models.append(model)
         await model.start()

@@ -56,7 +56,8 @@ class PythonBackend(Backend):
     Of a decoupled model it returns None, and the responses are sent by each request's ``get_response_sender()``. It
     imports ``triton_python_backend_utils``. Parameters of the configuration are the model's own, but for ``EXECUTION``:
     with ``process`` each instance runs the model in a process of its own, which is started again when it dies; with
-    ``thread``, the default, on a thread of the service.
+    ``thread``, the default, on a thread of the service; with ``inline`` on the event loop, for a model that computes a
+    few microseconds and calls nobody.
 
     A response with an error fails its request with the status of the error's code. What ``execute`` raises fails every
     request of the batch with INTERNAL, and so does a wrong number of responses. When a process dies, its requests fail
@@ -67,6 +68,7 @@ class PythonBackend(Backend):
     completes_always = True
     can_stream = True
     can_reschedule = True
+    execution_modes = ("thread", "process", "inline")
 
     _runner: PythonModelRunner | ModelProcess | None = None
 

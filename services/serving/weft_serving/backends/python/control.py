@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
+from weft_common.core import ParameterValue
 from weft_common.errors import WeftError
 from weft_serving.backends.base import RepositoryControl
-from weft_serving.backends.python.errors import TritonModelException
+from weft_serving.backends.python.errors import TritonModelException, inline_refusal
 
 _ResultT = TypeVar("_ResultT")
 
@@ -24,6 +25,22 @@ def model_loading(control: RepositoryControl, model: str) -> dict[str, Callable[
         return _done(control.is_ready(model_name, model_version))
 
     return {"load_model": load_model, "unload_model": unload_model, "is_model_ready": is_model_ready}
+
+
+class InlineControl:
+    """The ``RepositoryControl`` of a model that executes on the event loop: it loads nothing."""
+
+    def load(self, asker: str, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> "Future[None]":
+        """Raise TritonModelException."""
+        raise inline_refusal(f"cannot load model '{name}'")
+
+    def unload(self, asker: str, name: str, *, unload_dependents: bool) -> "Future[None]":
+        """Raise TritonModelException."""
+        raise inline_refusal(f"cannot unload model '{name}'")
+
+    def is_ready(self, name: str, version: str) -> "Future[bool]":
+        """Raise TritonModelException."""
+        raise inline_refusal(f"cannot ask for model '{name}'")
 
 
 def _done(future: "Future[_ResultT]") -> _ResultT:

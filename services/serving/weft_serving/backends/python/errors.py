@@ -67,3 +67,11 @@ def weft_error(error: object) -> WeftError:
     code = error.code() if isinstance(error, TritonError) else TritonError.INTERNAL
     error_class = ERROR_BY_CODE.get(_STATUS_BY_CODE.get(code, ""), InternalError)
     return error_class(message)
+
+
+def inline_refusal(what: str) -> TritonModelException:
+    """The error of a model that executes on the event loop, and would wait for what the event loop must do."""
+    return TritonModelException(
+        f"a model with the parameter EXECUTION inline {what}: it executes on the event loop, which would wait for "
+        "itself; remove the parameter"
+    )

@@ -1,17 +1,18 @@
 """Responses of models that a ``model.py`` calls."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
-from weft_common.core import InferResult
+from weft_common.core import InferCall, InferResult
 from weft_common.errors import InternalError, RequestCancelledError, WeftError
 from weft_common.tensors import decode
 from weft_serving.backends.base import NestedStream
-from weft_serving.backends.python.errors import TritonError
+from weft_serving.backends.python.errors import TritonError, inline_refusal
 from weft_serving.backends.python.responses import InferenceResponse
 from weft_serving.backends.python.tensors import Tensor, writable
+from weft_serving.request.request import InferenceRequest
 
 
 class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceResponse]):
@@ -56,6 +57,18 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
         if response.has_error():
             self._stream = None
         return response
+
+
+class InlineCaller:
+    """The ``ModelCaller`` of a model that executes on the event loop: it calls nobody."""
+
+    def infer(self, call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> "Future[InferResult]":
+        """Raise TritonModelException."""
+        raise inline_refusal(f"cannot call model '{call.model_name}'")
+
+    def stream(self, call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> NestedStream:
+        """Raise TritonModelException."""
+        raise inline_refusal(f"cannot call model '{call.model_name}'")
 
 
 def result_of(future: "Future[InferResult]") -> InferenceResponse:

@@ -111,6 +111,11 @@ class Reply:
         """Takes the response."""
         return OutputStream(self._take, self._fail)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether ``wait`` returns at once."""
+        return self._ended.is_set()
+
     def wait(self) -> InferenceResponse:
         """Wait for the response. Raises a WeftError where there is none."""
         self._ended.wait()

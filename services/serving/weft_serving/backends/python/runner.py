@@ -11,10 +11,12 @@ from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 from weft_common.observing.logs import get_logger
 from weft_serving.backends.base import Batch, InstanceContext, ModelContext
 from weft_serving.backends.loading import model_file
+from weft_serving.backends.python.control import InlineControl
 from weft_serving.backends.python.coroutines import Coroutines
 from weft_serving.backends.python.errors import weft_error
 from weft_serving.backends.python.loader import describe, load_module, unload_module
 from weft_serving.backends.python.model_config import for_model
+from weft_serving.backends.python.nested import InlineCaller
 from weft_serving.backends.python.pb_utils import utils_of
 from weft_serving.backends.python.requests import InferenceRequest, in_work
 from weft_serving.backends.python.responses import InferenceResponse, OutputStream, Reply
@@ -56,9 +58,10 @@ class PythonModelRunner:
         context = self._context
         path = model_file(context, FILENAME)
         origin = self._instance.origin(context.signature)
-        module = load_module(
-            path, utils_of(context.directory, context.caller, origin, self._name, context.metrics, context.control)
-        )
+        caller, control = context.caller, context.control
+        if self._instance.is_inline:
+            caller, control = InlineCaller(), InlineControl()
+        module = load_module(path, utils_of(context.directory, caller, origin, self._name, context.metrics, control))
         try:
             self._model = self._initialized(model_class_of(module, path), path)
         except BaseException:
@@ -88,6 +91,10 @@ class PythonModelRunner:
         execute = getattr(model_class, "execute", None)
         if execute is None:
             raise InvalidArgumentError(f"{path}: TritonPythonModel has no method execute")
+        if self._instance.is_inline and inspect.iscoroutinefunction(execute):
+            raise InvalidArgumentError(
+                f"{path}: execute is a coroutine, which runs on a thread; remove the parameter EXECUTION inline"
+            )
         context = self._context
         try:
             model = model_class()
@@ -155,10 +162,19 @@ class PythonModelRunner:
         joined: list[Any] = []
         for response, reply in zip(responses, replies, strict=True):
             try:
-                joined.append(reply.wait() if reply is not None and response is None else response)
+                joined.append(self._sent(reply) if reply is not None and response is None else response)
             except WeftError as error:
                 joined.append(error)
         return joined
+
+    def _sent(self, reply: Reply) -> InferenceResponse:
+        """The response that the model sends; waits for it. Raises a WeftError where there is none."""
+        if self._instance.is_inline and not reply.has_ended:
+            raise InternalError(
+                f"model '{self._name}' has the parameter EXECUTION inline and did not send its response before execute "
+                "returned"
+            )
+        return reply.wait()
 
     def _execute_decoupled(self, batch: Batch) -> list[Outcome]:
         """Execute a batch of a decoupled model."""

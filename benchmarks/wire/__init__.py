@@ -1,0 +1,1 @@
+"""What the wire costs: Weft beside Triton Inference Server, one hop between two processes, bursts of calls."""

@@ -1,0 +1,152 @@
+"""``python -m benchmarks.wire``: Weft beside Triton Inference Server in one run; tables, and JSON for later.
+
+Parts: ``servers`` (both under the same loads; the default), ``burst`` (thousands of calls started at once) and ``hop``
+(one call between two processes by every way there is).
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import uvloop
+
+from benchmarks import machine, transport
+from benchmarks.report import machine_lines, write_json
+from benchmarks.tis import PACKAGES
+from benchmarks.wire.burst import BURSTS, Burst, BurstRow, burst_table, run_burst
+from benchmarks.wire.candidates import WIRES, running_candidates
+from benchmarks.wire.figures import full_table, goal_table
+from benchmarks.wire.rounds import Plan, Row, measure
+from benchmarks.wire.senders import OWN, available_senders
+from benchmarks.wire.workloads import IDENTITY, REPOSITORIES, SHAPES, WORKLOADS, Shape, Workload, chosen
+from weft_mesh.preflight import MeshError
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVERS, BURST, HOP = PARTS = ("servers", "burst", "hop")
+QUICK = Plan(num_rounds=1, duration_s=0.1, max_requests=200)
+QUICK_SHAPES, QUICK_BURSTS = (Shape(1, 1), Shape(4, 8)), (Burst(200, 1), Burst(200, 10))
+_DURATION_S = 1.5
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 when everything was measured, every answer was right and no request failed."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    shapes = set(options.shape or map(str, QUICK_SHAPES if options.quick else SHAPES))
+    workloads = [
+        workload._replace(shapes=tuple(shape for shape in workload.shapes if str(shape) in shapes))
+        for workload in chosen(options.only)
+    ]
+    if not any(workload.shapes for workload in workloads):
+        names = ", ".join(f"{workload} ({', '.join(map(str, workload.shapes))})" for workload in WORKLOADS)
+        parser.error(f"nothing matches; there are: {names}")
+    if not set(options.parts) <= set(PARTS):
+        parser.error(f"parts are {', '.join(PARTS)}")
+    senders = [sender.name for sender in available_senders()]
+    if not set(options.sender) <= set(senders):
+        parser.error(f"senders are {', '.join(senders)}")
+    if OWN in senders:
+        _report(f"h2load (Debian: nghttp2-client) is not installed: {OWN} sends instead")
+    options.results.mkdir(parents=True, exist_ok=True)
+    try:
+        rows, bursts, hops = _measure(options, workloads)
+    except (MeshError, RuntimeError, grpc.aio.AioRpcError) as error:
+        _report(f"{error}\nThe servers' logs are in {options.results}")
+        return 1
+    described = machine.describe() | {"tis": PACKAGES[0], "load_average": os.getloadavg()}
+    parts = [*machine_lines(described), f"{PACKAGES[0]}; load average {os.getloadavg()[0]:.1f}"]
+    if rows:
+        parts += ["", goal_table(rows), "", full_table(rows)]
+    if bursts:
+        parts += ["", burst_table(bursts)]
+    if hops:
+        parts += ["", transport.render_table(hops)]
+    print("\n".join(parts))
+    print(f"written to {write_json(options.results, [*rows, *bursts, *hops], described, prefix='wire-')}")
+    return 1 if any(row.problems for row in rows) or not all(burst.is_good for burst in bursts) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="benchmarks.wire", description=__doc__.partition("\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: {SERVERS})")
+    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="workloads whose name has TEXT")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="of everything (default %(default)s)")
+    parser.add_argument("--wire", type=_wires, default=list(WIRES), metavar="NAMES", help="default: weft,grpcio")
+    parser.add_argument("--shape", action="append", default=[], metavar="CxS", help="this load alone; may be repeated")
+    parser.add_argument("--sender", action="append", default=[], metavar="NAME", help="this sender alone")
+    parser.add_argument("--without-tis", action="store_true", help="Weft and the bare servers alone")
+    parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; figures mean nothing")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results", metavar="DIR")
+    return parser
+
+
+def _wires(text: str) -> list[str]:
+    names = text.split(",")
+    if not set(names) <= set(WIRES):
+        raise argparse.ArgumentTypeError(f"'{text}' must be of {', '.join(WIRES)}")
+    return names
+
+
+def _measure(
+    options: argparse.Namespace, workloads: Sequence[Workload]
+) -> tuple[list[Row], list[BurstRow], list[transport.Row]]:
+    parts = options.parts or [SERVERS]
+    rows: list[Row] = []
+    bursts: list[BurstRow] = []
+    hops: list[transport.Row] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-wire-")))
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        for key in REPOSITORIES:
+            loads = [workload for workload in workloads if workload.repository == key and SERVERS in parts]
+            has_bursts = BURST in parts and key == IDENTITY.repository
+            if loads or has_bursts:
+                found = _compare(options, runner, folder / key, loads, has_bursts=has_bursts)
+                rows, bursts = rows + found[0], bursts + found[1]
+        if HOP in parts:
+            num_rounds, duration_s = (1, QUICK.duration_s) if options.quick else (options.rounds, transport.DURATION_S)
+            hops = runner.run(transport.hops(folder, num_rounds, duration_s, transport.SMALL_CASES))
+    return rows, bursts, hops
+
+
+def _compare(
+    options: argparse.Namespace,
+    runner: asyncio.Runner,
+    folder: Path,
+    workloads: Sequence[Workload],
+    *,
+    has_bursts: bool,
+) -> tuple[list[Row], list[BurstRow]]:
+    """Rows and bursts of the servers over one repository, which run for so long."""
+    folder.mkdir()
+    senders = [sender for sender in available_senders() if not options.sender or sender.name in options.sender]
+    plan = QUICK if options.quick else Plan(options.rounds, _DURATION_S)
+    bursts: list[BurstRow] = []
+    with running_candidates(
+        REPOSITORIES[folder.name](folder),
+        options.wire,
+        options.results,
+        with_tis=not options.without_tis,
+        with_floors=folder.name == IDENTITY.repository,
+    ) as candidates:
+        if has_bursts:
+            for burst in QUICK_BURSTS if options.quick else BURSTS:
+                for candidate in candidates:
+                    bursts.append(runner.run(run_burst(candidate, burst)))
+                    _report(f"burst, {candidate.name}, {burst.num_channels} channels: {bursts[-1].statuses}")
+        rows = runner.run(measure(workloads, candidates, senders, plan, _report)) if workloads else []
+    return rows, bursts
+
+
+def _report(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Executions that hold the event loop for too long."""
+
+from weft_common.observing.logs import get_logger
+from weft_common.statistics import ModelStatistics
+
+#: Longest execution of a model that declares that it executes inline; everything else waits meanwhile.
+LIMIT_NS = 5_000_000
+#: Least time between two log lines of one model.
+_PAUSE_NS = 1_000_000_000
+
+_LOG = get_logger("weft.serving")
+
+
+class Overruns:
+    """Counts and logs the inline executions of one model that take longer than ``LIMIT_NS``.
+
+    Args:
+        statistics: Of the model; ``inline_overrun_count`` is counted there.
+    """
+
+    def __init__(self, statistics: ModelStatistics) -> None:
+        self._statistics = statistics
+        statistics.inline_overrun_count = statistics.inline_overrun_count or 0
+        self._logged_ns = -_PAUSE_NS
+
+    def check(self, duration_ns: int, now_ns: int) -> None:
+        """Count an execution that took too long, and log it unless another was logged within a second."""
+        if duration_ns <= LIMIT_NS:
+            return
+        statistics = self._statistics
+        count = statistics.inline_overrun_count = (statistics.inline_overrun_count or 0) + 1
+        if now_ns - self._logged_ns >= _PAUSE_NS:
+            self._logged_ns = now_ns
+            _LOG.warning(
+                "model '%s' held the event loop for %.1f ms, %d times so far; EXECUTION inline is for at most %g ms, "
+                "remove it",
+                statistics.name,
+                duration_ns / 1e6,
+                count,
+                LIMIT_NS / 1e6,
+                extra={"model": statistics.name},
+            )
