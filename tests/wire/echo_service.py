@@ -93,7 +93,7 @@ class Echo:
         return json.dumps([[k, v.hex() if isinstance(v, bytes) else v] for k, v in metadata]).encode()
 
     async def big(self, request: bytes, _context: Context) -> bytes:
-        return b"x" * int(request)  # zeros would take no memory
+        return bytes(bytearray(int(request)))  # pages of zeros that nobody wrote would take no memory
 
     async def size(self, request: bytes, _context: Context) -> bytes:
         return b"%d" % len(request)

@@ -188,7 +188,7 @@ def empty_continuations(arena: Arena) -> str:
 
 def settings(arena: Arena) -> str:
     """SETTINGS without values, each of which wants an acknowledgement."""
-    flooded = flood(arena.peer(), h2.settings_frame(), arena.num(400_000))
+    flooded = flood(arena.peer(), h2.settings_frame(), arena.num(1_200_000))
     arena.expect(not flooded.is_open, flooded)
     return str(flooded)
 
@@ -213,7 +213,7 @@ def table_sizes(arena: Arena) -> str:
 
 def pings_read(arena: Arena) -> str:
     """PING, whose answers are read."""
-    flooded = flood(arena.peer(), h2.ping(), arena.num(400_000))
+    flooded = flood(arena.peer(), h2.ping(), arena.num(1_200_000))
     arena.expect(not flooded.is_open, flooded)
     return str(flooded)
 
@@ -270,7 +270,7 @@ def empty_data(arena: Arena) -> str:
     """DATA of no byte on one open stream."""
     peer = arena.peer()
     peer.send(peer.request("/test.Echo/ClientStream", None, end=False))
-    flooded = flood(peer, h2.data(1), arena.num(400_000))
+    flooded = flood(peer, h2.data(1), arena.num(1_200_000))
     arena.expect(not flooded.is_open, flooded)
     return str(flooded)
 
@@ -287,7 +287,7 @@ def window_updates(arena: Arena) -> str:
     """WINDOW_UPDATE by one, on the connection and on a stream."""
     peer = arena.peer()
     peer.send(peer.request("/test.Echo/Slow"))
-    flooded = flood(peer, h2.window_update(0, 1) + h2.window_update(1, 1), arena.num(400_000))
+    flooded = flood(peer, h2.window_update(0, 1) + h2.window_update(1, 1), arena.num(1_200_000))
     arena.expect(not flooded.is_open, flooded)
     return str(flooded)
 
@@ -296,7 +296,7 @@ def priorities(arena: Arena) -> str:
     """PRIORITY on streams that do not exist."""
     peer = arena.peer()
     frames = [h2.frame(h2.PRIORITY, 0, 2 * index + 1, bytes(5)) for index in range(1000)]
-    flooded = flood_all(peer, [b"".join(frames)] * arena.num(400), 1000)
+    flooded = flood_all(peer, [b"".join(frames)] * arena.num(1200), 1000)
     arena.expect(not flooded.is_open, flooded)
     return str(flooded)
 
@@ -319,7 +319,7 @@ def resets_of_nothing(arena: Arena) -> str:
     """RST_STREAM on a stream that has ended."""
     peer = arena.peer()
     peer.call("/test.Echo/Unary")
-    flooded = flood(peer, h2.reset(1), arena.num(400_000))
+    flooded = flood(peer, h2.reset(1), arena.num(1_200_000))
     arena.expect(not flooded.is_open, flooded)
     return str(flooded)
 
@@ -374,7 +374,7 @@ def trailers(arena: Arena) -> str:
     peer = arena.peer()
     peer.send(peer.request("/test.Echo/ClientStream", None, end=False))
     block = peer.encoder.encode([("a", "b")])
-    flooded = flood(peer, h2.frame(h2.HEADERS, h2.END_HEADERS, 1, block), arena.num(400_000))
+    flooded = flood(peer, h2.frame(h2.HEADERS, h2.END_HEADERS, 1, block), arena.num(1_200_000))
     arena.expect(not flooded.is_open, flooded)
     return str(flooded)
 

@@ -241,6 +241,22 @@ def gzip_bomb(arena: Arena) -> str:
     return _counted(answers)
 
 
+def gzip_bombs(arena: Arena) -> str:
+    """Forty messages of 32 kB, each of which becomes 32 MB, to a handler that cannot go on."""
+    peer = arena.peer({h2.INITIAL_WINDOW_SIZE: 0})
+    bomb = h2.message(gzip.compress(bytes(32 * MIB), 9), compressed=1)
+    peer.send(peer.headers(1, h2.request_fields("/test.Echo/BidiStream", [("grpc-encoding", "gzip")])))
+    whole = bomb * 40
+    room = 65_535
+    for at in range(0, len(whole), 16_384):
+        if at + 16_384 > room:
+            room += int.from_bytes(peer.read_kind(h2.WINDOW_UPDATE, 0).payload, "big")
+        peer.send(h2.data(1, whole[at : at + 16_384]))
+    peer.send(h2.ping())
+    peer.read_kind(h2.PING)
+    return "wait"
+
+
 def unfinished_requests(arena: Arena) -> str:
     """Many connections with requests of 8 MB, each of which lacks its last byte."""
     num_connections, body = arena.num(100, 12), bytes(MIB)
@@ -317,12 +333,15 @@ OVERSIZES = (
     Attack("metadata names of which no two are alike", names_that_differ, max_mib=32.0),
     Attack("methods of which no two are alike", paths_that_differ, max_mib=32.0),
     Attack("header list of 1 MB", long_header_lists),
-    Attack("windows of 0 and 1, answers of 40 MB", window_zero, max_mib=720.0),
+    Attack(
+        "windows of 0 and 1, answers of 40 MB", window_zero, max_mib=220.0, limits={"max_buffered_bytes": 100 << 20}
+    ),
     Attack("socket not read, answers of 40 MB", never_read, max_mib=400.0),
     Attack("message announced as 2 GB", announced_messages),
     Attack("messages announced as 60 MB on 1,000 streams", announced_within, max_mib=32.0),
     Attack("frames announced as 16 MB", announced_frames),
     Attack("gzip: 256 kB that are 256 MB", gzip_bomb, max_mib=160.0),
+    Attack("gzip: 40 messages of 32 MB in 1.3 MB", gzip_bombs, max_mib=120.0),
     Attack("unfinished requests on many connections", unfinished_requests, max_mib=120.0, limits=_LIMITED),
     Attack("unfinished requests that obey the windows", unfinished_within_windows, max_mib=120.0, limits=_LIMITED),
 )

@@ -66,7 +66,9 @@ def churn(arena: Arena) -> str:
     number = arena.num(10_000)
     for index in range(number):
         peer = arena.peer(greets=False)
-        peer.send(h2.PREFACE, h2.settings_frame(), peer.request("/test.Echo/Slow" if index % 2 else "/test.Echo/Big"))
+        peer.send(
+            h2.PREFACE, h2.settings_frame(), peer.request("/test.Echo/Slow" if index % 2 else "/test.Echo/Big", b"1000")
+        )
         peer.abort()
     return f"{number:,} came and went"
 
