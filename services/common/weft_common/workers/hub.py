@@ -133,4 +133,5 @@ class Hub:
             peer.tell(name.decode(), payload)
             if peer.num_unread_bytes > MAX_UNREAD_BYTES:
                 _log.error("worker %d does not read what its siblings tell it, and is ended", sibling)
+                self._joined.discard(sibling)
                 self._on_lost_touch(sibling)

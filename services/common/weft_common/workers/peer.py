@@ -13,7 +13,7 @@ from weft_common.observing.logs import get_logger
 
 #: Answers a call. What it does before it first waits happens in the order of the messages.
 CallHandler: TypeAlias = Callable[[bytes], Awaitable[bytes] | bytes]
-#: Takes a note, at once.
+#: Takes a note, at once; what it raises is logged.
 NoteHandler: TypeAlias = Callable[[bytes], None]
 
 #: Bytes that follow, id of the call, kind of the message.
@@ -122,7 +122,10 @@ class Peer:
     def _take(self, call_id: int, kind: int, body: bytes) -> None:
         if kind == _NOTE:
             name, _, payload = body.partition(b"\0")
-            self._notes[name.decode()](payload)
+            try:
+                self._notes[name.decode()](payload)
+            except Exception:
+                _log.exception("a note of %s cannot be taken", self._where, extra={"note": name.decode()})
         elif kind == _CALL:
             self._answer(call_id, body)
         elif call_id in self._waiting:
