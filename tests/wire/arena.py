@@ -15,6 +15,7 @@ from tests.wire.peer import Peer
 #: Of the full sizes; ``make abuse`` has 1.
 SCALE = float(os.environ.get("WEFT_ABUSE_SCALE", "0.05"))
 MIB = 1 << 20
+_FIGURES = ("num_tasks", "num_descriptors", "num_timers", "num_slow", "num_buffered_bytes")
 #: Objects that a server keeps so many of, whoever calls: caches of header blocks, and deadlines that are past.
 KEPT = {"DecodedHeaders": 200, "RequestHead": 200, "Method": 20, "Deadline": 1200}
 
@@ -150,7 +151,7 @@ class Arena:
 
 def left(before: dict[str, Any], found: dict[str, Any]) -> dict[str, int]:
     """What there is more of than before: tasks, descriptors, calls, objects of connections and streams."""
-    more = {name: found[name] - before[name] for name in ("num_tasks", "num_descriptors", "num_timers", "num_slow")}
+    more = {name: found[name] - before[name] for name in _FIGURES}
     alive = {name: number - before["alive"].get(name, 0) for name, number in found["alive"].items()}
     return {name: number for name, number in (more | alive).items() if number > KEPT.get(name.rpartition(".")[2], 0)}
 

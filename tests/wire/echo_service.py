@@ -46,7 +46,8 @@ Context = Any  # grpc.aio.ServicerContext, generic in its stubs alone
 class Echo:
     """The RPCs, and what they count."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: Any) -> None:
+        self.server = server
         self.released = asyncio.Event()
         self.counts: Counter[str] = Counter()
         self.num_slow = 0
@@ -161,6 +162,7 @@ def stats(echo: Echo) -> dict[str, Any]:
         "num_timers": sum(not timer.cancelled() for timer in getattr(loop, "_scheduled", ())),
         "cpu_s": time.process_time(),
         "num_slow": echo.num_slow,
+        "num_buffered_bytes": getattr(echo.server, "_num_buffered_bytes", 0),
         "counts": echo.counts,
         "alive": alive,
     }
@@ -225,7 +227,7 @@ async def serve(options: argparse.Namespace) -> None:
     with contextlib.suppress(PermissionError, OSError):  # a file or /dev/null never ends in this sense
         loop.add_reader(sys.stdin.fileno(), lambda: is_over.set() if not os.read(sys.stdin.fileno(), 4096) else None)
     server = made_server(options)
-    server.add_generic_rpc_handlers((Echo().handler(), talk_handler()))
+    server.add_generic_rpc_handlers((Echo(server).handler(), talk_handler()))
     listening: dict[str, str | int] = {"pid": os.getpid()}
     if options.address:
         host = options.address.rpartition(":")[0]
