@@ -241,6 +241,7 @@ async def serve(options: argparse.Namespace) -> None:
     print(json.dumps(listening), flush=True)
     await is_over.wait()
     await server.stop(options.grace_s)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})  # a second one changes no exit status
 
 
 def main() -> None:
