@@ -37,14 +37,16 @@ class DecodedHeaders:
         fields: Names and values, as latin-1.
         is_too_large: The list is over the limit; ``fields`` holds those before the limit.
         memo: For what a caller derives from the fields; kept as long as the object.
+        content_bytes: For the length of the content that the fields announce; -1: they do not, or nobody has looked.
     """
 
-    __slots__ = ("fields", "is_too_large", "memo")
+    __slots__ = ("content_bytes", "fields", "is_too_large", "memo")
 
     def __init__(self, fields: tuple[tuple[str, str], ...], is_too_large: bool) -> None:
         self.fields = fields
         self.is_too_large = is_too_large
         self.memo: Any = None
+        self.content_bytes = -1
 
 
 class Decoder:
