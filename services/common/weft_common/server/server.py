@@ -32,6 +32,7 @@ from weft_common.core import InferenceCore
 from weft_common.errors import UnavailableError, WeftError
 from weft_common.observing import logs, telemetry
 from weft_common.observing.watchdog import LoopWatchdog
+from weft_common.processes.malloc import keep_freed_memory
 from weft_common.protocol.shared_memory import SharedMemory
 from weft_common.security.arguments import add_server_arguments
 from weft_common.server.arguments import add_process_arguments
@@ -145,6 +146,7 @@ def run(
         extend: Features of the core beyond the V2 protocol.
         worker: The place of this process among several; None: it is alone.
     """
+    keep_freed_memory()
     logs.configure(options.log_level, None if worker is None else {"worker": worker.index})
     try:
         telemetry.configure(f"weft.{service}")

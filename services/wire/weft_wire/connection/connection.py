@@ -300,6 +300,8 @@ class Http2Connection(ControlFrames):
             self._spend(RESET_COST, "DATA on a closed stream")
             self._reset_ids.append(stream_id)
             self.write(frames.rst_stream(stream_id, ErrorCode.STREAM_CLOSED))
+        elif not length:
+            self._spend(1, "DATA without data")
 
     def _on_padded(self, stream_id: int, data: bytes, start: int, stop: int, flags: int) -> None:
         length = stop - start
@@ -378,11 +380,12 @@ class Http2Connection(ControlFrames):
                 return
             self._register(stream, stream_id)
             if headers.memo is None:
-                stream.content_bytes_left = content_length(headers.fields)
+                headers.content_bytes = content_length(headers.fields)
+            stream.content_bytes_left = headers.content_bytes
         elif stream.is_remote_ended:
             self._break(stream, ErrorCode.STREAM_CLOSED, "HEADERS after the end of the stream")
             return
-        elif headers.memo is None and (fault := self._later_fault(headers, end)):
+        elif (headers.memo is None or not self._is_client) and (fault := self._later_fault(headers, end)):
             self._break(stream, ErrorCode.PROTOCOL_ERROR, fault)
             return
         if end:
@@ -406,3 +409,4 @@ class Http2Connection(ControlFrames):
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, f"HEADERS on idle stream {stream_id}")
         if stream_id not in self._reset_ids and not self._is_past_goaway(stream_id):
             raise Http2ConnectionError(ErrorCode.STREAM_CLOSED, f"HEADERS on closed stream {stream_id}")
+        self._spend(1, "HEADERS on a stream that was reset")
