@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import random
-import ssl
+from collections.abc import Callable
 
 from grpc import ChannelConnectivity, StatusCode
 
-from weft_wire.client.addresses import Endpoint
 from weft_wire.client.backoff import Backoff
 from weft_wire.client.call import ClientCall
 from weft_wire.client.connectivity import Connectivity
@@ -27,10 +26,10 @@ class Link:
     """Connects calls to the server.
 
     Args:
-        endpoint: The server.
+        dialler: Gives connections to the server.
+        heads: Encodes the fields of calls.
         options: Of the channel.
-        ssl_context: None: no TLS.
-        server_name: Expected name in the server's certificate; "": the host.
+        random: Uniform from 0 to 1, for the jitter of the backoff.
 
     Attributes:
         options: Of the channel.
@@ -46,15 +45,18 @@ class Link:
     _heartbeat: Heartbeat
 
     def __init__(
-        self, endpoint: Endpoint, options: ChannelOptions, ssl_context: ssl.SSLContext | None, server_name: str
+        self,
+        dialler: Dialler,
+        heads: RequestHeads,
+        options: ChannelOptions,
+        random: Callable[[], float] = random.random,
     ) -> None:
         self.options = options
-        scheme = "http" if ssl_context is None else "https"
-        self.heads = RequestHeads(scheme, server_name or endpoint.authority, options.user_agent)
+        self.heads = heads
         self.connectivity = Connectivity()
         self.is_closed = False
-        self._dialler = Dialler(endpoint, ssl_context, server_name, options.connect_timeout_s)
-        self._backoff = Backoff(options, random.random)
+        self._dialler = dialler
+        self._backoff = Backoff(options, random)
         self._protocol: ClientProtocol | None = None
         self._leaving: set[ClientProtocol] = set()
         self._waiting: dict[ClientCall, None] = {}
