@@ -15,6 +15,8 @@ stops with SIGTERM, SIGINT, or the end of its standard input. Its RPCs, all of `
 - ``ClientStream``: ``NUM SIZE``: how many messages came, and their bytes together.
 - ``BidiStream``: each message, as it comes.
 - ``Stats``: what the process holds, as JSON; see ``Stats``. With the request ``collect`` after a garbage collection.
+
+It serves ``test.Talk`` (``talk.py``) too.
 """
 
 import argparse
@@ -35,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from tests.wire.talk import talk_handler
 
 Context = Any  # grpc.aio.ServicerContext, generic in its stubs alone
 
@@ -221,7 +224,7 @@ async def serve(options: argparse.Namespace) -> None:
     with contextlib.suppress(PermissionError, OSError):  # a file or /dev/null never ends in this sense
         loop.add_reader(sys.stdin.fileno(), lambda: is_over.set() if not os.read(sys.stdin.fileno(), 4096) else None)
     server = made_server(options)
-    server.add_generic_rpc_handlers((Echo().handler(),))
+    server.add_generic_rpc_handlers((Echo().handler(), talk_handler()))
     listening: dict[str, str | int] = {"pid": os.getpid()}
     if options.address:
         host = options.address.rpartition(":")[0]

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from prometheus_client.registry import Collector
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from weft_common.errors import UnavailableError
 from weft_common.observing.logs import get_logger
@@ -13,7 +13,7 @@ from weft_common.security.channel import is_local
 from weft_common.security.tls import ServerTls, server_tls_files
 from weft_common.server.interceptor import AccessInterceptor, RefusalCollector
 from weft_common.server.make_server import add_tls_port, make_server, server_options_of
-from weft_common.server.metrics import DroppedLogsCollector, start_metrics_server
+from weft_common.server.metrics import DroppedLogsCollector, make_registry, serve_metrics
 from weft_common.server.unix_socket import UnixSocket
 from weft_common.statistics import ModelStatistics
 
@@ -33,27 +33,34 @@ class Listener:
     Args:
         service: Name for log lines, for example ``weft.router``.
         options: Parsed arguments of ``weft_common.server.server.add_arguments``.
+        num_workers: How many processes share the ports, and the limits of keys.
 
     Raises:
         InvalidArgumentError: A file of certificates or keys is missing or invalid.
     """
 
-    def __init__(self, service: str, options: argparse.Namespace) -> None:
+    def __init__(self, service: str, options: argparse.Namespace, num_workers: int = 1) -> None:
         self._options = options
         files = server_tls_files(options)
         self._tls = None if files is None else ServerTls(files)
-        self._keys = KeyRing(options.auth_keys) if options.auth_keys else None
+        self._keys = KeyRing(options.auth_keys, num_workers=num_workers) if options.auth_keys else None
         interceptors = () if self._keys is None else (AccessInterceptor(self._keys, service),)
         self.server = make_server(server_options_of(options), interceptors, wire=options.wire)
         path = options.unix_socket
         self._unix_socket = None if path is None else UnixSocket(path, takes_over=options.take_over)
 
-    def listen(self, statistics: Callable[[], Iterable[ModelStatistics]], collectors: Sequence[Collector]) -> Ports:
+    def listen(
+        self,
+        statistics: Callable[[], Iterable[ModelStatistics]],
+        collectors: Sequence[Collector],
+        publish: Callable[[CollectorRegistry], None] | None = None,
+    ) -> Ports:
         """Open both ports; the gRPC port responds once the server is started.
 
         Args:
-            statistics: See ``start_metrics_server``.
+            statistics: See ``weft_common.server.metrics.make_registry``.
             collectors: Collectors of the service.
+            publish: Receives the metrics in place of a port; None: there is one.
 
         Raises:
             UnavailableError: A port is taken; the message says which. Or the Unix socket cannot be created.
@@ -72,14 +79,13 @@ class Listener:
         try:
             grpc_port = self._listen_grpc(host_and_port(options.host, port))
             option, port = "--metrics-port", options.metrics_port
-            metrics_port = start_metrics_server(
-                statistics,
-                options.host,
-                port,
-                (*collectors, DroppedLogsCollector()),
-                self._tls,
-                shares_port=options.share_ports or options.take_over,
-            )
+            registry = make_registry(statistics, (*collectors, DroppedLogsCollector()))
+            if publish is None:
+                shares_port = options.share_ports or options.take_over
+                metrics_port = serve_metrics(registry, options.host, port, self._tls, shares_port=shares_port)
+            else:
+                publish(registry)
+                metrics_port = 0
         except (RuntimeError, OSError) as error:
             reason = str(error).partition(";")[0]  # gRPC goes on with advice on its own logs
             address = host_and_port(options.host, port)

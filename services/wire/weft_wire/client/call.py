@@ -27,6 +27,16 @@ _MAX_QUOTED_BYTES: Final = 1000
 CALL_ENDED: Final = "RPC already finished."
 
 
+class UnansweredError(grpc.aio.AioRpcError):
+    """A call that ended without a status of the server: the client says what happened instead.
+
+    Attributes:
+        is_unprocessed: The server has not begun the call, so that it may be sent elsewhere without a risk.
+    """
+
+    is_unprocessed: bool = False
+
+
 class CallOwner(Protocol):
     """What a call needs of its channel."""
 
@@ -71,6 +81,7 @@ class ClientCall(Stream):
     _is_cancelled: bool = False
     _is_committed: bool = False
     _is_retried: bool = False
+    _is_unprocessed: bool = False
     _callbacks: list[Callable[[Any], None]] | None = None
     _watchers: list[asyncio.Future[None]] | None = None
 
@@ -149,6 +160,7 @@ class ClientCall(Stream):
         """The stream ended without trailers."""
         if self._status is not None or (is_unprocessed and self._retry()):
             return
+        self._is_unprocessed = is_unprocessed
         if self.connection.is_closed:
             self._finish(StatusCode.UNAVAILABLE, f"Socket closed: {reason}")
         elif code == ErrorCode.CANCEL and self._deadline is not None and self.time_remaining() == 0:
@@ -220,6 +232,7 @@ class ClientCall(Stream):
         if self._status is not None:
             return
         is_open = self.is_open
+        self._is_unprocessed = not is_open
         self._finish(status, details)
         if is_open:
             self._end_stream(ErrorCode.CANCEL)
@@ -271,7 +284,11 @@ class ClientCall(Stream):
     def _error(self) -> grpc.aio.AioRpcError:
         assert self._status is not None  # noqa: S101  # the call has ended
         initial, trailing = _as_metadata(self._initial()), _as_metadata(self._trailing())
-        return grpc.aio.AioRpcError(self._status, initial, trailing, self._details, self._details)
+        if self._trailers is not None:
+            return grpc.aio.AioRpcError(self._status, initial, trailing, self._details, self._details)
+        error = UnansweredError(self._status, initial, trailing, self._details, self._details)
+        error.is_unprocessed = self._is_unprocessed
+        return error
 
     def _initial(self) -> Metadata:
         return () if self._head is None else self._head.metadata

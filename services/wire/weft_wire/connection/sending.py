@@ -39,6 +39,7 @@ class Sender:
         send_window_bytes: Window of the connection.
         initial_send_window_bytes: Window of a new stream.
         peer_frame_bytes: Largest frame that is sent.
+        has_sent_data: A HEADERS or DATA frame was sent since whoever reads this set it to False.
         num_free_updates: WINDOW_UPDATE frames that follow from data sent.
         owes_table_size: The peer has made its dynamic table smaller, which the next block has to acknowledge.
         has_told_table_size: The peer knows that its dynamic table is not used; its size is of no more interest.
@@ -57,6 +58,7 @@ class Sender:
         self.send_window_bytes = frames.DEFAULT_WINDOW_BYTES
         self.initial_send_window_bytes = frames.DEFAULT_WINDOW_BYTES
         self.peer_frame_bytes = frames.DEFAULT_FRAME_BYTES
+        self.has_sent_data = False
         self.num_free_updates = 0
         self.owes_table_size = False
         self.has_told_table_size = False
@@ -126,6 +128,7 @@ class Sender:
             and (headers is None or len(headers) <= frames.DEFAULT_FRAME_BYTES)
             and (trailers is None or len(trailers) <= frames.DEFAULT_FRAME_BYTES)
         ):
+            self.has_sent_data = True
             self.send_window_bytes -= size
             stream.send_window_bytes -= size
             self.num_free_updates += _FREE_UPDATES
@@ -165,6 +168,7 @@ class Sender:
             stream.final = b""
             stream.is_local_ended = True
             return
+        self.has_sent_data = True
         self.write(pack_header(DATA, END_STREAM, stream.stream_id))
         self._end(stream)
 
@@ -238,6 +242,7 @@ class Sender:
             pieces.append(piece)
         is_last = not pending
         flags = END_STREAM if is_last and stream.final == b"" else 0
+        self.has_sent_data = True
         self.send_window_bytes -= size
         stream.send_window_bytes -= size
         self.num_free_updates += _FREE_UPDATES
@@ -257,6 +262,7 @@ class Sender:
         if self.owes_table_size:
             self.owes_table_size, self.has_told_table_size = False, True
             block = _NO_TABLE + block
+        self.has_sent_data = True
         self.write(frames.headers(stream.stream_id, block, flags, self.peer_frame_bytes))
 
     def _end(self, stream: Stream) -> None:

@@ -347,7 +347,6 @@ class ServerCall(Stream):
         if self._encoding:
             body = compress(self._encoding, body)
             prefix = pack_prefix(1, len(body))
-        self._protocol.has_sent_data = True
         self.connection.send_message(self, headers, prefix, body, trailers)
         self._end()
 
@@ -377,7 +376,6 @@ class ServerCall(Stream):
     def _send_headers(self) -> None:
         if not self._has_sent_headers:
             self._has_sent_headers = True
-            self._protocol.has_sent_data = True
             self.connection.send_headers(self, self._header_block())
 
     def _trailer_fields(self, code: StatusCode, details: str) -> list[tuple[str, str]]:
@@ -402,7 +400,6 @@ class ServerCall(Stream):
             fields.append(("grpc-accept-encoding", ACCEPTED))
         if not self._has_sent_headers:
             fields = [*_RESPONSE_FIELDS, *fields]
-        self._protocol.has_sent_data = True
         self.connection.send_headers(self, encode(fields), is_end=True)
         self._end()
 
@@ -538,7 +535,6 @@ class ServerCall(Stream):
         if self._encoding:
             body = compress(self._encoding, body)
             prefix = pack_prefix(1, len(body))
-        self._protocol.has_sent_data = True
         self.connection.send_message(self, headers, prefix, body)
         if self.pending is not None:
             await self._drain()
