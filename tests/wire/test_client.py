@@ -189,14 +189,16 @@ async def test_a_server_that_stops_gracefully(wire: str, start_echo: StartEcho) 
     """A server that stops lets calls in flight end; they are not failed by its GOAWAY."""
     service = start_echo("--grace-s=10")
     async with Channel(service.address) as channel:
-        call = unary(channel, "Slow")(b"slow")
-        await asyncio.to_thread(service.wait_stats, lambda stats: stats["num_slow"] == 1)
-        release = unary(channel, "Release")
+        call = channel.stream_stream("/test.Echo/BidiStream")()
+        await call.write(b"a")
+        assert await call.read() == b"a"
         stopping = asyncio.create_task(asyncio.to_thread(service.stop))
-        await asyncio.sleep(0)
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            await release(b"")
-        assert await call == b"slow"
+        await asyncio.wait_for(channel.wait_for_state_change(ChannelConnectivity.READY), 10.0)
+        await call.write(b"b")
+        assert await call.read() == b"b"
+        await call.done_writing()
+        assert await call.read() is EOF
+        assert await call.code() is StatusCode.OK
         await stopping
 
 

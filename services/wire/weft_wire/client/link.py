@@ -20,6 +20,9 @@ from weft_wire.transport.protocol import Heartbeat
 
 #: Largest growth of the keepalive time after servers complained.
 _MAX_KEEPALIVE_FACTOR = 1 << 10
+#: How long a closing connection may write its last bytes and wait for the server's end of TLS, in seconds: servers of
+#: gRPC do not send it.
+_CLOSE_S = 0.1
 
 
 class Link:
@@ -250,6 +253,10 @@ class Link:
             await asyncio.wait([task])
         if self._leaving:
             self._is_over = self.loop.create_future()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._is_over), _CLOSE_S)
+            for protocol in list(self._leaving):
+                protocol.abort("the channel was closed")
             await self._is_over
 
     def _cancel(self, calls: list[ClientCall]) -> None:
