@@ -261,7 +261,7 @@ class Peer:
     def headers(self, stream_id: int, fields: Fields, *, end: bool = False, end_headers: bool = True) -> bytes:
         """A HEADERS frame; the encoder's table changes, so it must be sent, and in this order."""
         flags = (END_STREAM if end else 0) | (END_HEADERS if end_headers else 0)
-        return frame(HEADERS, flags, stream_id, self.encoder.encode(fields))
+        return frame(HEADERS, flags, stream_id, self.encoder.encode(fields, huffman=False))
 
     def request(
         self,
