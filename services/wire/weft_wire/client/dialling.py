@@ -5,12 +5,15 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 from weft_wire.client.addresses import Endpoint
 from weft_wire.client.protocol import ClientProtocol
 
 #: Begins the message of a call that was never sent, as with every client of gRPC.
 _FAILED = "failed to connect to all addresses; last error: "
+#: For the server's half of TLS' end, which gRPC's C core never sends.
+_TLS_CLOSE_TIMEOUT_S = 0.1
 
 
 class DialError(Exception):
@@ -82,17 +85,18 @@ class Dialler:
     async def _attempt(self, make: Callable[[], ClientProtocol], host: str, port: int) -> ClientProtocol:
         loop = asyncio.get_running_loop()
         context = self._ssl_context
-        server_name = self._server_name if context is not None else None
+        tls: dict[str, Any] = {}
+        if context is not None:
+            tls = {"ssl": context, "server_hostname": self._server_name, "ssl_shutdown_timeout": _TLS_CLOSE_TIMEOUT_S}
         protocol: ClientProtocol
         if host:
-            _, protocol = await loop.create_connection(make, host, port, ssl=context, server_hostname=server_name)
+            _, protocol = await loop.create_connection(make, host, port, **tls)
         else:
-            path = self._endpoint.path
-            _, protocol = await loop.create_unix_connection(make, path, ssl=context, server_hostname=server_name)
+            _, protocol = await loop.create_unix_connection(make, self._endpoint.path, **tls)
         try:
             if context is not None:
-                tls = protocol.transport.get_extra_info("ssl_object")
-                if tls is None or tls.selected_alpn_protocol() != "h2":
+                secured = protocol.transport.get_extra_info("ssl_object")
+                if secured is None or secured.selected_alpn_protocol() != "h2":
                     raise ConnectionError("the server does not speak HTTP/2 over TLS (ALPN h2)")
             await protocol.is_settled
             if protocol.connection.is_closed or not protocol.connection.has_peer_settings:
