@@ -11,15 +11,26 @@ NO_HANG := -o faulthandler_timeout=180 -o faulthandler_exit_on_timeout=true
 # One worker more than two cores can run: half of the tests of services wait. Files go in the order of tests/conftest.py.
 IN_WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 
+# The implementation of gRPC that is not the default. `make test` runs a tenth of the tests of services on it too.
+OTHER_WIRE := weft
+ON_EACH_WIRE := tests/integration tests/e2e tests/faults tests/unit/weft_common tests/unit/weft_router/targets
+ON_OTHER_WIRE := $(addprefix tests/,integration/test_transport.py integration/test_streams.py integration/test_bad_input.py \
+  integration/test_replicas.py e2e/test_drain.py e2e/test_up_secured.py unit/weft_common/security/test_tls_ports.py \
+  unit/weft_common/security/test_certificates.py unit/weft_common/test_exchange.py unit/weft_common/test_limits.py)
+
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint format bench bench-executor faults soak fuzz protos models up clean
+.PHONY: demo test lint format bench bench-executor faults soak fuzz abuse fuzz-wire protos models up foreign-clients clean
 
 demo: models  ## start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
 
 test: models  ## every test that this machine can run
 	$(BIN)/python -m pytest tests $(IN_WORKERS) $(NO_HANG)
+	WEFT_WIRE=$(OTHER_WIRE) $(BIN)/python -m pytest $(ON_OTHER_WIRE) $(IN_WORKERS) $(NO_HANG)
+
+test-wire-%: models  ## every test of services on one implementation of gRPC, for each night: test-wire-weft, test-wire-grpcio
+	WEFT_WIRE=$* $(BIN)/python -m pytest $(ON_EACH_WIRE) $(IN_WORKERS) $(NO_HANG)
 
 lint: $(STAMP)  ## style, types and layering
 	$(BIN)/ruff check .
@@ -43,8 +54,17 @@ faults: models  ## what dies, hangs, lies or is cut off under load, ten seconds 
 soak: models  ## twenty minutes of hard use: nothing may grow
 	WEFT_SOAK_S=1200 WEFT_SOAK_REPORT=benchmarks/results/soak.json $(BIN)/python -m pytest tests/soak
 
+abuse: $(STAMP)  ## attacks on the wire in full size: floods, bombs, slow readers, thousands of connections; minutes
+	WEFT_ABUSE_SCALE=1 WEFT_ABUSE_REPORT=benchmarks/results/abuse.json $(BIN)/python -m pytest tests/wire/test_abuse.py
+
+fuzz-wire: $(STAMP)  ## a million mutated byte streams to either end of the wire; an hour
+	$(BIN)/python -m tests.wire.fuzz --streams 1000000 --report benchmarks/results/fuzz-wire.json
+
 fuzz: models  ## many thousand inputs to every RPC, file format and expression; minutes
 	WEFT_FUZZ_INPUTS=200 WEFT_FUZZ_REPORT=benchmarks/results/fuzz.json $(BIN)/python -m pytest tests/fuzz
+
+foreign-clients: models  ## gRPC clients in Go, Node and C++ on every wire, those whose tools are installed: tests/foreign; minutes
+	WEFT_FOREIGN=1 $(BIN)/python -m pytest tests/foreign -rs
 
 protos: $(STAMP)  ## generate protos/weft_protos
 	$(BIN)/python protos/generate.py

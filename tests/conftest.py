@@ -14,9 +14,16 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 
+from weft_common.client.wires import default_wire
+
 #: pytest keeps the asserts that it has rewritten as bytecode: collecting all tests takes 10 s with it, 23 s without.
 #: Models that tests write and load are another matter.
 _WRITES_NO_BYTECODE, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+
+
+def pytest_report_header() -> str:
+    """Services, and clients in tests, use this implementation of gRPC unless a test says otherwise."""
+    return f"wire: {default_wire()}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

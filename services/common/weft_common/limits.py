@@ -27,6 +27,16 @@ MAX_NAME_CHARS = 1024
 MAX_HEADER_BYTES = 16 << 10
 
 
+def share(limit: int, num_workers: int) -> int:
+    """What one of several workers behind one port may have of a limit, rounded up; 0, which is no limit, stays 0."""
+    return -(-limit // num_workers)
+
+
+def divided(num_workers: int) -> str:
+    """What to add to the name of a limit that ``share`` has divided, for messages."""
+    return f", divided among {num_workers} workers," if num_workers > 1 else ""
+
+
 def check_count(what: str, count: int, limit: int, unit: str) -> None:
     """Check ``count`` against ``limit``. Raises InvalidArgumentError with both numbers."""
     if count > limit:

@@ -1,13 +1,16 @@
 """``python -m weft_router``: the router as a process."""
 
 import argparse
-import gc
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from weft_common.security.arguments import server_fault
 from weft_common.server import server
+from weft_common.workers.arguments import add_worker_arguments, settle_worker
+from weft_common.workers.group import run_group
+from weft_common.workers.link import WorkerLink
 from weft_router.admission import AdmissionSettings
 from weft_router.admission.concurrency_limit import LOWEST_LEVEL
 from weft_router.arguments import add_arguments, usage_fault
@@ -16,15 +19,7 @@ from weft_router.target import Target
 from weft_router.targets.connect import make_target
 from weft_router.targets.securing import add_target_security_arguments, target_securities
 from weft_router.targets.specification import parse_target, policy_fault
-
-
-class _Router(RouterCore):
-    """A router that has its process to itself."""
-
-    async def start(self) -> None:
-        """As ``RouterCore.start``."""
-        await super().start()
-        gc.freeze()  # else a full collection walks every graph: 30 of 20 steps with conditions hold the loop for 0.1 s
+from weft_router.worker import GREATEST, WorkerCore
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,23 +31,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments; those of the process when None.
     """
-    options = make_parser("weft_router", "Serve graphs over model services.").parse_args(argv)
+    arguments = sys.argv[1:] if argv is None else argv
+    parser = make_parser("weft_router", "Serve graphs over model services.")
+    add_worker_arguments(parser)
+    options = parser.parse_args(arguments)
     if fault := fault_of(options):
         print(f"weft_router: error: {fault}", file=sys.stderr)  # noqa: T201  # before the log is set up
         return 2
+    if options.worker is not None:
+        link = WorkerLink(options.worker)
+        settle_worker(options)
+        return server.run(
+            "router", lambda: make_core(options, link=link), options, extend=lambda core: core.extension(), worker=link
+        )
+    if options.workers > 1:
+        command = [sys.executable, "-P", "-m", "weft_router", *arguments]
+        return run_group("router", command, options, greatest=GREATEST)
     return server.run("router", lambda: make_core(options), options, extend=RouterCore.extension)
 
 
-def make_core(options: argparse.Namespace, in_process: Sequence[Target] = ()) -> RouterCore:
+def make_core(
+    options: argparse.Namespace, in_process: Sequence[Target] = (), link: WorkerLink | None = None
+) -> RouterCore:
     """The core that arguments of ``make_parser`` ask for; on the running event loop.
 
     Args:
         options: Parsed, without a fault.
         in_process: Targets that come before those of the arguments.
+        link: To the siblings behind the same port; None: there are none.
     """
+    make = RouterCore if link is None else partial(WorkerCore, link)
     policies = dict(options.target_policy)
     securities = target_securities(options)
-    return _Router(
+    return make(
         options.repository,
         [
             *in_process,

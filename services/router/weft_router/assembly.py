@@ -99,7 +99,7 @@ class Assembly:
             defaults,
             when=when,
             min_remaining_ms=min_remaining_ms,
-            admission=None if _is_stream(plan) else _step_admission(plan),
+            admission=None if _is_stream(plan) else self._step_admission(plan),
             fallbacks=[self.step(fallback, node, graph, stands_in=True) for fallback in _fallbacks(plan)],
         )
 
@@ -130,7 +130,7 @@ class Assembly:
         if not call.signature.is_decoupled:
             return CallAction(plan, call, target, self.error_context)
         clock_ns = self._runtime.clock_ns
-        return StreamAction(plan, call, target, self.error_context, clock_ns, counters, _step_admission(plan))
+        return StreamAction(plan, call, target, self.error_context, clock_ns, counters, self._step_admission(plan))
 
     def _admission(self, node: NodePlan, graph: str) -> InflightLimit | None:
         if not node.max_inflight:
@@ -138,18 +138,17 @@ class Assembly:
         key = (node.graph or graph, node.name)
         if key not in self._admissions:
             subject = f"node '{node.name}'"
-            self._admissions[key] = InflightLimit(subject, node.max_inflight, "'max_inflight' of its policy")
+            self._admissions[key] = self._runtime.inflight_limit(subject, node.max_inflight)
         return self._admissions[key]
+
+    def _step_admission(self, plan: StepPlan) -> InflightLimit | None:
+        if not plan.max_inflight:
+            return None
+        return self._runtime.inflight_limit(f"step '{plan.path}'", plan.max_inflight)
 
 
 def _is_stream(plan: StepPlan) -> bool:
     return isinstance(plan.action, CallPlan) and plan.action.signature.is_decoupled
-
-
-def _step_admission(plan: StepPlan) -> InflightLimit | None:
-    if not plan.max_inflight:
-        return None
-    return InflightLimit(f"step '{plan.path}'", plan.max_inflight, "'max_inflight' of its policy")
 
 
 def _fallbacks(plan: StepPlan) -> Iterator[StepPlan]:

@@ -17,7 +17,7 @@ from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.admission import AdmissionController, AdmissionSettings, admissible_priority
 from weft_router.admission.permit import Permit
 from weft_router.bandits.file import BanditFile
-from weft_router.feedback import GraphServicer
+from weft_router.feedback import GraphServicer, Siblings
 from weft_router.metrics.admission_metrics import AdmissionCollector
 from weft_router.metrics.graph_metrics import RouterCollector
 from weft_router.metrics.replica_metrics import ReplicaCollector
@@ -58,7 +58,11 @@ class RouterCore:
         repository_poll_s: Poll mode: how often the repository is looked at, in seconds.
         state_dir: Folder where bandits keep what they have learned; None: nowhere.
         allow_route_header: Whether clients may choose the steps of splitters with the header ``x-graph-route``.
+        num_workers: How many routers, each with its part of the limits, serve on one port.
     """
+
+    #: As of ``GraphServicer``.
+    siblings: Siblings | None = None
 
     def __init__(
         self,
@@ -72,6 +76,7 @@ class RouterCore:
         repository_poll_s: float = DEFAULT_POLL_S,
         state_dir: Path | None = None,
         allow_route_header: bool = False,
+        num_workers: int = 1,
     ) -> None:
         self._changed = asyncio.Event()
         self._catalog = TargetCatalog(targets, poll_s=poll_s, on_change=self._on_catalog_change)
@@ -80,6 +85,7 @@ class RouterCore:
             throttles=self._catalog.throttles,
             is_busy=lambda: self._admission.router.is_busy,
             is_pinning_allowed=allow_route_header,
+            num_workers=num_workers,
         )
         self._bandit_file = None if state_dir is None else BanditFile(self._runtime.bandits, state_dir)
         self._repository = GraphRepository(repository)
@@ -96,7 +102,7 @@ class RouterCore:
         self._control = GraphControl(self._lifecycle, model_control)
         self._is_polling = model_control == "poll"
         self._load_graphs = tuple(load_graphs) if model_control == "explicit" else ("*",)
-        self._admission = AdmissionController(admission)
+        self._admission = AdmissionController(admission, num_workers=num_workers)
         self._is_started = False
         self._followers: list[asyncio.Task[None]] = []
 
@@ -111,11 +117,15 @@ class RouterCore:
             await self._bandit_file.start()
         await self._catalog.start()
         self._changed.clear()
-        await self._lifecycle.load_at_start(self._load_graphs)
+        await self._load_at_start()
         self._is_started = True
         self._followers.append(asyncio.create_task(self._follow_catalog()))
         if self._is_polling:
             self._followers.append(asyncio.create_task(self._watcher.run(self._repository_poll_s)))
+
+    async def _load_at_start(self) -> None:
+        """As ``GraphLifecycle.load_at_start``."""
+        await self._lifecycle.load_at_start(self._load_graphs)
 
     async def close(self, *, grace_s: float) -> None:
         """Nothing runs any more and every target is closed. Requests in flight are the server's to wait for."""
@@ -131,7 +141,7 @@ class RouterCore:
 
     def extension(self) -> Extension:
         """The service ``weft.graph.GraphService``, and the router's own metrics."""
-        servicer = GraphServicer(self._graphs, self._runtime.bandits, self._catalog)
+        servicer = GraphServicer(self._graphs, self._runtime.bandits, self._catalog, self.siblings)
         collectors = (
             RouterCollector(self._graphs),
             StepCollector(self._graphs.step_counters),

@@ -77,7 +77,7 @@ class GraphExecutor:
         self._admission: InflightLimit | None = None
         if plan.root.max_inflight:
             subject = f"node '{plan.root.name}'"
-            self._admission = InflightLimit(subject, plan.root.max_inflight, "'max_inflight' of its policy")
+            self._admission = runtime.inflight_limit(subject, plan.root.max_inflight)
 
     async def execute(self, call: InferCall, context: CallContext) -> InferResult:
         """The graph's answer to a valid call.

@@ -21,6 +21,9 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GraphService"].full_name
 
 _MAX_SHOWN_CHARS = 80
 
+#: Gives the response of the one that knows the request; None if none does. Raises AlreadyExistsError.
+Siblings = Callable[[pb.GraphFeedbackRequest], Awaitable[pb.GraphFeedbackResponse | None]]
+
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
@@ -48,13 +51,17 @@ class GraphServicer(pb_grpc.GraphServiceServicer):
         graphs: What is served.
         bandits: What learns.
         catalog: What the targets serve.
+        siblings: Gives feedback for a request that this router does not know to those that may; None: there are none.
     """
 
-    def __init__(self, graphs: GraphTable, bandits: BanditStore, catalog: TargetCatalog) -> None:
+    def __init__(
+        self, graphs: GraphTable, bandits: BanditStore, catalog: TargetCatalog, siblings: Siblings | None = None
+    ) -> None:
         self.edge = CallBoundary("weft.router")
         self._graphs = graphs
         self._bandits = bandits
         self._catalog = catalog
+        self._siblings = siblings
 
     def add_to(self, server: grpc.aio.Server) -> tuple[str]:
         """The server offers the service; gives its full name."""
@@ -71,7 +78,15 @@ class GraphServicer(pb_grpc.GraphServiceServicer):
             raise InvalidArgumentError("'reward' is missing; give a number from 0 (worst) to 1 (best)")
         match request.WhichOneof("request"):
             case "request_id":
-                arms = self._bandits.reward_request(request.graph, request.request_id, request.reward)
+                try:
+                    return rewarded(self._bandits, request)
+                except NotFoundError:
+                    if self._siblings is None:
+                        raise
+                    response = await self._siblings(request)
+                    if response is None:
+                        raise
+                    return response
             case "path":
                 arms = self._bandits.reward_choices(request.graph, self._choices(request), request.reward)
             case _:
@@ -103,6 +118,12 @@ class GraphServicer(pb_grpc.GraphServiceServicer):
                 f"{plan.signature.version}; there is nothing to reward"
             )
         raise failure or NotFoundError(f"no version of graph '{request.graph}' is loaded")
+
+
+def rewarded(bandits: BanditStore, request: pb.GraphFeedbackRequest) -> pb.GraphFeedbackResponse:
+    """Count the reward of a request that is named by its id. Raises as ``BanditStore.reward_request``."""
+    arms = bandits.reward_request(request.graph, request.request_id, request.reward)
+    return pb.GraphFeedbackResponse(arm=map(_arm_message, arms))
 
 
 def _arm_message(known: KnownArm) -> pb.Arm:

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from weft_common.limits import divided, share
+from weft_router.admission import InflightLimit
 from weft_router.bandits.store import BanditStore
 from weft_router.budgets.retry_budget import RetryBudget
 from weft_router.budgets.retry_throttle import RetryThrottle
@@ -28,6 +30,7 @@ class Runtime:
         is_pinning_allowed: Whether the header ``x-graph-route`` chooses the steps of splitters.
         step_counters: Of every step of every graph.
         bandits: Of every splitter that learns.
+        num_workers: How many routers, this one among them, share a port and what graphs limit.
     """
 
     targets: Mapping[str, Target]
@@ -40,6 +43,21 @@ class Runtime:
     is_pinning_allowed: bool = False
     step_counters: StepCounterTable = field(default_factory=StepCounterTable)
     bandits: BanditStore = field(default_factory=BanditStore)
+    num_workers: int = 1
+
+    def inflight_limit(self, subject: str, limit: int) -> InflightLimit:
+        """This router's part of a ``max_inflight`` in a graph.
+
+        Args:
+            subject: As of ``InflightLimit``.
+            limit: As the graph has it; 0 is none.
+        """
+        setting = f"'max_inflight' of its policy{divided(self.num_workers)}"
+        return InflightLimit(subject, self.share(limit), setting)
+
+    def share(self, limit: int) -> int:
+        """This router's part of a limit."""
+        return share(limit, self.num_workers)
 
     async def close(self) -> None:
         """Stop all background copies."""

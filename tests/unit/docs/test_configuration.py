@@ -8,6 +8,7 @@ import pytest
 
 from weft_cli.arguments import mesh
 from weft_common.server.server import add_arguments as add_service_arguments
+from weft_common.workers.arguments import add_worker_arguments
 from weft_gateway.arguments import make_parser as make_gateway_parser
 from weft_router.__main__ import make_parser as make_router_parser
 from weft_router.arguments import add_arguments as add_router_arguments
@@ -34,7 +35,7 @@ def expected(parser: argparse.ArgumentParser) -> Defaults:
     return {
         action.option_strings[0]: _default(action)
         for action in parser._actions
-        if action.option_strings and "--help" not in action.option_strings
+        if action.option_strings and "--help" not in action.option_strings and action.help != argparse.SUPPRESS
     }
 
 
@@ -80,7 +81,9 @@ def test_every_service() -> None:
 
 def test_router() -> None:
     """The router's own; --target is asked for when none is given."""
-    own = expected(make_router_parser("weft_router", ""))
+    parser = make_router_parser("weft_router", "")
+    add_worker_arguments(parser)
+    own = expected(parser)
     for shared in expected(service_parser()):
         del own[shared]
     assert own | {"--target": "required"} == listed("Router")

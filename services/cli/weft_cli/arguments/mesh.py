@@ -8,7 +8,7 @@ from weft_cli.arguments.types import ROUTER_PORT, message_bytes, pair, port, rep
 from weft_common.client.wires import add_wire_argument
 from weft_common.security.arguments import add_channel_arguments, add_server_arguments
 from weft_common.server.limits import add_limit_arguments
-from weft_common.text.argument_types import not_negative, positive
+from weft_common.text.argument_types import not_negative, num_workers, positive
 from weft_mesh.service_names import MODEL_SERVICES
 from weft_router.arguments import add_arguments as add_router_arguments
 
@@ -54,6 +54,13 @@ def _add_up(commands: "Commands") -> None:
         default=(),
         metavar="NAME,NAME",
         help="run these services in the router's process, all of them if no name is given",
+    )
+    parser.add_argument(
+        "--router-workers",
+        type=num_workers,
+        default=1,
+        metavar="N",
+        help="processes of the router, behind one port; default: 1",
     )
     parser.add_argument(
         "--replicas",

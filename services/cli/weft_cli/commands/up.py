@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     if 0 < options.router_port == options.metrics_port:
         _complain(f"--router-port and --metrics-port are both {options.router_port}; choose two")
         return 2
-    if fault := server_fault(options) or usage_fault(options) or _replica_fault(options):
+    if fault := server_fault(options) or usage_fault(options) or _process_fault(options):
         _complain(fault)
         return 2
     if options.metrics_port is None:
@@ -44,7 +44,12 @@ def run(options: argparse.Namespace) -> int:
     return asyncio.run(_up(options))
 
 
-def _replica_fault(options: argparse.Namespace) -> str:
+def _process_fault(options: argparse.Namespace) -> str:
+    if options.router_workers > 1 and options.in_process:
+        return (
+            f"--router-workers {options.router_workers}: --in-process runs models in the router's process, which can "
+            "then not be several"
+        )
     for name, count in options.replicas:
         if name in options.in_process:
             return f"--replicas {name}={count}: --in-process runs '{name}' in the router; replicas are processes"
@@ -71,12 +76,25 @@ def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
 
 def _router_arguments(options: argparse.Namespace) -> list[str]:
     limit = [] if options.max_message_bytes is None else [f"--max-message-bytes={options.max_message_bytes}"]
-    return [*given(options), *given_to_server(options), *_shared_arguments(options), *limit]
+    return [
+        *given(options),
+        *given_to_server(options),
+        *_shared_arguments(options),
+        *limit,
+        *_worker_arguments(options),
+    ]
 
 
 def _shared_arguments(options: argparse.Namespace) -> list[str]:
     """Arguments of every process that has a gRPC port."""
     return [f"--wire={options.wire}", *given_limits(options)]
+
+
+def _worker_arguments(options: argparse.Namespace) -> list[str]:
+    """Several workers; the parent of them kills one that hangs before the whole router would be killed."""
+    if options.router_workers == 1:
+        return []
+    return [f"--workers={options.router_workers}", f"--watchdog-abort-s={options.hang_timeout_s / 2:g}"]
 
 
 async def _up(options: argparse.Namespace) -> int:

@@ -1,15 +1,17 @@
-"""gRPC channels and options for clients and servers."""
+"""gRPC channels, on Weft's own wire or on grpcio's, and options of grpcio for clients and servers."""
 
 import ipaddress
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import grpc
 
-from weft_common.client.wires import WireName
-from weft_common.security.channel import ChannelSecurity, SecuredChannel
+from weft_common.client.wires import WireName, default_wire
+from weft_common.security.channel import MIN_HANDSHAKE_MS, ChannelSecurity, SecuredChannel
 from weft_common.security.tls import TlsContent, channel_credentials
+from weft_wire.client import Channel, ChannelOptions
 
 #: Message limit in both directions, the same as in Triton Inference Server and its clients.
 MAX_MESSAGE_BYTES = 2**31 - 1
@@ -25,9 +27,21 @@ _MIN_CONNECT_MS = 1_000
 #: a client that starts a few thousand calls at once exceeds; here the service's own limits refuse, with a reason.
 _MAX_PENDING_CALLS = 65_536
 
+#: Longest time from one attempt to connect to the next.
+_MAX_BACKOFF_MS = 2_000
+
+#: Silence after which a peer is pinged, and silence after that which ends a connection.
+_KEEPALIVE_TIME_MS = 30_000
+_KEEPALIVE_TIMEOUT_MS = 10_000
+
+#: ``host:port`` and ``unix:path``.
+_OWN_ADDRESS = re.compile(r"unix:[^,]+|(\[[0-9A-Fa-f:.%]+\]|[^\[\]:/,]+):\d+")
+#: Options that channels of Weft's own wire have too, or need not have.
+_OWN_OPTIONS = frozenset(("grpc.max_reconnect_backoff_ms", "grpc.default_authority", "grpc.use_local_subchannel_pool"))
+
 _KEEPALIVE_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
 ]
 
@@ -39,7 +53,7 @@ def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[st
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", _MIN_CONNECT_MS),
-        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.max_reconnect_backoff_ms", _MAX_BACKOFF_MS),
         *_KEEPALIVE_OPTIONS,
     ]
 
@@ -69,6 +83,9 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """A channel to ``host:port``; it connects at the first call.
 
+    Names that only gRPC resolves, like ``dns:///name:port`` and ``xds:``, and options that only its core knows, like
+    a policy of balancing, get a channel of grpcio on either wire.
+
     Args:
         address: ``host:port`` or any name that gRPC resolves.
         options: Additional options in gRPC's words; they override those of ``channel_options``.
@@ -78,8 +95,17 @@ def open_channel(
     Raises:
         InvalidArgumentError: A file of ``security`` is missing or invalid.
     """
-    connect = partial(_of_grpcio, address, [*options, *channel_options()], security)
+    connect: Callable[[TlsContent | None], grpc.aio.Channel]
+    if (wire or default_wire()) is WireName.WEFT and is_served_by_weft(address, options):
+        connect = partial(_of_weft, address, dict(options), security)
+    else:
+        connect = partial(_of_grpcio, address, [*options, *channel_options()], security)
     return connect(None) if security is None else SecuredChannel(address, security, connect)
+
+
+def is_served_by_weft(address: str, options: Sequence[tuple[str, Any]]) -> bool:
+    """Whether Weft's own wire has channels to such an address with such options: ``host:port`` and ``unix:path``."""
+    return _OWN_ADDRESS.fullmatch(address) is not None and all(name in _OWN_OPTIONS for name, _ in options)
 
 
 def is_one_endpoint(address: str) -> bool:
@@ -92,6 +118,19 @@ def is_one_endpoint(address: str) -> bool:
     except ValueError:
         return host == "localhost"
     return True
+
+
+def _of_weft(
+    address: str, options: Mapping[str, Any], security: ChannelSecurity | None, tls: TlsContent | None
+) -> grpc.aio.Channel:
+    own = ChannelOptions(
+        connect_timeout_s=(_MIN_CONNECT_MS if tls is None else MIN_HANDSHAKE_MS) / 1000,
+        max_backoff_s=options.get("grpc.max_reconnect_backoff_ms", _MAX_BACKOFF_MS) / 1000,
+        keepalive_time_s=_KEEPALIVE_TIME_MS / 1000,
+        keepalive_timeout_s=_KEEPALIVE_TIMEOUT_MS / 1000,
+    )
+    name = ("" if security is None else security.server_name) or options.get("grpc.default_authority", "")
+    return Channel(address, own, None if tls is None else tls.grpc_channel, name)
 
 
 def _of_grpcio(

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,15 @@ _DROPPED = json.dumps(
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON line; ``extra`` becomes fields (``trace_id``, ``model``)."""
+    """Formats a record as one JSON line; ``extra`` becomes fields (``trace_id``, ``model``).
+
+    Args:
+        fields: Of every line.
+    """
+
+    def __init__(self, fields: Mapping[str, object] | None = None) -> None:
+        super().__init__()
+        self._fields = dict(fields or {})
 
     def format(self, record: logging.LogRecord) -> str:
         """One line without line breaks."""
@@ -46,6 +55,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **self._fields,
         }
         line.update({key: value for key, value in record.__dict__.items() if key not in _STANDARD})
         if record.exc_info:
@@ -154,10 +164,10 @@ os.register_at_fork(after_in_child=_reset_writers)
 class _Handler(logging.Handler):
     """Passes every record to the writer."""
 
-    def __init__(self, writer: LineWriter) -> None:
+    def __init__(self, writer: LineWriter, fields: Mapping[str, object] | None) -> None:
         super().__init__()
         self.writer = writer
-        self.setFormatter(JsonFormatter())
+        self.setFormatter(JsonFormatter(fields))
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -203,14 +213,18 @@ class LoggingStream(io.TextIOBase):
         return len(text)
 
 
-def configure(level: str = "info") -> None:
+def configure(level: str = "info", fields: Mapping[str, object] | None = None) -> None:
     """Send all log records and printed text of this process to standard error as JSON lines.
 
     ``sys.__stdout__`` and ``sys.__stderr__`` are unchanged.
+
+    Args:
+        level: Lowest level that is logged.
+        fields: Of every line.
     """
     # Without a standard error, descriptor 2 may be any file.
     descriptor = os.open(os.devnull, os.O_WRONLY) if sys.__stderr__ is None else sys.__stderr__.fileno()
-    handler = _Handler(LineWriter(descriptor, _DROPPED))
+    handler = _Handler(LineWriter(descriptor, _DROPPED), fields)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
@@ -225,6 +239,13 @@ def flush() -> None:
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _Handler):
             handler.writer.flush()
+
+
+def write(line: str) -> None:
+    """Send a line that another process has logged to standard error as it is."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _Handler):
+            handler.writer.write(line)
 
 
 def num_dropped() -> int:

@@ -5,12 +5,13 @@ from typing import Any
 import grpc
 
 from weft_common.errors import RemoteError, WeftError
+from weft_wire.client import UnansweredError
 
 #: Longest status message in bytes: gRPC carries it percent-encoded in a header, and peers drop headers above 8 KiB.
 MAX_TEXT_BYTES = 4000
 _CUT_MARK = " ..."
 
-#: Parts of gRPC's own messages for connection errors, which name sockets, not services.
+#: Parts of grpcio's own messages for connection errors, which name sockets, not services.
 _TRANSPORT_HINTS = (
     "failed to connect",
     "connections to all backends failing",
@@ -25,7 +26,7 @@ _TRANSPORT_HINTS = (
 )
 _UNREACHABLE = "cannot be reached"
 
-#: Prefixes of gRPC's messages for calls that were never sent, because there was no connection.
+#: Prefixes of grpcio's messages for calls that were never sent, because there was no connection.
 _NEVER_SENT = (
     "failed to connect to all addresses",
     "connections to all backends failing",
@@ -88,12 +89,17 @@ def from_rpc_error(error: grpc.aio.AioRpcError, where: str) -> RemoteError:
     details = error.details() or ""
     code = error.code()
     is_silent = not details or (_UNREACHABLE not in details and any(hint in details for hint in _TRANSPORT_HINTS))
-    if code is grpc.StatusCode.CANCELLED and details == _STOPPED and not error.trailing_metadata():
+    is_never_sent = details.startswith(_NEVER_SENT)
+    if isinstance(error, UnansweredError):  # Weft's own wire knows
+        is_silent, is_never_sent = True, error.is_unprocessed
+        if code is grpc.StatusCode.CANCELLED:  # by the server, or its connection
+            code = grpc.StatusCode.UNAVAILABLE
+    elif code is grpc.StatusCode.CANCELLED and details == _STOPPED and not error.trailing_metadata():
         code, is_silent = grpc.StatusCode.UNAVAILABLE, True
     is_unanswered = (
         code is grpc.StatusCode.UNAVAILABLE and is_silent
     )  # else a peer responded, possibly about another server
-    is_refused = is_unanswered and details.startswith(_NEVER_SENT)
+    is_refused = is_unanswered and is_never_sent
     if is_unanswered:
         details = f"{where} {_UNREACHABLE}: {details or 'connection lost'}"
     retry_after_ms = error_id = None

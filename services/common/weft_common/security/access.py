@@ -15,6 +15,7 @@ from weft_common.errors import (
     UnauthenticatedError,
     WeftError,
 )
+from weft_common.limits import divided, share
 from weft_common.security.files import ReloadingFiles
 from weft_common.security.keys import Grant, grant_of, read_keys
 
@@ -60,6 +61,7 @@ class Principal:
         refusals: Counts its rejected calls.
         clock_s: Monotonic clock in seconds.
         refresh: Reloads changed files; otherwise a stream would outlive its revoked key if nobody else calls.
+        num_workers: How many processes share its limits; this one has its part of each.
 
     Attributes:
         grant: Current permissions and limits.
@@ -72,8 +74,10 @@ class Principal:
         refusals: "Counter[tuple[str, str]]",
         clock_s: Callable[[], float],
         refresh: Callable[[], None],
+        num_workers: int = 1,
     ) -> None:
         self.grant = grant
+        self._num_workers = num_workers
         self.is_revoked = False
         self.num_inflight = 0
         self._bucket = TokenBucket(clock_s)
@@ -117,17 +121,21 @@ class Principal:
         """
         self.check_model(model_name)
         grant = self.grant
-        if grant.max_inflight and self.num_inflight >= grant.max_inflight:
-            text = f"key '{self.name}' has {self.num_inflight} requests in flight, as many as max_inflight allows"
+        num_workers = self._num_workers
+        if grant.max_inflight and self.num_inflight >= share(grant.max_inflight, num_workers):
+            text = (
+                f"key '{self.name}' has {self.num_inflight} requests in flight, as many as "
+                f"max_inflight{divided(num_workers)} allows"
+            )
             raise self._denied("max_inflight", ResourceExhaustedError(text, retry_after_ms=_INFLIGHT_RETRY_MS))
         if grant.requests_per_s:
             burst = grant.burst or max(1, int(grant.requests_per_s))
-            wait_s = self._bucket.take(grant.requests_per_s, burst)
+            wait_s = self._bucket.take(grant.requests_per_s / num_workers, share(burst, num_workers))
             if wait_s:
                 retry_after_ms = min(int(wait_s * 1e3) + 1, _MAX_RETRY_MS)
                 text = (
-                    f"key '{self.name}' allows {grant.requests_per_s:g} requests a second and {burst} at once; try "
-                    f"again in {retry_after_ms} ms"
+                    f"key '{self.name}' allows {grant.requests_per_s:g} requests a second and {burst} at "
+                    f"once{divided(num_workers).rstrip(',')}; try again in {retry_after_ms} ms"
                 )
                 raise self._denied("requests_per_s", ResourceExhaustedError(text, retry_after_ms=retry_after_ms))
         self.num_inflight += 1
@@ -156,6 +164,7 @@ class KeyRing:
     Args:
         paths: The files.
         clock_s: Monotonic clock in seconds.
+        num_workers: As of ``Principal``.
 
     Attributes:
         refusals: Rejected calls, by principal ("" if unknown) and reason.
@@ -164,7 +173,10 @@ class KeyRing:
         InvalidArgumentError: A file is invalid.
     """
 
-    def __init__(self, paths: Sequence[Path], *, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, paths: Sequence[Path], *, clock_s: Callable[[], float] = time.monotonic, num_workers: int = 1
+    ) -> None:
+        self._num_workers = num_workers
         self.refusals: Counter[tuple[str, str]] = Counter()
         self._clock_s = clock_s
         self._file = ReloadingFiles(paths, lambda: read_keys(paths), clock_s=clock_s)
@@ -206,7 +218,7 @@ class KeyRing:
     def _principal(self, name: str) -> Principal:
         principal = self._principals.get(name)
         if principal is None:
-            principal = Principal(self._grants[name], self.refusals, self._clock_s, self._refresh)
+            principal = Principal(self._grants[name], self.refusals, self._clock_s, self._refresh, self._num_workers)
             self._principals[name] = principal
         return principal
 

@@ -21,7 +21,7 @@ _MAX_KEY_BYTES = 1024
 
 #: Minimum connect timeout (gRPC's name is misleading): of 100 concurrent clients, some had not
 #: finished their handshakes in 100 ms (2 shared cores). Lost peers are redialled as fast as before.
-_MIN_CONNECT_MS = 5_000
+MIN_HANDSHAKE_MS = 5_000
 
 _log = get_logger("weft.security")
 
@@ -51,7 +51,7 @@ class ChannelSecurity:
         if not self.is_encrypted:
             return []
         name = [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
-        return [*name, ("grpc.min_reconnect_backoff_ms", _MIN_CONNECT_MS)]
+        return [*name, ("grpc.min_reconnect_backoff_ms", MIN_HANDSHAKE_MS)]
 
     @property
     def is_plain(self) -> bool:

@@ -39,7 +39,7 @@ _LIMITS = (
     _Limit(
         "max_concurrent_streams",
         positive_integer,
-        1024,
+        4096,  # above the default of --max-inflight and of queues, so that those refuse, with a reason
         ("grpc.max_concurrent_streams",),
         "calls at once on one connection; its client holds back the next",
     ),

@@ -141,11 +141,25 @@ def start_metrics_server(
     Raises:
         OSError: The port is taken.
     """
+    return serve_metrics(make_registry(statistics, collectors), host, port, tls, shares_port=shares_port)
+
+
+def make_registry(
+    statistics: Callable[[], Iterable[ModelStatistics]], collectors: Iterable[Collector] = ()
+) -> CollectorRegistry:
+    """The metrics of a service process; the arguments are those of ``start_metrics_server``."""
     registry = CollectorRegistry()
     registry.register(StatisticsCollector(statistics))
     for collector in collectors:
         registry.register(collector)
     ProcessCollector(registry=registry)
+    return registry
+
+
+def serve_metrics(
+    registry: CollectorRegistry, host: str, port: int, tls: ServerTls | None = None, *, shares_port: bool = False
+) -> int:
+    """Serve these metrics; the arguments, result and errors are those of ``start_metrics_server``."""
     ThreadingWSGIServer.allow_reuse_port = shares_port  # the library subclasses it
     if tls is None:
         server, _ = start_http_server(port, addr=host, registry=registry)

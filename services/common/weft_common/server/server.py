@@ -32,13 +32,14 @@ from weft_common.core import InferenceCore
 from weft_common.errors import UnavailableError, WeftError
 from weft_common.observing import logs, telemetry
 from weft_common.observing.watchdog import LoopWatchdog
+from weft_common.processes.malloc import keep_freed_memory
 from weft_common.protocol.shared_memory import SharedMemory
 from weft_common.security.arguments import add_server_arguments
 from weft_common.server.arguments import add_process_arguments
 from weft_common.server.health import HealthServicer
 from weft_common.server.limits import add_limit_arguments
-from weft_common.server.listening import Listener, Ports
-from weft_common.server.servicer import Precheck, V2Servicer
+from weft_common.server.listening import Listener, Ports, Worker
+from weft_common.server.servicer import MoreStatistics, Precheck, V2Servicer
 from weft_common.statistics import ModelStatistics
 from weft_protos import grpc_service_pb2, grpc_service_pb2_grpc
 
@@ -81,11 +82,13 @@ class Extension(NamedTuple):
         add_servicers: Adds servicers to a server and returns the full names of their gRPC services.
         collectors: Metrics beyond those of the models; collected on the metrics server's thread.
         precheck: Checks each request before its tensors are parsed.
+        more_statistics: Counters of models, by name and version, in other processes that serve on the same port.
     """
 
     add_servicers: Callable[[grpc.aio.Server], Sequence[str]] = lambda server: ()
     collectors: Sequence[Collector] = ()
     precheck: Precheck | None = None
+    more_statistics: MoreStatistics | None = None
 
 
 Core = TypeVar("Core", bound=ClosableCore)
@@ -132,6 +135,7 @@ def run(
     options: argparse.Namespace,
     *,
     extend: Callable[[Core], Extension] = lambda core: _NO_EXTENSION,
+    worker: Worker | None = None,
 ) -> int:
     """Serve until stopped and return the exit status.
 
@@ -140,8 +144,10 @@ def run(
         make_core: Called on the running event loop.
         options: Parsed arguments of ``add_arguments``.
         extend: Features of the core beyond the V2 protocol.
+        worker: The place of this process among several; None: it is alone.
     """
-    logs.configure(options.log_level)
+    keep_freed_memory()
+    logs.configure(options.log_level, None if worker is None else {"worker": worker.index})
     try:
         telemetry.configure(f"weft.{service}")
     except WeftError as error:
@@ -149,7 +155,7 @@ def run(
         return 1
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(service, make_core, options, extend))
+            return runner.run(_serve(service, make_core, options, extend, worker))
     finally:
         telemetry.shutdown()
 
@@ -162,11 +168,15 @@ class Services(NamedTuple):
 
 
 async def _serve(
-    service: str, make_core: Callable[[], Core], options: argparse.Namespace, extend: Callable[[Core], Extension]
+    service: str,
+    make_core: Callable[[], Core],
+    options: argparse.Namespace,
+    extend: Callable[[Core], Extension],
+    worker: Worker | None,
 ) -> int:
     stop = stop_event(watch_stdin=options.stop_with_stdin)
     try:
-        listener = Listener(f"weft.{service}", options)
+        listener = Listener(f"weft.{service}", options, worker)
         core = make_core()
     except WeftError as error:
         _log.error("cannot serve: %s", error.message)
@@ -185,7 +195,7 @@ async def _serve(
         return ports
 
     ports = None
-    if not options.take_over:
+    if not (options.take_over or (worker is not None and worker.listens_late)):
         try:
             ports = await listen()
         except WeftError as error:
@@ -204,7 +214,7 @@ async def _serve(
             gc.freeze()
             is_loaded.set()
             if ports is None:
-                await _wait_until_ready(is_ready, core, stop)
+                await _wait_until_ready(is_ready, core, stop, is_required=options.take_over)
                 ports = await listen()
             await set_serving(services, is_ready())
             watcher = asyncio.create_task(_follow_readiness(is_ready, services))
@@ -265,6 +275,7 @@ def add_services(
         The servicers; call ``await set_serving(...)`` with them.
     """
     inference = V2Servicer(core, service, memory, is_ready, max_message_bytes, extension.precheck)
+    inference.more_statistics = extension.more_statistics
     services = Services(inference, HealthServicer((SERVICE_NAME,)))
     grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(services.inference, server)
     services.inference.exchange.add_to(server)  # private to Weft, so reflection does not show it
@@ -290,11 +301,15 @@ def _reader_of(core: InferenceCore) -> Callable[[], Iterable[ModelStatistics]]:
     return lambda: asyncio.run_coroutine_threadsafe(read(), loop).result(METRICS_WAIT_S)
 
 
-async def _wait_until_ready(is_ready: Callable[[], bool], core: InferenceCore, stop: asyncio.Event) -> None:
-    """Wait until everything is ready, or a stop was requested. Raises UnavailableError on timeout."""
+async def _wait_until_ready(
+    is_ready: Callable[[], bool], core: InferenceCore, stop: asyncio.Event, *, is_required: bool
+) -> None:
+    """Wait until everything is ready, or a stop was requested. Raises UnavailableError on timeout, if required."""
     end_s = time.monotonic() + TAKE_OVER_S
     while not (is_ready() or stop.is_set()):
         if time.monotonic() >= end_s:
+            if not is_required:
+                return
             reasons = [f"{e.name} is {e.state}: {e.reason}" for e in core.index(ready_only=False) if e.state != "READY"]
             raise UnavailableError("it does not take over, because not all is ready: " + "; ".join(reasons))
         await asyncio.sleep(HEALTH_PERIOD_S)
@@ -307,14 +322,14 @@ async def _follow_readiness(is_ready: Callable[[], bool], services: Services) ->
         await set_serving(services, is_ready())
 
 
-def stop_event(*, watch_stdin: bool) -> asyncio.Event:
-    """An event set by a signal, or by the end of standard input; a second signal ends the process at once."""
+def stop_event(*, watch_stdin: bool, end_now: Callable[[], object] = lambda: os._exit(1)) -> asyncio.Event:
+    """An event set by a signal, or by the end of standard input; at a second signal ``end_now`` is called."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:
         if stop.is_set():
-            os._exit(1)
+            end_now()
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

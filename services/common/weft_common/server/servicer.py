@@ -5,7 +5,7 @@ Converts between protobuf and the core; ``weft_common.server.call_boundary`` han
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 
@@ -18,6 +18,7 @@ from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
 from weft_common.protocol.exchange_wire import EXTENSION as EXCHANGE
 from weft_common.protocol.shared_memory import SharedMemory, TensorLocation
+from weft_common.protocol.statistics import summed
 from weft_common.protocol.wire import (
     call_from_request,
     fill_response,
@@ -56,6 +57,8 @@ _SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new req
 
 #: Takes model, version, a function that returns the parameters, and the context of the call.
 Precheck = Callable[[str, str, Callable[[], Parameters], CallContext], None]
+#: Takes model and version, each "" for all.
+MoreStatistics = Callable[[str, str], Awaitable[Sequence[pb.ModelStatistics]]]
 
 _log = get_logger("weft.servicer")
 
@@ -73,6 +76,7 @@ class V2Servicer(SharedMemoryServicer):
 
     Attributes:
         exchange: Handles the same requests as ``ModelInfer``, many in one stream.
+        more_statistics: Gives counters of models that other processes on the same port have; None: there are none.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class V2Servicer(SharedMemoryServicer):
         super().__init__(CallBoundary(service), memory)
         self._core = core
         self._precheck = precheck
+        self.more_statistics: MoreStatistics | None = None
         self._is_ready = is_ready
         self._released: asyncio.Event | None = None  # set while draining
         self.num_held = 0  # held requests since the drain began
@@ -162,8 +167,10 @@ class V2Servicer(SharedMemoryServicer):
         if request.name:
             access.check_model(request.name)
         statistics = self._core.statistics(request.name, request.version)
-        shown = (entry for entry in statistics if access.allows(entry.name))
-        return pb.ModelStatisticsResponse(model_stats=map(statistics_message, shown))
+        messages = list(map(statistics_message, statistics))
+        if self.more_statistics is not None:
+            messages = summed([*messages, *await self.more_statistics(request.name, request.version)])
+        return pb.ModelStatisticsResponse(model_stats=[entry for entry in messages if access.allows(entry.name)])
 
     # Inference.
 

@@ -4,6 +4,9 @@ import argparse
 import math
 import re
 
+#: Most processes on one port.
+MAX_WORKERS = 64
+
 _METADATA_NAME = re.compile(r"[0-9a-z_.-]+(?<!-bin)")
 
 
@@ -21,6 +24,14 @@ def not_negative(text: str) -> float:
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a finite number of at least 0, got {text}")
     return value
+
+
+def num_workers(text: str) -> int:
+    """How many processes serve on one port."""
+    number = int(text)
+    if not 1 <= number <= MAX_WORKERS:
+        raise argparse.ArgumentTypeError(f"{text} workers cannot be had; give 1 to {MAX_WORKERS}")
+    return number
 
 
 def positive_integer(text: str) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from weft_common.core import CallContext, ParameterValue
 from weft_common.errors import WeftError
+from weft_common.limits import divided, share
 from weft_router.admission.adaptive import AdaptiveLimit, Outcome
 from weft_router.admission.concurrency_limit import LOWEST_LEVEL, ConcurrencyLimit
 from weft_router.admission.permit import Permit
@@ -42,6 +43,7 @@ class AdmissionController:
 
     Args:
         settings: As the operator has set them.
+        num_workers: How many routers share these limits, behind one port; each has its part of them.
         generator: Draws the jitter of ``retry_after_ms``.
         clock_ns: ``time.monotonic_ns`` except in tests.
 
@@ -55,14 +57,21 @@ class AdmissionController:
         self,
         settings: AdmissionSettings,
         *,
+        num_workers: int = 1,
         generator: random.Random | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._settings = settings
+        self._num_workers = num_workers
+        self._max_inflight_per_client = share(settings.max_inflight_per_client, num_workers)
         self._generator = generator or random.Random()  # noqa: S311  # jitter
         self._clock_ns = clock_ns
         self.router = ConcurrencyLimit(
-            "the router", self._generator, limit=settings.max_inflight, setting="--max-inflight", is_timed=False
+            "the router",
+            self._generator,
+            limit=share(settings.max_inflight, num_workers),
+            setting=f"--max-inflight{divided(num_workers)}",
+            is_timed=False,
         )
         self.limits: dict[str, ConcurrencyLimit] = {}
         self.refusals = Refusals()
@@ -76,6 +85,7 @@ class AdmissionController:
             max_inflight: As its policy has it now; 0 means no limit.
             is_stream: It is decoupled.
         """
+        max_inflight = share(max_inflight, self._num_workers)
         limit = self.limits.get(name)
         # A limit in use is never replaced: a name may have versions that stream and versions that do not.
         if limit is None or (limit.is_timed is is_stream and not limit.num_inflight):
@@ -118,9 +128,9 @@ class AdmissionController:
             raise self.refusals.too_late(limit, level, now_ns, context)
         if reason := router.why_refused(level, client, now_ns):
             raise self.refusals.full(router, limit, reason, level, context)
-        most = self._settings.max_inflight_per_client
+        most = self._max_inflight_per_client
         if most and router.num_of(client) >= most:
-            raise self.refusals.client_limit(router, limit, level, most, context)
+            raise self.refusals.client_limit(router, limit, level, most, context, divided(self._num_workers))
         reason = limit.why_refused(level, client, now_ns)
         if reason and not limit.may_wait(level, client, reason):
             raise self.refusals.full(limit, limit, reason, level, context)
@@ -134,7 +144,7 @@ class AdmissionController:
             2 * router.num_inflight >= router.limit > 0
             or 2 * limit.num_inflight >= limit.limit > 0
             or (deadline_ns is not None and deadline_ns - now_ns <= limit.median_ns)
-            or self._settings.max_inflight_per_client
+            or self._max_inflight_per_client
         ) and not self.check(limit, level, client, context):
             permit = Permit(self, limit, level, client, context)
             permit.enqueue()
@@ -183,7 +193,7 @@ class AdmissionController:
             f"{kind} '{name}'",
             self._generator,
             limit=max_inflight,
-            setting="'max_inflight' of the graph's policy",
+            setting=f"'max_inflight' of the graph's policy{divided(self._num_workers)}",
             adaptive=AdaptiveLimit() if self._settings.is_adaptive and not is_stream else None,
             is_timed=not is_stream,
         )

@@ -47,11 +47,17 @@ class Refusals:
         return self._exhausted(text, full, context)
 
     def client_limit(
-        self, router: ConcurrencyLimit, limit: ConcurrencyLimit, level: int, most: int, context: CallContext
+        self,
+        router: ConcurrencyLimit,
+        limit: ConcurrencyLimit,
+        level: int,
+        most: int,
+        context: CallContext,
+        how: str = "",
     ) -> WeftError:
-        """Error for a client that has as many requests in flight as it may."""
+        """Error for a client that has as many requests in flight as it may; ``how`` the limit was divided."""
         self._count(limit, "client_limit", level, context)
-        text = f"the client has {most} requests in flight, as many as --max-inflight-per-client allows"
+        text = f"the client has {most} requests in flight, as many as --max-inflight-per-client{how} allows"
         return self._exhausted(text, router, context)
 
     def _exhausted(self, text: str, full: ConcurrencyLimit, context: CallContext) -> WeftError:

@@ -32,9 +32,13 @@ class BanditFile:
         store: What is kept.
         folder: Where; one router's own. It is made if it is not there.
         period_s: Pause between two looks whether there is something to write, in seconds.
+
+    Attributes:
+        is_read: Whether the store begins with what the file has; if not, the store knows it already.
     """
 
     def __init__(self, store: BanditStore, folder: Path, *, period_s: float = PERIOD_S) -> None:
+        self.is_read = True
         self._store = store
         self._path = folder / FILENAME
         self._lock: IO[str] | None = None
@@ -53,8 +57,9 @@ class BanditFile:
             UnavailableError: There is a file that cannot be read, another router has the folder, or it cannot be made.
         """
         await asyncio.to_thread(self._take_folder)
-        await asyncio.to_thread(self._load)
-        self._saved_revision = self._store.revision
+        if self.is_read:
+            await asyncio.to_thread(self._load)
+            self._saved_revision = self._store.revision
         self._writer = asyncio.create_task(self._keep())
 
     async def close(self) -> None:

@@ -112,8 +112,24 @@ class BanditStore:
         return [KnownArm(graph, node.path, step.name, known.setdefault(step.name, Arm())) for step in node.steps]
 
     def restore(self, found: KnownArm) -> None:
-        """An arm that was saved is known again; call it before the graph is loaded."""
-        self._arms.setdefault((found.graph, found.node), {})[found.step] = found.arm
+        """An arm that was saved is known again."""
+        self.add(found.graph, found.node, found.step, found.arm)
+
+    def add(self, graph: str, node: str, step: str, more: Arm) -> None:
+        """What was learned elsewhere of a step is known here too."""
+        arm = self._arms.setdefault((graph, node), {}).setdefault(step, Arm())
+        arm.num_pulls += more.num_pulls
+        arm.num_rewards += more.num_rewards
+        arm.reward_sum += more.reward_sum
+        arm.log_weight += more.log_weight
+
+    def level(self, graph: str, node: str) -> float:
+        """Weights of a splitter's steps are relative to the best one's again; gives its logarithm until then."""
+        arms = self._arms[graph, node].values()
+        best = max(arm.log_weight for arm in arms)
+        for arm in arms:
+            arm.log_weight -= best
+        return best
 
     def reward_request(self, graph: str, request_id: str, reward: float) -> list[KnownArm]:
         """Every step that a bandit chose for the request was worth ``reward``; gives those steps.

@@ -134,7 +134,9 @@ class Cached(PolicyAction):
         self._output_slots = [slot for _, slot in step.outputs]
         self._condition = plan.key
         self._error_context = error_context
-        self._answers = CoalescingCache(plan.max_bytes, plan.ttl_ms, runtime.clock_ns, plan.stale_if_error_ms)
+        self._answers = CoalescingCache(
+            runtime.share(plan.max_bytes), plan.ttl_ms, runtime.clock_ns, plan.stale_if_error_ms
+        )
         self._counters = counters
 
     async def act(self, run: Run, record: StepRecord) -> None:

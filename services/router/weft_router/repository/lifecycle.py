@@ -32,6 +32,8 @@ class GraphLifecycle:
 
     Attributes:
         files: The files that were loaded last, by graph; a graph that is gone has none.
+        lock: Held during a change.
+        loader: Loads one version.
     """
 
     def __init__(
@@ -42,10 +44,10 @@ class GraphLifecycle:
         self._graphs = table.graphs
         self._repository = repository
         self._catalog = catalog
-        self._loader = GraphLoader(
+        self.loader = GraphLoader(
             repository, catalog, runtime, table.served, lambda name: table.choose_defaults([name])
         )
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
 
     async def load_at_start(self, names: Sequence[str]) -> None:
         """Learn of every graph in the repository, and load those of ``names`` ("*" is all).
@@ -56,8 +58,8 @@ class GraphLifecycle:
             UnavailableError: The repository cannot be read.
             NotFoundError: It has no graph of one of these names.
         """
-        async with self._lock:
-            files = await self._scan()
+        async with self.lock:
+            files = await self.scan()
             for name in names:
                 if name != "*" and name not in files:
                     raise self._not_found(name)
@@ -74,16 +76,16 @@ class GraphLifecycle:
 
         A graph that no longer fits its models goes out of service.
         """
-        async with self._lock:
+        async with self.lock:
             wanted = [entry for entry in self._table if entry.is_wanted]
             unfit = [entry for entry in wanted if entry.serving is not None and not entry.serving.fits(self._catalog)]
             pending = [entry for entry in wanted if entry.serving is None or entry.candidate is not None]
             gone = {entry.file.name for entry in self._table if entry.is_gone}
             with self._remembered({entry.file.name for entry in pending} | gone):
-                await self._settle(pending)
+                await self.settle(pending)
                 for entry in unfit:
                     if entry.serving is not None and not entry.serving.fits(self._catalog):
-                        await self._loader.renew(entry)
+                        await self.loader.renew(entry)
                 self._table.choose_defaults()
                 for name in gone:
                     self._drop_gone(name)
@@ -98,8 +100,8 @@ class GraphLifecycle:
             UnavailableError: The repository, or the graph's folder, cannot be read; nothing has changed.
             WeftError: The highest version cannot be loaded; the message shows where and why.
         """
-        async with self._lock:
-            files = (await self._scan()).get(name)
+        async with self.lock:
+            files = (await self.scan()).get(name)
             if name in self._repository.unreadable:
                 raise UnavailableError(f"failed to load '{name}': {self._repository.faults[name]}")
             if not files:
@@ -122,7 +124,7 @@ class GraphLifecycle:
 
     async def take_over(self, changes: Mapping[str, Sequence[VersionFile] | None]) -> None:
         """Load these files, as ``load`` does; None: the graph is gone."""
-        async with self._lock:
+        async with self.lock:
             await self._take_over({name: files or () for name, files in changes.items()})
 
     async def unload(self, name: str) -> None:
@@ -131,7 +133,7 @@ class GraphLifecycle:
         Raises:
             NotFoundError: No graph has that name.
         """
-        async with self._lock:
+        async with self.lock:
             graph = self._known(name)
             graph.previous = None
             for entry in graph.versions.values():
@@ -148,7 +150,7 @@ class GraphLifecycle:
             InvalidArgumentError: There is nothing to go back to, or it does not fit the models any more.
             UnavailableError: A model that it needs is not ready; what serves goes on.
         """
-        async with self._lock:
+        async with self.lock:
             graph = self._graphs.get(name) or self._known(name)
             if not graph.previous:
                 raise InvalidArgumentError(
@@ -156,7 +158,7 @@ class GraphLifecycle:
                 )
             sources = {version: serving.source for version, serving in graph.previous.items()}
             restored = {
-                version: await self._loader.current(serving, {name: sources})
+                version: await self.loader.current(serving, {name: sources})
                 for version, serving in graph.previous.items()
             }
             latest = restored[max(restored, key=int)]
@@ -175,7 +177,7 @@ class GraphLifecycle:
             _log.warning("graph '%s' is rolled back: versions %s serve", name, ", ".join(restored))
             await self._renew_around({name})
 
-    async def _scan(self) -> Mapping[str, Sequence[VersionFile]]:
+    async def scan(self) -> Mapping[str, Sequence[VersionFile]]:
         """The files of every graph. Raises UnavailableError."""
         try:
             return await asyncio.to_thread(self._repository.scan)
@@ -208,7 +210,7 @@ class GraphLifecycle:
                 entry.candidate = None  # it is read again
                 entries.append(entry)
         with self._remembered(files):
-            failures = await self._settle(entries)
+            failures = await self.settle(entries)
             for name in files:
                 self._drop_gone(name)
         for entry in failures:
@@ -243,17 +245,17 @@ class GraphLifecycle:
                 _log.warning("%s: %s", entry.label, entry.reason)
         self._table.choose_defaults([name])
 
-    async def _settle(self, entries: Collection[GraphVersion]) -> dict[GraphVersion, WeftError]:
+    async def settle(self, entries: Collection[GraphVersion]) -> dict[GraphVersion, WeftError]:
         """Load candidates, again after others that they may contain; returns the failures."""
         pending = list(entries)
         failures: dict[GraphVersion, WeftError] = {}
         while pending:
-            failures = {entry: failure for entry in pending if (failure := await self._loader.load(entry)) is not None}
+            failures = {entry: failure for entry in pending if (failure := await self.loader.load(entry)) is not None}
             if len(failures) == len(pending):
                 break
             pending = list(failures)
         for entry, failure in failures.items():
-            self._loader.report(entry, failure)
+            self.loader.report(entry, failure)
         return failures
 
     async def _renew_around(self, names: Collection[str]) -> None:
@@ -261,4 +263,4 @@ class GraphLifecycle:
         for entry in list(self._table):
             serving = entry.serving
             if serving is not None and serving.contains(names):
-                await self._loader.refresh(entry)
+                await self.loader.refresh(entry)

@@ -51,7 +51,7 @@ class GraphLoader:
             if serving is not None and serving.source == source and await self._is_current(serving, sources):
                 entry.put(serving)
                 return None
-            graph = await self._made(source, sources)
+            graph = await self.made(source, sources)
             is_needed = serving is None or why_not_ready(serving.plan, self._catalog)
             if not is_needed and (reason := why_not_ready(graph.plan, self._catalog)):
                 return UnavailableError(reason)
@@ -70,7 +70,7 @@ class GraphLoader:
         if serving is None:
             return
         try:
-            graph = await self._made(serving.source, self._sources())
+            graph = await self.made(serving.source, self._sources())
         except WeftError as failure:
             entry.candidate = entry.candidate or serving.source
             if not serving.fits(self._catalog):
@@ -99,7 +99,7 @@ class GraphLoader:
         sources = GraphSources(lambda name: instead.get(name) or self._served(name), self._repository)
         if await self._is_current(serving, sources):
             return serving
-        return await self._made(serving.source, sources)
+        return await self.made(serving.source, sources)
 
     def report(self, entry: GraphVersion, failure: WeftError) -> None:
         """Keep the reason for the index; count it and log it once."""
@@ -122,8 +122,17 @@ class GraphLoader:
         except OSError as error:
             raise UnavailableError(f"graph file {file.path} cannot be read: {error.strerror}") from error
 
-    async def _made(self, source: GraphSource, sources: GraphSources) -> ServingGraph:
-        """Raises WeftError."""
+    async def made(self, source: GraphSource, sources: GraphSources | None = None) -> ServingGraph:
+        """A graph from its source.
+
+        Args:
+            source: Of the graph.
+            sources: Those of graphs that it may contain; None: as they serve now, else from files.
+
+        Raises:
+            WeftError: It cannot be compiled, or a file that is a part of it cannot be read.
+        """
+        sources = self._sources() if sources is None else sources
         try:
             return ServingGraph(await asyncio.to_thread(compiled, source, self._catalog, sources), self._runtime)
         except OSError as error:

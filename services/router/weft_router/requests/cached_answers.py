@@ -29,7 +29,9 @@ class GraphAnswers:
         self._inputs = plan.root.inputs
         self._condition = cache.key
         self._error_context = error_context
-        self._answers = CoalescingCache(cache.max_bytes, cache.ttl_ms, runtime.clock_ns, cache.stale_if_error_ms)
+        self._answers = CoalescingCache(
+            runtime.share(cache.max_bytes), cache.ttl_ms, runtime.clock_ns, cache.stale_if_error_ms
+        )
 
     async def outputs(self, run: Run, selection: Selection) -> tuple[dict[str, WireTensor], bool]:
         """The outputs, and whether they took no run of our own; response parameters are in the request of ``run``.

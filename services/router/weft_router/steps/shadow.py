@@ -43,7 +43,7 @@ class ShadowStep(Step):
         super().__init__(step.plan, step.action, step.error_context, runtime.clock_ns, counters, step.defaults)
         self._step = step
         self._share = shadow.percent / 100
-        self._max_inflight = shadow.max_inflight
+        self._max_inflight = runtime.share(shadow.max_inflight)
         self._runtime = runtime
         self._slots = slots_read(step.plan)
         self._lifetime_ns = (step.plan.timeout_ms or DEFAULT_TIMEOUT_MS) * 1_000_000

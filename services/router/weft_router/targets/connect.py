@@ -36,10 +36,10 @@ def make_target(
         security: TLS and key; None: plaintext without a key.
         wire: Implementation of gRPC; None: ``default_wire``.
     """
-    connected = partial(GrpcTarget, name, security=security, wire=wire)
     host_and_port = dns_name(address)
     if security is not None and security.is_encrypted and host_and_port and not security.server_name:
         security = replace(security, server_name=host_and_port.rpartition(":")[0])  # replicas are called by address
+    connected = partial(GrpcTarget, name, security=security, wire=wire)
     is_list = "," in address and not address.startswith(("ipv4:", "ipv6:"))
     if policy is None and not host_and_port and not is_list:
         return connected(address, options=_RECONNECT_OPTIONS, use_exchange=not address.startswith("xds:"))

@@ -14,6 +14,9 @@ from weft_wire.frames import (
     WINDOW_UPDATE,
 )
 
+#: Largest DATA frame that is sent: streams take turns by frames.
+_MAX_SENT_FRAME_BYTES = 256 << 10
+
 
 class ControlFrames(StreamStates):
     """Processes control frames of the peer."""
@@ -40,7 +43,10 @@ class ControlFrames(StreamStates):
         if length != 4:
             raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, f"WINDOW_UPDATE of {length} bytes")
         increment = int.from_bytes(body, "big") & 0x7FFFFFFF
-        self._spend(1, "WINDOW_UPDATE")
+        if self.num_free_updates > 0:
+            self.num_free_updates -= 1
+        else:
+            self._spend(1, "WINDOW_UPDATE")
         if not stream_id:
             self.send_window_bytes += increment
             if not increment or self.send_window_bytes > frames.MAX_WINDOW_BYTES:
@@ -79,29 +85,33 @@ class ControlFrames(StreamStates):
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
         if len(body) % 6 or (flags & ACK and body):
             raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS of {len(body)} bytes")
-        self._spend(1 + len(body) // 60, "SETTINGS")
+        self._spend(1 + len(body) // 60 + len(self.streams) // 16, "SETTINGS")
         if flags & ACK:
             return
+        window_bytes = self.initial_send_window_bytes
         for start in range(0, len(body), 6):
             key, value = (
                 int.from_bytes(body[start : start + 2], "big"),
                 int.from_bytes(body[start + 2 : start + 6], "big"),
             )
-            self._apply_setting(key, value)
+            if key == frames.INITIAL_WINDOW_SIZE:
+                if value > frames.MAX_WINDOW_BYTES:
+                    raise Http2ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, f"an initial window of {value} bytes")
+                window_bytes = value  # a frame may change it thousands of times, and there may be a thousand streams
+            else:
+                self._apply_setting(key, value)
+        if window_bytes != self.initial_send_window_bytes:
+            self.set_initial_window(window_bytes)
         self.write(frames.SETTINGS_ACK)
         self.has_peer_settings = True
         self._owner.on_peer_settings()
         self.pump()
 
     def _apply_setting(self, key: int, value: int) -> None:
-        if key == frames.INITIAL_WINDOW_SIZE:
-            if value > frames.MAX_WINDOW_BYTES:
-                raise Http2ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, f"an initial window of {value} bytes")
-            self.set_initial_window(value)
-        elif key == frames.MAX_FRAME_SIZE:
+        if key == frames.MAX_FRAME_SIZE:
             if not frames.DEFAULT_FRAME_BYTES <= value <= frames.MAX_FRAME_BYTES:
                 raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, f"a largest frame of {value} bytes")
-            self.peer_frame_bytes = min(value, self.limits.max_frame_bytes)
+            self.peer_frame_bytes = min(value, _MAX_SENT_FRAME_BYTES)
         elif key == frames.HEADER_TABLE_SIZE:
             if value < frames.DEFAULT_TABLE_BYTES and not self.has_told_table_size:
                 self.owes_table_size = True

@@ -28,8 +28,8 @@ class ConnectionLimits:
     max_frame_bytes: int = 1 << 20
     max_header_list_bytes: int = 64 << 10
     max_unread_bytes: int = 1 << 20
-    control_burst: int = 10_000
-    control_per_s: int = 1_000
+    control_burst: int = 40_000
+    control_per_s: int = 4_000
 
 
 class ControlBudget:
@@ -62,4 +62,8 @@ class ControlBudget:
                 f"too many control frames, the last one {what}: more than {self._limits.control_burst} at once and "
                 f"{self._limits.control_per_s} a second beside requests",
             )
+        self.cap()
+
+    def cap(self) -> None:
+        """Keep no more tokens than a burst; called now and then."""
         self.num_left = min(self.num_left, self._limits.control_burst)

@@ -13,6 +13,8 @@ from weft_wire.frames import DATA, END_HEADERS, END_STREAM, HEADERS, pack_header
 _NO_TABLE = b"\x20"
 #: Bytes that waiting streams may add to the output before it is taken.
 _MAX_TURN_BYTES = 1 << 20
+#: WINDOW_UPDATE frames that a DATA frame may cause without cost: for the stream and for the connection.
+_FREE_UPDATES = 2
 
 
 class _OutputOwner(Protocol):
@@ -37,6 +39,8 @@ class Sender:
         send_window_bytes: Window of the connection.
         initial_send_window_bytes: Window of a new stream.
         peer_frame_bytes: Largest frame that is sent.
+        has_sent_data: A HEADERS or DATA frame was sent since whoever reads this set it to False.
+        num_free_updates: WINDOW_UPDATE frames that follow from data sent.
         owes_table_size: The peer has made its dynamic table smaller, which the next block has to acknowledge.
         has_told_table_size: The peer knows that its dynamic table is not used; its size is of no more interest.
     """
@@ -54,6 +58,8 @@ class Sender:
         self.send_window_bytes = frames.DEFAULT_WINDOW_BYTES
         self.initial_send_window_bytes = frames.DEFAULT_WINDOW_BYTES
         self.peer_frame_bytes = frames.DEFAULT_FRAME_BYTES
+        self.has_sent_data = False
+        self.num_free_updates = 0
         self.owes_table_size = False
         self.has_told_table_size = False
         self._num_unread_bytes = 0
@@ -122,8 +128,10 @@ class Sender:
             and (headers is None or len(headers) <= frames.DEFAULT_FRAME_BYTES)
             and (trailers is None or len(trailers) <= frames.DEFAULT_FRAME_BYTES)
         ):
+            self.has_sent_data = True
             self.send_window_bytes -= size
             stream.send_window_bytes -= size
+            self.num_free_updates += _FREE_UPDATES
             head = pack_header(size << 8 | DATA, END_STREAM if is_end else 0, stream_id) + prefix
             if headers is not None:
                 head = pack_header(len(headers) << 8 | HEADERS, END_HEADERS, stream_id) + headers + head
@@ -160,8 +168,15 @@ class Sender:
             stream.final = b""
             stream.is_local_ended = True
             return
+        self.has_sent_data = True
         self.write(pack_header(DATA, END_STREAM, stream.stream_id))
         self._end(stream)
+
+    def discard(self, stream: Stream) -> None:
+        """Forget data that waits, so that the end of a call that has failed does not wait for a window."""
+        if stream.pending is not None:
+            stream.pending = stream.final = None
+            self.waiting.pop(stream, None)
 
     def set_initial_window(self, num_bytes: int) -> None:
         """Apply the peer's SETTINGS_INITIAL_WINDOW_SIZE. Raises Http2ConnectionError if a window gets too large."""
@@ -197,11 +212,14 @@ class Sender:
             if limit <= 0:
                 if self.send_window_bytes <= 0:
                     waiting[stream] = None  # its turn comes when the connection has a window
-                    return
+                    break
                 continue  # it comes back with a window of its own
             num_bytes += self._send_frame(stream, limit)
             if stream.pending is not None:
                 waiting[stream] = None
+        if num_bytes and not self.is_output_due:
+            self.is_output_due = True
+            self._output_owner.on_output()
 
     @property
     def has_more(self) -> bool:
@@ -224,13 +242,12 @@ class Sender:
             pieces.append(piece)
         is_last = not pending
         flags = END_STREAM if is_last and stream.final == b"" else 0
+        self.has_sent_data = True
         self.send_window_bytes -= size
         stream.send_window_bytes -= size
+        self.num_free_updates += _FREE_UPDATES
         self.output.append(pack_header(size << 8 | DATA, flags, stream.stream_id))
         self.output += pieces
-        if not self.is_output_due:
-            self.is_output_due = True
-            self._output_owner.on_output()
         if is_last:
             stream.pending = None
             final, stream.final = stream.final, None
@@ -245,6 +262,7 @@ class Sender:
         if self.owes_table_size:
             self.owes_table_size, self.has_told_table_size = False, True
             block = _NO_TABLE + block
+        self.has_sent_data = True
         self.write(frames.headers(stream.stream_id, block, flags, self.peer_frame_bytes))
 
     def _end(self, stream: Stream) -> None:

@@ -1,8 +1,8 @@
 """States of the streams of a connection, and what ends them and the connection."""
 
 import os
-from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Protocol
 
 from weft_wire import frames
@@ -11,11 +11,12 @@ from weft_wire.connection.sending import Sender
 from weft_wire.connection.stream import Stream
 from weft_wire.errors import ErrorCode, Http2ConnectionError
 
-#: Streams that this end has reset lately: frames that were on their way are ignored.
-_NUM_REMEMBERED_RESETS = 256
-#: Tokens of the control budget for a finished stream, and cost of a stream that is reset.
+#: Streams that this end has reset lately: frames that were on their way are ignored. As many as a client may have open
+#: and cancel at once.
+_NUM_REMEMBERED_RESETS = 8192
+#: Tokens of the control budget for a stream that has ended, and cost of one that is reset, which gets these tokens too.
 _STREAM_TOKENS = 8
-RESET_COST = 4
+RESET_COST = _STREAM_TOKENS + 4
 
 
 class Owner(Protocol):
@@ -66,7 +67,7 @@ class StreamStates(Sender):
         super().__init__(owner, limits)
         self._owner = owner
         self._is_client = is_client
-        self._budget = ControlBudget(limits, clock_s)
+        self.budget = ControlBudget(limits, clock_s)
         self.failure: Http2ConnectionError | None = None
         self.last_peer_stream_id = 0
         self._last_local_id = -1
@@ -75,7 +76,7 @@ class StreamStates(Sender):
         self.is_peer_leaving = False
         self._goaway_id: int | None = None  # newest stream that this end still answers, after GOAWAY
         self._drain_ping = b""
-        self._reset_ids: deque[int] = deque(maxlen=_NUM_REMEMBERED_RESETS)
+        self._reset_ids: dict[int, None] = {}
 
     # What the layer above asks for.
 
@@ -91,11 +92,21 @@ class StreamStates(Sender):
             len(self.streams) < self.peer_max_streams and self._last_local_id < frames.MAX_STREAM_ID - 1
         )
 
-    def grant(self, stream: Stream) -> None:
-        """Let the peer send as many bytes as were consumed on a stream; sent once they are half a window."""
-        num_bytes = stream.num_unacked_bytes
+    @property
+    def has_stream_ids(self) -> bool:
+        """Client: whether there is an id for another stream."""
+        return self._last_local_id < frames.MAX_STREAM_ID - 1
+
+    def grant(self, stream: Stream, num_held_bytes: int = 0) -> None:
+        """Let the peer send as many bytes as were consumed on a stream; sent once they are half a window.
+
+        Args:
+            stream: The stream.
+            num_held_bytes: Bytes that were received and not consumed.
+        """
+        num_bytes = stream.num_unacked_bytes - num_held_bytes
         if num_bytes * 2 >= self.limits.stream_window_bytes and not stream.is_remote_ended and stream.is_open:
-            stream.num_unacked_bytes = 0
+            stream.num_unacked_bytes = num_held_bytes
             self.write(frames.window_update(stream.stream_id, num_bytes))
 
     def ping(self, data: bytes) -> None:
@@ -170,7 +181,7 @@ class StreamStates(Sender):
             self.reset(stream, ErrorCode.NO_ERROR)
 
     def _on_forgotten(self) -> None:
-        self._budget.num_left += _STREAM_TOKENS
+        self.budget.num_left += _STREAM_TOKENS
         self._owner.on_stream_closed()
 
     def _is_idle(self, stream_id: int) -> bool:
@@ -197,18 +208,24 @@ class StreamStates(Sender):
         self._spend(RESET_COST, reason)
         if not self._is_client and stream_id & 1:
             self.last_peer_stream_id = max(self.last_peer_stream_id, stream_id)
-        self._reset_ids.append(stream_id)
+        self._remember_reset(stream_id)
         self.write(frames.rst_stream(stream_id, code))
 
     def reset(self, stream: Stream, code: int) -> None:
         """Send RST_STREAM, unless the stream is over; its owner is not told."""
         if stream.is_open:
-            self._reset_ids.append(stream.stream_id)
+            self._remember_reset(stream.stream_id)
             self.forget(stream)
             self.write(frames.rst_stream(stream.stream_id, code))
 
+    def _remember_reset(self, stream_id: int) -> None:
+        self._reset_ids[stream_id] = None
+        if len(self._reset_ids) > _NUM_REMEMBERED_RESETS:
+            for oldest in list(islice(self._reset_ids, _NUM_REMEMBERED_RESETS // 2)):
+                del self._reset_ids[oldest]
+
     def _spend(self, num_tokens: int, what: str) -> None:
-        budget = self._budget
+        budget = self.budget
         budget.num_left -= num_tokens
         if budget.num_left <= 0:
             budget.refill(what)

@@ -24,7 +24,6 @@ class ServerProtocol(Http2Protocol):
 
     Attributes:
         num_running: Handlers that have not ended.
-        has_sent_data: Since the client's last PING.
         peer: Address of the client, as gRPC writes it.
     """
 
@@ -33,7 +32,6 @@ class ServerProtocol(Http2Protocol):
         super().__init__(server.loop, server.limits, server.liveness, is_client=False, age_factor=jitter)
         self.server = server
         self.num_running = 0
-        self.has_sent_data = False
         self._max_running = _RUNNING_FACTOR * server.limits.max_concurrent_streams
         self._pings = PingPolice(server.options.min_ping_interval_s)
         self._auth_context: dict[str, list[bytes]] | None = None
@@ -71,9 +69,10 @@ class ServerProtocol(Http2Protocol):
 
     def on_peer_ping(self) -> None:
         """Count it."""
-        if self._pings.is_too_many(self.loop.time(), has_sent_data=self.has_sent_data):
+        connection = self.connection
+        if self._pings.is_too_many(self.loop.time(), has_sent_data=connection.has_sent_data):
             raise Http2ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
-        self.has_sent_data = False
+        connection.has_sent_data = False
 
     def on_lost(self, error: Exception | None) -> None:
         """Forget it."""

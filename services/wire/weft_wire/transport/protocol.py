@@ -139,6 +139,7 @@ class Http2Protocol(asyncio.Protocol):
         connection = self.connection
         if connection.is_closed:
             return
+        connection.budget.cap()
         seen = Observation(
             num_received=self._num_received,
             num_streams=len(connection.streams),

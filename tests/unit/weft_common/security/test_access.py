@@ -162,6 +162,27 @@ def test_rate_limit_says_when_to_come_again(keys):
         pass
 
 
+def test_workers_divide_the_limits_of_a_key(keys):
+    """Each of two has half of the rate and of the requests in flight, rounded up, and says so."""
+    keys.put("shop", max_inflight=3)
+    keys.put("mill", requests_per_s=10, burst=5)
+    ring = KeyRing([keys.path], clock_s=keys.clock, num_workers=2)
+    shop, mill = (ring.identify((("x-api-key", keys.keys[name]),)) for name in ("shop", "mill"))
+    with shop.admitted("m"), shop.admitted("m"):
+        text = "has 2 requests in flight, as many as max_inflight, divided among 2 workers, allows"
+        with pytest.raises(ResourceExhaustedError, match=text), shop.admitted("m"):
+            pass
+    for _ in range(3):
+        with mill.admitted("m"):
+            pass
+    text = "allows 10 requests a second and 5 at once, divided among 2 workers; try again in 201 ms"
+    with pytest.raises(ResourceExhaustedError, match=text), mill.admitted("m"):
+        pass
+    keys.clock.now_s += 0.2
+    with mill.admitted("m"):
+        pass
+
+
 def test_limits_of_one_key_do_not_touch_another(keys):
     """A client that uses up what it has leaves the others theirs."""
     keys.put("shop", requests_per_s=1)

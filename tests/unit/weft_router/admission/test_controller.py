@@ -40,6 +40,23 @@ def enter(admission: AdmissionController, level: int = 2, client: str = "", *, l
     )
 
 
+def test_workers_divide_the_limits() -> None:
+    """Of two workers each has half of 3, rounded up: of the router, of a graph, of a client; refusals say so."""
+    context = CallContext(arrival_ns=S)
+    for settings, policy, text in (
+        ({"max_inflight": 3}, 0, "--max-inflight, divided among 2 workers, allows 2"),
+        ({}, 3, "'max_inflight' of the graph's policy, divided among 2 workers, allows 2"),
+        ({"max_inflight_per_client": 3}, 0, "as many as --max-inflight-per-client, divided among 2 workers, allows"),
+    ):
+        admission = AdmissionController(AdmissionSettings(**settings), num_workers=2, clock_ns=Clock())  # type: ignore[arg-type]
+        limit = admission.limit("graph", "g", policy)
+        for _ in range(2):
+            admission.admit(limit, 2, "a", context)
+        with pytest.raises(ResourceExhaustedError, match=text):
+            admission.admit(limit, 2, "a", context)
+        assert limit is admission.limit("graph", "g", policy)
+
+
 def test_the_router_the_graph_and_the_client_are_limited() -> None:
     """Each refusal names its limit, has a hint, is counted at the graph, and nothing was begun for it."""
     for settings, policy, reason, text in (

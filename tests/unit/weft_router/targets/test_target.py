@@ -11,6 +11,7 @@ import grpc
 import pytest
 from tests.unit.weft_router import make
 
+from weft_common.client.wires import WireName
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
 from weft_common.errors import DeadlineExceededError, NotFoundError, RemoteError, ResourceExhaustedError
 from weft_common.server.make_server import make_server
@@ -271,7 +272,7 @@ async def test_a_cancel_does_not_break_off_the_task_of_the_grpc_library(
 
     core.answer = hold
     async with serving(core) as port:
-        target = GrpcTarget("model", f"127.0.0.1:{port}")
+        target = GrpcTarget("model", f"127.0.0.1:{port}", wire=WireName.GRPCIO)
         start, calls = target._client.stub.ModelInfer, []
         monkeypatch.setattr(
             target._client.stub, "ModelInfer", lambda *args, **kw: calls.append(start(*args, **kw)) or calls[0]

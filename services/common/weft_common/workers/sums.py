@@ -1,0 +1,119 @@
+"""The metrics of several workers as those of one service.
+
+Counters and histograms are summed, also those of workers that have ended, so that a sum never falls. Gauges are summed,
+but for some that are the same for every worker or say whether one of them has something. What the process itself is
+measured by (``process_*``) stays apart, with the label ``worker``.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.samples import Exemplar, Sample
+
+_SUMMED_FOR_EVER = ("counter", "histogram", "summary", "unknown")
+_PROCESS = "process_"
+_LABEL = "worker"
+
+#: Name of a sample and its labels.
+Key: TypeAlias = tuple[str, frozenset[tuple[str, str]]]
+
+
+def dump(families: Iterable[Metric]) -> bytes:
+    """Families of metrics for another process."""
+    return json.dumps(
+        [
+            [
+                family.name,
+                family.documentation,
+                family.type,
+                [[sample.name, sample.labels, sample.value, _exemplar(sample)] for sample in family.samples],
+            ]
+            for family in families
+        ]
+    ).encode()
+
+
+def load(data: bytes) -> list[Metric]:
+    """The families of ``dump``."""
+    families = []
+    for name, documentation, kind, samples in json.loads(data):
+        family = Metric(name, documentation, kind)
+        for sample, labels, value, exemplar in samples:
+            family.add_sample(sample, labels, value, None, None if exemplar is None else Exemplar(*exemplar))
+        families.append(family)
+    return families
+
+
+def _exemplar(sample: Sample) -> list[object] | None:
+    exemplar = sample.exemplar
+    if exemplar is None:
+        return None
+    return [exemplar.labels, exemplar.value, None if exemplar.timestamp is None else float(exemplar.timestamp)]
+
+
+@dataclass(slots=True)
+class _Total:
+    """A family, summed so far."""
+
+    documentation: str
+    kind: str
+    samples: dict[Key, Sample] = field(default_factory=dict)
+
+
+class MetricSums:
+    """Sums of the latest metrics of each worker.
+
+    Args:
+        greatest: Names of gauges of which the greatest value counts.
+    """
+
+    def __init__(self, greatest: Collection[str] = ()) -> None:
+        self._greatest = frozenset(greatest)
+        self._latest: dict[int, list[Metric]] = {}
+        self._ended: dict[str, _Total] = {}
+
+    def update(self, worker: int, families: list[Metric]) -> None:
+        """The metrics of a worker are these now."""
+        self._latest[worker] = families
+
+    def end(self, worker: int) -> None:
+        """A worker has ended: what it had counted when it was last asked stays."""
+        for family in self._latest.pop(worker, ()):
+            if family.type in _SUMMED_FOR_EVER and not family.name.startswith(_PROCESS):
+                self._add(self._ended, family)
+
+    def families(self) -> Iterator[Metric]:
+        """The metrics of all."""
+        sums: dict[str, _Total] = {}
+        for name, ended in self._ended.items():
+            sums[name] = _Total(ended.documentation, ended.kind, dict(ended.samples))
+        for worker, families in sorted(self._latest.items()):
+            for family in families:
+                more = {_LABEL: str(worker)} if family.name.startswith(_PROCESS) else {}
+                self._add(sums, family, more)
+        for name, total in sums.items():
+            metric = Metric(name, total.documentation, total.kind)
+            metric.samples = list(total.samples.values())
+            yield metric
+
+    def _add(self, sums: dict[str, _Total], family: Metric, more: Mapping[str, str] = {}) -> None:
+        total = sums.setdefault(family.name, _Total(family.documentation, family.type))
+        for sample in family.samples:
+            labels = {**sample.labels, **more}
+            key = sample.name, frozenset(labels.items())
+            known = total.samples.get(key)
+            if known is None:
+                total.samples[key] = sample._replace(labels=labels)
+            else:
+                is_greatest = family.name in self._greatest
+                value = max(known.value, sample.value) if is_greatest else known.value + sample.value
+                total.samples[key] = known._replace(value=value, exemplar=_newer(known.exemplar, sample.exemplar))
+
+
+def _newer(one: Exemplar | None, other: Exemplar | None) -> Exemplar | None:
+    if one is None or other is None:
+        return one or other
+    return max(one, other, key=lambda exemplar: exemplar.timestamp or 0)

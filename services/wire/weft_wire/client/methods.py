@@ -1,0 +1,209 @@
+"""Methods of a channel: what a stub calls."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+from grpc import StatusCode
+
+from weft_wire.client.call import ClientCall
+from weft_wire.client.heads import ENCODING_BY_COMPRESSION
+from weft_wire.client.link import Link
+from weft_wire.client.requests import OneRequest, StreamedRequests
+from weft_wire.client.responses import OneResponse, StreamedResponses
+
+#: A longer timeout is none, in seconds: about 30 years.
+_MAX_TIMEOUT_S: Final = 1e9
+
+_log = logging.getLogger("weft_wire.client")
+
+
+class UnaryCall(OneRequest, OneResponse, grpc.aio.UnaryUnaryCall[Any, Any]):
+    """A call with one request and one response."""
+
+
+class UnaryStreamingCall(OneRequest, StreamedResponses, grpc.aio.UnaryStreamCall[Any, Any]):
+    """A call with one request and a stream of responses."""
+
+
+class StreamingUnaryCall(StreamedRequests, OneResponse, grpc.aio.StreamUnaryCall[Any, Any]):
+    """A call with a stream of requests and one response."""
+
+
+class StreamingCall(StreamedRequests, StreamedResponses, grpc.aio.StreamStreamCall[Any, Any]):
+    """A call with streams in both directions."""
+
+
+class BoundMethod:
+    """A method of one channel.
+
+    Args:
+        link: Of the channel.
+        path: Full name of the method, with a leading slash.
+        serialize: Makes bytes of a request; None: requests are bytes.
+        deserialize: Makes a response of bytes; None: responses are bytes.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        path: str,
+        serialize: Callable[[Any], bytes] | None,
+        deserialize: Callable[[bytes], Any] | None,
+    ) -> None:
+        self._link = link
+        self._path = path
+        self._serialize = serialize
+        self._deserialize = deserialize
+        self._encoding = ENCODING_BY_COMPRESSION[link.options.compression]
+        self._block = link.heads.method(path, self._encoding)
+        self._other_blocks: dict[str, bytes] = {}
+
+    def _prepare(self, metadata: Any, credentials: Any, compression: Any) -> tuple[bytes, str]:
+        """The block of the fields and the encoding of a call that has more than a request."""
+        link = self._link
+        if link.is_closed:
+            raise grpc.aio.UsageError("Channel is closed.")
+        link.attach()
+        if credentials is not None:
+            raise grpc.aio.UsageError("call credentials are not supported: send them as metadata")
+        block, encoding = self._block, self._encoding
+        if compression is not None:
+            encoding = ENCODING_BY_COMPRESSION[compression]
+            if encoding != self._encoding:
+                if encoding not in self._other_blocks:
+                    self._other_blocks[encoding] = link.heads.method(self._path, encoding)
+                block = self._other_blocks[encoding]
+        if metadata is not None:
+            block += link.heads.metadata(metadata)
+        return block, encoding
+
+    def _begin(self, call: ClientCall, timeout_s: float | None, waits_for_ready: bool | None) -> None:
+        if timeout_s is not None and timeout_s < _MAX_TIMEOUT_S:
+            if timeout_s <= 0:
+                call.fail(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+                return
+            call.set_timeout(timeout_s)
+        if waits_for_ready:
+            call.waits_for_ready = True
+        self._link.begin(call)
+
+    def _set_request(self, call: OneRequest, request: Any, encoding: str) -> None:
+        """Serialize the request; a call whose request cannot be sent fails."""
+        try:
+            body = request if self._serialize is None else self._serialize(request)
+        except Exception:
+            _log.exception("a request cannot be serialized")
+            call.fail(StatusCode.INTERNAL, "Exception serializing request!")
+            return
+        limit = self._link.options.max_message_bytes
+        if len(body) > limit:
+            text = f"Sent message larger than max ({len(body)} vs. {limit})"
+            call.fail(StatusCode.RESOURCE_EXHAUSTED, text)
+            return
+        call.set_request(body, encoding)
+
+
+class UnaryMethod(BoundMethod, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
+    """A method with one request and one response."""
+
+    def __call__(
+        self,
+        request: Any,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: Any = None,
+        wait_for_ready: bool | None = None,
+        compression: Any = None,
+    ) -> UnaryCall:
+        """Begin a call; it is awaited for its response.
+
+        Raises:
+            UsageError: The channel is closed.
+            ValueError: The metadata cannot be sent.
+        """
+        block, encoding = self._prepare(metadata, credentials, compression)
+        call = UnaryCall(self._link, block, self._deserialize)
+        self._set_request(call, request, encoding)
+        if not call.done():
+            self._begin(call, timeout, wait_for_ready)
+        return call
+
+
+class UnaryStreamingMethod(BoundMethod, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
+    """A method with one request and a stream of responses."""
+
+    def __call__(
+        self,
+        request: Any,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: Any = None,
+        wait_for_ready: bool | None = None,
+        compression: Any = None,
+    ) -> UnaryStreamingCall:
+        """Begin a call; its responses are iterated over, or read.
+
+        Raises:
+            UsageError: The channel is closed.
+            ValueError: The metadata cannot be sent.
+        """
+        block, encoding = self._prepare(metadata, credentials, compression)
+        call = UnaryStreamingCall(self._link, block, self._deserialize)
+        self._set_request(call, request, encoding)
+        if not call.done():
+            self._begin(call, timeout, wait_for_ready)
+        return call
+
+
+class StreamingUnaryMethod(BoundMethod, grpc.aio.StreamUnaryMultiCallable[Any, Any]):
+    """A method with a stream of requests and one response."""
+
+    def __call__(
+        self,
+        request_iterator: Any = None,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: Any = None,
+        wait_for_ready: bool | None = None,
+        compression: Any = None,
+    ) -> StreamingUnaryCall:
+        """Begin a call; its requests come from an iterator or are written, and it is awaited for its response.
+
+        Raises:
+            UsageError: The channel is closed.
+            ValueError: The metadata cannot be sent.
+        """
+        block, encoding = self._prepare(metadata, credentials, compression)
+        call = StreamingUnaryCall(self._link, block, self._deserialize, self._serialize, encoding)
+        if request_iterator is not None:
+            call.feed_from(request_iterator)
+        self._begin(call, timeout, wait_for_ready)
+        return call
+
+
+class StreamingMethod(BoundMethod, grpc.aio.StreamStreamMultiCallable[Any, Any]):
+    """A method with streams in both directions."""
+
+    def __call__(
+        self,
+        request_iterator: Any = None,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: Any = None,
+        wait_for_ready: bool | None = None,
+        compression: Any = None,
+    ) -> StreamingCall:
+        """Begin a call; requests come from an iterator or are written, responses are iterated over or read.
+
+        Raises:
+            UsageError: The channel is closed.
+            ValueError: The metadata cannot be sent.
+        """
+        block, encoding = self._prepare(metadata, credentials, compression)
+        call = StreamingCall(self._link, block, self._deserialize, self._serialize, encoding)
+        if request_iterator is not None:
+            call.feed_from(request_iterator)
+        self._begin(call, timeout, wait_for_ready)
+        return call

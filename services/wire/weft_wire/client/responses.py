@@ -1,0 +1,209 @@
+"""The two kinds of responses of a call: one message, or a stream of them."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Generator
+from typing import Any, Final
+
+import grpc
+from grpc import StatusCode
+
+from weft_wire.client.call import ClientCall
+from weft_wire.rpc.heads import ResponseHead
+from weft_wire.rpc.messages import MessageReader, whole_message
+from weft_wire.rpc.status import CallError
+
+_OK: Final = StatusCode.OK
+_UNREADABLE: Final = "Exception deserializing response!"
+
+
+class OneResponse(ClientCall):
+    """A call that is awaited for its response."""
+
+    _message: bytes | memoryview | None = None
+    _reader: MessageReader | None = None
+    _response: Any = None
+    _waiter: asyncio.Future[None] | None = None
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if self._status is None:
+            waiter = self._waiter
+            if waiter is None:
+                waiter = self._waiter = self._owner.loop.create_future()
+            try:
+                yield from waiter
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        if self._status is _OK:
+            return self._response
+        self._raise_failure()
+
+    def _wake(self) -> None:
+        self._message = self._reader = None
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _on_body(self, data: bytes | memoryview) -> None:
+        limit = self._owner.options.max_message_bytes
+        if self._message is None and self._reader is None:
+            message = whole_message(data)
+            if message is not None and len(message) <= limit:
+                self._message = message
+                return
+        if self._status is None:
+            self._read(data, limit)
+
+    def _read(self, data: bytes | memoryview, limit: int) -> None:
+        """Data that is not exactly one message."""
+        reader = self._reader
+        if reader is None:
+            head = self._head
+            may_compress = head is not None and head.encoding != "identity"
+            reader = self._reader = MessageReader(limit, may_compress=may_compress)
+        try:
+            messages = reader.feed(data)
+        except CallError as failure:
+            self.fail(failure.code, failure.details)
+            return
+        for message in messages:
+            if self._message is not None:
+                self.fail(StatusCode.INTERNAL, "the server sent more than one message for a unary call")
+                return
+            self._message = message
+        self.connection.grant(self)
+
+    def _on_end(self, head: ResponseHead) -> None:
+        message = self._message
+        if (
+            message is not None
+            and head.status is _OK
+            and self._reader is None
+            and self._deserialize is not None
+            and not (head.http_status or head.fault)
+            and not self.is_open
+        ):
+            try:
+                self._response = self._deserialize(message if type(message) is bytes else bytes(message))
+            except Exception:
+                self._finish(StatusCode.INTERNAL, _UNREADABLE, head)
+            else:
+                self._finish(_OK, head.message, head)
+            return
+        super()._on_end(head)
+
+    def _response_fault(self) -> str:
+        if self._message is None:
+            return "the server ended a unary call with OK and no message (cardinality violation)"
+        if self._reader is not None and not self._reader.is_empty:
+            return "the response ends within a message"
+        message = self._message if isinstance(self._message, bytes) else bytes(self._message)
+        try:
+            self._response = message if self._deserialize is None else self._deserialize(message)
+        except Exception:
+            return _UNREADABLE
+        return ""
+
+
+class StreamedResponses(ClientCall):
+    """A call whose responses are iterated over or read."""
+
+    _waiter: asyncio.Future[None] | None = None
+    _num_held_bytes: int = 0
+    _reader: MessageReader | None = None
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._messages: deque[bytes] = deque()
+
+    def _wake(self) -> None:
+        self._reader = None
+        if self._trailers is None:  # not the server's end: what was not read is not given any more
+            self._messages.clear()
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _on_body(self, data: bytes | memoryview) -> None:
+        if self._status is not None:
+            return
+        reader = self._reader
+        if reader is None:
+            head = self._head
+            may_compress = head is not None and head.encoding != "identity"
+            reader = self._reader = MessageReader(self._owner.options.max_message_bytes, may_compress=may_compress)
+        try:
+            messages = reader.feed(data)
+        except CallError as failure:
+            self.fail(failure.code, failure.details)
+            return
+        if messages:
+            self._messages += messages
+            self._num_held_bytes += sum(map(len, messages))
+            waiter = self._waiter
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+        elif not self._messages:
+            self.connection.grant(self)
+
+    def _response_fault(self) -> str:
+        if self._reader is not None and not self._reader.is_empty:
+            return "the response ends within a message"
+        return ""
+
+    async def _next(self) -> bool:
+        """Wait for a message; False: there are no more."""
+        while not self._messages:
+            if self._status is not None:
+                self._raise_failure()
+                return False
+            waiter = self._waiter = self._owner.loop.create_future()
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+            finally:
+                self._waiter = None
+        return True
+
+    def _take(self) -> Any:
+        """The next message, which must be there."""
+        message = self._messages.popleft()
+        self._num_held_bytes -= len(message)
+        if self.is_open and self.num_unacked_bytes:
+            reader = self._reader
+            num_held_bytes = self._num_held_bytes
+            if num_held_bytes and reader is not None:
+                num_held_bytes += reader.num_bytes
+            self.connection.grant(self, num_held_bytes)
+        if self._deserialize is None:
+            return message
+        try:
+            return self._deserialize(message)
+        except Exception:
+            self.fail(StatusCode.INTERNAL, _UNREADABLE)
+            self._messages.clear()
+            self._raise_failure()
+            raise
+
+    async def read(self) -> Any:
+        """The next response; ``grpc.aio.EOF`` at the end. Cancelling the caller cancels the call.
+
+        Raises:
+            AioRpcError: The call has failed.
+        """
+        if self._messages or await self._next():
+            return self._take()
+        return grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[Any]:
+        try:
+            while self._messages or await self._next():
+                yield self._take()
+        finally:
+            self.cancel()  # of an iteration that was left; no effect at the end

@@ -1,0 +1,63 @@
+"""The workers of a running router, and channels to one of them."""
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+from tests.integration.routing import Router
+
+WAIT_S = 30.0
+_ESTABLISHED = "01"
+
+
+def wait_until(is_true: Callable[[], object], what: str) -> None:
+    """Poll until it holds; fails after ``WAIT_S``."""
+    end_s = time.monotonic() + WAIT_S
+    while not is_true():
+        assert time.monotonic() < end_s, f"not within {WAIT_S:g} s: {what}"
+        time.sleep(0.02)
+
+
+def workers_of(parent: int) -> dict[int, int]:
+    """Process ids of the workers by index."""
+    found = {}
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            worker = re.search(r"--worker=(\d+)/", Path(f"/proc/{child}/cmdline").read_text())
+            if worker is not None:
+                found[int(worker[1])] = int(child)
+    return found
+
+
+def num_connections(pid: int, port: int) -> int:
+    """Connections on a port that a process has accepted."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+    tables = (Path("/proc/net", name).read_text() for name in ("tcp", "tcp6"))
+    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
+    ours = (row for row in rows if row[3] == _ESTABLISHED and int(row[1].rpartition(":")[2], 16) == port)
+    return sum(row[9] in inodes for row in ours)
+
+
+@contextmanager
+def channel_to(router: Router, worker: int) -> Iterator[grpc.Channel]:
+    """A channel whose one connection the worker has; others that come up on the way are closed with it."""
+    pid = workers_of(router.process.pid)[worker]
+    port = int(router.grpc.rpartition(":")[2])
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            before = num_connections(pid, port)
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            channel = stack.enter_context(grpc.insecure_channel(router.grpc, options=options))
+            grpc.channel_ready_future(channel).result(WAIT_S)
+            if num_connections(pid, port) > before:
+                yield channel
+                return
+        raise AssertionError(f"no connection of 100 reached worker {worker}")
