@@ -24,7 +24,7 @@ import grpc
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 
 from weft_common.client.channels import MAX_MESSAGE_BYTES
 from weft_common.client.wires import add_wire_argument
@@ -38,7 +38,7 @@ from weft_common.security.arguments import add_server_arguments
 from weft_common.server.arguments import add_process_arguments
 from weft_common.server.health import HealthServicer
 from weft_common.server.limits import add_limit_arguments
-from weft_common.server.listening import Listener, Ports
+from weft_common.server.listening import Listener, Ports, Worker
 from weft_common.server.make_server import add_v2_service
 from weft_common.server.servicer import MoreStatistics, Precheck, V2Servicer
 from weft_common.statistics import ModelStatistics
@@ -90,25 +90,6 @@ class Extension(NamedTuple):
     collectors: Sequence[Collector] = ()
     precheck: Precheck | None = None
     more_statistics: MoreStatistics | None = None
-
-
-class Worker(Protocol):
-    """This process's place among several that serve on one port."""
-
-    @property
-    def index(self) -> int:
-        """From 1."""
-
-    @property
-    def num_workers(self) -> int:
-        """How many there are."""
-
-    @property
-    def listens_late(self) -> bool:
-        """Whether it listens only once it is ready, as others serve meanwhile."""
-
-    def publish(self, registry: CollectorRegistry) -> None:
-        """Take the metrics of this process, which has no port for them."""
 
 
 Core = TypeVar("Core", bound=ClosableCore)
@@ -196,7 +177,7 @@ async def _serve(
 ) -> int:
     stop = stop_event(watch_stdin=options.stop_with_stdin)
     try:
-        listener = Listener(f"weft.{service}", options, 1 if worker is None else worker.num_workers)
+        listener = Listener(f"weft.{service}", options, worker)
         core = make_core()
     except WeftError as error:
         _log.error("cannot serve: %s", error.message)
@@ -206,12 +187,11 @@ async def _serve(
     memory = SharedMemory() if options.allow_client_shm else None
     is_loaded = asyncio.Event()
     is_ready = core.is_ready if options.strict_readiness else is_loaded.is_set
-    services = add_services(server, core, f"weft.{service}", extension, memory, is_ready, options.max_message_bytes)
+    services = add_services(server, core, f"weft.{service}", extension, memory, is_ready)
     watchdog = LoopWatchdog(abort_s=options.watchdog_abort_s)
 
     async def listen() -> Ports:
-        publish = None if worker is None else worker.publish
-        ports = listener.listen(_reader_of(core), (*extension.collectors, watchdog), publish)
+        ports = listener.listen(_reader_of(core), (*extension.collectors, watchdog))
         await server.start()
         return ports
 
@@ -285,7 +265,6 @@ def add_services(
     extension: Extension = _NO_EXTENSION,
     memory: SharedMemory | None = None,
     is_ready: Callable[[], bool] | None = None,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> Services:
     """Add the V2 service, health (initially NOT_SERVING), an extension and reflection to a server.
 
@@ -295,11 +274,10 @@ def add_services(
     Returns:
         The servicers; call ``await set_serving(...)`` with them.
     """
-    inference = V2Servicer(core, service, memory, is_ready, max_message_bytes, extension.precheck)
+    inference = V2Servicer(core, service, memory, is_ready, extension.precheck)
     inference.more_statistics = extension.more_statistics
     services = Services(inference, HealthServicer((SERVICE_NAME,)))
     add_v2_service(services.inference, server)
-    services.inference.exchange.add_to(server)  # private to Weft, so reflection does not show it
     health_pb2_grpc.add_HealthServicer_to_server(services.health, server)
     more_names = extension.add_servicers(server)
     names = (SERVICE_NAME, *more_names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME)
