@@ -328,6 +328,7 @@ class Fuzzer:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         assert len(tasks) <= 1, f"tasks are left: {list(tasks)[:3]}"
         gc.collect()
+        await self._turns(3)  # generators that are collected are closed by tasks
         left = Counter(type(kept).__name__ for kept in gc.get_objects() if type(kept).__name__ in _SHORT_LIVED)
         assert not left, f"objects are left: {left}"
 
@@ -364,7 +365,13 @@ async def _main(options: argparse.Namespace) -> dict[str, Any]:
     begin_s = time.monotonic()
     samples: list[int] = []
 
+    told = 0
+
     def tell(number: int) -> None:
+        nonlocal told
+        for failure in fuzzer.failures[told:]:
+            print(f"failed: {failure}", flush=True)
+        told = len(fuzzer.failures)
         faulthandler.dump_traceback_later(60, exit=True)
         samples.append(rss_bytes())
         if number % 20_000 == 0 and number:
