@@ -14,13 +14,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
 import uvloop
 
-from weft_common.client.channels import server_options
 from weft_common.client.exchange_client import ExchangeClient
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.processes.process import Endpoint
+from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services
 from weft_router.__main__ import main as router_main
 
@@ -52,7 +51,7 @@ class _EchoCore:
 
 
 async def _serve_echo(socket_path: str) -> None:
-    server = grpc.aio.server(options=server_options())
+    server = make_server()
     core: Any = _EchoCore()
     add_services(server, core, "weft.echo")
     port = server.add_insecure_port("127.0.0.1:0")
