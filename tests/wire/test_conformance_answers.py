@@ -98,6 +98,12 @@ def test_metadata_keep_their_order(peer: Peer) -> None:
     assert ["1", "3", ""] == [value for name, value in received(peer, *pairs) if name == "x-a"]
 
 
+def test_white_space_in_metadata(peer: Peer) -> None:
+    """White space at the ends of a value fails no call, and may be stripped; that within a value stays."""
+    ((_, value),) = received(peer, ("x-a", "  a  b\t"))
+    assert "a  b" == value.strip()
+
+
 def test_metadata_of_answers(peer: Peer) -> None:
     """Initial metadata come with the headers, trailing ones with the trailers, binary ones in base64."""
     metadata = [("initial-a", "1"), ("initial-bin", "AP8="), ("trailing-a", "2"), ("trailing-bin", "AQ==")]

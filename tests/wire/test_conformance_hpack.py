@@ -1,9 +1,25 @@
 """RFC 7541: representations that the server decodes, errors that end the connection, and tables that stay in step."""
 
+import os
+import signal
+
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from tests.wire import peer as h2
-from tests.wire.conformance import ECHO, Case, alive, answered, asked, block, check, connection_error, each, fixed
+from tests.wire.conformance import (
+    ECHO,
+    Case,
+    alive,
+    answered,
+    asked,
+    block,
+    check,
+    connection_error,
+    each,
+    fixed,
+    opened,
+)
+from tests.wire.conftest import StartEcho
 from tests.wire.peer import Peer, frame, request_fields
 
 FIELDS = list(request_fields(ECHO))
@@ -126,3 +142,35 @@ def test_a_smaller_table_of_the_client(peer: Peer) -> None:
     peer.send(asked(peer, 3))
     answer = peer.read_answer(3)
     assert ([b"a"], 0) == (answer.messages, answer.status)
+
+
+def test_blocks_that_are_not_wanted_change_the_table(start_echo: StartEcho) -> None:
+    """Fields of streams that are refused, and of trailers after the answer, are decoded like others (4.3)."""
+    echo = start_echo(max_concurrent_streams=1)
+    with Peer.connect(echo.address) as peer:
+        peer.handshake()
+        peer.send(opened(peer, 1), peer.headers(3, [*FIELDS, ("x-refused", "1")], end=True))
+        peer.wait_reset(3)
+        peer.send(h2.data(1, h2.message(b"a")), peer.headers(1, [("x-refused", "1"), ("x-trailer", "2")], end=True))
+        assert [b"a"] == peer.read_answer().messages
+        peer.send(peer.headers(5, [*FIELDS[:4], ("te", "x"), ("x-bad", "3")]))
+        peer.wait_reset(5)
+        peer.send(peer.headers(5, [("x-late", "4")], end=True))
+        names = ("x-refused", "x-trailer", "x-bad", "x-late")
+        peer.send(peer.request(ECHO, b"b", stream_id=7, metadata=[(name, str(at)) for at, name in enumerate(names, 1)]))
+        assert [b"b"] == peer.read_answer(7).messages
+
+
+def test_blocks_after_goaway_change_the_table(start_echo: StartEcho) -> None:
+    """Streams above the last one of GOAWAY are ignored, but their fields enter the table (RFC 9113, 6.8)."""
+    echo = start_echo()
+    with Peer.connect(echo.address) as peer:
+        peer.handshake()
+        peer.send(opened(peer, 1))
+        os.kill(echo.pid, signal.SIGTERM)
+        while peer.wait_goaway().last_stream_id != 1:
+            peer.send(h2.ping(peer.read_kind(h2.PING).payload, ack=True))
+        peer.send(peer.headers(3, [*FIELDS, ("x-ignored", "1")]), h2.data(3, b"abc", end=True))
+        peer.send(h2.data(1, h2.message(b"a")), peer.headers(1, [("x-ignored", "1")], end=True))
+        answer = peer.read_answer()
+        assert ([b"a"], 0) == (answer.messages, answer.status)

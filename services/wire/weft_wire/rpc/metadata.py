@@ -28,7 +28,7 @@ _KEY = re.compile(r"[0-9a-z_.-]+")
 
 
 def decode_metadata(fields: Iterable[tuple[str, str]]) -> Metadata:
-    """The metadata among fields, in their order.
+    """The metadata among fields, in their order, without white space at the ends of values.
 
     Raises:
         ValueError: A binary value is no base64.
@@ -40,7 +40,7 @@ def decode_metadata(fields: Iterable[tuple[str, str]]) -> Metadata:
         if name.endswith("-bin"):
             metadata += ((name, _binary(name, part)) for part in value.split(","))
         else:
-            metadata.append((name, value))
+            metadata.append((name, value.strip(" \t")))
     return tuple(metadata)
 
 
