@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from weft_common.client.channels import MAX_TIMEOUT_S
+from weft_common.client.channels import MAX_TIMEOUT_S, is_on_weft
 from weft_common.client.exchange_client import ExchangeClient
 from weft_common.client.v2_client import RpcFailure, V2Client, metadata_of
 from weft_common.client.wires import WireName
@@ -30,6 +30,10 @@ from weft_router.target import TargetModel
 #: A configuration is read when the state of its model changes. A reloaded model may differ while the index looks the
 #: same, so each discovery also reads so many others, in turn: 64 take about 10 ms.
 CONFIGS_PER_DISCOVERY = 64
+
+#: Calls at once up to which they are unary on Weft's own wire, although there is an exchange. CPU-seconds of both ends
+#: for 1000 calls of 64 bytes, unary and in an exchange: 0.071, 0.091 (1 at once); 0.049, 0.045 (4); 0.039, 0.029 (16).
+_MAX_UNARY = 3
 
 _log = get_logger("weft.router.targets")
 
@@ -68,6 +72,8 @@ class GrpcTarget:
             address, where=f"target '{name}' ({address})", options=options, security=security, wire=wire
         )
         self._exchange = ExchangeClient(self._client.channel) if use_exchange else None
+        self._max_unary = _MAX_UNARY if is_on_weft(address, options, wire) else 0
+        self._num_inflight = 0
         #: The model whose configuration was read longest ago comes first.
         self._known: dict[tuple[str, str], _Known] = {}
 
@@ -80,8 +86,12 @@ class GrpcTarget:
         """As ``Target.infer``; the time that is left becomes the gRPC deadline."""
         timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
         metadata = metadata_of(context) if context.trace_context is not None else tuple(context.headers.items())
+        exchange = self._exchange
+        self._num_inflight += 1
         try:
-            begun_call = None if self._exchange is None else self._exchange.begin(call, metadata, timeout_s)
+            begun_call = None
+            if exchange is not None and (self._num_inflight > self._max_unary or not exchange.is_open):
+                begun_call = exchange.begin(call, metadata, timeout_s)
             if begun_call is not None:
                 response = await begun_call.response()
             else:
@@ -90,6 +100,8 @@ class GrpcTarget:
                 )
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             raise self._failure(error, call, timeout_s, "{} did not answer") from error
+        finally:
+            self._num_inflight -= 1
         return result_from_response(response)
 
     def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
