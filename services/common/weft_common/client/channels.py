@@ -104,7 +104,7 @@ def open_channel(
 
 
 def is_on_weft(address: str, options: Sequence[tuple[str, Any]], wire: WireName | None) -> bool:
-    """Whether ``open_channel`` gives a channel of Weft's own wire: for ``host:port`` and Unix sockets, plain options."""
+    """Whether ``open_channel`` gives a channel of Weft's own wire: ``host:port`` or a Unix socket, and few options."""
     return (
         (wire or default_wire()) is WireName.WEFT
         and _OWN_ADDRESS.fullmatch(address) is not None
