@@ -3,7 +3,7 @@
 A model service and a router run in this process, each behind gRPC on a socket of its own, and a client sends one
 request at a time. A call is the start of a frame of a file under ``services/``; a coroutine that continues after an
 await is no new call. The calls of the router's tasks are the router's, those of all other tasks and threads the model
-service's. The counts are exact and do not depend on the machine.
+service's. The counts are exact and do not depend on the machine. Both ends are grpcio's, whose frames are not counted.
 """
 
 import argparse
@@ -26,6 +26,7 @@ import grpc
 from grpc.aio import _channel
 
 from benchmarks.report import table
+from weft_common.client.wires import WireName
 from weft_common.server.server import ClosableCore, Extension, add_services
 from weft_model.backends import BACKENDS
 from weft_protos import grpc_service_pb2 as pb
@@ -205,7 +206,7 @@ async def count(num_requests: int = 8) -> Counts:
             ROOT / "model_repository" / "model", BACKENDS, model_control="explicit", load_models=["identity"]
         )
         async with _serving(models, models.extension, MODEL_SERVICE) as model_address:
-            router = RouterCore(Path(folder), [make_target("model", model_address)], poll_s=_NEVER_S)
+            router = RouterCore(Path(folder), [make_target("model", model_address, wire=WireName.GRPCIO)], poll_s=_NEVER_S)
             async with _serving(router, router.extension, ROUTER) as router_address:
                 with counter.recording():
                     await _ask(router_address, "one", num_requests=1)  # by gRPC's stub: no exchange is open yet
