@@ -16,11 +16,11 @@ OTHER_WIRE := grpcio
 ON_EACH_WIRE := tests/integration tests/e2e tests/faults tests/unit/weft_common tests/unit/weft_router/targets
 ON_OTHER_WIRE := $(addprefix tests/,integration/test_transport.py integration/test_streams.py integration/test_bad_input.py \
   integration/test_replicas.py e2e/test_drain.py e2e/test_up_secured.py unit/weft_common/security/test_tls_ports.py \
-  unit/weft_common/security/test_certificates.py unit/weft_common/test_exchange.py unit/weft_common/test_limits.py)
+  unit/weft_common/security/test_certificates.py unit/weft_common/test_servicer_stream.py unit/weft_common/test_limits.py)
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint format bench bench-executor faults soak fuzz protos models up foreign-clients clean
+.PHONY: demo test lint format bench bench-executor faults soak fuzz abuse fuzz-wire protos models up foreign-clients clean
 
 demo: models  ## start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -53,6 +53,12 @@ faults: models  ## what dies, hangs, lies or is cut off under load, ten seconds 
 
 soak: models  ## twenty minutes of hard use: nothing may grow
 	WEFT_SOAK_S=1200 WEFT_SOAK_REPORT=benchmarks/results/soak.json $(BIN)/python -m pytest tests/soak
+
+abuse: $(STAMP)  ## attacks on the wire in full size: floods, bombs, slow readers, thousands of connections; minutes
+	WEFT_ABUSE_SCALE=1 WEFT_ABUSE_REPORT=benchmarks/results/abuse.json $(BIN)/python -m pytest tests/wire/test_abuse.py
+
+fuzz-wire: $(STAMP)  ## a million mutated byte streams to either end of the wire; an hour
+	$(BIN)/python -m tests.wire.fuzz --streams 1000000 --report benchmarks/results/fuzz-wire.json
 
 fuzz: models  ## many thousand inputs to every RPC, file format and expression; minutes
 	WEFT_FUZZ_INPUTS=200 WEFT_FUZZ_REPORT=benchmarks/results/fuzz.json $(BIN)/python -m pytest tests/fuzz

@@ -21,6 +21,7 @@ import grpc
 import uvloop
 
 from weft_common.client.channels import server_options
+from weft_common.processes.malloc import keep_freed_memory
 from weft_common.processes.process import Endpoint
 
 SERVICE, METHOD = "inference.GRPCInferenceService", "ModelInfer"
@@ -61,6 +62,7 @@ async def _echo(request: bytes, context: object) -> bytes:
 
 
 async def _serve(wire: str, socket_path: Path | None) -> None:
+    keep_freed_memory()
     server = wire_server()() if wire == "weft" else grpc.aio.server(options=server_options())
     handler = grpc.unary_unary_rpc_method_handler(_echo)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))

@@ -1,7 +1,9 @@
 """Several processes of the router behind one port."""
 
 import os
+import select
 import signal
+import stat
 import subprocess
 import threading
 from collections import Counter
@@ -196,6 +198,29 @@ def test_a_stop_drains_every_worker(tmp_path: Path, target: str, core: NamingCor
             os.close(pidfd)
 
 
+def test_workers_end_with_their_parent(tmp_path: Path, target: str) -> None:
+    """When the parent is killed each worker reads the end of its standard input, and stops."""
+    with group(tmp_path, target) as router:
+        pidfds = [os.pidfd_open(pid) for pid in workers_of(router.process.pid).values()]
+        router.kill()
+        for pidfd in pidfds:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            assert poll.poll(WAIT_S * 1000)
+            os.close(pidfd)
+
+
+def test_a_worker_told_to_stop_drains_and_is_started_again(tmp_path: Path, target: str) -> None:
+    """SIGTERM to one process, as for an update of one after another, loses none of its calls."""
+    with group(tmp_path, target) as router, channel_to(router, 2) as channel:
+        told = workers_of(router.process.pid)[2]
+        os.kill(told, signal.SIGTERM)
+        while workers_of(router.process.pid).get(2, told) == told:
+            assert ask(channel) == "root.alpha"
+        wait_until(lambda: up(router, 2) == 1, "an answer of it")
+        assert router.scrape()['weft_router_worker_restarts_total{worker="2"}'] == 1
+
+
 def test_a_group_that_cannot_start_ends(tmp_path: Path, target: str) -> None:
     """When no worker can load, or the port is taken, the status is 1 and the log says why."""
     write(tmp_path, graph("alpha"), "named")
@@ -210,6 +235,20 @@ def test_a_group_that_cannot_start_ends(tmp_path: Path, target: str) -> None:
         taken = subprocess.run([*command, "--grpc-port", port], capture_output=True, timeout=WAIT_S, check=False)
         assert taken.returncode == 1
         assert b"choose another --grpc-port" in taken.stderr
+
+
+@pytest.mark.parametrize("wire", ["grpcio", "weft"])
+def test_a_unix_socket_is_served(tmp_path: Path, target: str, wire: str) -> None:
+    """By the first worker on grpcio's wire, by whichever is there on Weft's; nothing is left of it after a stop."""
+    path = tmp_path / "router.sock"
+    with group(tmp_path / "graphs", target, "--unix-socket", str(path), "--wire", wire) as router:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        killed = workers_of(router.process.pid)[1]
+        if wire == "weft":
+            os.kill(killed, signal.SIGKILL)
+        with grpc.insecure_channel(f"unix:{path}") as channel:
+            assert ask(channel) == "root.alpha"
+    assert list(tmp_path.iterdir()) == [tmp_path / "graphs"]
 
 
 def test_a_group_takes_over_from_a_group(tmp_path: Path, target: str) -> None:

@@ -5,8 +5,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from benchmarks.report import table
+from tests.wire.arena import Outcome
 from tests.wire.echo_process import EchoService, has_weft_server, wires
 from tests.wire.peer import Peer
+
+#: What attacks did, by name.
+OUTCOMES = pytest.StashKey[dict[str, Outcome]]()
 
 StartEcho = Callable[..., EchoService]
 
@@ -52,3 +57,16 @@ def peer(echo: EchoService) -> Iterator[Peer]:
     """A peer that has exchanged SETTINGS with the shared service."""
     with Peer.connect(echo.address) as connected:
         yield connected.handshake()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The table of attacks."""
+    outcomes = config.stash.get(OUTCOMES, {})
+    if outcomes:
+        lines = [["attack", "MiB", "s", "CPU s", "others' calls", "worst ms", "connections", "log lines", "seen"]]
+        lines += [
+            [name, f"{found.peak_mib:.1f}", f"{found.took_s:.2f}", f"{found.cpu_s:.2f}", str(found.num_calls),
+             f"{found.worst_ms:.0f}", str(found.num_connections), str(found.num_lines), found.seen]
+            for name, found in outcomes.items()
+        ]  # fmt: skip
+        terminalreporter.write_line("\n" + table(lines, left_columns=(0, 8)))

@@ -26,6 +26,7 @@ import ctypes
 import gc
 import importlib
 import json
+import logging
 import os
 import signal
 import ssl
@@ -45,7 +46,8 @@ Context = Any  # grpc.aio.ServicerContext, generic in its stubs alone
 class Echo:
     """The RPCs, and what they count."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: Any) -> None:
+        self.server = server
         self.released = asyncio.Event()
         self.counts: Counter[str] = Counter()
         self.num_slow = 0
@@ -92,7 +94,7 @@ class Echo:
         return json.dumps([[k, v.hex() if isinstance(v, bytes) else v] for k, v in metadata]).encode()
 
     async def big(self, request: bytes, _context: Context) -> bytes:
-        return bytes(int(request))
+        return bytes(bytearray(int(request)))  # pages of zeros that nobody wrote would take no memory
 
     async def size(self, request: bytes, _context: Context) -> bytes:
         return b"%d" % len(request)
@@ -160,6 +162,7 @@ def stats(echo: Echo) -> dict[str, Any]:
         "num_timers": sum(not timer.cancelled() for timer in getattr(loop, "_scheduled", ())),
         "cpu_s": time.process_time(),
         "num_slow": echo.num_slow,
+        "num_buffered_bytes": getattr(echo.server, "_num_buffered_bytes", 0),
         "counts": echo.counts,
         "alive": alive,
     }
@@ -224,7 +227,7 @@ async def serve(options: argparse.Namespace) -> None:
     with contextlib.suppress(PermissionError, OSError):  # a file or /dev/null never ends in this sense
         loop.add_reader(sys.stdin.fileno(), lambda: is_over.set() if not os.read(sys.stdin.fileno(), 4096) else None)
     server = made_server(options)
-    server.add_generic_rpc_handlers((Echo().handler(), talk_handler()))
+    server.add_generic_rpc_handlers((Echo(server).handler(), talk_handler()))
     listening: dict[str, str | int] = {"pid": os.getpid()}
     if options.address:
         host = options.address.rpartition(":")[0]
@@ -238,10 +241,12 @@ async def serve(options: argparse.Namespace) -> None:
     print(json.dumps(listening), flush=True)
     await is_over.wait()
     await server.stop(options.grace_s)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})  # a second one changes no exit status
 
 
 def main() -> None:
     """Run it."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     options = parsed()
     if options.loop == "uvloop":
         uvloop = importlib.import_module("uvloop")

@@ -114,6 +114,11 @@ def settings_frame(settings: Mapping[int, int] | Iterable[tuple[int, int]] = ())
     return frame(SETTINGS, payload=b"".join(struct.pack("!HI", *pair) for pair in pairs))
 
 
+def settings_frame_ack() -> bytes:
+    """The acknowledgement of SETTINGS."""
+    return frame(SETTINGS, ACK)
+
+
 def window_update(stream_id: int, increment: int) -> bytes:
     """WINDOW_UPDATE."""
     return frame(WINDOW_UPDATE, 0, stream_id, increment.to_bytes(4, "big"))
@@ -261,7 +266,7 @@ class Peer:
     def headers(self, stream_id: int, fields: Fields, *, end: bool = False, end_headers: bool = True) -> bytes:
         """A HEADERS frame; the encoder's table changes, so it must be sent, and in this order."""
         flags = (END_STREAM if end else 0) | (END_HEADERS if end_headers else 0)
-        return frame(HEADERS, flags, stream_id, self.encoder.encode(fields))
+        return frame(HEADERS, flags, stream_id, self.encoder.encode(fields, huffman=False))
 
     def request(
         self,

@@ -18,6 +18,7 @@ from weft_common.client.v2_client import V2Client
 from weft_common.errors import UnavailableError, WeftError
 from weft_common.observing import logs, telemetry
 from weft_common.observing.watchdog import LoopWatchdog
+from weft_common.processes.malloc import keep_freed_memory
 from weft_common.security.channel import channel_security
 from weft_common.security.tls import ServerTls, server_tls_files
 from weft_common.server.listening import exposure, host_and_port
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if fault := fault_of(options):
         print(f"weft_gateway: error: {fault}", file=sys.stderr)  # noqa: T201  # before the log is set up
         return 2
+    keep_freed_memory()
     logs.configure(options.log_level)
     try:
         telemetry.configure("weft.gateway")

@@ -19,15 +19,12 @@ _FIELD_OVERHEAD_BYTES: Final = 32  # RFC 7541, section 4.1; RFC 9113, section 6.
 _MAX_INTEGER_SHIFT: Final = 28  # four bytes after the prefix
 _MAX_SIZE_UPDATES: Final = 2  # RFC 7541, section 4.2
 
-_MAX_CACHED_BLOCKS: Final = 64
+_MAX_CACHED_FIELDS: Final = 640  # over all blocks; each counts as four more: about 50 usual blocks
+_MAX_CACHED_BLOCK_FIELDS: Final = 64
 _MAX_CACHED_BLOCK_BYTES: Final = 1024
-_MAX_CACHED_FIELDS: Final = 64
 
 # Index 0 is not used (RFC 7541, section 6.1).
-_STATIC_FIELDS: Final = [
-    ("", ""),
-    *((name.decode(), value.decode()) for name, value in HeaderTable.STATIC_TABLE),
-]
+_STATIC_FIELDS: Final = [("", ""), *((name.decode(), value.decode()) for name, value in HeaderTable.STATIC_TABLE)]
 _NUM_STATIC: Final = len(_STATIC_FIELDS)
 
 
@@ -40,21 +37,23 @@ class DecodedHeaders:
         fields: Names and values, as latin-1.
         is_too_large: The list is over the limit; ``fields`` holds those before the limit.
         memo: For what a caller derives from the fields; kept as long as the object.
+        content_bytes: For the length of the content that the fields announce; -1: they do not, or nobody has looked.
     """
 
-    __slots__ = ("fields", "is_too_large", "memo")
+    __slots__ = ("content_bytes", "fields", "is_too_large", "memo")
 
     def __init__(self, fields: tuple[tuple[str, str], ...], is_too_large: bool) -> None:
         self.fields = fields
         self.is_too_large = is_too_large
         self.memo: Any = None
+        self.content_bytes = -1
 
 
 class Decoder:
     """Decodes the field blocks of one connection, in the order in which they arrive.
 
     Time is linear in the size of a block. Memory is at most the larger of ``max_table_bytes`` and 4096 for the dynamic
-    table, ``max_list_bytes`` for a result, and some 64 small blocks with their results for the cache.
+    table, ``max_list_bytes`` for a result, and some 50 small blocks with their results for the cache.
 
     Args:
         max_table_bytes: SETTINGS_HEADER_TABLE_SIZE as sent to the peer. Unless the peer updates it, the table's size is
@@ -68,6 +67,7 @@ class Decoder:
         "_free_bytes",
         "_max_list_bytes",
         "_max_table_bytes",
+        "_num_cached_fields",
         "_stateless_blocks",
         "_table_blocks",
     )
@@ -80,6 +80,7 @@ class Decoder:
         self._entries: list[tuple[str, str]] = []  # the newest last
         self._table_blocks: dict[bytes, DecodedHeaders] = {}  # refer to the dynamic table as it is now
         self._stateless_blocks: dict[bytes, DecodedHeaders] = {}
+        self._num_cached_fields = 0  # at most; blocks that were dropped with the table's change may be counted
 
     def decode(self, block: bytes) -> DecodedHeaders:
         """The fields of a block.
@@ -147,13 +148,18 @@ class Decoder:
         if position != end:
             raise IndexError
         decoded = DecodedHeaders(tuple(fields), room_bytes < 0)
-        if not changes_table and end <= _MAX_CACHED_BLOCK_BYTES and len(fields) <= _MAX_CACHED_FIELDS:
-            # To start afresh is cheaper than to look for what to drop, and a block that matters soon comes again.
-            blocks = self._table_blocks if refers_to_table else self._stateless_blocks
-            if len(blocks) >= _MAX_CACHED_BLOCKS:
-                blocks.clear()
-            blocks[block] = decoded
+        if not changes_table and end <= _MAX_CACHED_BLOCK_BYTES and len(fields) <= _MAX_CACHED_BLOCK_FIELDS:
+            self._keep(block, decoded, self._table_blocks if refers_to_table else self._stateless_blocks)
         return decoded
+
+    def _keep(self, block: bytes, decoded: DecodedHeaders, blocks: dict[bytes, DecodedHeaders]) -> None:
+        self._num_cached_fields += len(decoded.fields) + 4
+        if self._num_cached_fields > _MAX_CACHED_FIELDS:
+            # To start afresh is cheaper than to look for what to drop, and a block that matters soon comes again.
+            self._table_blocks.clear()
+            self._stateless_blocks.clear()
+            self._num_cached_fields = len(decoded.fields) + 4
+        blocks[block] = decoded
 
     def _insert(self, field: tuple[str, str]) -> None:
         size_bytes = _FIELD_OVERHEAD_BYTES + len(field[0]) + len(field[1])

@@ -136,7 +136,7 @@ def test_malformed_blocks(reason: str, block: str) -> None:
     assert raised.value.code is ErrorCode.COMPRESSION_ERROR, reason
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(
         st.tuples(_LISTS, st.booleans(), st.none() | st.integers(0, 4096), st.none() | st.integers(0, 4096)),
@@ -156,7 +156,7 @@ def test_decodes_what_the_library_encodes(blocks: list[tuple[Fields, bool, int |
         assert fields == decode(decoder, block)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(_LISTS, max_size=4))
 def test_the_library_decodes_what_is_encoded(lists: list[Fields]) -> None:
     """The library and our decoder read encoded fields back, in text and in bytes."""
@@ -279,7 +279,7 @@ def test_time_is_linear_in_the_block() -> None:
     """Twenty times the bytes take less than sixty times as long, for each representation of a field."""
     for unit in (b"\xbe", b"\x40\x01a\x01b", b"\x40\x01a\x82\x1f\x1f", b"\x7e\x01b", b"\x00\x00\x00"):
         times = []
-        for repetitions in (5_000, 100_000):
+        for repetitions in (2_000, 40_000):
             decoder = Decoder()
             decoder.decode(bytes.fromhex("4001610162"))
             block = unit * repetitions
@@ -327,18 +327,35 @@ def test_blocks_that_change_the_table_are_not_cached() -> None:
 
 
 def test_the_cache_is_bounded() -> None:
-    """Blocks that are new each time, large ones and those of many fields leave little memory behind."""
+    """Blocks that are new each time, small or large, of few fields or many, leave little memory behind."""
     decoder = Decoder()
-    blocks = [encode([("grpc-timeout", f"{number}u"), ("x", "y" * 900)]) for number in range(2000)]
+    decoder.decode(hpack.Encoder().encode([("table", "x" * 900)]))
+    entry = b"\xbe"
+    usual = [encode([("grpc-timeout", f"{number}u"), ("x", "y" * 900)]) for number in range(2000)]
+    dense = [encode((f"n{number:02}", f"{at:02}") for at in range(64)) for number in range(90)]
     large = [encode([("a", "x" * 1100), ("number", str(number))]) for number in range(64)]
     many = [b"\x82" * 100 + encode([("number", str(number))]) for number in range(64)]
     tracemalloc.start()
     try:
-        for block in (*blocks, *large, *many):
+        for block in (*usual, *dense, *(entry + block for block in dense), *large, *many):
             decoder.decode(block)
         kept_bytes = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert kept_bytes < 64 * 2048
+    assert kept_bytes < 200_000
     repeated = encode(GET)
     assert decoder.decode(repeated) is decoder.decode(repeated)
+
+
+def test_a_block_that_is_repeated_among_others_is_found_most_times() -> None:
+    """Blocks that differ each time do not drive out the one between them that does not, but for one time in forty."""
+    decoder = Decoder()
+    repeated = encode(GET)
+    decoder.decode(repeated).memo = marks = []
+    for number in range(2000):
+        decoder.decode(encode([*GET, ("grpc-timeout", f"{number}u")]))
+        found = decoder.decode(repeated)
+        if found.memo is None:
+            marks.append(number)
+            found.memo = marks
+    assert len(marks) < 2000 / 40

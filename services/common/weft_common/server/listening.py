@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -12,7 +12,7 @@ from weft_common.security.access import KeyRing
 from weft_common.security.channel import is_local
 from weft_common.security.tls import ServerTls, server_tls_files
 from weft_common.server.interceptor import AccessInterceptor, RefusalCollector
-from weft_common.server.make_server import add_tls_port, make_server, server_options_of
+from weft_common.server.make_server import add_listening, add_tls_port, make_server, server_options_of
 from weft_common.server.metrics import DroppedLogsCollector, make_registry, serve_metrics
 from weft_common.server.unix_socket import UnixSocket
 from weft_common.statistics import ModelStatistics
@@ -27,40 +27,61 @@ class Ports(NamedTuple):
     metrics: str
 
 
+class Worker(Protocol):
+    """This process's place among several that serve on one port."""
+
+    @property
+    def index(self) -> int:
+        """From 1."""
+
+    @property
+    def num_workers(self) -> int:
+        """How many there are."""
+
+    @property
+    def unix_descriptor(self) -> int | None:
+        """Of a Unix socket that all of them serve."""
+
+    @property
+    def listens_late(self) -> bool:
+        """Whether it listens only once it is ready, as others serve meanwhile."""
+
+    def publish(self, registry: CollectorRegistry) -> None:
+        """Take the metrics of this process, which has no port for them."""
+
+
 class Listener:
     """Creates the server of a service and opens its ports.
 
     Args:
         service: Name for log lines, for example ``weft.router``.
         options: Parsed arguments of ``weft_common.server.server.add_arguments``.
-        num_workers: How many processes share the ports, and the limits of keys.
+        worker: The place of this process among several; None: it is alone.
 
     Raises:
         InvalidArgumentError: A file of certificates or keys is missing or invalid.
     """
 
-    def __init__(self, service: str, options: argparse.Namespace, num_workers: int = 1) -> None:
+    def __init__(self, service: str, options: argparse.Namespace, worker: Worker | None = None) -> None:
         self._options = options
+        self._worker = worker
+        num_workers = 1 if worker is None else worker.num_workers
         files = server_tls_files(options)
         self._tls = None if files is None else ServerTls(files)
         self._keys = KeyRing(options.auth_keys, num_workers=num_workers) if options.auth_keys else None
         interceptors = () if self._keys is None else (AccessInterceptor(self._keys, service),)
         self.server = make_server(server_options_of(options), interceptors, wire=options.wire)
+        if worker is not None and worker.unix_descriptor is not None:
+            add_listening(self.server, worker.unix_descriptor)
         path = options.unix_socket
         self._unix_socket = None if path is None else UnixSocket(path, takes_over=options.take_over)
 
-    def listen(
-        self,
-        statistics: Callable[[], Iterable[ModelStatistics]],
-        collectors: Sequence[Collector],
-        publish: Callable[[CollectorRegistry], None] | None = None,
-    ) -> Ports:
+    def listen(self, statistics: Callable[[], Iterable[ModelStatistics]], collectors: Sequence[Collector]) -> Ports:
         """Open both ports; the gRPC port responds once the server is started.
 
         Args:
             statistics: See ``weft_common.server.metrics.make_registry``.
             collectors: Collectors of the service.
-            publish: Receives the metrics in place of a port; None: there is one.
 
         Raises:
             UnavailableError: A port is taken; the message says which. Or the Unix socket cannot be created.
@@ -80,11 +101,11 @@ class Listener:
             grpc_port = self._listen_grpc(host_and_port(options.host, port))
             option, port = "--metrics-port", options.metrics_port
             registry = make_registry(statistics, (*collectors, DroppedLogsCollector()))
-            if publish is None:
+            if self._worker is None:
                 shares_port = options.share_ports or options.take_over
                 metrics_port = serve_metrics(registry, options.host, port, self._tls, shares_port=shares_port)
             else:
-                publish(registry)
+                self._worker.publish(registry)
                 metrics_port = 0
         except (RuntimeError, OSError) as error:
             reason = str(error).partition(";")[0]  # gRPC goes on with advice on its own logs

@@ -1,6 +1,7 @@
 """A gRPC server on Weft's own wire or on grpcio's, behind one interface."""
 
 import argparse
+import socket
 from collections.abc import Sequence
 
 import grpc
@@ -42,6 +43,13 @@ def server_options_of(options: argparse.Namespace) -> ServerOptions:
         shares_ports=options.share_ports or options.take_over,
         **limits_of(options),
     )
+
+
+def add_listening(server: grpc.aio.Server, descriptor: int) -> None:
+    """Make a server of ``make_server`` serve a socket that listens already. Raises TypeError for one of grpcio."""
+    if not isinstance(server, Server):
+        raise TypeError("a server of grpcio takes no socket that listens already")
+    server.add_socket(socket.socket(fileno=descriptor))
 
 
 def add_tls_port(server: grpc.aio.Server, address: str, tls: ServerTls) -> int:

@@ -24,7 +24,7 @@ import grpc
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 
 from weft_common.client.channels import MAX_MESSAGE_BYTES
 from weft_common.client.wires import add_wire_argument
@@ -32,12 +32,13 @@ from weft_common.core import InferenceCore
 from weft_common.errors import UnavailableError, WeftError
 from weft_common.observing import logs, telemetry
 from weft_common.observing.watchdog import LoopWatchdog
+from weft_common.processes.malloc import keep_freed_memory
 from weft_common.protocol.shared_memory import SharedMemory
 from weft_common.security.arguments import add_server_arguments
 from weft_common.server.arguments import add_process_arguments
 from weft_common.server.health import HealthServicer
 from weft_common.server.limits import add_limit_arguments
-from weft_common.server.listening import Listener, Ports
+from weft_common.server.listening import Listener, Ports, Worker
 from weft_common.server.servicer import MoreStatistics, Precheck, V2Servicer
 from weft_common.statistics import ModelStatistics
 from weft_protos import grpc_service_pb2, grpc_service_pb2_grpc
@@ -88,25 +89,6 @@ class Extension(NamedTuple):
     collectors: Sequence[Collector] = ()
     precheck: Precheck | None = None
     more_statistics: MoreStatistics | None = None
-
-
-class Worker(Protocol):
-    """This process's place among several that serve on one port."""
-
-    @property
-    def index(self) -> int:
-        """From 1."""
-
-    @property
-    def num_workers(self) -> int:
-        """How many there are."""
-
-    @property
-    def listens_late(self) -> bool:
-        """Whether it listens only once it is ready, as others serve meanwhile."""
-
-    def publish(self, registry: CollectorRegistry) -> None:
-        """Take the metrics of this process, which has no port for them."""
 
 
 Core = TypeVar("Core", bound=ClosableCore)
@@ -164,6 +146,7 @@ def run(
         extend: Features of the core beyond the V2 protocol.
         worker: The place of this process among several; None: it is alone.
     """
+    keep_freed_memory()
     logs.configure(options.log_level, None if worker is None else {"worker": worker.index})
     try:
         telemetry.configure(f"weft.{service}")
@@ -193,7 +176,7 @@ async def _serve(
 ) -> int:
     stop = stop_event(watch_stdin=options.stop_with_stdin)
     try:
-        listener = Listener(f"weft.{service}", options, 1 if worker is None else worker.num_workers)
+        listener = Listener(f"weft.{service}", options, worker)
         core = make_core()
     except WeftError as error:
         _log.error("cannot serve: %s", error.message)
@@ -203,12 +186,11 @@ async def _serve(
     memory = SharedMemory() if options.allow_client_shm else None
     is_loaded = asyncio.Event()
     is_ready = core.is_ready if options.strict_readiness else is_loaded.is_set
-    services = add_services(server, core, f"weft.{service}", extension, memory, is_ready, options.max_message_bytes)
+    services = add_services(server, core, f"weft.{service}", extension, memory, is_ready)
     watchdog = LoopWatchdog(abort_s=options.watchdog_abort_s)
 
     async def listen() -> Ports:
-        publish = None if worker is None else worker.publish
-        ports = listener.listen(_reader_of(core), (*extension.collectors, watchdog), publish)
+        ports = listener.listen(_reader_of(core), (*extension.collectors, watchdog))
         await server.start()
         return ports
 
@@ -282,7 +264,6 @@ def add_services(
     extension: Extension = _NO_EXTENSION,
     memory: SharedMemory | None = None,
     is_ready: Callable[[], bool] | None = None,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> Services:
     """Add the V2 service, health (initially NOT_SERVING), an extension and reflection to a server.
 
@@ -292,11 +273,10 @@ def add_services(
     Returns:
         The servicers; call ``await set_serving(...)`` with them.
     """
-    inference = V2Servicer(core, service, memory, is_ready, max_message_bytes, extension.precheck)
+    inference = V2Servicer(core, service, memory, is_ready, extension.precheck)
     inference.more_statistics = extension.more_statistics
     services = Services(inference, HealthServicer((SERVICE_NAME,)))
     grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(services.inference, server)
-    services.inference.exchange.add_to(server)  # private to Weft, so reflection does not show it
     health_pb2_grpc.add_HealthServicer_to_server(services.health, server)
     more_names = extension.add_servicers(server)
     names = (SERVICE_NAME, *more_names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME)

@@ -11,12 +11,10 @@ from importlib import metadata
 
 from opentelemetry.trace import INVALID_SPAN
 
-from weft_common.client.channels import MAX_MESSAGE_BYTES
 from weft_common.core import CallContext, InferCall, InferenceCore, Parameters
 from weft_common.errors import UnsupportedError, WeftError
 from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
-from weft_common.protocol.exchange_wire import EXTENSION as EXCHANGE
 from weft_common.protocol.shared_memory import SharedMemory, TensorLocation
 from weft_common.protocol.statistics import summed
 from weft_common.protocol.wire import (
@@ -37,7 +35,6 @@ from weft_common.server.call_boundary import (
     sendable,
     withdrawal,
 )
-from weft_common.server.exchange import ExchangeServicer
 from weft_common.server.shared_memory_servicer import SharedMemoryServicer
 from weft_common.server.stream_servicer import StreamServicer
 from weft_protos import grpc_service_pb2 as pb
@@ -50,7 +47,6 @@ EXTENSIONS = (
     "parameters",
     "schedule_policy",
     "statistics",
-    EXCHANGE,
 )
 
 _SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests"
@@ -71,11 +67,9 @@ class V2Servicer(SharedMemoryServicer):
         service: Name for spans and ``ServerMetadata``, for example ``weft.router``.
         memory: Shared memory for clients; None: disabled.
         is_ready: Result of ``ServerReady``; that of the core by default.
-        max_message_bytes: Largest message of an exchange.
         precheck: Called with each request before its tensors are parsed; may raise like ``core.infer``.
 
     Attributes:
-        exchange: Handles the same requests as ``ModelInfer``, many in one stream.
         more_statistics: Gives counters of models that other processes on the same port have; None: there are none.
     """
 
@@ -85,7 +79,6 @@ class V2Servicer(SharedMemoryServicer):
         service: str,
         memory: SharedMemory | None = None,
         is_ready: Callable[[], bool] | None = None,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
         precheck: Precheck | None = None,
     ) -> None:
         super().__init__(CallBoundary(service), memory)
@@ -96,16 +89,11 @@ class V2Servicer(SharedMemoryServicer):
         self._released: asyncio.Event | None = None  # set while draining
         self.num_held = 0  # held requests since the drain began
         self._streams = StreamServicer(core, self._edge, self._read_call, _SHUTTING_DOWN)
-        self.exchange = ExchangeServicer(self._infer, self._edge, _SHUTTING_DOWN, max_message_bytes)
 
     def drain(self) -> None:
-        """Hold new requests until ``release``; streams end with UNAVAILABLE after the requests they have read.
-
-        Callers of an exchange are asked to close it; calls already sent are processed.
-        """
+        """Hold new requests until ``release``; streams end with UNAVAILABLE after the requests they have read."""
         self._released = self._released or asyncio.Event()
         self._streams.drain()
-        self.exchange.drain()
 
     def release(self) -> None:
         """Process the requests held since ``drain``; call it after clients got GOAWAY."""

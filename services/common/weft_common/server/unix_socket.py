@@ -1,8 +1,10 @@
 """A Unix socket that a service listens on besides its ports, for callers of the same user on the same machine."""
 
+import contextlib
 import os
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,6 +14,8 @@ from weft_common.errors import UnavailableError
 
 #: Linux's limit is 107 bytes, and the socket is first bound under a longer name.
 MAX_PATH_BYTES = 107 - len(".4194304")
+
+_BACKLOG = 4096
 
 
 def address_of(path: Path) -> str:
@@ -43,6 +47,7 @@ class UnixSocket:
         self._path = path.absolute()
         self._takes_over = takes_over
         self._inode = 0
+        self._bound = Path(f"{self._path}.{os.getpid()}")  # renamed when callers may come
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Make a server listen there when it starts.
@@ -50,15 +55,38 @@ class UnixSocket:
         Raises:
             UnavailableError: The path is too long, is not a socket, is in use, or is not writable.
         """
+        self._bind(lambda path: server.add_insecure_port(address_of(path)))
+        self.publish()
+
+    def listen(self) -> socket.socket:
+        """A socket that listens there from ``publish`` on, for servers of several processes. Raises as ``add_to``."""
+        listening = socket.socket(socket.AF_UNIX)
+        try:
+            self._bind(lambda path: listening.bind(str(path)))
+        except UnavailableError:
+            listening.close()
+            raise
+        listening.listen(_BACKLOG)
+        return listening
+
+    def publish(self) -> None:
+        """Callers find the socket from now on; there is one at any time, also during a take-over.
+
+        Raises:
+            UnavailableError: The folder is gone.
+        """
+        try:
+            self._bound.rename(self._path)
+        except OSError as error:
+            raise UnavailableError(f"cannot listen on a Unix socket at '{self._path}': {error.strerror}") from error
+
+    def _bind(self, bind: Callable[[Path], object]) -> None:
         if fault := path_fault(self._path) or self._occupied():
             raise UnavailableError(f"cannot listen on a Unix socket: {fault}")
-        # Renamed after binding, so that callers find a socket at any time, also during a take-over.
-        bound = Path(f"{self._path}.{os.getpid()}")
         old_mask = os.umask(0o177)
         try:
-            server.add_insecure_port(address_of(bound))
-            self._inode = bound.stat().st_ino
-            bound.rename(self._path)
+            bind(self._bound)
+            self._inode = self._bound.stat().st_ino
         except (RuntimeError, OSError) as error:
             reason = str(error).partition(";")[0]
             raise UnavailableError(f"cannot listen on a Unix socket at '{self._path}': {reason}") from error
@@ -67,6 +95,8 @@ class UnixSocket:
 
     def remove(self) -> None:
         """Remove the socket, unless another process has replaced it."""
+        with contextlib.suppress(OSError):
+            self._bound.unlink()  # it was never published
         try:
             if self._path.stat().st_ino == self._inode:
                 self._path.unlink()

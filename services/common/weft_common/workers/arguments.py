@@ -22,12 +22,12 @@ def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
 def settle_worker(options: argparse.Namespace) -> None:
     """Change the arguments of the whole group to those of the worker that this process is.
 
-    Each has its part of what is limited over all connections. The first worker alone has the Unix socket, which
-    processes cannot share; one that comes later takes nothing over.
+    Each has its part of what is limited over all connections. A Unix socket that the parent has not opened for all of
+    them, as servers of grpcio cannot share one, is the first worker's; one that comes later takes nothing over.
     """
     place: WorkerPlace = options.worker
     options.max_connections = share(options.max_connections, place.num_workers)
     options.max_buffered_bytes = share(options.max_buffered_bytes, place.num_workers)
-    if place.index > 1:
+    if place.index > 1 or place.unix_descriptor is not None:
         options.unix_socket = None
     options.take_over = options.take_over and not place.listens_late

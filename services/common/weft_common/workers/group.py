@@ -2,28 +2,25 @@
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import socket
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from weft_common.errors import UnavailableError, WeftError
+from weft_common.errors import WeftError
 from weft_common.observing import logs
-from weft_common.processes.ports import reserve_port
 from weft_common.processes.process import ServiceProcess
 from weft_common.processes.restarts import RestartPolicy
-from weft_common.security.tls import ServerTls, server_tls_files
-from weft_common.server.listening import host_and_port
-from weft_common.server.metrics import serve_metrics
 from weft_common.server.server import METRICS_WAIT_S, stop_event
 from weft_common.workers.hub import Hub
 from weft_common.workers.link import WorkerPlace
+from weft_common.workers.ports import GroupPorts
 from weft_common.workers.sums import MetricSums, load
 
 #: Pause between two pings of a worker, and how long each may take, in seconds.
@@ -84,82 +81,52 @@ class _Group:
         self._sums = MetricSums(greatest)
         self._failed = asyncio.Event()
         self._is_stopping = False
-        self._grpc_port = 0
 
     async def run(self) -> int:
         """The exit status."""
         stop = stop_event(watch_stdin=self._options.stop_with_stdin, end_now=self._end_now)
-        with ExitStack() as held:
-            try:
-                files = server_tls_files(self._options)
-                tls = None if files is None else ServerTls(files)
-                self._grpc_port = held.enter_context(
-                    self._reserve("--grpc-port", self._options.grpc_port)
-                ).getsockname()[1]
-                metrics_port = 0 if self._options.take_over else self._serve_metrics(tls)
-            except WeftError as error:
-                _log.error("cannot serve: %s", error.message)
-                return 1
-            keepers = [asyncio.create_task(self._keep(index)) for index in self._workers]
+        registry = CollectorRegistry()
+        registry.register(_GroupCollector(self, asyncio.get_running_loop()))
+        try:
+            ports = GroupPorts(self._options, registry)
+        except WeftError as error:
+            _log.error("cannot serve: %s", error.message)
+            return 1
+        with contextlib.closing(ports):
+            keepers = [asyncio.create_task(self._keep(index, ports)) for index in self._workers]
             stopping = asyncio.create_task(stop.wait())
             failing = asyncio.create_task(self._failed.wait())
             serving = asyncio.create_task(self._all_serving())
             await asyncio.wait((serving, stopping, failing), return_when=asyncio.FIRST_COMPLETED)
             if serving.done() and not self._failed.is_set():
-                try:
-                    self._announce(metrics_port or self._serve_metrics(tls))
-                except WeftError as error:
-                    _log.error("%s", error.message)
-                    self._failed.set()
+                self._announce(ports)
                 await asyncio.wait((stopping, failing), return_when=asyncio.FIRST_COMPLETED)
             serving.cancel()
             return await self._stop(keepers)
 
-    def _reserve(self, option: str, port: int) -> socket.socket:
-        options = self._options
-        try:
-            return reserve_port(options.host, port, is_shared=options.share_ports or options.take_over)
-        except OSError as error:
-            raise self._taken(option, port, error) from error
-
-    def _taken(self, option: str, port: int, error: OSError) -> UnavailableError:
-        address = host_and_port(self._options.host, port)
-        return UnavailableError(f"cannot listen on {address}: {error.strerror}; choose another {option}")
-
-    def _serve_metrics(self, tls: ServerTls | None) -> int:
-        options = self._options
-        registry = CollectorRegistry()
-        registry.register(_GroupCollector(self, asyncio.get_running_loop()))
-        try:
-            return serve_metrics(
-                registry, options.host, options.metrics_port, tls, shares_port=options.share_ports or options.take_over
-            )
-        except OSError as error:
-            raise self._taken("--metrics-port", options.metrics_port, error) from error
-
-    def _announce(self, metrics_port: int) -> None:
+    def _announce(self, ports: GroupPorts) -> None:
         """Tell the parent of this process that all serve."""
-        host = self._options.host
-        endpoints = {
-            "service": self._service,
-            "grpc": host_and_port(host, self._grpc_port),
-            "metrics": host_and_port(host, metrics_port),
-        }
+        try:
+            endpoints = {"service": self._service} | ports.publish()._asdict()
+        except WeftError as error:
+            _log.error("cannot serve: %s", error.message)
+            self._failed.set()
+            return
         print(json.dumps(endpoints), file=sys.__stdout__, flush=True)
         _log.info("serving", extra=endpoints | {"num_workers": len(self._workers)})
 
-    async def _keep(self, index: int) -> None:
+    async def _keep(self, index: int, ports: GroupPorts) -> None:
         """Keep one worker running until the group stops."""
         try:
-            await self._keep_running(index)
+            await self._keep_running(index, ports)
         except Exception:
             _log.exception("worker %d is not kept running any more", index)
             self._failed.set()
 
-    async def _keep_running(self, index: int) -> None:
+    async def _keep_running(self, index: int, ports: GroupPorts) -> None:
         worker = self._workers[index]
         while True:
-            has_served = await self._run_once(index)
+            has_served = await self._run_once(index, ports)
             if self._is_stopping:
                 return
             if not (has_served or worker.serving.is_set()):
@@ -179,18 +146,20 @@ class _Group:
         for worker in self._workers.values():
             await worker.serving.wait()
 
-    async def _run_once(self, index: int) -> bool:
+    async def _run_once(self, index: int, ports: GroupPorts) -> bool:
         """Run a process of a worker to its end; whether it has served."""
         worker = self._workers[index]
         ours, its = socket.socketpair()
         listens_late = any(one.is_up for one in self._workers.values())
-        place = WorkerPlace(index, len(self._workers), its.fileno(), listens_late)
+        unix_descriptor = None if ports.unix_socket is None else ports.unix_socket.fileno()
+        place = WorkerPlace(index, len(self._workers), its.fileno(), listens_late, unix_descriptor)
         command = [
-            *self._command, f"--worker={place}", "--grpc-port", str(self._grpc_port), "--share-ports",
+            *self._command, f"--worker={place}", "--grpc-port", str(ports.grpc_port), "--share-ports",
             "--stop-with-stdin",
         ]  # fmt: skip
+        passed = [its.fileno(), *([] if unix_descriptor is None else [unix_descriptor])]
         process = worker.process = ServiceProcess(
-            f"worker {index}", command, self._log_line, pass_fds=[its.fileno()], own_group=False
+            f"worker {index}", command, self._log_line, pass_fds=passed, own_group=False
         )
         with its:
             await process.start()

@@ -23,22 +23,25 @@ class WorkerPlace:
         num_workers: Of the group.
         descriptor: Of the socket to the parent.
         listens_late: Whether siblings serve already, so that it listens once it is ready.
+        unix_descriptor: Of a Unix socket that all of them serve; None: there is none.
     """
 
     index: int
     num_workers: int
     descriptor: int
     listens_late: bool = False
+    unix_descriptor: int | None = None
 
     def __str__(self) -> str:
         """As ``parse`` reads it."""
-        return f"{self.index}/{self.num_workers}/{self.descriptor}/{int(self.listens_late)}"
+        unix = -1 if self.unix_descriptor is None else self.unix_descriptor
+        return f"{self.index}/{self.num_workers}/{self.descriptor}/{int(self.listens_late)}/{unix}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Raises ValueError."""
-        index, num_workers, descriptor, listens_late = map(int, text.split("/"))
-        return cls(index, num_workers, descriptor, bool(listens_late))
+        index, num_workers, descriptor, listens_late, unix = map(int, text.split("/"))
+        return cls(index, num_workers, descriptor, bool(listens_late), None if unix < 0 else unix)
 
 
 class Joined(NamedTuple):
@@ -75,6 +78,11 @@ class WorkerLink:
     def num_workers(self) -> int:
         """Of the group."""
         return self.place.num_workers
+
+    @property
+    def unix_descriptor(self) -> int | None:
+        """As of ``WorkerPlace``."""
+        return self.place.unix_descriptor
 
     @property
     def listens_late(self) -> bool:

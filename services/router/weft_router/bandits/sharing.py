@@ -84,7 +84,10 @@ class BanditSharing:
             if more.log_weight:
                 nodes.add((graph, node))
         for graph, node in nodes:
-            self._store.level(graph, node)
+            best = self._store.level(graph, node)
+            for name, common in self._common.items():
+                if name[:2] == (graph, node):
+                    common.log_weight -= best
 
     def snapshot(self) -> bytes:
         """What all routers know, for ``take`` of one that comes."""

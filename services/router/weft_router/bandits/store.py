@@ -123,12 +123,13 @@ class BanditStore:
         arm.reward_sum += more.reward_sum
         arm.log_weight += more.log_weight
 
-    def level(self, graph: str, node: str) -> None:
-        """Weights of a splitter's steps are relative to the best one's again."""
+    def level(self, graph: str, node: str) -> float:
+        """Weights of a splitter's steps are relative to the best one's again; gives its logarithm until then."""
         arms = self._arms[graph, node].values()
         best = max(arm.log_weight for arm in arms)
         for arm in arms:
             arm.log_weight -= best
+        return best
 
     def reward_request(self, graph: str, request_id: str, reward: float) -> list[KnownArm]:
         """Every step that a bandit chose for the request was worth ``reward``; gives those steps.

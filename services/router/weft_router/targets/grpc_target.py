@@ -1,6 +1,6 @@
 """A target behind gRPC: any V2 server; one unary call a step, or one stream for a decoupled model.
 
-Unary calls use the exchange or the client's stub as they are: ``V2Client.infer`` would cost each request of a graph two
+Unary calls use the client's stub as it is: ``V2Client.infer`` would cost each request of a graph two
 Python calls more.
 """
 
@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from weft_common.client.channels import MAX_TIMEOUT_S, is_on_weft
-from weft_common.client.exchange_client import ExchangeClient
+from weft_common.client.channels import MAX_TIMEOUT_S
 from weft_common.client.v2_client import RpcFailure, V2Client, metadata_of
 from weft_common.client.wires import WireName
 from weft_common.core import CallContext, InferCall, InferResult
@@ -31,10 +30,6 @@ from weft_router.target import TargetModel
 #: same, so each discovery also reads so many others, in turn: 64 take about 10 ms.
 CONFIGS_PER_DISCOVERY = 64
 
-#: Calls at once up to which they are unary on Weft's own wire, although there is an exchange. CPU-seconds of both ends
-#: for 1000 calls of 64 bytes, unary and in an exchange: 0.071, 0.091 (1 at once); 0.049, 0.045 (4); 0.039, 0.029 (16).
-_MAX_UNARY = 3
-
 _log = get_logger("weft.router.targets")
 
 
@@ -50,8 +45,6 @@ class GrpcTarget:
         name: As given to the router.
         address: ``host:port`` or any name that gRPC resolves.
         options: Further options of the channel.
-        use_exchange: Calls travel together in one stream where the server offers it. False for a channel that balances
-            each call over several servers: a stream has one of them.
         security: TLS and key; None: plaintext without a key.
         wire: Implementation of gRPC; None: ``default_wire``.
     """
@@ -62,7 +55,6 @@ class GrpcTarget:
         address: str,
         *,
         options: Sequence[tuple[str, Any]] = (),
-        use_exchange: bool = True,
         security: ChannelSecurity | None = None,
         wire: WireName | None = None,
     ) -> None:
@@ -71,9 +63,6 @@ class GrpcTarget:
         self._client = V2Client(
             address, where=f"target '{name}' ({address})", options=options, security=security, wire=wire
         )
-        self._exchange = ExchangeClient(self._client.channel) if use_exchange else None
-        self._max_unary = _MAX_UNARY if is_on_weft(address, options, wire) else 0
-        self._num_inflight = 0
         #: The model whose configuration was read longest ago comes first.
         self._known: dict[tuple[str, str], _Known] = {}
 
@@ -86,22 +75,12 @@ class GrpcTarget:
         """As ``Target.infer``; the time that is left becomes the gRPC deadline."""
         timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
         metadata = metadata_of(context) if context.trace_context is not None else tuple(context.headers.items())
-        exchange = self._exchange
-        self._num_inflight += 1
         try:
-            begun_call = None
-            if exchange is not None and (self._num_inflight > self._max_unary or not exchange.is_open):
-                begun_call = exchange.begin(call, metadata, timeout_s)
-            if begun_call is not None:
-                response = await begun_call.response()
-            else:
-                response = await response_of(
-                    self._client.stub.ModelInfer(request_from_call(call), timeout=timeout_s, metadata=metadata or None)
-                )
+            response = await response_of(
+                self._client.stub.ModelInfer(request_from_call(call), timeout=timeout_s, metadata=metadata or None)
+            )
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             raise self._failure(error, call, timeout_s, "{} did not answer") from error
-        finally:
-            self._num_inflight -= 1
         return result_from_response(response)
 
     def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
@@ -122,8 +101,6 @@ class GrpcTarget:
 
     async def close(self) -> None:
         """As ``Target.close``."""
-        if self._exchange is not None:
-            await self._exchange.close()
         await self._client.close()
 
     async def _discover(self, timeout_s: float) -> list[TargetModel]:

@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import random
-import ssl
+from collections.abc import Callable
 
 from grpc import ChannelConnectivity, StatusCode
 
-from weft_wire.client.addresses import Endpoint
 from weft_wire.client.backoff import Backoff
 from weft_wire.client.call import ClientCall
 from weft_wire.client.connectivity import Connectivity
@@ -21,16 +20,19 @@ from weft_wire.transport.protocol import Heartbeat
 
 #: Largest growth of the keepalive time after servers complained.
 _MAX_KEEPALIVE_FACTOR = 1 << 10
+#: How long a closing connection may write its last bytes and wait for the server's end of TLS, in seconds: servers of
+#: gRPC do not send it.
+_CLOSE_S = 0.1
 
 
 class Link:
     """Connects calls to the server.
 
     Args:
-        endpoint: The server.
+        dialler: Gives connections to the server.
+        heads: Encodes the fields of calls.
         options: Of the channel.
-        ssl_context: None: no TLS.
-        server_name: Expected name in the server's certificate; "": the host.
+        random: Uniform from 0 to 1, for the jitter of the backoff.
 
     Attributes:
         options: Of the channel.
@@ -46,15 +48,18 @@ class Link:
     _heartbeat: Heartbeat
 
     def __init__(
-        self, endpoint: Endpoint, options: ChannelOptions, ssl_context: ssl.SSLContext | None, server_name: str
+        self,
+        dialler: Dialler,
+        heads: RequestHeads,
+        options: ChannelOptions,
+        random: Callable[[], float] = random.random,
     ) -> None:
         self.options = options
-        scheme = "http" if ssl_context is None else "https"
-        self.heads = RequestHeads(scheme, server_name or endpoint.authority, options.user_agent)
+        self.heads = heads
         self.connectivity = Connectivity()
         self.is_closed = False
-        self._dialler = Dialler(endpoint, ssl_context, server_name, options.connect_timeout_s)
-        self._backoff = Backoff(options, random.random)
+        self._dialler = dialler
+        self._backoff = Backoff(options, random)
         self._protocol: ClientProtocol | None = None
         self._leaving: set[ClientProtocol] = set()
         self._waiting: dict[ClientCall, None] = {}
@@ -248,6 +253,10 @@ class Link:
             await asyncio.wait([task])
         if self._leaving:
             self._is_over = self.loop.create_future()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._is_over), _CLOSE_S)
+            for protocol in list(self._leaving):
+                protocol.abort("the channel was closed")
             await self._is_over
 
     def _cancel(self, calls: list[ClientCall]) -> None:

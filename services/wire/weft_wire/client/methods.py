@@ -10,8 +10,8 @@ from grpc import StatusCode
 from weft_wire.client.call import ClientCall
 from weft_wire.client.heads import ENCODING_BY_COMPRESSION
 from weft_wire.client.link import Link
-from weft_wire.client.requests import OneRequest, RequestStream
-from weft_wire.client.responses import OneResponse, ResponseStream
+from weft_wire.client.requests import OneRequest, StreamedRequests
+from weft_wire.client.responses import OneResponse, StreamedResponses
 
 #: A longer timeout is none, in seconds: about 30 years.
 _MAX_TIMEOUT_S: Final = 1e9
@@ -23,15 +23,15 @@ class UnaryCall(OneRequest, OneResponse, grpc.aio.UnaryUnaryCall[Any, Any]):
     """A call with one request and one response."""
 
 
-class UnaryStreamingCall(OneRequest, ResponseStream, grpc.aio.UnaryStreamCall[Any, Any]):
+class UnaryStreamingCall(OneRequest, StreamedResponses, grpc.aio.UnaryStreamCall[Any, Any]):
     """A call with one request and a stream of responses."""
 
 
-class StreamingUnaryCall(RequestStream, OneResponse, grpc.aio.StreamUnaryCall[Any, Any]):
+class StreamingUnaryCall(StreamedRequests, OneResponse, grpc.aio.StreamUnaryCall[Any, Any]):
     """A call with a stream of requests and one response."""
 
 
-class StreamingCall(RequestStream, ResponseStream, grpc.aio.StreamStreamCall[Any, Any]):
+class StreamingCall(StreamedRequests, StreamedResponses, grpc.aio.StreamStreamCall[Any, Any]):
     """A call with streams in both directions."""
 
 

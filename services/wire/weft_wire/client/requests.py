@@ -53,7 +53,7 @@ class OneRequest(ClientCall):
         super()._wake()
 
 
-class RequestStream(ClientCall):
+class StreamedRequests(ClientCall):
     """A call whose requests come from an iterator, or from ``write``."""
 
     _is_done_writing: bool = False

@@ -106,7 +106,7 @@ class OneResponse(ClientCall):
         return ""
 
 
-class ResponseStream(ClientCall):
+class StreamedResponses(ClientCall):
     """A call whose responses are iterated over or read."""
 
     _waiter: asyncio.Future[None] | None = None

@@ -88,23 +88,27 @@ class ControlFrames(StreamStates):
         self._spend(1 + len(body) // 60 + len(self.streams) // 16, "SETTINGS")
         if flags & ACK:
             return
+        window_bytes = self.initial_send_window_bytes
         for start in range(0, len(body), 6):
             key, value = (
                 int.from_bytes(body[start : start + 2], "big"),
                 int.from_bytes(body[start + 2 : start + 6], "big"),
             )
-            self._apply_setting(key, value)
+            if key == frames.INITIAL_WINDOW_SIZE:
+                if value > frames.MAX_WINDOW_BYTES:
+                    raise Http2ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, f"an initial window of {value} bytes")
+                window_bytes = value  # a frame may change it thousands of times, and there may be a thousand streams
+            else:
+                self._apply_setting(key, value)
+        if window_bytes != self.initial_send_window_bytes:
+            self.set_initial_window(window_bytes)
         self.write(frames.SETTINGS_ACK)
         self.has_peer_settings = True
         self._owner.on_peer_settings()
         self.pump()
 
     def _apply_setting(self, key: int, value: int) -> None:
-        if key == frames.INITIAL_WINDOW_SIZE:
-            if value > frames.MAX_WINDOW_BYTES:
-                raise Http2ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, f"an initial window of {value} bytes")
-            self.set_initial_window(value)
-        elif key == frames.MAX_FRAME_SIZE:
+        if key == frames.MAX_FRAME_SIZE:
             if not frames.DEFAULT_FRAME_BYTES <= value <= frames.MAX_FRAME_BYTES:
                 raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, f"a largest frame of {value} bytes")
             self.peer_frame_bytes = min(value, _MAX_SENT_FRAME_BYTES)

@@ -28,6 +28,10 @@ def whole_message(data: bytes | memoryview) -> bytes | memoryview | None:
     return None
 
 
+class CompressedMessage(bytes):
+    """A message as it came, which is to be decompressed."""
+
+
 class MessageReader:
     """Assembles the messages of one direction of a call. Memory follows what has come, not what is announced.
 
@@ -35,12 +39,17 @@ class MessageReader:
         max_message_bytes: Largest message, compressed or not.
         is_compressed: Whether the call announced an encoding, so that messages may be compressed.
         count_bytes: Called with the growth of what is held, and with the negative number when it is given away.
+        decompresses: False leaves compressed messages to the caller, to be decompressed when they are read: a window
+            may hold thousands, each of which becomes as large as a message may be.
 
     Attributes:
         num_bytes: Bytes held of an incomplete message.
     """
 
-    __slots__ = ("_count", "_is_compressed", "_length", "_max_message_bytes", "_may_compress", "_parts", "num_bytes")
+    __slots__ = (
+        "_count", "_decompresses", "_is_compressed", "_length", "_max_message_bytes", "_may_compress", "_parts",
+        "num_bytes",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -48,10 +57,12 @@ class MessageReader:
         *,
         may_compress: bool = False,
         count_bytes: Callable[[int], None] | None = None,
+        decompresses: bool = True,
     ) -> None:
         self._max_message_bytes = max_message_bytes
         self._may_compress = may_compress
         self._count = count_bytes
+        self._decompresses = decompresses
         self._parts: list[bytes | bytearray | memoryview] = []
         self._length = -1  # of the message that has begun; -1: its prefix is incomplete
         self._is_compressed = False
@@ -139,7 +150,9 @@ class MessageReader:
         else:
             message = data if isinstance(data, bytes) else bytes(data)
             self._length = -1
-        return decompress(message, self._max_message_bytes) if self._is_compressed else message
+        if not self._is_compressed:
+            return message
+        return decompress(message, self._max_message_bytes) if self._decompresses else CompressedMessage(message)
 
     def _counted(self, num_bytes: int) -> None:
         if self._count is not None and num_bytes:

@@ -12,9 +12,9 @@ from grpc import StatusCode
 from weft_wire.connection.stream import Stream
 from weft_wire.errors import ErrorCode
 from weft_wire.hpack import DecodedHeaders, encode
-from weft_wire.rpc.compression import ACCEPTED, compress
+from weft_wire.rpc.compression import ACCEPTED, compress, decompress
 from weft_wire.rpc.heads import CONTENT_TYPE, RequestHead
-from weft_wire.rpc.messages import MessageReader, pack_prefix, whole_message
+from weft_wire.rpc.messages import CompressedMessage, MessageReader, pack_prefix, whole_message
 from weft_wire.rpc.metadata import Metadata, encode_metadata
 from weft_wire.rpc.status import NUMBER_BY_STATUS, STATUS_BY_NUMBER, CallError, encode_message
 from weft_wire.server.eager import start_now
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Messages of a request that wait to be read; beyond it the client gets no more credit.
 _MAX_QUEUED = 8
+#: What a message that waits costs beside its bytes: hundreds of thousands of empty ones fit into a window.
+_MESSAGE_COST_BYTES = 64
 
 _RESPONSE_FIELDS = [(":status", "200"), ("content-type", CONTENT_TYPE)]
 _RESPONSE_HEADERS = encode(_RESPONSE_FIELDS)
@@ -60,6 +62,7 @@ class ServerCall(Stream):
     _waiter: "asyncio.Future[None] | None" = None
     _drained: "asyncio.Future[None] | None" = None
     _has_sent_headers = False
+    _num_held_bytes = 0
     _initial: tuple[tuple[str, str | bytes], ...] = ()
     _trailing: tuple[tuple[str, str | bytes], ...] = ()
     _code: StatusCode | None = None
@@ -108,18 +111,17 @@ class ServerCall(Stream):
         if self.is_finished:
             return
         method = self._method
-        if is_end and self._reader is None and method is not None and method.is_plain:
-            message = whole_message(data)
-            if message is not None and len(message) <= self._server.max_message_bytes:
-                self._is_request_complete = True
-                if self._task is None:
-                    self._start(self._run_plain(method, message))
-                else:
-                    self._server.count_buffered(len(message))
-                    self._messages = deque((bytes(message),))
-                    self._wake()
-                return
         try:
+            if is_end and self._reader is None and method is not None and method.is_plain:
+                message = whole_message(data)
+                if message is not None and len(message) <= self._server.max_message_bytes:
+                    self._is_request_complete = True
+                    if self._task is None:
+                        self._start(self._run_plain(method, message))
+                    else:
+                        self._enqueue(bytes(message))
+                        self._wake()
+                    return
             self._read(data, is_end)
         except CallError as error:
             self.fail(error.code, error.details)
@@ -131,9 +133,11 @@ class ServerCall(Stream):
             self._end()
             if self._task is not None:
                 self._task.cancel()
+        self._release_response()
 
     def on_drained(self) -> None:
         """``write`` may go on."""
+        self._release_response()
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
@@ -147,6 +151,7 @@ class ServerCall(Stream):
                 self._server.max_message_bytes,
                 may_compress=head is not None and head.encoding != "identity",
                 count_bytes=self._server.count_buffered,
+                decompresses=False,
             )
         for message in reader.feed(data):
             self._enqueue(message)
@@ -164,7 +169,7 @@ class ServerCall(Stream):
             messages = self._messages = deque()
         elif method is not None and not method.reads_stream:
             raise CallError(StatusCode.UNIMPLEMENTED, "the call has several messages; this method takes one")
-        self._server.count_buffered(len(message))
+        self._server.count_buffered(len(message) + _MESSAGE_COST_BYTES)
         messages.append(message)
         if method is None or method.reads_stream:
             self._wake()
@@ -178,14 +183,21 @@ class ServerCall(Stream):
             if not self._messages:
                 self.fail(StatusCode.UNIMPLEMENTED, "the call has no message; this method takes one")
             elif method is not None and method.is_plain:
-                self._start(self._run_plain(method, self._take()))
+                try:
+                    message = self._take()
+                except CallError as error:
+                    self.fail(error.code, error.details)
+                    return
+                self._start(self._run_plain(method, message))
             else:
                 self._start(self._run())
 
     def _take(self) -> bytes:
         assert self._messages is not None  # noqa: S101  # the caller has seen one
         message = self._messages.popleft()
-        self._server.count_buffered(-len(message))
+        self._server.count_buffered(-len(message) - _MESSAGE_COST_BYTES)
+        if isinstance(message, CompressedMessage):
+            return decompress(message, self._server.max_message_bytes)
         return message
 
     async def _next_message(self) -> bytes | None:
@@ -348,6 +360,8 @@ class ServerCall(Stream):
             body = compress(self._encoding, body)
             prefix = pack_prefix(1, len(body))
         self.connection.send_message(self, headers, prefix, body, trailers)
+        if self.pending is not None:
+            self._hold_response(len(body))
         self._end()
 
     def _serialized(self, method: Method, response: Any) -> bytes:
@@ -377,6 +391,21 @@ class ServerCall(Stream):
         if not self._has_sent_headers:
             self._has_sent_headers = True
             self.connection.send_headers(self, self._header_block())
+
+    def _hold_response(self, num_bytes: int) -> None:
+        """Count a response that waits for the client; if the server holds too much, the call is broken off."""
+        try:
+            self._server.count_buffered(num_bytes)
+        except CallError as error:
+            self.connection.reset(self, ErrorCode.ENHANCE_YOUR_CALM)
+            self.on_reset(ErrorCode.ENHANCE_YOUR_CALM, error.details)
+        else:
+            self._num_held_bytes += num_bytes
+
+    def _release_response(self) -> None:
+        if self._num_held_bytes and self.pending is None:
+            self._server.count_buffered(-self._num_held_bytes)
+            self._num_held_bytes = 0
 
     def _trailer_fields(self, code: StatusCode, details: str) -> list[tuple[str, str]]:
         fields = [("grpc-status", str(NUMBER_BY_STATUS[code]))]
@@ -430,7 +459,7 @@ class ServerCall(Stream):
         if self._reader is not None:
             self._reader.release()
         if self._messages:
-            self._server.count_buffered(-sum(map(len, self._messages)))
+            self._server.count_buffered(-sum(map(len, self._messages)) - _MESSAGE_COST_BYTES * len(self._messages))
             self._messages.clear()
         self._wake()
         self.on_drained()
@@ -537,6 +566,7 @@ class ServerCall(Stream):
             prefix = pack_prefix(1, len(body))
         self.connection.send_message(self, headers, prefix, body)
         if self.pending is not None:
+            self._hold_response(len(body))
             await self._drain()
 
     async def _drain(self) -> None:

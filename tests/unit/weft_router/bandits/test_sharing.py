@@ -91,6 +91,10 @@ def test_weights_differ_as_if_one_had_learned_all(order: Callable[[list[bytes]],
         three.sharing.take(message)
     one.sharing.take(two.told[0])
     two.sharing.take(one.told[0])
+    two.told.clear()
+    three.sharing.tell()
+    two.sharing.tell()
+    assert two.told == three.told == []
     for sibling in (one, two, three):
         assert sibling.known()["a"].log_weight == pytest.approx(-1.5)
         assert sibling.known()["b"].log_weight == pytest.approx(0.0)

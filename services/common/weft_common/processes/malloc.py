@@ -1,0 +1,29 @@
+"""Settings of the C library's memory allocator for a service process."""
+
+import ctypes
+import os
+from collections.abc import Mapping
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_TRIM_BYTES = 128 << 20
+_MMAP_BYTES = 32 << 20  # glibc's maximum on 64-bit systems
+#: What whoever starts the process may have chosen instead.
+_VARIABLES = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_"}
+
+
+def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
+    """Let the process keep up to 128 MiB of freed memory, so that the next request reuses it without page faults.
+
+    By default glibc returns large freed buffers to the system: a request of 600 kB took 850 page faults, and 2.2 to 2.6
+    ms of CPU in place of 0.7 (an echo, 2 cores of an AMD EPYC). Applies to the whole process; calling it again has no
+    effect. Variables that set the same (``MALLOC_TRIM_THRESHOLD_``, ``GLIBC_TUNABLES`` and others) stay in force.
+
+    Returns:
+        Whether it is set; if not, nothing changes.
+    """
+    if "glibc.malloc" in environment.get("GLIBC_TUNABLES", "") or _VARIABLES & environment.keys():
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES) and mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES))

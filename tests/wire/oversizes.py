@@ -1,0 +1,347 @@
+"""Attacks that make a service hold or compute much."""
+
+import gzip
+import random
+import time
+
+from tests.wire import peer as h2
+from tests.wire.arena import MIB, Arena, Attack
+from tests.wire.floods import flood_all
+from tests.wire.peer import Closed, Peer
+
+RESOURCE_EXHAUSTED = 8
+
+
+def ends(peer: Peer, stream_id: int = 1, timeout_s: float = 10.0) -> str:
+    """How a stream ended, or the connection with it."""
+    try:
+        read = peer.read_until(
+            lambda read: (
+                read.kind == h2.GOAWAY
+                or (read.stream_id == stream_id and (read.kind == h2.RST_STREAM or read.flags & h2.END_STREAM))
+            ),
+            timeout_s,
+        )
+    except Closed:
+        return "closed"
+    except TimeoutError:
+        return "nothing"
+    if read.kind == h2.HEADERS:
+        return f"status {peer._fields(read).get('grpc-status', 'none')}"
+    return f"{h2.NAMES[read.kind]} {read.error_code}" if read.kind != h2.DATA else "an answer"
+
+
+def hpack_bomb(arena: Arena) -> str:
+    """A field of 4 kB in the table, and blocks that name it 16,000 times."""
+    answers: list[str] = []
+    for _ in range(arena.num(20)):
+        peer = arena.peer()
+        peer.call("/test.Echo/Unary", metadata=[("x", "y" * 3900)])
+        index = next(at for at, (name, _) in enumerate(peer.encoder.header_table.dynamic_entries) if name == b"x")
+        block = peer.encoder.encode(h2.request_fields("/test.Echo/Unary")) + bytes([0x80 | 62 + index]) * 16_000
+        begin_s = time.monotonic()
+        peer.send(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, 3, block))
+        answers.append(ends(peer, 3))
+        arena.expect(time.monotonic() - begin_s < 2.0, "slow")
+    return _counted(answers)
+
+
+def huffman_bomb(arena: Arena) -> str:
+    """Values that are long when they are decoded: 5 bits a character."""
+    answers: list[str] = []
+    for _ in range(arena.num(100)):
+        peer = arena.peer()
+        block = peer.encoder.encode(h2.request_fields("/test.Echo/Unary"))
+        value = b"\x00" * 15_000 + b"\x1f"  # zeros are the character "0"
+        coded = b"\x00\x01x" + b"\xff" + _integer(len(value) - 127) + value
+        pieces = [block, coded[:16_000]]
+        peer.send(h2.frame(h2.HEADERS, h2.END_STREAM, 1, pieces[0]))
+        rest = coded * 6
+        for at in range(0, len(rest), 16_000):
+            is_last = at + 16_000 >= len(rest)
+            peer.try_send(
+                h2.frame(h2.CONTINUATION, h2.END_HEADERS if is_last else 0, 1, rest[at : at + 16_000]),
+            )
+        answers.append(ends(peer))
+    return _counted(answers)
+
+
+def _integer(value: int) -> bytes:
+    """The bytes of an HPACK integer after its prefix."""
+    out = bytearray()
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def hpack_integers(arena: Arena) -> str:
+    """Integers of thousands of digits, lengths of 2 GB, table sizes beyond the limit, thousands of table sizes."""
+    blocks = [
+        b"\xff" + b"\xff" * 16_000,
+        b"\x00\x7f" + _integer(2**31) + b"a",
+        b"\x3f" + _integer(2**31),
+        b"\x3f" + b"\x80" * 15_000 + b"\x01",
+        b"\x20\x3f\xe1\x1f" * 4_000,
+        b"\x80",
+        b"\xc0\xff",
+    ]
+    answers = []
+    for block in blocks:
+        peer = arena.peer()
+        peer.send(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, 1, block))
+        answers.append(ends(peer))
+        arena.expect(answers[-1] != "nothing", block[:20])
+    return _counted(answers)
+
+
+def header_blocks_that_differ(arena: Arena) -> str:
+    """Blocks of 500 indexed fields, no two alike, which a cache of blocks would keep."""
+    peer = arena.peer()
+    generator = random.Random(1)
+    pieces = []
+    peer.call("/test.Echo/Unary")
+    same = peer.encoder.encode(h2.request_fields("/test.Echo/Unary"))
+    for stream_id in range(3, 2 * arena.num(40_000), 2):
+        indexed = bytes(0x80 | generator.choice((15, 16, 17, 18, 19)) for _ in range(500))
+        pieces.append(
+            h2.frame(h2.HEADERS, h2.END_HEADERS, stream_id, same + indexed)
+            + h2.data(stream_id, h2.message(b"x"), end=True)
+        )
+    flooded = flood_all(peer, [b"".join(pieces[at : at + 20]) for at in range(0, len(pieces), 20)], 20)
+    return str(flooded)
+
+
+def names_that_differ(arena: Arena) -> str:
+    """Metadata whose names and values no request repeats."""
+    peer = arena.peer()
+    pieces = []
+    for index in range(arena.num(40_000)):
+        metadata = [(f"n{index}-{field}", f"v{index}-{field}") for field in range(20)]
+        pieces.append(peer.request("/test.Echo/Unary", b"x", stream_id=2 * index + 1, metadata=metadata))
+    flooded = flood_all(peer, [b"".join(pieces[at : at + 20]) for at in range(0, len(pieces), 20)], 20)
+    arena.expect(flooded.is_open, flooded)
+    return str(flooded)
+
+
+def paths_that_differ(arena: Arena) -> str:
+    """Methods that do not exist, no two alike and 1 kB long."""
+    peer = arena.peer()
+    pieces = [
+        peer.request(f"/{index}{'x' * 1000}/y", b"x", stream_id=2 * index + 1) for index in range(arena.num(40_000))
+    ]
+    flooded = flood_all(peer, [b"".join(pieces[at : at + 10]) for at in range(0, len(pieces), 10)], 10)
+    arena.expect(flooded.is_open, flooded)
+    return str(flooded)
+
+
+def long_header_lists(arena: Arena) -> str:
+    """A header list of 1 MB, well-formed."""
+    answers = []
+    for _ in range(arena.num(40, 2)):
+        peer = arena.peer()
+        block = peer.encoder.encode(h2.request_fields("/test.Echo/Unary", [("x", "~" * 1_000_000)]), huffman=False)
+        pieces = [block[at : at + 16_384] for at in range(0, len(block), 16_384)]
+        frames = [h2.frame(h2.HEADERS, h2.END_STREAM, 1, pieces[0])]
+        for piece in pieces[1:]:
+            flags = h2.END_HEADERS if piece is pieces[-1] else 0
+            frames.append(h2.frame(h2.CONTINUATION, flags, 1, piece))
+        for sent in frames:
+            if not peer.try_send(sent):
+                break
+        answers.append(ends(peer))
+        arena.expect(answers[-1] not in ("nothing", "an answer", "status 0"), answers)
+    return _counted(answers)
+
+
+def _slow_readers(arena: Arena, windows: list[int], *, is_read: bool) -> str:
+    """Answers of 40 MB, none of which gets further than its window."""
+    peers = []
+    number = arena.num(4, 1)
+    for window in windows:
+        for _ in range(number):
+            buffer_bytes = 0 if is_read else 4096
+            peer = arena.peer({h2.INITIAL_WINDOW_SIZE: window}, window=2**30, receive_buffer_bytes=buffer_bytes)
+            peer.send(*(peer.request("/test.Echo/Big", b"41943040", stream_id=stream_id) for stream_id in (1, 3)))
+            peers.append(peer)
+    for peer in peers:
+        if is_read:
+            peer.read_kind(h2.HEADERS)
+    arena.echo.call("Unary", b"x")
+    time.sleep(0.5)
+    return f"{2 * len(peers)} answers of 40 MB wait"
+
+
+def window_zero(arena: Arena) -> str:
+    """Windows of 0 and of 1 byte."""
+    return _slow_readers(arena, [0, 1], is_read=True)
+
+
+def never_read(arena: Arena) -> str:
+    """Windows of 2 GB, and a socket that is never read."""
+    return _slow_readers(arena, [h2.MAX_WINDOW], is_read=False)
+
+
+def announced_messages(arena: Arena) -> str:
+    """Messages that are announced as 2 GB, and as 4 GB."""
+    answers = []
+    for length in (2**31 - 1, 2**32 - 1):
+        for _ in range(arena.num(40, 2)):
+            peer = arena.peer()
+            peer.send(peer.request("/test.Echo/Unary", None, end=False))
+            peer.send(h2.data(1, h2.message(b"x" * 1000, length=length)))
+            answers.append(ends(peer))
+            arena.expect(answers[-1] != "nothing", answers)
+            arena.expect(answers[-1] in ("status 8", "RST_STREAM 8", "closed"), answers)
+    return _counted(answers)
+
+
+def announced_within(arena: Arena) -> str:
+    """Messages of 60 MB, which would be taken, on many streams that send the first kilobyte alone."""
+    number = arena.num(1000, 50)
+    for start in range(0, number, 50):
+        peer = arena.peer()
+        for stream_id in range(1, 2 * min(50, number - start), 2):
+            peer.send(peer.request("/test.Echo/Unary", None, stream_id=stream_id, end=False))
+            peer.send(h2.data(stream_id, h2.message(b"x" * 1000, length=60 * MIB)))
+        peer.send(h2.ping())
+        peer.read_kind(h2.PING)
+    return f"{number:,} wait"
+
+
+def announced_frames(arena: Arena) -> str:
+    """Frames that are announced as 16 MB."""
+    answers = []
+    for kind in range(10):
+        peer = arena.peer()
+        peer.send(peer.request("/test.Echo/Unary", None, end=False))
+        peer.send(h2.frame(kind, 0, 1, b"x", length=2**24 - 1))
+        answers.append(ends(peer, timeout_s=3.0))
+        arena.expect(answers[-1] != "nothing", answers)
+    return _counted(answers)
+
+
+def gzip_bomb(arena: Arena) -> str:
+    """256 kB that are 256 MB when they are decompressed."""
+    bomb = gzip.compress(bytes(256 * MIB), 9)
+    answers = []
+    for _ in range(arena.num(20, 2)):
+        peer = arena.peer()
+        fields = h2.request_fields("/test.Echo/Size", [("grpc-encoding", "gzip")])
+        peer.send(peer.headers(1, fields))
+        prefixed = h2.message(bomb, compressed=1)
+        room = min(65_535, peer.settings.get(h2.INITIAL_WINDOW_SIZE, 65_535))
+        for at in range(0, len(prefixed), 16_384):
+            part = prefixed[at : at + 16_384]
+            if at + 16_384 > room:
+                room += int.from_bytes(peer.read_kind(h2.WINDOW_UPDATE, 0).payload, "big")
+            peer.send(h2.data(1, part, end=at + 16_384 >= len(prefixed)))
+        answers.append(ends(peer))
+        arena.expect(answers[-1] == f"status {RESOURCE_EXHAUSTED}", answers)
+    return _counted(answers)
+
+
+def gzip_bombs(arena: Arena) -> str:
+    """Forty messages of 32 kB, each of which becomes 32 MB, to a handler that cannot go on."""
+    peer = arena.peer({h2.INITIAL_WINDOW_SIZE: 0})
+    bomb = h2.message(gzip.compress(bytes(32 * MIB), 9), compressed=1)
+    peer.send(peer.headers(1, h2.request_fields("/test.Echo/BidiStream", [("grpc-encoding", "gzip")])))
+    whole = bomb * 40
+    room = 65_535
+    for at in range(0, len(whole), 16_384):
+        if at + 16_384 > room:
+            room += int.from_bytes(peer.read_kind(h2.WINDOW_UPDATE, 0).payload, "big")
+        peer.send(h2.data(1, whole[at : at + 16_384]))
+    peer.send(h2.ping())
+    peer.read_kind(h2.PING)
+    return "wait"
+
+
+def unfinished_requests(arena: Arena) -> str:
+    """Many connections with requests of 8 MB, each of which lacks its last byte."""
+    num_connections, body = arena.num(100, 12), bytes(MIB)
+    sent = refused = 0
+    for _ in range(num_connections):
+        peer = arena.peer(timeout_s=1.0)
+        try:
+            for stream_id in range(1, 9, 2):
+                peer.send(peer.request("/test.Echo/Size", None, stream_id=stream_id, end=False))
+                start = h2.message(body[:-5], length=8 * MIB)
+                room = min(peer.settings.get(h2.INITIAL_WINDOW_SIZE, 65_535), len(start))
+                for at in range(0, room, 16_384):
+                    peer.send(h2.data(stream_id, start[at : min(at + 16_384, room)]))
+                    sent += min(at + 16_384, room) - at
+        except (Closed, TimeoutError):
+            refused += 1
+    return f"{sent / MIB:.0f} MiB sent, {refused} of {num_connections} connections cut off or not read"
+
+
+def unfinished_within_windows(arena: Arena) -> str:
+    """Many connections with requests of 8 MB, which obey the windows and lack the last byte."""
+    num_connections, sent, cut = arena.num(60, 6), 0, 0
+    for _ in range(num_connections):
+        peer = arena.peer(timeout_s=0.5)
+        try:
+            sent += _send_within_windows(peer, list(range(1, 9, 2)), 8 * MIB)
+        except Closed:
+            cut += 1
+    return f"{sent / MIB:.0f} MiB sent, {cut} of {num_connections} connections cut off"
+
+
+def _send_within_windows(peer: Peer, stream_ids: list[int], size: int) -> int:
+    """How many bytes the peer's windows let through of all but the last byte of a message on each stream."""
+    for stream_id in stream_ids:
+        peer.send(peer.request("/test.Echo/Size", None, stream_id=stream_id, end=False))
+        peer.send(h2.data(stream_id, h2.message(b"", length=size)))
+    streams = {stream_id: peer.settings.get(h2.INITIAL_WINDOW_SIZE, 65_535) - 5 for stream_id in stream_ids}
+    left = dict.fromkeys(stream_ids, size - 1)
+    room, sent, piece = 65_535 - 5 * len(stream_ids), 0, bytes(16_384)
+    while any(left.values()):
+        moved = False
+        for stream_id in stream_ids:
+            number = min(16_384, left[stream_id], streams[stream_id], room)
+            if number > 0:
+                peer.send(h2.data(stream_id, piece[:number]))
+                left[stream_id] -= number
+                streams[stream_id] -= number
+                room, sent, moved = room - number, sent + number, True
+        if not moved:
+            try:
+                read = peer.read(0.5)
+            except TimeoutError:
+                break
+            if read.kind == h2.WINDOW_UPDATE and read.stream_id == 0:
+                room += int.from_bytes(read.payload, "big")
+            elif read.kind == h2.WINDOW_UPDATE:
+                streams[read.stream_id] += int.from_bytes(read.payload, "big")
+            elif read.kind in (h2.RST_STREAM, h2.HEADERS):
+                left[read.stream_id] = 0
+    return sent
+
+
+def _counted(answers: list[str]) -> str:
+    return ", ".join(f"{answers.count(answer)}x {answer}" for answer in dict.fromkeys(answers))
+
+
+_LIMITED = {"max_buffered_bytes": 64 << 20}
+
+OVERSIZES = (
+    Attack("HPACK: one 4 kB field 16,000 times", hpack_bomb),
+    Attack("HPACK: Huffman-coded values of 24 kB", huffman_bomb),
+    Attack("HPACK: integers without end, lengths of 2 GB", hpack_integers),
+    Attack("header blocks of which no two are alike", header_blocks_that_differ, max_mib=32.0),
+    Attack("metadata names of which no two are alike", names_that_differ, max_mib=32.0),
+    Attack("methods of which no two are alike", paths_that_differ, max_mib=32.0),
+    Attack("header list of 1 MB", long_header_lists),
+    Attack(
+        "windows of 0 and 1, answers of 40 MB", window_zero, max_mib=220.0, limits={"max_buffered_bytes": 100 << 20}
+    ),
+    Attack("socket not read, answers of 40 MB", never_read, max_mib=400.0),
+    Attack("message announced as 2 GB", announced_messages),
+    Attack("messages announced as 60 MB on 1,000 streams", announced_within, max_mib=32.0),
+    Attack("frames announced as 16 MB", announced_frames),
+    Attack("gzip: 256 kB that are 256 MB", gzip_bomb, max_mib=160.0),
+    Attack("gzip: 40 messages of 32 MB in 1.3 MB", gzip_bombs, max_mib=120.0),
+    Attack("unfinished requests on many connections", unfinished_requests, max_mib=120.0, limits=_LIMITED),
+    Attack("unfinished requests that obey the windows", unfinished_within_windows, max_mib=120.0, limits=_LIMITED),
+)
