@@ -213,7 +213,9 @@ async def count(num_requests: int = 8) -> Counts:
             ROOT / "model_repository" / "model", BACKENDS, model_control="explicit", load_models=["identity"]
         )
         async with _serving(models, models.extension, MODEL_SERVICE) as model_address:
-            router = RouterCore(Path(folder), [make_target("model", model_address, wire=WireName.GRPCIO)], poll_s=_NEVER_S)
+            router = RouterCore(
+                Path(folder), [make_target("model", model_address, wire=WireName.GRPCIO)], poll_s=_NEVER_S
+            )
             async with _serving(router, router.extension, ROUTER) as router_address:
                 with counter.recording():
                     await _ask(router_address, "one", num_requests=1)
