@@ -73,19 +73,27 @@ PATHS = [
     for path in ("test.Echo/Unary", "*", "/test.Echo/Unary/", "/test.Echo/Unary?a=b")
 ]
 
-TIMEOUTS = [
-    sent("Timeout", f"takes {value}", message(b"a"), metadata=[("grpc-timeout", value)], expect=answered(b"a"))
-    for value in ("1H", "1M", "10S", "10000m", "10000000u", "99999999n", "99999999H", "00000010S")
-] + [
-    sent(
-        "Timeout",
-        f"answers at once where it is {value!r}",
-        message(b"a"),
-        metadata=[("grpc-timeout", value)],
-        expect=ended(0, *ERRORS, http=[400], resets=[h2.PROTOCOL_ERROR]),
-    )
-    for value in ("", "1", "S", "1s", "-1S", "123456789S", "1.5S", "1 S", "0S", "0n", "1SS", "\xb2S")
-]
+TIMEOUTS = (
+    [
+        sent("Timeout", f"takes {value}", message(b"a"), metadata=[("grpc-timeout", value)], expect=answered(b"a"))
+        for value in ("1H", "1M", "10S", "10000m", "10000000u", "99999999n", "99999999H", "00000010S")
+    ]
+    + [
+        sent("Timeout", f"refuses {value!r}", message(b"a"), metadata=[("grpc-timeout", value)], expect=ended(INTERNAL))
+        for value in ("", "1", "S", "1s", "-1S", "123456789S", "1.5S", "1 S", "1SS", "\xb2S")
+    ]
+    + [
+        sent(
+            "Timeout",
+            f"has passed if it is {value}",
+            message(b"a"),
+            path=SLOW,
+            metadata=[("grpc-timeout", value)],
+            expect=ended(DEADLINE_EXCEEDED, resets=[h2.CANCEL]),
+        )
+        for value in ("0S", "0n", "1n")
+    ]
+)
 
 MESSAGES = [
     sent("Message", "takes an empty message", message(b""), expect=answered(b"")),

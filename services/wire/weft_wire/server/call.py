@@ -14,7 +14,7 @@ from weft_wire.errors import ErrorCode
 from weft_wire.hpack import DecodedHeaders, encode
 from weft_wire.rpc.compression import ACCEPTED, compress, decompress
 from weft_wire.rpc.heads import CONTENT_TYPE, RequestHead
-from weft_wire.rpc.messages import CompressedMessage, MessageReader, pack_prefix, whole_message
+from weft_wire.rpc.messages import Body, CompressedMessage, Message, MessageReader, pack_prefix, whole_message
 from weft_wire.rpc.metadata import Metadata, encode_metadata
 from weft_wire.rpc.status import NUMBER_BY_STATUS, STATUS_BY_NUMBER, CallError, encode_message
 from weft_wire.server.eager import start_now
@@ -57,7 +57,7 @@ class ServerCall(Stream):
     _task: "asyncio.Task[None] | None" = None
     _deadline: Deadline | None = None
     _reader: MessageReader | None = None
-    _messages: deque[bytes] | None = None
+    _messages: deque[Message] | None = None
     _is_request_complete = False
     _waiter: "asyncio.Future[None] | None" = None
     _drained: "asyncio.Future[None] | None" = None
@@ -152,6 +152,7 @@ class ServerCall(Stream):
                 may_compress=head is not None and head.encoding != "identity",
                 count_bytes=self._server.count_buffered,
                 decompresses=False,
+                keeps_parts=self._method is not None and self._method.takes_parts and not self._server.interceptors,
             )
         for message in reader.feed(data):
             self._enqueue(message)
@@ -162,7 +163,7 @@ class ServerCall(Stream):
         elif self._messages is None or len(self._messages) < _MAX_QUEUED:
             self.connection.grant(self)
 
-    def _enqueue(self, message: bytes) -> None:
+    def _enqueue(self, message: Message) -> None:
         method = self._method
         messages = self._messages
         if messages is None:
@@ -192,7 +193,7 @@ class ServerCall(Stream):
             else:
                 self._start(self._run())
 
-    def _take(self) -> bytes:
+    def _take(self) -> Message:
         assert self._messages is not None  # noqa: S101  # the caller has seen one
         message = self._messages.popleft()
         self._server.count_buffered(-len(message) - _MESSAGE_COST_BYTES)
@@ -200,7 +201,7 @@ class ServerCall(Stream):
             return decompress(message, self._server.max_message_bytes)
         return message
 
-    async def _next_message(self) -> bytes | None:
+    async def _next_message(self) -> Message | None:
         """The next message of the request; None at its end. Raises CallEndedError if it was broken off."""
         while not self._messages:
             if self.is_broken_off or self.is_finished:
@@ -217,7 +218,7 @@ class ServerCall(Stream):
             self.connection.grant(self)
         return message
 
-    async def _only_message(self) -> bytes:
+    async def _only_message(self) -> Message:
         message = await self._next_message()
         while not self._is_request_complete and not self._messages:
             self._waiter = self._protocol.loop.create_future()
@@ -230,7 +231,7 @@ class ServerCall(Stream):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _deserialized(self, method: Method, message: bytes) -> Any:
+    def _deserialized(self, method: Method, message: Message) -> Any:
         if method.deserialize is None:
             return message
         try:
@@ -249,7 +250,7 @@ class ServerCall(Stream):
         self._protocol.num_running += 1
         self._task = start_now(coroutine, self._protocol.loop)
 
-    async def _run_plain(self, method: Method, message: bytes | memoryview) -> None:
+    async def _run_plain(self, method: Method, message: Message | memoryview) -> None:
         """A coroutine function from one request to one response, without interceptors: nearly all calls."""
         try:
             request = method.deserialize(message) if method.deserialize is not None else bytes(message)  # type: ignore[arg-type]
@@ -364,7 +365,7 @@ class ServerCall(Stream):
             self._hold_response(len(body))
         self._end()
 
-    def _serialized(self, method: Method, response: Any) -> bytes:
+    def _serialized(self, method: Method, response: Any) -> Body:
         if method.serialize is None:
             body = response
             if not isinstance(body, bytes | bytearray | memoryview):
