@@ -32,6 +32,7 @@ _MESSAGE_COST_BYTES = 64
 _RESPONSE_FIELDS = [(":status", "200"), ("content-type", CONTENT_TYPE)]
 _RESPONSE_HEADERS = encode(_RESPONSE_FIELDS)
 _OK_TRAILERS = encode([("grpc-status", "0")])
+_CUT_OFF = "the request ends in the middle of a message"
 _ENCODINGS = {grpc.Compression.Gzip: "gzip", grpc.Compression.Deflate: "deflate"}
 
 _log = logging.getLogger("weft_wire.server")
@@ -79,7 +80,10 @@ class ServerCall(Stream):
     def on_headers(self, headers: DecodedHeaders, is_end: bool) -> None:
         """The request's fields, or its trailers, which mean nothing but its end."""
         if self.head is not None:
-            self._on_request_end()
+            if self._reader is not None and not self._reader.is_empty:
+                self.fail(StatusCode.INTERNAL, _CUT_OFF)
+            else:
+                self._on_request_end()
             return
         head: RequestHead | None = headers.memo
         if head is None:
@@ -158,7 +162,7 @@ class ServerCall(Stream):
             self._enqueue(message)
         if is_end:
             if not reader.is_empty:
-                raise CallError(StatusCode.INTERNAL, "the request ends in the middle of a message")
+                raise CallError(StatusCode.INTERNAL, _CUT_OFF)
             self._on_request_end()
         elif self._messages is None or len(self._messages) < _MAX_QUEUED:
             self.connection.grant(self)
@@ -390,8 +394,9 @@ class ServerCall(Stream):
 
     def _send_headers(self) -> None:
         if not self._has_sent_headers:
+            block = self._header_block()
             self._has_sent_headers = True
-            self.connection.send_headers(self, self._header_block())
+            self.connection.send_headers(self, block)
 
     def _hold_response(self, num_bytes: int) -> None:
         """Count a response that waits for the client; if the server holds too much, the call is broken off."""
@@ -524,10 +529,17 @@ class ServerCall(Stream):
         return self._trailing
 
     async def send_initial_metadata(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """Send metadata before the response. Raises RuntimeError when they were sent."""
+        """Send metadata before the response.
+
+        Raises:
+            RuntimeError: They were sent.
+            ValueError: They cannot be sent; the message says why.
+        """
         if self._has_sent_headers:
             raise RuntimeError("the initial metadata were sent")
-        self._initial = tuple(metadata)
+        initial = tuple(metadata)
+        encode_metadata(initial)  # raises before anything is kept
+        self._initial = initial
         self._send_headers()
 
     def set_compression(self, compression: grpc.Compression) -> None:
@@ -560,8 +572,8 @@ class ServerCall(Stream):
         prefix = b"\0" + len(body).to_bytes(4, "big")
         headers = None
         if not self._has_sent_headers:
-            self._has_sent_headers = True
             headers = self._header_block()
+            self._has_sent_headers = True
         if self._encoding:
             body = compress(self._encoding, body)
             prefix = pack_prefix(1, len(body))
