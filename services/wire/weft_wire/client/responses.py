@@ -75,23 +75,25 @@ class OneResponse(ClientCall):
         self.connection.grant(self)
 
     def _on_end(self, head: ResponseHead) -> None:
-        message = self._message
+        message, deserialize = self._message, self._deserialize
         if (
-            message is not None
-            and head.status is _OK
-            and self._reader is None
-            and self._deserialize is not None
-            and not (head.http_status or head.fault)
-            and not self.is_open
+            message is None
+            or self._reader is not None
+            or self.is_open
+            or head.status is not _OK
+            or head.http_status
+            or head.fault
         ):
-            try:
-                self._response = self._deserialize(message if type(message) is bytes else bytes(message))
-            except Exception:
-                self._finish(StatusCode.INTERNAL, _UNREADABLE, head)
-            else:
-                self._finish(_OK, head.message, head)
+            super()._on_end(head)
             return
-        super()._on_end(head)
+        if type(message) is not bytes:
+            message = bytes(message)
+        try:
+            self._response = message if deserialize is None else deserialize(message)
+        except Exception:
+            self._finish(StatusCode.INTERNAL, _UNREADABLE, head)
+        else:
+            self._finish(_OK, head.message, head)
 
     def _response_fault(self) -> str:
         if self._message is None:
