@@ -96,16 +96,20 @@ def open_channel(
         InvalidArgumentError: A file of ``security`` is missing or invalid.
     """
     connect: Callable[[TlsContent | None], grpc.aio.Channel]
-    if (wire or default_wire()) is WireName.WEFT and is_served_by_weft(address, options):
+    if is_on_weft(address, options, wire):
         connect = partial(_of_weft, address, dict(options), security)
     else:
         connect = partial(_of_grpcio, address, [*options, *channel_options()], security)
     return connect(None) if security is None else SecuredChannel(address, security, connect)
 
 
-def is_served_by_weft(address: str, options: Sequence[tuple[str, Any]]) -> bool:
-    """Whether Weft's own wire has channels to such an address with such options: ``host:port`` and ``unix:path``."""
-    return _OWN_ADDRESS.fullmatch(address) is not None and all(name in _OWN_OPTIONS for name, _ in options)
+def is_on_weft(address: str, options: Sequence[tuple[str, Any]], wire: WireName | None) -> bool:
+    """Whether ``open_channel`` gives a channel of Weft's own wire: ``host:port`` or a Unix socket, and few options."""
+    return (
+        (wire or default_wire()) is WireName.WEFT
+        and _OWN_ADDRESS.fullmatch(address) is not None
+        and all(name in _OWN_OPTIONS for name, _ in options)
+    )
 
 
 def is_one_endpoint(address: str) -> bool:

@@ -15,6 +15,7 @@ from weft_common.core import CallContext, InferCall, InferenceCore, Parameters
 from weft_common.errors import UnsupportedError, WeftError
 from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
+from weft_common.protocol.large_messages import response_with
 from weft_common.protocol.shared_memory import SharedMemory, TensorLocation
 from weft_common.protocol.statistics import summed
 from weft_common.protocol.wire import (
@@ -167,13 +168,16 @@ class V2Servicer(SharedMemoryServicer):
         if self._released is not None:
             await self._wait_for_release()
         response = pb.ModelInferResponse()
-        call_context, failure = await self._infer(request, response, headers_of(context), deadline_ns_of(context))
+        contents: list[bytes] = []
+        call_context, failure = await self._infer(
+            request, response, headers_of(context), deadline_ns_of(context), contents
+        )
         if failure is not None:
             self._edge.fail(context, failure, call_context=call_context)
             return pb.ModelInferResponse()  # not sent
         if call_context.trailing_metadata:
             context.set_trailing_metadata(sendable(call_context.trailing_metadata))
-        return response
+        return response_with(response, contents)
 
     async def _infer(
         self,
@@ -181,14 +185,18 @@ class V2Servicer(SharedMemoryServicer):
         response: pb.ModelInferResponse,
         headers: Mapping[str, str],
         deadline_ns: int | None,
+        contents: list[bytes],
     ) -> tuple[CallContext, WeftError | None]:
-        """Fill the response to one request; what surrounded it, and why it failed. A cancel withdraws the request."""
+        """Fill the response to one request; what surrounded it, and why it failed. A cancel withdraws the request.
+
+        Raw contents are added to ``contents``, in place of the response.
+        """
         call_context, span = self._edge.begin(request.model_name, headers, deadline_ns)
         failure: WeftError | None = None
         try:
             with access.admission(request.model_name):
                 call, places = self._read_call(request, call_context)
-                fill_response(response, await self._core.infer(call, call_context), places)
+                fill_response(response, await self._core.infer(call, call_context), places, contents)
         except asyncio.CancelledError:
             failure = withdrawal(call_context)
             raise

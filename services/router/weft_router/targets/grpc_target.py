@@ -19,6 +19,7 @@ from weft_common.client.wires import WireName
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import DeadlineExceededError, RemoteError, UnavailableError, UnsupportedError, WeftError
 from weft_common.observing.logs import get_logger
+from weft_common.protocol.large_messages import infer_request
 from weft_common.protocol.rpc import response_of
 from weft_common.protocol.status import from_rpc_error
 from weft_common.protocol.wire import request_from_call, result_from_response
@@ -77,7 +78,7 @@ class GrpcTarget:
         metadata = metadata_of(context) if context.trace_context is not None else tuple(context.headers.items())
         try:
             response = await response_of(
-                self._client.stub.ModelInfer(request_from_call(call), timeout=timeout_s, metadata=metadata or None)
+                self._client.stub.ModelInfer(infer_request(call), timeout=timeout_s, metadata=metadata or None)
             )
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             raise self._failure(error, call, timeout_s, "{} did not answer") from error

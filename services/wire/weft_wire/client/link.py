@@ -229,7 +229,7 @@ class Link:
         if self.is_closed:
             self._fail_waiting("the channel was closed", also_patient=True)
             return
-        delay_s = self._backoff.lose(self.loop.time())
+        delay_s = self._backoff.lose(self.loop.time(), has_served=protocol.has_served)
         if delay_s:
             self._last_error = f"failed to connect to all addresses; last error: {protocol.reason or 'GOAWAY'}"
             self._back_off(delay_s)

@@ -10,10 +10,10 @@ from grpc import StatusCode
 from weft_wire.client.call import ClientCall
 from weft_wire.client.heads import ENCODING_BY_COMPRESSION
 from weft_wire.client.link import Link
-from weft_wire.client.requests import Body, OneRequest, StreamedRequests
+from weft_wire.client.requests import OneRequest, StreamedRequests
 from weft_wire.client.responses import OneResponse, StreamedResponses
 from weft_wire.connection.streams import StreamStates
-from weft_wire.rpc.messages import pack_prefix
+from weft_wire.rpc.messages import Body, pack_prefix
 
 #: A longer timeout is none, in seconds: about 30 years.
 _MAX_TIMEOUT_S: Final = 1e9
@@ -80,7 +80,7 @@ class BoundMethod:
     ) -> None:
         self._link = link
         self._path = path
-        self._serialize = serialize
+        self._serialize: Callable[[Any], Body] | None = getattr(serialize, "to_parts", serialize)
         self._deserialize = deserialize
         self._encoding = ENCODING_BY_COMPRESSION[link.options.compression]
         self._block = link.heads.method(path, self._encoding)

@@ -10,7 +10,7 @@ from grpc import StatusCode
 
 from weft_wire.client.call import ClientCall
 from weft_wire.rpc.heads import ResponseHead
-from weft_wire.rpc.messages import MessageReader, whole_message
+from weft_wire.rpc.messages import Message, MessageReader, whole_message
 from weft_wire.rpc.status import CallError
 
 _OK: Final = StatusCode.OK
@@ -20,7 +20,7 @@ _UNREADABLE: Final = "Exception deserializing response!"
 class OneResponse(ClientCall):
     """A call that is awaited for its response."""
 
-    _message: bytes | memoryview | None = None
+    _message: Message | memoryview | None = None
     _reader: MessageReader | None = None
     _response: Any = None
     _waiter: asyncio.Future[None] | None = None
@@ -61,7 +61,8 @@ class OneResponse(ClientCall):
         if reader is None:
             head = self._head
             may_compress = head is not None and head.encoding != "identity"
-            reader = self._reader = MessageReader(limit, may_compress=may_compress)
+            takes_parts = getattr(self._deserialize, "takes_parts", False)
+            reader = self._reader = MessageReader(limit, may_compress=may_compress, keeps_parts=takes_parts)
         try:
             messages = reader.feed(data)
         except CallError as failure:
@@ -87,7 +88,7 @@ class OneResponse(ClientCall):
             super()._on_end(head)
             return
         if type(message) is not bytes:
-            message = bytes(message)
+            message = self._as_taken(message)
         try:
             self._response = message if deserialize is None else deserialize(message)
         except Exception:
@@ -95,12 +96,18 @@ class OneResponse(ClientCall):
         else:
             self._finish(_OK, head.message, head)
 
+    def _as_taken(self, message: Message | memoryview) -> Any:
+        """A message as the deserializer takes it; without one as bytes."""
+        if isinstance(message, memoryview) and not getattr(self._deserialize, "takes_parts", False):
+            return bytes(message)
+        return message
+
     def _response_fault(self) -> str:
         if self._message is None:
             return "the server ended a unary call with OK and no message (cardinality violation)"
         if self._reader is not None and not self._reader.is_empty:
             return "the response ends within a message"
-        message = self._message if isinstance(self._message, bytes) else bytes(self._message)
+        message = self._as_taken(self._message)
         try:
             self._response = message if self._deserialize is None else self._deserialize(message)
         except Exception:
@@ -117,7 +124,7 @@ class StreamedResponses(ClientCall):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._messages: deque[bytes] = deque()
+        self._messages: deque[Message] = deque()
 
     def _wake(self) -> None:
         self._reader = None
@@ -183,7 +190,7 @@ class StreamedResponses(ClientCall):
         if self._deserialize is None:
             return message
         try:
-            return self._deserialize(message)
+            return self._deserialize(message)  # type: ignore[arg-type]  # only unary calls keep parts
         except Exception:
             self.fail(StatusCode.INTERNAL, _UNREADABLE)
             self._messages.clear()

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from typing import Any
 
 import grpc
 import pytest
@@ -46,7 +47,7 @@ def mutated(frames: list[bytes], chance: random.Random) -> bytes:
     return bytes(data)
 
 
-async def ended(call: object, reading: bool) -> None:
+async def ended(call: Any, reading: bool) -> None:
     try:
         if reading:
             while await call.read() is not EOF:
