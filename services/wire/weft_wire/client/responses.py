@@ -9,8 +9,9 @@ import grpc
 from grpc import StatusCode
 
 from weft_wire.client.call import ClientCall
+from weft_wire.rpc.compression import decompress
 from weft_wire.rpc.heads import ResponseHead
-from weft_wire.rpc.messages import Message, MessageReader, whole_message
+from weft_wire.rpc.messages import PREFIX_BYTES, CompressedMessage, Message, MessageReader, whole_message
 from weft_wire.rpc.status import CallError
 
 _OK: Final = StatusCode.OK
@@ -141,7 +142,8 @@ class StreamedResponses(ClientCall):
         if reader is None:
             head = self._head
             may_compress = head is not None and head.encoding != "identity"
-            reader = self._reader = MessageReader(self._owner.options.max_message_bytes, may_compress=may_compress)
+            limit = self._owner.options.max_message_bytes
+            reader = self._reader = MessageReader(limit, may_compress=may_compress, decompresses=False)
         try:
             messages = reader.feed(data)
         except CallError as failure:
@@ -149,7 +151,7 @@ class StreamedResponses(ClientCall):
             return
         if messages:
             self._messages += messages
-            self._num_held_bytes += sum(map(len, messages))
+            self._num_held_bytes += sum(map(len, messages)) + PREFIX_BYTES * len(messages)
             waiter = self._waiter
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
@@ -180,22 +182,30 @@ class StreamedResponses(ClientCall):
     def _take(self) -> Any:
         """The next message, which must be there."""
         message = self._messages.popleft()
-        self._num_held_bytes -= len(message)
+        self._num_held_bytes -= len(message) + PREFIX_BYTES
         if self.is_open and self.num_unacked_bytes:
             reader = self._reader
             num_held_bytes = self._num_held_bytes
             if num_held_bytes and reader is not None:
                 num_held_bytes += reader.num_bytes
             self.connection.grant(self, num_held_bytes)
-        if self._deserialize is None:
-            return message
         try:
+            if isinstance(message, CompressedMessage):
+                message = decompress(message, self._owner.options.max_message_bytes)
+            if self._deserialize is None:
+                return message
             return self._deserialize(message)  # type: ignore[arg-type]  # only unary calls keep parts
+        except CallError as error:
+            raise self._refused(error.code, error.details) from None
         except Exception:
-            self.fail(StatusCode.INTERNAL, _UNREADABLE)
-            self._messages.clear()
-            self._raise_failure()
-            raise
+            raise self._refused(StatusCode.INTERNAL, _UNREADABLE) from None
+
+    def _refused(self, status: StatusCode, details: str) -> grpc.aio.AioRpcError:
+        """The error of a call with a response that cannot be read, also if the server has ended it."""
+        self._messages.clear()
+        self.fail(status, details)
+        self._status, self._details = status, details
+        return self._error()
 
     async def read(self) -> Any:
         """The next response; ``grpc.aio.EOF`` at the end. Cancelling the caller cancels the call.
