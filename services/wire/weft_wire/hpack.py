@@ -202,7 +202,7 @@ def _malformed(reason: str) -> Http2ConnectionError:
 
 
 def _integer(block: bytes, position: int, value: int) -> tuple[int, int]:
-    """Reads on at ``position`` an integer whose prefix, ``value``, was all ones; the integer and the position after it."""
+    """Reads on an integer whose prefix, ``value``, was all ones; gives it and the position after it."""
     shift = 0
     while True:
         byte = block[position]
