@@ -28,6 +28,7 @@ from grpc.aio import _channel
 
 from benchmarks import fused
 from benchmarks.report import table
+from weft_common.client.wires import WireName
 from weft_common.core import CallContext, InferCall
 from weft_common.server.server import ClosableCore, Extension, add_services
 from weft_common.tensors import encode
@@ -44,8 +45,6 @@ _NEVER_S = 3600.0
 _NUM_WARM_UP = 10
 #: How long the servers have after an answer to finish what the request leaves behind, in seconds.
 _SETTLE_S = 0.02
-#: How long the router has to open its exchange with the model service, in seconds.
-_OPEN_EXCHANGE_S = 0.2
 
 MODEL_SERVICE, ROUTER = "model service", "router"
 _SIDE: "contextvars.ContextVar[str]" = contextvars.ContextVar("side", default=MODEL_SERVICE)
@@ -214,12 +213,13 @@ async def count(num_requests: int = 8) -> Counts:
             ROOT / "model_repository" / "model", BACKENDS, model_control="explicit", load_models=["identity"]
         )
         async with _serving(models, models.extension, MODEL_SERVICE) as model_address:
-            router = RouterCore(Path(folder), [make_target("model", model_address)], poll_s=_NEVER_S)
+            router = RouterCore(
+                Path(folder), [make_target("model", model_address, wire=WireName.GRPCIO)], poll_s=_NEVER_S
+            )
             async with _serving(router, router.extension, ROUTER) as router_address:
                 with counter.recording():
-                    await _ask(router_address, "one", num_requests=1)  # by gRPC's stub: no exchange is open yet
+                    await _ask(router_address, "one", num_requests=1)
                 nesting = counter.depth
-                await asyncio.sleep(_OPEN_EXCHANGE_S)
                 in_process = await _count_in_process(counter)
                 return Counts(
                     await _count(counter, model_address, "identity", num_requests),

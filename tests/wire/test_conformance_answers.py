@@ -113,6 +113,17 @@ def test_metadata_of_answers(peer: Peer) -> None:
     assert ([b"a"], 0) == (answer.messages, answer.status)
 
 
+@pytest.mark.parametrize("name", ["initial-a", "trailing-a"])
+def test_metadata_that_cannot_be_sent(peer: Peer, name: str) -> None:
+    """A handler that gives metadata which are not ASCII fails its call, whose answer is well-formed."""
+    peer.send(peer.request(STATUS, b"a", metadata=[(name, "caf\u00e9".encode())]))
+    blocks = heads(peer)
+    assert (":status", "200") == blocks[0][0][0]
+    assert dict(blocks[-1][0])["grpc-status"] not in ("0", None)
+    assert [] == [field for fields, _ in blocks[1:] for field in fields if field[0].startswith(":")]
+    assert [b"b"] == peer.call(ECHO, b"b", stream_id=3).messages
+
+
 def test_an_answer_before_the_request_has_ended(peer: Peer) -> None:
     """The stream is reset with NO_ERROR after the trailers, so that the client need not end it (RFC 9113, 8.1)."""
     peer.send(opened(peer, path="/test.Echo/Missing"))
