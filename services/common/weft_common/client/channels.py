@@ -35,7 +35,7 @@ _KEEPALIVE_TIME_MS = 30_000
 _KEEPALIVE_TIMEOUT_MS = 10_000
 
 #: ``host:port`` and ``unix:path``.
-_OWN_ADDRESS = re.compile(r"unix:[^,]+|(\[[0-9A-Fa-f:.%]+\]|[^\[\]:/,]+):\d+")
+_OWN_ADDRESS = re.compile(r"unix:[^,]+|(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>\d{1,5})")
 #: Options that channels of Weft's own wire have too, or need not have.
 _OWN_OPTIONS = frozenset(("grpc.max_reconnect_backoff_ms", "grpc.default_authority", "grpc.use_local_subchannel_pool"))
 
@@ -105,9 +105,11 @@ def open_channel(
 
 def is_on_weft(address: str, options: Sequence[tuple[str, Any]], wire: WireName | None) -> bool:
     """Whether ``open_channel`` gives a channel of Weft's own wire: ``host:port`` or a Unix socket, and few options."""
+    found = _OWN_ADDRESS.fullmatch(address)
     return (
         (wire or default_wire()) is WireName.WEFT
-        and _OWN_ADDRESS.fullmatch(address) is not None
+        and found is not None
+        and int(found["port"] or 0) < 1 << 16
         and all(name in _OWN_OPTIONS for name, _ in options)
     )
 
