@@ -12,15 +12,15 @@ NO_HANG := -o faulthandler_timeout=180 -o faulthandler_exit_on_timeout=true
 IN_WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 
 # The implementation of gRPC that is not the default. `make test` runs a tenth of the tests of services on it too.
-OTHER_WIRE := weft
+OTHER_WIRE := grpcio
 ON_EACH_WIRE := tests/integration tests/e2e tests/faults tests/unit/weft_common tests/unit/weft_router/targets
 ON_OTHER_WIRE := $(addprefix tests/,integration/test_transport.py integration/test_streams.py integration/test_bad_input.py \
   integration/test_replicas.py e2e/test_drain.py e2e/test_up_secured.py unit/weft_common/security/test_tls_ports.py \
-  unit/weft_common/security/test_certificates.py unit/weft_common/test_exchange.py unit/weft_common/test_limits.py)
+  unit/weft_common/security/test_certificates.py unit/weft_common/test_servicer_stream.py unit/weft_common/test_limits.py)
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint format bench bench-executor faults soak fuzz abuse protos models up foreign-clients clean
+.PHONY: demo test lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire protos models up foreign-clients clean
 
 demo: models  ## start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -56,6 +56,12 @@ soak: models  ## twenty minutes of hard use: nothing may grow
 
 abuse: $(STAMP)  ## attacks on the wire in full size: floods, bombs, slow readers, thousands of connections; minutes
 	WEFT_ABUSE_SCALE=1 WEFT_ABUSE_REPORT=benchmarks/results/abuse.json $(BIN)/python -m pytest tests/wire/test_abuse.py
+
+fuzz-wire: $(STAMP)  ## a million mutated byte streams to either end of the wire; an hour
+	$(BIN)/python -m tests.wire.fuzz --streams 1000000 --report benchmarks/results/fuzz-wire.json
+
+soak-wire: $(STAMP)  ## twenty minutes of hard use of the wire (or WEFT_SOAK_S seconds): nothing may grow
+	WEFT_SOAK_S=$${WEFT_SOAK_S:-1200} WEFT_SOAK_REPORT=benchmarks/results/soak-wire.json $(BIN)/python -m pytest tests/wire/test_soak.py
 
 fuzz: models  ## many thousand inputs to every RPC, file format and expression; minutes
 	WEFT_FUZZ_INPUTS=200 WEFT_FUZZ_REPORT=benchmarks/results/fuzz.json $(BIN)/python -m pytest tests/fuzz

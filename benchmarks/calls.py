@@ -23,10 +23,15 @@ from types import CodeType, FrameType
 from typing import Any
 
 import grpc
+import numpy as np
 from grpc.aio import _channel
 
+from benchmarks import fused
 from benchmarks.report import table
+from weft_common.client.wires import WireName
+from weft_common.core import CallContext, InferCall
 from weft_common.server.server import ClosableCore, Extension, add_services
+from weft_common.tensors import encode
 from weft_model.backends import BACKENDS
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
@@ -40,8 +45,6 @@ _NEVER_S = 3600.0
 _NUM_WARM_UP = 10
 #: How long the servers have after an answer to finish what the request leaves behind, in seconds.
 _SETTLE_S = 0.02
-#: How long the router has to open its exchange with the model service, in seconds.
-_OPEN_EXCHANGE_S = 0.2
 
 MODEL_SERVICE, ROUTER = "model service", "router"
 _SIDE: "contextvars.ContextVar[str]" = contextvars.ContextVar("side", default=MODEL_SERVICE)
@@ -172,6 +175,8 @@ class Counts:
 
     Attributes:
         nesting: Own frames on the stack of the router, from the RPC's method to the stub of the target, in a graph.
+        in_process: Graphs of one and of four steps in one process without a wire, from ``FusedCore.infer`` on; of a
+            Python model that executes on the event loop.
     """
 
     alone: Count
@@ -179,15 +184,18 @@ class Counts:
     one_step: Count
     three_steps: Count
     nesting: int
+    in_process: tuple[int, int]
 
     def lines(self) -> list[Line]:
         """The figures beside their goals."""
         alone, one, three, through = self.alone, self.one_step, self.three_steps, self.passed_through
         return [
-            Line("identity, model service alone", alone.model_service, 100, 141, alone.is_exact),
-            Line("graph of one step, router", one.router, 90, 148, one.is_exact),
-            Line("graph of one step, both", one.both, 190, 301, one.is_exact),
-            Line("graph of three steps, both", three.both, 400, 697, three.is_exact),
+            Line("identity, model service alone", alone.model_service, 80, 141, alone.is_exact),
+            Line("graph of one step, router", one.router, 80, 148, one.is_exact),
+            Line("graph of one step, both", one.both, 160, 301, one.is_exact),
+            Line("graph of three steps, both", three.both, 370, 697, three.is_exact),
+            Line("graph of one step, one process", self.in_process[0], 125),
+            Line("one more step, one process", (self.in_process[1] - self.in_process[0]) // 3, 85),
             Line("nesting from the RPC to the stub, router", self.nesting, 8, 13),
             Line("graph of three steps, router", three.router, is_exact=three.is_exact),
             Line("identity passed through, router", through.router, is_exact=through.is_exact),
@@ -205,18 +213,21 @@ async def count(num_requests: int = 8) -> Counts:
             ROOT / "model_repository" / "model", BACKENDS, model_control="explicit", load_models=["identity"]
         )
         async with _serving(models, models.extension, MODEL_SERVICE) as model_address:
-            router = RouterCore(Path(folder), [make_target("model", model_address)], poll_s=_NEVER_S)
+            router = RouterCore(
+                Path(folder), [make_target("model", model_address, wire=WireName.GRPCIO)], poll_s=_NEVER_S
+            )
             async with _serving(router, router.extension, ROUTER) as router_address:
                 with counter.recording():
-                    await _ask(router_address, "one", num_requests=1)  # by gRPC's stub: no exchange is open yet
+                    await _ask(router_address, "one", num_requests=1)
                 nesting = counter.depth
-                await asyncio.sleep(_OPEN_EXCHANGE_S)
+                in_process = await _count_in_process(counter)
                 return Counts(
                     await _count(counter, model_address, "identity", num_requests),
                     await _count(counter, router_address, "identity", num_requests),
                     await _count(counter, router_address, "one", num_requests),
                     await _count(counter, router_address, "three", num_requests),
                     nesting,
+                    in_process,
                 )
 
 
@@ -251,6 +262,19 @@ async def _count(counter: CallCounter, address: str, name: str, num_requests: in
         by_function[side, f"{'/'.join(where)}:{code.co_firstlineno} {code.co_qualname}"] += number
     of_models, of_router = zip(*sides, strict=True)
     return Count(median_low(of_models), median_low(of_router), len(set(sides)) == 1, by_function)
+
+
+async def _count_in_process(counter: CallCounter) -> tuple[int, int]:
+    numbers = []
+    async with fused.serving() as core:
+        for name in ("identity_py_1", "identity_py_4"):
+            call = InferCall(name, inputs={"INPUT0": encode(np.zeros((1, 16), np.float32))})
+            for _ in range(_NUM_WARM_UP):
+                await core.infer(call, CallContext())
+            with counter.recording():
+                await core.infer(call, CallContext())
+            numbers.append(counter.of(MODEL_SERVICE))
+    return numbers[0], numbers[1]
 
 
 async def _ask(address: str, name: str, num_requests: int) -> None:

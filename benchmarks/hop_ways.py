@@ -18,7 +18,6 @@ from weft_common.tensors import WireTensor
 from weft_router.targets.grpc_target import GrpcTarget
 
 SERVICES = "benchmarks.transport_services"
-UNARY, EXCHANGE = "unary", "exchange"
 TCP, UNIX = "TCP", "Unix socket"
 
 #: A call, to be repeated.
@@ -59,14 +58,14 @@ async def open_ways(folder: Path) -> AsyncIterator[list[Way]]:
             for place, address in ((TCP, bare.grpc), (UNIX, f"unix:{socket_path}")):
                 channel = _channel(wire, address)
                 stack.push_async_callback(channel.close)
-                ways.append(Way(f"bare, {wire}, {place}, {UNARY}", _bare_maker(caller(channel)), bare.pid))
-        socket_path = folder / "echo.sock"
-        echo = stack.enter_context(running(SERVICES, "echo", str(socket_path)))
-        for place, address in ((TCP, echo.grpc), (UNIX, f"unix:{socket_path}")):
-            for mode in (UNARY, EXCHANGE):
-                target = GrpcTarget("echo", address, use_exchange=mode == EXCHANGE)
+                ways.append(Way(f"bare, {wire}, {place}", _bare_maker(caller(channel)), bare.pid))
+        for wire in ("grpcio", "weft"):
+            socket_path = folder / f"echo-{wire}.sock"
+            echo = stack.enter_context(running(SERVICES, wire, str(socket_path)))
+            for place, address in ((TCP, echo.grpc), (UNIX, f"unix:{socket_path}")):
+                target = GrpcTarget("echo", address, wire=wire)
                 stack.push_async_callback(target.close)
-                ways.append(Way(f"target, {place}, {mode}", _target_maker(target), echo.pid))
+                ways.append(Way(f"target, {wire}, {place}", _target_maker(target), echo.pid))
         yield ways
 
 

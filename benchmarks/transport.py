@@ -1,8 +1,7 @@
 """``python -m benchmarks.transport``: what one call between services costs by each way it can go; one table, JSON.
 
-First one hop from this process to another that gives back what it gets: bytes over a bare connection, and calls of the
-router's target. Then end to end: the
-sample mesh's router and model service, whose CPU time counts, under a load generator, whose does not.
+One hop from this process to another that gives back what it gets: bytes over a bare connection, and calls of the
+router's target, on either implementation of gRPC.
 """
 
 import argparse
@@ -13,20 +12,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import uvloop
 
-from benchmarks import machine, requests
-from benchmarks.hop_ways import EXCHANGE, SERVICES, TCP, UNARY, UNIX, Repeated, Way, open_ways
-from benchmarks.load import Bounds, caller, closed_loop
+from benchmarks import machine
+from benchmarks.hop_ways import Repeated, Way, open_ways
 from benchmarks.report import machine_lines, table, write_json
-from benchmarks.transport_services import running
-from weft_common.client.channels import open_channel
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -54,7 +48,7 @@ class Row:
         case: What was sent, and how many at once.
         way: By which it went.
         rate_per_s: Answers per second.
-        caller_s, service_s: CPU-seconds for 1000 calls; of the router, where there is one, the caller's.
+        caller_s, service_s: CPU-seconds for 1000 calls; of the caller and the service.
     """
 
     case: str
@@ -117,56 +111,6 @@ async def _hop(call: Repeated, concurrency: int, duration_s: float, service_pid:
     return Measured(num_calls / wall_s, *used)
 
 
-async def end_to_end(folder: Path, num_rounds: int, bounds: Bounds) -> list[Row]:
-    """Requests through a router by each way to its model service, which take turns."""
-    rows: list[Row] = []
-    repository = ROOT / "model_repository"
-    common = ("--grpc-port", "0", "--metrics-port", "0", "--log-level", "error", "--stop-with-stdin")
-    socket_path = folder / "model.sock"
-    with ExitStack() as stack:
-        service = stack.enter_context(
-            running("weft_model", "--repository", str(repository / "model"), "--unix-socket", str(socket_path), *common)
-        )
-        graphs = _graphs(folder)
-        ways = {
-            f"{place}, {mode}": stack.enter_context(
-                running(SERVICES, "router", mode, "--repository", str(graphs), f"--target=model={address}", *common)
-            )
-            for place, mode, address in (
-                (TCP, UNARY, service.grpc),
-                (TCP, EXCHANGE, service.grpc),
-                (UNIX, EXCHANGE, f"unix:{socket_path}"),
-            )
-        }
-        channels = {way: open_channel(router.grpc) for way, router in ways.items()}
-        row = np.random.default_rng(requests.SEED).normal(size=(1, 16)).astype(np.float32)
-        for graph in ("identity", "identity3"):
-            payload = [requests.serialize(graph, {"INPUT0": row})]
-            rounds: dict[str, list[Measured]] = {way: [] for way in ways}
-            for _ in range(num_rounds):
-                for way, router in ways.items():
-                    call = caller(channels[way])
-                    await call(payload[0])
-                    pids = {"router": router.pid, "service": service.pid}
-                    before_s = machine.cpu_seconds(pids)
-                    load = await closed_loop(call, payload, bounds, concurrency=32)
-                    after_s = machine.cpu_seconds(pids)
-                    used = (1000 * (after_s[name] - before_s[name]) / len(load.latencies_s) for name in pids)
-                    rounds[way].append(Measured(load.rate_per_s, *used))
-            rows += [summary(f"{graph} through the router, 32 at once", way, found) for way, found in rounds.items()]
-        for channel in channels.values():
-            await channel.close()
-    return rows
-
-
-def _graphs(folder: Path) -> Path:
-    """The graphs that need nothing but the model service."""
-    graphs = folder / "graphs"
-    graphs.mkdir()
-    (graphs / "identity3").symlink_to(ROOT / "model_repository" / "graphs" / "identity3")
-    return graphs
-
-
 def render(rows: Sequence[Row], described: dict[str, object]) -> str:
     """Machine and table."""
     return "\n".join([*machine_lines(described), render_table(rows)])
@@ -190,24 +134,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.transport", description=__doc__)
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results", metavar="DIR")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of each way (default %(default)s)")
-    parser.add_argument("--only", choices=("hop", "end-to-end"), help="half of it")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as name:
-        rows = _measure(Path(name), options.rounds, options.only)
+        rows = _measure(Path(name), options.rounds)
     described = machine.describe()
     print(render(rows, described))
     print(f"written to {write_json(options.results, rows, described, prefix='transport-')}")
     return 0
 
 
-def _measure(folder: Path, num_rounds: int, only: str | None) -> list[Row]:
-    rows: list[Row] = []
+def _measure(folder: Path, num_rounds: int) -> list[Row]:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        if only != "end-to-end":
-            rows += runner.run(hops(folder, num_rounds, DURATION_S, CASES))
-        if only != "hop":
-            rows += runner.run(end_to_end(folder, num_rounds, Bounds(3000, 8.0)))
-    return rows
+        return runner.run(hops(folder, num_rounds, DURATION_S, CASES))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""What ``benchmarks.transport`` measures, each in a process of its own that ends with its standard input.
+"""``python -m benchmarks.transport_services WIRE SOCKET``: a service that gives back what it gets.
 
-``python -m benchmarks.transport_services echo SOCKET``: a service that gives back what it gets, over TCP and over a
-Unix socket. ``... router unary|exchange ARGUMENTS``: a router that makes its calls one by one, or as it always does.
+It listens on TCP and on a Unix socket, in a process of its own, which ends with its standard input.
 """
 
 import asyncio
@@ -17,12 +16,11 @@ from typing import Any
 import grpc
 import uvloop
 
+from benchmarks.floor import wire_server
 from weft_common.client.channels import server_options
-from weft_common.client.exchange_client import ExchangeClient
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.processes.process import Endpoint
 from weft_common.server.server import add_services
-from weft_router.__main__ import main as router_main
 
 
 @contextlib.contextmanager
@@ -51,8 +49,8 @@ class _EchoCore:
         return InferResult(call.model_name, "1", call.request_id, {}, call.inputs)
 
 
-async def _serve_echo(socket_path: str) -> None:
-    server = grpc.aio.server(options=server_options())
+async def _serve_echo(wire: str, socket_path: str) -> None:
+    server = wire_server()() if wire == "weft" else grpc.aio.server(options=server_options())
     core: Any = _EchoCore()
     add_services(server, core, "weft.echo")
     port = server.add_insecure_port("127.0.0.1:0")
@@ -65,14 +63,10 @@ async def _serve_echo(socket_path: str) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Serve until told to stop; the exit status."""
-    role, first, *rest = argv
-    if role == "echo":
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve_echo(first))
-        return 0
-    if first == "unary":
-        ExchangeClient.begin = lambda *_: None  # type: ignore[method-assign]  # as if no service offered one
-    return router_main(rest)
+    wire, socket_path = argv
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve_echo(wire, socket_path))
+    return 0
 
 
 if __name__ == "__main__":

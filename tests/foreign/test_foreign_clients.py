@@ -1,13 +1,20 @@
 """Clients in Go, Node and C++ find a gRPC server at the other end, whatever they do; README.md lists the cases."""
 
 import socket
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 from tests.certificates import Authority
 from tests.foreign.clients import CannotError, ForeignClient
+from tests.wire.clients.echo_model import running_echo_model
 from tests.wire.echo_process import EchoService
+
+from weft_protos import grpc_service_pb2 as pb
+from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 ECHO_CASES = (
     "unary", "client_stream", "server_stream", "ping_pong", "empty_stream", "first_word", "early_end", "deadline",
@@ -135,6 +142,35 @@ def test_connections_that_age_under_load(client: ForeignClient, wire: str, tmp_p
         client.running("load", address=echo.address),
     ):
         wait_for_calls(echo, 5000)
+
+
+def test_a_model_service_that_restarts_under_load(client: ForeignClient, wire: str, tmp_path: Path) -> None:
+    """A model service that drains and is started again twice loses no call, with either wire."""
+    address = free_address()
+    port = ("--grpc-port", address.rpartition(":")[2])
+    request = pb.ModelInferRequest(model_name="echo", raw_input_contents=[bytes(16)])
+    request.inputs.add(name="INPUT0", datatype="UINT8", shape=[16])
+    path = "/inference.GRPCInferenceService/ModelInfer"
+    with ExitStack() as client_run:
+        for number in range(3):
+            with running_echo_model(wire, tmp_path, *port):
+                if number == 0:
+                    run = client.running("load", address=address, path=path, request=request.SerializeToString().hex())
+                    client_run.enter_context(run)
+                wait_for_inferences(address)
+                if number == 2:
+                    client_run.close()
+
+
+def wait_for_inferences(address: str, number: int = 200) -> None:
+    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        for _ in range(600):
+            found = stub.ModelStatistics(pb.ModelStatisticsRequest(name="echo"), wait_for_ready=True, timeout=30)
+            if found.model_stats[0].inference_stats.success.count >= number:
+                return
+            time.sleep(0.05)
+        raise AssertionError(found)
 
 
 def free_address() -> str:

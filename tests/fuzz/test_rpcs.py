@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.faults.mesh import Service, wait_serving
 from tests.fuzz.messages import any_message, infer_requests
 
-from weft_protos import graph_service_pb2, grpc_service_pb2, mesh_pb2
+from weft_protos import graph_service_pb2, grpc_service_pb2
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -39,7 +39,6 @@ CLOSED = ["--allow-client-shm", "--model-control-mode=explicit", "--load-model=*
 METHODS = [
     *grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods,
     *graph_service_pb2.DESCRIPTOR.services_by_name["GraphService"].methods,
-    *mesh_pb2.DESCRIPTOR.services_by_name["Exchange"].methods,
     *health_pb2.DESCRIPTOR.services_by_name["Health"].methods,
 ]
 FUZZ = settings(max_examples=NUM_INPUTS, deadline=None, database=None, suppress_health_check=list(HealthCheck))

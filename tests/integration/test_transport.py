@@ -1,4 +1,4 @@
-"""Calls between services travel in an exchange over a Unix socket, and nobody above can tell."""
+"""Calls between services over a Unix socket, through the death of one of them."""
 
 import asyncio
 import contextlib
@@ -44,32 +44,28 @@ def call(value: float, name: str = "identity") -> InferCall:
     return InferCall(name, request_id=str(value), inputs={"INPUT0": encode(np.full((1, 16), value, np.float32))})
 
 
-async def served_by_exchange(target: GrpcTarget) -> None:
-    """The target's calls travel in an exchange."""
+async def answering(target: GrpcTarget) -> None:
+    """The target answers."""
     async with asyncio.timeout(WAIT_S):
-        while target._exchange is None or not target._exchange.is_open:
+        while True:
             with contextlib.suppress(RemoteError):
                 await target.infer(call(0), CallContext())
+                return
             await asyncio.sleep(0.01)
 
 
 async def test_a_service_is_called_killed_and_called_again(repository: Path, tmp_path: Path) -> None:
-    """Answers, errors and counters are those of unary calls; kill -9 gives UNAVAILABLE; the socket is used again."""
+    """Calls at once over a Unix socket are all answered; kill -9 gives UNAVAILABLE; the socket is used again."""
     path = tmp_path / "model.sock"
     process = model_service(repository, path)
-    targets = [GrpcTarget("model", address_of(path), use_exchange=use) for use in (True, False)]
-    exchange, unary = targets
+    target = GrpcTarget("model", address_of(path))
     try:
-        await served_by_exchange(exchange)
-        results = await asyncio.gather(*(exchange.infer(call(i), CallContext()) for i in range(100)))
-        assert [await unary.infer(call(i), CallContext()) for i in range(100)] == results
-        texts = []
-        for target in targets:
-            with pytest.raises(RemoteError) as caught:
-                await target.infer(call(1, "nobody"), CallContext())
-            texts.append((caught.value.code, caught.value.message))
-        assert texts[0] == texts[1]
-        assert "NOT_FOUND" == texts[0][0]
+        await answering(target)
+        results = await asyncio.gather(*(target.infer(call(i), CallContext()) for i in range(100)))
+        assert [await target.infer(call(i), CallContext()) for i in range(100)] == results
+        with pytest.raises(RemoteError) as caught:
+            await target.infer(call(1, "nobody"), CallContext())
+        assert "NOT_FOUND" == caught.value.code
         async with grpc.aio.insecure_channel(process.address) as channel:  # type: ignore[attr-defined]
             request = pb.ModelStatisticsRequest(name="identity")
             statistics = await GRPCInferenceServiceStub(channel).ModelStatistics(request)
@@ -77,12 +73,11 @@ async def test_a_service_is_called_killed_and_called_again(repository: Path, tmp
 
         end(process)
         with pytest.raises(RemoteError, match=r"cannot be reached") as caught:
-            await exchange.infer(call(1), CallContext())
+            await target.infer(call(1), CallContext())
         assert "UNAVAILABLE" == caught.value.code
         process = model_service(repository, path)
-        await served_by_exchange(exchange)
-        assert await unary.infer(call(7), CallContext()) == await exchange.infer(call(7), CallContext())
+        await answering(target)
+        assert results[7] == await target.infer(call(7), CallContext())
     finally:
-        for target in targets:
-            await target.close()
+        await target.close()
         end(process)

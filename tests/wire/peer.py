@@ -114,6 +114,11 @@ def settings_frame(settings: Mapping[int, int] | Iterable[tuple[int, int]] = ())
     return frame(SETTINGS, payload=b"".join(struct.pack("!HI", *pair) for pair in pairs))
 
 
+def settings_frame_ack() -> bytes:
+    """The acknowledgement of SETTINGS."""
+    return frame(SETTINGS, ACK)
+
+
 def window_update(stream_id: int, increment: int) -> bytes:
     """WINDOW_UPDATE."""
     return frame(WINDOW_UPDATE, 0, stream_id, increment.to_bytes(4, "big"))

@@ -113,6 +113,17 @@ def test_metadata_of_answers(peer: Peer) -> None:
     assert ([b"a"], 0) == (answer.messages, answer.status)
 
 
+@pytest.mark.parametrize("name", ["initial-a", "trailing-a"])
+def test_metadata_that_cannot_be_sent(peer: Peer, name: str) -> None:
+    """A handler that gives metadata which are not ASCII fails its call, whose answer is well-formed."""
+    peer.send(peer.request(STATUS, b"a", metadata=[(name, "caf\u00e9".encode())]))
+    blocks = heads(peer)
+    assert (":status", "200") == blocks[0][0][0]
+    assert dict(blocks[-1][0])["grpc-status"] not in ("0", None)
+    assert [] == [field for fields, _ in blocks[1:] for field in fields if field[0].startswith(":")]
+    assert [b"b"] == peer.call(ECHO, b"b", stream_id=3).messages
+
+
 def test_an_answer_before_the_request_has_ended(peer: Peer) -> None:
     """The stream is reset with NO_ERROR after the trailers, so that the client need not end it (RFC 9113, 8.1)."""
     peer.send(opened(peer, path="/test.Echo/Missing"))
@@ -131,12 +142,12 @@ def test_cancellation(echo: EchoService, peer: Peer) -> None:
     assert 3 == first.stream_id
 
 
-def test_headers_over_the_limit(peer: Peer) -> None:
+@pytest.mark.parametrize("is_coded", [False, True])
+def test_headers_over_the_limit(peer: Peer, is_coded: bool) -> None:
     """A list of fields above SETTINGS_MAX_HEADER_LIST_SIZE fails the call or the stream alone."""
     limit_bytes = peer.settings.get(h2.MAX_HEADER_LIST_SIZE, 1 << 16)
-    count = limit_bytes // 1000 + 2
-    fields = [("x-test", f"{number:04}" * 240) for number in range(count)]
-    block = peer.encoder.encode([*h2.request_fields(ECHO), *fields])
+    fields = [("x-test", f"{number:04}" * 240) for number in range(limit_bytes // 1000 + 5)]
+    block = peer.encoder.encode([*h2.request_fields(ECHO), *fields], huffman=is_coded)
     starts = range(0, len(block), 16_384)
     for at in starts:
         kind = h2.HEADERS if at == 0 else h2.CONTINUATION
@@ -144,7 +155,8 @@ def test_headers_over_the_limit(peer: Peer) -> None:
     peer.send(h2.data(1, message(b"a"), end=True))
     answer = peer.read_answer()
     assert answer.status or answer.reset_code is not None or answer.headers[":status"] == "431"
-    alive_without_stream(peer)
+    peer.send(peer.request(ECHO, b"b", stream_id=3, metadata=[fields[-1]]))
+    assert [b"b"] == peer.read_answer(3).messages
 
 
 def test_shutdown(start_echo: StartEcho) -> None:

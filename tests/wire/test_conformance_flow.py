@@ -1,4 +1,4 @@
-"""RFC 9113, sections 6.9 and 6.10: flow control, and field blocks that are continued."""
+"""RFC 9113, sections 6.8 to 6.10: GOAWAY, flow control, and field blocks that are continued."""
 
 from collections.abc import Iterable
 
@@ -237,7 +237,35 @@ CONTINUATION = [
 ]
 
 
-@each([*FLOW_CONTROL, *CONTINUATION])
-def test_flow_control_and_continuation(case: Case, peer: Peer, wire: str) -> None:
+GOAWAY = [
+    Case(
+        "6.8",
+        "refuses GOAWAY on a stream",
+        fixed(frame(h2.GOAWAY, 0, 1, bytes(8))),
+        connection_error(h2.PROTOCOL_ERROR),
+    ),
+    Case(
+        "6.8",
+        "refuses GOAWAY of 7 bytes",
+        fixed(frame(h2.GOAWAY, 0, 0, bytes(7))),
+        connection_error(h2.FRAME_SIZE_ERROR),
+    ),
+    Case(
+        "6.8",
+        "finishes calls after the client's GOAWAY",
+        lambda p: [opened(p, path=ECHO), h2.goaway(), BODY],
+        answered(b"a"),
+    ),
+    Case(
+        "7",
+        "takes an unknown error code in GOAWAY",
+        lambda p: [opened(p, path=ECHO), h2.goaway(0, 0xFF), BODY],
+        answered(b"a"),
+    ),
+]
+
+
+@each([*GOAWAY, *FLOW_CONTROL, *CONTINUATION])
+def test_goaway_flow_control_and_continuation(case: Case, peer: Peer, wire: str) -> None:
     """The server does what the case says."""
     check(case, peer, wire)

@@ -1,4 +1,4 @@
-"""RFC 9113, sections 6.1 to 6.8, 7 and 8.4: each type of frame: its size, stream, flags and padding."""
+"""RFC 9113, sections 6.1 to 6.7, 7 and 8.4: each type of frame: its size, stream, flags and padding."""
 
 import struct
 
@@ -101,6 +101,12 @@ HEADERS = [
         "6.2",
         "refuses HEADERS on stream 0",
         fixed(raw_headers(0, FIELDS, WHOLE)),
+        connection_error(h2.PROTOCOL_ERROR),
+    ),
+    Case(
+        "6.2",
+        "refuses HEADERS with priority on stream 0",
+        fixed(frame(h2.HEADERS, WHOLE | h2.PRIORITIZED, 0, priority() + BLOCK)),
         connection_error(h2.PROTOCOL_ERROR),
     ),
     Case(
@@ -274,35 +280,7 @@ PING = [
 ]
 
 
-GOAWAY = [
-    Case(
-        "6.8",
-        "refuses GOAWAY on a stream",
-        fixed(frame(h2.GOAWAY, 0, 1, bytes(8))),
-        connection_error(h2.PROTOCOL_ERROR),
-    ),
-    Case(
-        "6.8",
-        "refuses GOAWAY of 7 bytes",
-        fixed(frame(h2.GOAWAY, 0, 0, bytes(7))),
-        connection_error(h2.FRAME_SIZE_ERROR),
-    ),
-    Case(
-        "6.8",
-        "finishes calls after the client's GOAWAY",
-        lambda p: [opened(p, path=ECHO), h2.goaway(), BODY],
-        answered(b"a"),
-    ),
-    Case(
-        "7",
-        "takes an unknown error code in GOAWAY",
-        lambda p: [opened(p, path=ECHO), h2.goaway(0, 0xFF), BODY],
-        answered(b"a"),
-    ),
-]
-
-
-@each([*DATA, *HEADERS, *PRIORITY, *RST_STREAM, *SETTINGS, *PUSH_PROMISE, *PING, *GOAWAY])
+@each([*DATA, *HEADERS, *PRIORITY, *RST_STREAM, *SETTINGS, *PUSH_PROMISE, *PING])
 def test_frames_of_each_type(case: Case, peer: Peer, wire: str) -> None:
     """The server does what the case says."""
     check(case, peer, wire)

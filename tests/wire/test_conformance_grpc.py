@@ -4,7 +4,6 @@ import gzip
 import time
 import zlib
 
-import pytest
 from tests.wire import peer as h2
 from tests.wire.conformance import (
     BIDI,
@@ -19,7 +18,6 @@ from tests.wire.conformance import (
     fixed,
     raw_headers,
 )
-from tests.wire.conftest import StartEcho
 from tests.wire.echo_process import EchoService
 from tests.wire.peer import Fields, Peer, message, request_fields
 
@@ -73,24 +71,38 @@ PATHS = [
     for path in ("test.Echo/Unary", "*", "/test.Echo/Unary/", "/test.Echo/Unary?a=b")
 ]
 
-TIMEOUTS = [
-    sent("Timeout", f"takes {value}", message(b"a"), metadata=[("grpc-timeout", value)], expect=answered(b"a"))
-    for value in ("1H", "1M", "10S", "10000m", "10000000u", "99999999n", "99999999H", "00000010S")
-] + [
-    sent(
-        "Timeout",
-        f"answers at once where it is {value!r}",
-        message(b"a"),
-        metadata=[("grpc-timeout", value)],
-        expect=ended(0, *ERRORS, http=[400], resets=[h2.PROTOCOL_ERROR]),
-    )
-    for value in ("", "1", "S", "1s", "-1S", "123456789S", "1.5S", "1 S", "0S", "0n", "1SS", "\xb2S")
-]
+TIMEOUTS = (
+    [
+        sent("Timeout", f"takes {value}", message(b"a"), metadata=[("grpc-timeout", value)], expect=answered(b"a"))
+        for value in ("1H", "1M", "10S", "10000m", "10000000u", "99999999n", "99999999H", "00000010S")
+    ]
+    + [
+        sent("Timeout", f"refuses {value!r}", message(b"a"), metadata=[("grpc-timeout", value)], expect=ended(INTERNAL))
+        for value in ("", "1", "S", "1s", "-1S", "123456789S", "1.5S", "1 S", "1SS", "\xb2S")
+    ]
+    + [
+        sent(
+            "Timeout",
+            f"has passed if it is {value}",
+            message(b"a"),
+            path=SLOW,
+            metadata=[("grpc-timeout", value)],
+            expect=ended(DEADLINE_EXCEEDED, resets=[h2.CANCEL]),
+        )
+        for value in ("0S", "0n", "1n")
+    ]
+)
 
 MESSAGES = [
     sent("Message", "takes an empty message", message(b""), expect=answered(b"")),
     sent("Message", "refuses a message that is cut off", message(b"abc", length=9), expect=ended(*ERRORS)),
     sent("Message", "refuses a prefix that is cut off", b"\0\0\0", expect=ended(*ERRORS)),
+    Case(
+        "Message",
+        "refuses a message that is cut off by trailers",
+        fixed(*called(request_fields(BIDI), message(b"a"), b"\0\0", end=False), raw_headers(1, [("a", "b")], WHOLE)),
+        ended(*ERRORS),
+    ),
     sent("Message", "refuses a second message that is cut off", message(b"a"), b"\0\0", expect=ended(*ERRORS)),
     sent("Message", "refuses two messages to a unary method", message(b"a") * 2, expect=ended(*CARDINALITY)),
     sent(
@@ -268,30 +280,3 @@ def test_unknown_compression(peer: Peer) -> None:
     answer = peer.read_answer()
     assert UNIMPLEMENTED == answer.status
     assert "gzip" in (answer.headers | answer.trailers).get("grpc-accept-encoding", "")
-
-
-@pytest.mark.parametrize("compressed", [False, True])
-def test_a_message_over_the_limit(start_echo: StartEcho, compressed: bool) -> None:
-    """A message of the size of the limit is taken; a greater one is RESOURCE_EXHAUSTED, also one that is packed."""
-    echo = start_echo("--max-message-bytes=1000")
-    metadata = GZIP if compressed else []
-
-    def packed(body: bytes) -> bytes:
-        return message(gzip.compress(body), compressed=1) if compressed else message(body)
-
-    with Peer.connect(echo.address) as peer:
-        peer.handshake()
-        for stream_id, size, status in ((1, 1000, 0), (3, 1001, RESOURCE_EXHAUSTED), (5, 16_000, RESOURCE_EXHAUSTED)):
-            head = raw_headers(stream_id, [*request_fields("/test.Echo/Size"), *metadata])
-            peer.send(head, h2.data(stream_id, packed(bytes(size)), end=True))
-            assert status == peer.read_answer(stream_id).status
-
-
-def test_an_announced_size_over_the_limit(start_echo: StartEcho) -> None:
-    """A size above the limit is refused when it is announced, before the message has come."""
-    echo = start_echo("--max-message-bytes=1000")
-    with Peer.connect(echo.address) as peer:
-        peer.handshake()
-        peer.send(*called(FIELDS, message(b"abc", length=2**32 - 1), end=False))
-        assert RESOURCE_EXHAUSTED == peer.read_answer().status
-        alive_without_stream(peer)

@@ -5,8 +5,6 @@ the wire and more than 40 in memory. They are fixed and a retry cannot help, so 
 RESOURCE_EXHAUSTED would be retried and taken for overload.
 """
 
-from collections.abc import Mapping
-
 from weft_common.core import InferCall, Parameters
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import num_elements
@@ -23,8 +21,6 @@ MAX_PARAMETERS = 256
 MAX_PARAMETER_CHARS = 1 << 20
 #: Characters of a name or an id.
 MAX_NAME_CHARS = 1024
-#: Bytes of the metadata of one call, names and values; the limit of gRPC.
-MAX_HEADER_BYTES = 16 << 10
 
 
 def share(limit: int, num_workers: int) -> int:
@@ -77,14 +73,6 @@ def check_parameters(what: str, parameters: Parameters) -> None:
         if isinstance(value, str):
             num_chars += len(value)
     check_count(f"the parameters of {what}", num_chars, MAX_PARAMETER_CHARS, "characters")
-
-
-def header_fault(headers: Mapping[str, str]) -> str:
-    """Error message for metadata that does not travel as gRPC metadata and exceeds the limit; "" if valid."""
-    num_bytes = sum(len(key) + len(value) for key, value in headers.items())
-    return f"the headers have {num_bytes} bytes; at most {MAX_HEADER_BYTES} are allowed" * (
-        num_bytes > MAX_HEADER_BYTES
-    )
 
 
 def _name_error(what: str, name: str) -> InvalidArgumentError:

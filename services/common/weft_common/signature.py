@@ -1,5 +1,6 @@
 """Model signatures: names, types and shapes from a model's configuration."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -31,6 +32,7 @@ class TensorSpec:
         allow_ragged_batch: Inputs only: requests of different shapes may share a batch.
         labels: Outputs only: names of the classes, if the model's server has them.
         reshape: Dims inside the model, if different; invisible to clients.
+        row_bytes: Bytes of one row, or of the tensor where there is no batch dimension; -1 where they vary.
     """
 
     name: str
@@ -40,6 +42,23 @@ class TensorSpec:
     allow_ragged_batch: bool = False
     labels: tuple[str, ...] = field(default=(), compare=False, repr=False)
     reshape: tuple[int, ...] | None = field(default=None, compare=False)
+    row_bytes: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        itemsize_bytes = _itemsize_bytes(self.datatype)
+        is_fixed = itemsize_bytes > 0 and -1 not in self.dims
+        object.__setattr__(self, "row_bytes", math.prod(self.dims) * itemsize_bytes if is_fixed else -1)
+
+    def fits(self, datatype: str, shape: tuple[int, ...], num_bytes: int, *, has_batch: bool) -> bool:
+        """Whether a tensor has this type, this shape and as many bytes, of a spec whose ``row_bytes`` do not vary.
+
+        False says nothing: slower checks, which say what is wrong, decide.
+        """
+        if datatype != self.datatype or self.row_bytes < 0:
+            return False
+        if not has_batch:
+            return shape == self.dims and num_bytes == self.row_bytes
+        return shape[1:] == self.dims and shape != () and shape[0] > 0 and num_bytes == shape[0] * self.row_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +140,9 @@ def _reshape(tensor: model_config_pb2.ModelInput | model_config_pb2.ModelOutput)
 
 def _reshaped(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     return tuple(spec if spec.reshape is None else replace(spec, dims=spec.reshape, reshape=None) for spec in specs)
+
+
+def _itemsize_bytes(datatype: str) -> int:
+    """Bytes of one element, whose bits are in the name of every numeric datatype; 0 of BYTES."""
+    num_bits = datatype.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    return int(num_bits) // 8 if num_bits.isdecimal() else int(datatype == "BOOL")

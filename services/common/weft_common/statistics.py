@@ -42,7 +42,7 @@ class LatencyHistogram:
         self.exemplars: list[tuple[str, float, float] | None] = [None] * len(self.counts)
         self.sum_s = 0.0
 
-    def observe(self, seconds: float, *, trace_id: str = "", unix_time_s: float = 0.0) -> None:
+    def observe(self, seconds: float, trace_id: str = "", unix_time_s: float = 0.0) -> None:
         """Count one latency; ``trace_id`` (32 hex digits), if given, becomes the bucket's exemplar."""
         bucket = bisect_left(LATENCY_BUCKETS_S, seconds)
         self.counts[bucket] += 1

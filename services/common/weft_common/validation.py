@@ -20,21 +20,10 @@ def validate(call: InferCall, signature: ModelSignature, *, can_split: bool = Fa
         InvalidArgumentError: A name, datatype, shape, byte size or batch size does not match; the message says which,
             the expected and the actual value.
     """
-    inputs, specs = call.inputs, signature.inputs
     try:
-        _check_names(call, signature)
-        num_rows = -1
-        for spec in specs:
-            tensor = inputs.get(spec.name)
-            if tensor is None:
-                continue
-            rows = _check_tensor(spec, tensor, signature)
-            if num_rows not in (-1, rows):
-                raise InvalidArgumentError(
-                    f"input '{spec.name}' batch size does not match other inputs for '{signature.name}': got {rows}, "
-                    f"others have {num_rows}"
-                )
-            num_rows = rows
+        num_rows = _rows_if_plain(call, signature)
+        if num_rows < 0:
+            num_rows = _check_inputs(call, signature)
         if num_rows > signature.max_batch_size > 0 and not can_split:
             raise InvalidArgumentError(
                 f"inference request batch-size must be <= {signature.max_batch_size} for '{signature.name}', got "
@@ -62,6 +51,44 @@ def scheduling_parameters(parameters: Parameters) -> tuple[int, int]:
             raise InvalidArgumentError(f"parameter '{key}' must be a whole number of at least 0, got {value!r}")
         values.append(value)
     return values[0], values[1]
+
+
+def _rows_if_plain(call: InferCall, signature: ModelSignature) -> int:
+    """Batch size of a call that has every input, each of fixed size; -1 where only the slower checks can tell."""
+    inputs, specs, has_batch = call.inputs, signature.inputs, signature.max_batch_size > 0
+    if len(inputs) != len(specs):
+        return -1
+    num_rows = -1
+    for spec in specs:
+        tensor = inputs.get(spec.name)
+        if tensor is None:
+            return -1
+        datatype, shape, data = tensor
+        if not spec.fits(datatype, shape, len(data), has_batch=has_batch):
+            return -1
+        rows = shape[0] if has_batch else 1
+        if num_rows not in (-1, rows):
+            return -1
+        num_rows = rows
+    return num_rows
+
+
+def _check_inputs(call: InferCall, signature: ModelSignature) -> int:
+    """Validate the inputs; returns their batch size, -1 without inputs."""
+    _check_names(call, signature)
+    num_rows = -1
+    for spec in signature.inputs:
+        tensor = call.inputs.get(spec.name)
+        if tensor is None:
+            continue
+        rows = _check_tensor(spec, tensor, signature)
+        if num_rows not in (-1, rows):
+            raise InvalidArgumentError(
+                f"input '{spec.name}' batch size does not match other inputs for '{signature.name}': got {rows}, "
+                f"others have {num_rows}"
+            )
+        num_rows = rows
+    return num_rows
 
 
 def _check_names(call: InferCall, signature: ModelSignature) -> None:
@@ -109,12 +136,12 @@ def _check_outputs(call: InferCall, signature: ModelSignature) -> None:
 def _check_tensor(spec: TensorSpec, tensor: WireTensor, signature: ModelSignature) -> int:
     """Validate one input; returns its rows, 1 without batch dimension."""
     datatype, shape, data = tensor
+    has_batch = signature.max_batch_size > 0
     model = signature.name
     if datatype != spec.datatype:
         raise InvalidArgumentError(
             f"inference input '{spec.name}' data-type is '{datatype}', but model '{model}' expects '{spec.datatype}'"
         )
-    has_batch = signature.max_batch_size > 0
     row_shape = shape[1:] if has_batch else shape
     if (has_batch and (not shape or shape[0] < 1)) or (
         (row_shape != spec.dims or -1 in row_shape) and not _fits(row_shape, spec.dims)

@@ -193,7 +193,8 @@ class ServingCore(InferenceCore):
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """Answer one request. Cancelling the awaiting task withdraws it."""
-        served = self._find(call.model_name).serving(call)
+        model = self._models.get(call.model_name) or self._find(call.model_name)
+        served = model.serving(call)
         if served.signature.is_decoupled and not served.signature.can_collect:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
         asks_for_classes = check_classification(call.outputs) if call.outputs else False

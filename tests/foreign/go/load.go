@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/hex"
 	"fmt"
 	"io/ioutil"
 	"os"
@@ -12,20 +13,29 @@ import (
 )
 
 // load calls, eight at a time, until standard input ends; says "running" once 100 calls are answered. No call may fail:
-// calls wait for a connection, and one that a server has not begun is sent again.
+// calls wait for a connection, and one that a server has not begun is sent again. With "path" and "request" (in
+// hexadecimal) it calls another method, and does not look at the answer.
 func load(t *test) {
 	var isOver, answered int32
 	go func() {
 		ioutil.ReadAll(os.Stdin)
 		atomic.StoreInt32(&isOver, 1)
 	}()
+	path := "/test.Echo/Unary"
+	fixed, _ := hex.DecodeString(t.arguments["request"])
+	if t.arguments["path"] != "" {
+		path = t.arguments["path"]
+	}
 	errors := map[string]int{}
 	var mutex sync.Mutex
 	together(8, func(index int) {
 		for number := 0; atomic.LoadInt32(&isOver) == 0; number++ {
 			request := bytes.Repeat([]byte{byte(index), byte(number)}, 50)
-			answer, err := t.unary(soon(), "Unary", request, grpc.WaitForReady(true))
-			if err == nil && !bytes.Equal(answer, request) {
+			if path != "/test.Echo/Unary" {
+				request = fixed
+			}
+			answer, err := t.unaryOn(t.conn, soon(), path, request, grpc.WaitForReady(true))
+			if err == nil && path == "/test.Echo/Unary" && !bytes.Equal(answer, request) {
 				err = fmt.Errorf("another's answer")
 			}
 			if err != nil {

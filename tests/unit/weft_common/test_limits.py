@@ -124,12 +124,6 @@ def test_longest_string_is_bounded():
         check_bytes(longer, 1, name="x", model="m")
 
 
-def test_headers_of_exchanged_calls_are_bounded():
-    """The headers of a call in an exchange may be as large as gRPC's own, and no larger."""
-    assert "" == limits.header_fault({"k": "v" * (limits.MAX_HEADER_BYTES - 1)})
-    assert "at most" in limits.header_fault({"k": "v" * limits.MAX_HEADER_BYTES})
-
-
 async def test_compression_does_not_pass_the_message_limit(core):
     """The limit of a message holds for what it becomes: 50 MB of zeros in 49 kB of gzip are refused."""
     from weft_common.server.server import add_services

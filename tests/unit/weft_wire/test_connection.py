@@ -330,3 +330,19 @@ def test_end_of_a_failed_call_does_not_wait():
     pair.server.connection.send_headers(response, TRAILERS, is_end=True)
     pair.carry()
     assert ("headers", 1, {"grpc-status": "0"}, True) == pair.client.events[-1]
+
+
+def test_answers_to_many_cancelled_requests_are_ignored():
+    """A client that cancels thousands of calls at once keeps its connection when their answers come nevertheless."""
+    pair = Pair(server=ConnectionLimits(max_concurrent_streams=3000), client=ConnectionLimits())
+    streams = [RecordingStream(pair.client.events) for _ in range(3000)]
+    for stream in streams:
+        pair.client.connection.open_stream(stream)
+        pair.client.connection.send_message(stream, REQUEST, b"", b"", is_end=True)
+    pair.server.connection.receive(pair.client.take())
+    for stream in streams:
+        pair.client.connection.reset(stream, ErrorCode.CANCEL)
+    for accepted in pair.server.accepted:
+        pair.server.connection.send_message(accepted, RESPONSE, b"", b"data", TRAILERS)
+    pair.client.connection.receive(pair.server.take())
+    assert pair.client.connection.failure is None

@@ -66,9 +66,41 @@ def test_deadlines_share_a_timer():
     for _ in range(10_000):
         queue.add(60, pytest.fail).cancel()
     assert 1 == loop.num_timers
-    assert len(queue._heap) < 3000
+    assert len(queue._buckets) == 2
     queue.close()
     assert [] == loop.timers
+
+
+def test_a_deadline_that_waits_is_met_exactly():
+    """However far away, a deadline is met at its time or up to a millisecond later, with few timers."""
+    for delay_s in (0.0003, 0.005, 0.0123, 0.7, 1.1, 15.99, 29.987, 250.3, 5000.77):
+        loop = FakeLoop()
+        loop.now_s = 1234.5678
+        queue = DeadlineQueue(loop)  # type: ignore[arg-type]
+        met_s = []
+        queue.add(delay_s, lambda loop=loop, met_s=met_s: met_s.append(loop.now_s))
+        while not met_s:
+            loop.advance(min(timer.when_s for timer in loop.timers) - loop.now_s)
+        assert -0.0006 <= met_s[0] - 1234.5678 - delay_s <= 0.001
+        assert loop.num_timers <= 5
+        assert [] == loop.timers
+
+
+def test_deadlines_cancel_one_another():
+    """A deadline that is cancelled by another one of the same moment is not met."""
+    loop = FakeLoop()
+    queue = DeadlineQueue(loop)  # type: ignore[arg-type]
+    deadlines = []
+    expired = []
+
+    def expire():
+        expired.append(True)
+        for deadline in deadlines:
+            deadline.cancel()
+
+    deadlines += [queue.add(1.0, expire) for _ in range(3)]
+    loop.advance(1.0)
+    assert [True] == expired
 
 
 SEEN = Observation(

@@ -12,6 +12,7 @@ from weft_common.client.wires import WireName
 from weft_common.core import CallContext, InferResult, ParameterValue
 from weft_common.errors import RemoteError, UnavailableError, WeftError
 from weft_common.observing import telemetry
+from weft_common.protocol.large_messages import deserialize_response, serialize_request
 from weft_common.protocol.rpc import EOF, SEND_STATUS, cancel, drain, response_of, stream_result, wait_started
 from weft_common.protocol.status import from_rpc_error
 from weft_common.protocol.wire import fill_parameters, result_from_response
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 Metadata: TypeAlias = Sequence[tuple[str, str]]
 #: Errors of ``grpc.aio``: a failed call, a call on a closed channel.
 RpcFailure: TypeAlias = grpc.aio.AioRpcError | grpc.aio.UsageError
+
+_MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
 class V2Client:
@@ -63,6 +66,9 @@ class V2Client:
     ) -> None:
         self.channel = open_channel(address, options=options, security=security, wire=wire)
         self.stub: GRPCInferenceServiceAsyncStub = GRPCInferenceServiceStub(self.channel)
+        self.stub.ModelInfer = self.channel.unary_unary(
+            _MODEL_INFER, request_serializer=serialize_request, response_deserializer=deserialize_response
+        )
         self._health = health_pb2_grpc.HealthStub(self.channel)
         self._where = where or f"'{address}'"
 

@@ -1,1 +1,1 @@
-"""Conversion between the V2 protocol and plain Python: tensors, statuses, shared memory, the exchange."""
+"""Conversion between the V2 protocol and plain Python: tensors, statuses, shared memory."""

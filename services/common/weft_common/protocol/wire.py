@@ -148,8 +148,9 @@ def request_from_call(call: InferCall) -> pb.ModelInferRequest:
     return request
 
 
-def fill_request(request: pb.ModelInferRequest, call: InferCall) -> None:
-    """Write a call into an empty message, with raw contents."""
+def fill_request(request: pb.ModelInferRequest, call: InferCall, contents: list[bytes] | None = None) -> None:
+    """Write a call into an empty message; raw contents are added to ``contents``, if given, in place of the message."""
+    raw: Any = request.raw_input_contents if contents is None else contents
     request.model_name = call.model_name
     request.model_version = call.model_version
     request.id = call.request_id
@@ -157,7 +158,7 @@ def fill_request(request: pb.ModelInferRequest, call: InferCall) -> None:
         fill_parameters(request.parameters, call.parameters)
     for name, tensor in call.inputs.items():
         request.inputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
-        request.raw_input_contents.append(tensor.data)
+        raw.append(tensor.data)
     for output in call.outputs:
         message = request.outputs.add(name=output.name)
         if output.parameters:
@@ -193,9 +194,14 @@ def response_from_result(
 
 
 def fill_response(
-    response: pb.ModelInferResponse, result: InferResult, locations: Mapping[str, TensorLocation]
+    response: pb.ModelInferResponse,
+    result: InferResult,
+    locations: Mapping[str, TensorLocation],
+    contents: list[bytes] | None = None,
 ) -> None:
     """Write a result into an empty message, with raw contents; outputs with a location are written there.
+
+    Raw contents are added to ``contents``, if given, in place of the message.
 
     Raises:
         InvalidArgumentError: A location is too small.
@@ -205,15 +211,16 @@ def fill_response(
     response.id = result.request_id
     if result.parameters:
         fill_parameters(response.parameters, result.parameters)
+    raw: Any = response.raw_output_contents if contents is None else contents
     for name, tensor in result.outputs.items():
         output = response.outputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
         location = locations.get(name) if locations else None
         if location is None:
-            response.raw_output_contents.append(tensor.data)
+            raw.append(tensor.data)
         else:
             location.write(tensor.data, name)
             fill_parameters(output.parameters, location.parameters(len(tensor.data)))
-            response.raw_output_contents.append(b"")  # clients find their data by position
+            raw.append(b"")  # clients find their data by position
 
 
 def result_from_response(response: pb.ModelInferResponse) -> InferResult:

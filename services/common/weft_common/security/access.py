@@ -265,12 +265,6 @@ def caller_name() -> str:
     return "" if caller is None else caller.name
 
 
-def is_revoked() -> bool:
-    """Whether the caller's key was revoked."""
-    caller = CALLER.get()
-    return caller is not None and caller.is_revoked
-
-
 def admission(model_name: str) -> AbstractContextManager[None]:
     """``Principal.admitted`` of the caller."""
     caller = CALLER.get()

@@ -1,15 +1,18 @@
-"""A gRPC server on Weft's own wire or on grpcio's, behind one interface."""
+"""A gRPC server on Weft's own wire or on grpcio's, behind one interface, and the V2 service on it."""
 
 import argparse
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
 
 from weft_common.client.channels import server_options
 from weft_common.client.wires import WireName, default_wire
+from weft_common.protocol.large_messages import deserialize_request, serialize_response
 from weft_common.security.tls import ServerTls
 from weft_common.server.limits import grpcio_limits, limits_of
+from weft_protos import grpc_service_pb2_grpc as pb_grpc
 from weft_wire.server.options import ServerOptions
 from weft_wire.server.server import Server
 
@@ -61,3 +64,30 @@ def add_tls_port(server: grpc.aio.Server, address: str, tls: ServerTls) -> int:
     if isinstance(server, Server):
         return server.add_tls_port(address, tls.grpc_context())
     return server.add_secure_port(address, tls.credentials())
+
+
+class _Generated:
+    """Takes what generated code registers at a server."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.handlers: dict[str, Any] = {}
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[object]) -> None:
+        """The same handlers, in a form that cannot be changed."""
+
+    def add_registered_method_handlers(self, name: str, handlers: dict[str, Any]) -> None:
+        """Take them."""
+        self.name, self.handlers = name, dict(handlers)
+
+
+def add_v2_service(servicer: pb_grpc.GRPCInferenceServiceServicer, server: grpc.aio.Server) -> None:
+    """Add the V2 service to a server; protobuf does not copy large tensors of ``ModelInfer``."""
+    generated: Any = _Generated()
+    pb_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, generated)
+    generated.handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(
+        servicer.ModelInfer, request_deserializer=deserialize_request, response_serializer=serialize_response
+    )
+    generic = grpc.method_handlers_generic_handler(generated.name, generated.handlers)
+    server.add_generic_rpc_handlers((generic,))
+    server.add_registered_method_handlers(generated.name, generated.handlers)  # type: ignore[attr-defined]

@@ -39,9 +39,10 @@ from weft_common.server.arguments import add_process_arguments
 from weft_common.server.health import HealthServicer
 from weft_common.server.limits import add_limit_arguments
 from weft_common.server.listening import Listener, Ports, Worker
+from weft_common.server.make_server import add_v2_service
 from weft_common.server.servicer import MoreStatistics, Precheck, V2Servicer
 from weft_common.statistics import ModelStatistics
-from weft_protos import grpc_service_pb2, grpc_service_pb2_grpc
+from weft_protos import grpc_service_pb2
 
 SERVICE_NAME = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 HEALTH_SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -186,7 +187,7 @@ async def _serve(
     memory = SharedMemory() if options.allow_client_shm else None
     is_loaded = asyncio.Event()
     is_ready = core.is_ready if options.strict_readiness else is_loaded.is_set
-    services = add_services(server, core, f"weft.{service}", extension, memory, is_ready, options.max_message_bytes)
+    services = add_services(server, core, f"weft.{service}", extension, memory, is_ready)
     watchdog = LoopWatchdog(abort_s=options.watchdog_abort_s)
 
     async def listen() -> Ports:
@@ -220,7 +221,7 @@ async def _serve(
             watcher = asyncio.create_task(_follow_readiness(is_ready, services))
             endpoints = {"service": service} | ports._asdict()
             print(json.dumps(endpoints), file=sys.__stdout__, flush=True)  # the parent reads the ports from this line
-            _log.info("serving", extra=endpoints | {"num_frozen_objects": gc.get_freeze_count()})
+            _log.info("serving", extra=endpoints | {"wire": options.wire, "num_frozen_objects": gc.get_freeze_count()})
             await stopping
             watcher.cancel()
     except WeftError as error:
@@ -264,7 +265,6 @@ def add_services(
     extension: Extension = _NO_EXTENSION,
     memory: SharedMemory | None = None,
     is_ready: Callable[[], bool] | None = None,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> Services:
     """Add the V2 service, health (initially NOT_SERVING), an extension and reflection to a server.
 
@@ -274,11 +274,10 @@ def add_services(
     Returns:
         The servicers; call ``await set_serving(...)`` with them.
     """
-    inference = V2Servicer(core, service, memory, is_ready, max_message_bytes, extension.precheck)
+    inference = V2Servicer(core, service, memory, is_ready, extension.precheck)
     inference.more_statistics = extension.more_statistics
     services = Services(inference, HealthServicer((SERVICE_NAME,)))
-    grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(services.inference, server)
-    services.inference.exchange.add_to(server)  # private to Weft, so reflection does not show it
+    add_v2_service(services.inference, server)
     health_pb2_grpc.add_HealthServicer_to_server(services.health, server)
     more_names = extension.add_servicers(server)
     names = (SERVICE_NAME, *more_names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME)

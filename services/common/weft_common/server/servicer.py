@@ -11,12 +11,11 @@ from importlib import metadata
 
 from opentelemetry.trace import INVALID_SPAN
 
-from weft_common.client.channels import MAX_MESSAGE_BYTES
 from weft_common.core import CallContext, InferCall, InferenceCore, Parameters
 from weft_common.errors import UnsupportedError, WeftError
 from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
-from weft_common.protocol.exchange_wire import EXTENSION as EXCHANGE
+from weft_common.protocol.large_messages import response_with
 from weft_common.protocol.shared_memory import SharedMemory, TensorLocation
 from weft_common.protocol.statistics import summed
 from weft_common.protocol.wire import (
@@ -37,7 +36,6 @@ from weft_common.server.call_boundary import (
     sendable,
     withdrawal,
 )
-from weft_common.server.exchange import ExchangeServicer
 from weft_common.server.shared_memory_servicer import SharedMemoryServicer
 from weft_common.server.stream_servicer import StreamServicer
 from weft_protos import grpc_service_pb2 as pb
@@ -50,7 +48,6 @@ EXTENSIONS = (
     "parameters",
     "schedule_policy",
     "statistics",
-    EXCHANGE,
 )
 
 _SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests"
@@ -71,11 +68,9 @@ class V2Servicer(SharedMemoryServicer):
         service: Name for spans and ``ServerMetadata``, for example ``weft.router``.
         memory: Shared memory for clients; None: disabled.
         is_ready: Result of ``ServerReady``; that of the core by default.
-        max_message_bytes: Largest message of an exchange.
         precheck: Called with each request before its tensors are parsed; may raise like ``core.infer``.
 
     Attributes:
-        exchange: Handles the same requests as ``ModelInfer``, many in one stream.
         more_statistics: Gives counters of models that other processes on the same port have; None: there are none.
     """
 
@@ -85,7 +80,6 @@ class V2Servicer(SharedMemoryServicer):
         service: str,
         memory: SharedMemory | None = None,
         is_ready: Callable[[], bool] | None = None,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
         precheck: Precheck | None = None,
     ) -> None:
         super().__init__(CallBoundary(service), memory)
@@ -96,16 +90,11 @@ class V2Servicer(SharedMemoryServicer):
         self._released: asyncio.Event | None = None  # set while draining
         self.num_held = 0  # held requests since the drain began
         self._streams = StreamServicer(core, self._edge, self._read_call, _SHUTTING_DOWN)
-        self.exchange = ExchangeServicer(self._infer, self._edge, _SHUTTING_DOWN, max_message_bytes)
 
     def drain(self) -> None:
-        """Hold new requests until ``release``; streams end with UNAVAILABLE after the requests they have read.
-
-        Callers of an exchange are asked to close it; calls already sent are processed.
-        """
+        """Hold new requests until ``release``; streams end with UNAVAILABLE after the requests they have read."""
         self._released = self._released or asyncio.Event()
         self._streams.drain()
-        self.exchange.drain()
 
     def release(self) -> None:
         """Process the requests held since ``drain``; call it after clients got GOAWAY."""
@@ -179,13 +168,16 @@ class V2Servicer(SharedMemoryServicer):
         if self._released is not None:
             await self._wait_for_release()
         response = pb.ModelInferResponse()
-        call_context, failure = await self._infer(request, response, headers_of(context), deadline_ns_of(context))
+        contents: list[bytes] = []
+        call_context, failure = await self._infer(
+            request, response, headers_of(context), deadline_ns_of(context), contents
+        )
         if failure is not None:
             self._edge.fail(context, failure, call_context=call_context)
             return pb.ModelInferResponse()  # not sent
         if call_context.trailing_metadata:
             context.set_trailing_metadata(sendable(call_context.trailing_metadata))
-        return response
+        return response_with(response, contents)
 
     async def _infer(
         self,
@@ -193,14 +185,18 @@ class V2Servicer(SharedMemoryServicer):
         response: pb.ModelInferResponse,
         headers: Mapping[str, str],
         deadline_ns: int | None,
+        contents: list[bytes],
     ) -> tuple[CallContext, WeftError | None]:
-        """Fill the response to one request; what surrounded it, and why it failed. A cancel withdraws the request."""
+        """Fill the response to one request; what surrounded it, and why it failed. A cancel withdraws the request.
+
+        Raw contents are added to ``contents``, in place of the response.
+        """
         call_context, span = self._edge.begin(request.model_name, headers, deadline_ns)
         failure: WeftError | None = None
         try:
             with access.admission(request.model_name):
                 call, places = self._read_call(request, call_context)
-                fill_response(response, await self._core.infer(call, call_context), places)
+                fill_response(response, await self._core.infer(call, call_context), places, contents)
         except asyncio.CancelledError:
             failure = withdrawal(call_context)
             raise

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -84,9 +85,9 @@ class FusedCore:
         """As ``RouterCore.statistics``."""
         return self._router.statistics(name, version)
 
-    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+    def infer(self, call: InferCall, context: CallContext) -> Coroutine[Any, Any, InferResult]:
         """As ``RouterCore.infer``."""
-        return await self._router.infer(call, context)
+        return self._router.infer(call, context)
 
     def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``RouterCore.stream_infer``."""

@@ -20,7 +20,8 @@ class RetryThrottle:
 
     def earn(self) -> None:
         """A call was made."""
-        self._tokens = min(self._tokens + self._tokens_per_call, self._max_tokens)
+        if self._tokens < self._max_tokens:
+            self._tokens = min(self._tokens + self._tokens_per_call, self._max_tokens)
 
     def take(self) -> bool:
         """Whether one more call may be repeated, which costs a token."""

@@ -7,7 +7,7 @@ is that of the batch, and are often vague: there the client gets what the target
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from functools import partial
+from functools import lru_cache, partial
 
 from opentelemetry.trace import Span
 
@@ -21,6 +21,9 @@ from weft_router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRecord,
 from weft_router.reporting.spans import call_attributes, end_span, start_step_span, step_attributes
 from weft_router.target import Target, TargetModel
 from weft_router.tensors.answers import check_outputs, rows_of
+
+#: Paths of models that are kept, each a model's name.
+_MAX_PATHS = 1024
 
 _log = get_logger("weft.router")
 
@@ -51,7 +54,7 @@ class ModelInference:
         self._num_rows = rows_of(call.inputs, is_batching=model.signature.max_batch_size > 0)
         call.num_rows = max(self._num_rows, 1)
         self._path = NodeRecord(name)
-        context.trailing_metadata.append((PATH_HEADER, path_text(self._path)))
+        context.trailing_metadata.append((PATH_HEADER, _path_of(name)))
         self.record = StepRecord(name, name, time.monotonic_ns(), target=target.name, model=name, version=version)
         self._path.steps.append(self.record)
         self._span: Span | None = None
@@ -140,3 +143,9 @@ async def stream_infer(
     except BaseException as error:
         inference.fail(error)
         raise
+
+
+@lru_cache(maxsize=_MAX_PATHS)
+def _path_of(name: str) -> str:
+    """The path of a request that calls a model by its name."""
+    return path_text(NodeRecord(name))

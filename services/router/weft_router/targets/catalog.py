@@ -63,10 +63,17 @@ class TargetCatalog:
     ) -> None:
         self.statistics: dict[tuple[str, str], ModelStatistics] = {}
         self._watched = {
-            target.name: _Watched(ObservedTarget(target, self.statistics, self.wake, self._signature_of))
+            target.name: _Watched(
+                ObservedTarget(
+                    target,
+                    None if isinstance(target, InProcessTarget) else self.statistics,
+                    self.wake,
+                    self._signature_of,
+                )
+            )
             for target in targets
         }
-        #: By name; all calls through them are counted in ``statistics``.
+        #: By name; calls through them are counted, those of targets in this process by the targets themselves.
         self.targets: Mapping[str, Target] = {name: watched.target for name, watched in self._watched.items()}
         self._in_process = [target for target in targets if isinstance(target, InProcessTarget)]
         #: By name: how many calls may be repeated.

@@ -42,7 +42,7 @@ def make_target(
     connected = partial(GrpcTarget, name, security=security, wire=wire)
     is_list = "," in address and not address.startswith(("ipv4:", "ipv6:"))
     if policy is None and not host_and_port and not is_list:
-        return connected(address, options=_RECONNECT_OPTIONS, use_exchange=not address.startswith("xds:"))
+        return connected(address, options=_RECONNECT_OPTIONS)
     policy = policy or BalancingPolicy()
     options = [*_RECONNECT_OPTIONS, *([("grpc.default_authority", host_and_port)] if host_and_port else [])]
     settings = MembershipSettings(
@@ -53,9 +53,7 @@ def make_target(
     )
     by_grpc = None
     if policy.is_by_grpc:
-        by_grpc = connected(
-            channel_address(address), options=[*_RECONNECT_OPTIONS, *channel_options(policy)], use_exchange=False
-        )
+        by_grpc = connected(channel_address(address), options=[*_RECONNECT_OPTIONS, *channel_options(policy)])
     return ReplicatedTarget(name, address, policy, settings, by_grpc)
 
 

@@ -1,6 +1,6 @@
 """A target behind gRPC: any V2 server; one unary call a step, or one stream for a decoupled model.
 
-Unary calls use the exchange or the client's stub as they are: ``V2Client.infer`` would cost each request of a graph two
+Unary calls use the client's stub as it is: ``V2Client.infer`` would cost each request of a graph two
 Python calls more.
 """
 
@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import grpc
 
 from weft_common.client.channels import MAX_TIMEOUT_S
-from weft_common.client.exchange_client import ExchangeClient
 from weft_common.client.v2_client import RpcFailure, V2Client, metadata_of
 from weft_common.client.wires import WireName
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import DeadlineExceededError, RemoteError, UnavailableError, UnsupportedError, WeftError
 from weft_common.observing.logs import get_logger
+from weft_common.protocol.large_messages import infer_request
 from weft_common.protocol.rpc import response_of
 from weft_common.protocol.status import from_rpc_error
 from weft_common.protocol.wire import request_from_call, result_from_response
@@ -46,8 +46,6 @@ class GrpcTarget:
         name: As given to the router.
         address: ``host:port`` or any name that gRPC resolves.
         options: Further options of the channel.
-        use_exchange: Calls travel together in one stream where the server offers it. False for a channel that balances
-            each call over several servers: a stream has one of them.
         security: TLS and key; None: plaintext without a key.
         wire: Implementation of gRPC; None: ``default_wire``.
     """
@@ -58,7 +56,6 @@ class GrpcTarget:
         address: str,
         *,
         options: Sequence[tuple[str, Any]] = (),
-        use_exchange: bool = True,
         security: ChannelSecurity | None = None,
         wire: WireName | None = None,
     ) -> None:
@@ -67,7 +64,6 @@ class GrpcTarget:
         self._client = V2Client(
             address, where=f"target '{name}' ({address})", options=options, security=security, wire=wire
         )
-        self._exchange = ExchangeClient(self._client.channel) if use_exchange else None
         #: The model whose configuration was read longest ago comes first.
         self._known: dict[tuple[str, str], _Known] = {}
 
@@ -81,13 +77,9 @@ class GrpcTarget:
         timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
         metadata = metadata_of(context) if context.trace_context is not None else tuple(context.headers.items())
         try:
-            begun_call = None if self._exchange is None else self._exchange.begin(call, metadata, timeout_s)
-            if begun_call is not None:
-                response = await begun_call.response()
-            else:
-                response = await response_of(
-                    self._client.stub.ModelInfer(request_from_call(call), timeout=timeout_s, metadata=metadata or None)
-                )
+            response = await response_of(
+                self._client.stub.ModelInfer(infer_request(call), timeout=timeout_s, metadata=metadata or None)
+            )
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             raise self._failure(error, call, timeout_s, "{} did not answer") from error
         return result_from_response(response)
@@ -110,8 +102,6 @@ class GrpcTarget:
 
     async def close(self) -> None:
         """As ``Target.close``."""
-        if self._exchange is not None:
-            await self._exchange.close()
         await self._client.close()
 
     async def _discover(self, timeout_s: float) -> list[TargetModel]:

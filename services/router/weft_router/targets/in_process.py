@@ -1,21 +1,22 @@
 """A target in the router's own process: no socket, no serialization, and yet the answers of one behind gRPC."""
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
-from opentelemetry.trace import Span
+from opentelemetry.trace import INVALID_SPAN, Span
 
 from weft_common.core import CallContext, InferCall, InferenceCore, InferResult
 from weft_common.errors import DeadlineExceededError, RemoteError, WeftError
 from weft_common.observing import telemetry
 from weft_common.protocol.status import cut_message
+from weft_common.security.access import caller_name
 from weft_common.server.call_boundary import CallBoundary, withdrawal
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
 from weft_router.target import TargetModel
+from weft_router.tasks.deadlines import Deadlines
 
 T = TypeVar("T")
 
@@ -41,20 +42,25 @@ class InProcessTarget:
         self._core = core
         self._edge = CallBoundary(service or f"weft.{name}")
         self._clock_ns = clock_ns
+        self._deadlines = Deadlines()
         self._known: dict[tuple[str, str], TargetModel] = {}
+        #: Of models that have served here; replaced as a whole, as the metrics thread reads it.
+        self._counters: dict[tuple[str, str], ModelStatistics] = {}
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``."""
         inner, span, given_s = self._begin(call, context)
+        deadline_ns = inner.deadline_ns
         try:
-            if inner.deadline_ns is None:
+            if deadline_ns is None:
                 result = await self._core.infer(call, inner)
             else:
-                result = await self._in_time(lambda: self._core.infer(call, inner), inner.deadline_ns)
+                result = await self._in_time(lambda: self._core.infer(call, inner), deadline_ns)
         except BaseException as error:
             self._fail(error, call, inner, span, given_s, "{} did not answer")
             raise
-        telemetry.end_span(span)
+        if span is not INVALID_SPAN:
+            telemetry.end_span(span)
         return result
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
@@ -90,17 +96,25 @@ class InProcessTarget:
             is_ready = entry.state == "READY"
             known[key] = model._replace(is_ready=is_ready, reason="" if is_ready else entry.reason)
         self._known = known
+        self._counters = {key: counters for key, counters in self._counters.items() if key in known} | self._current()
         return list(known.values())
 
     def statistics(self) -> list[ModelStatistics]:
-        """The counters that the core keeps itself, of its models that serve."""
-        return self._core.statistics("", "")
+        """The counters that the core keeps itself, of its models that serve, and the last ones of those that have."""
+        return list((self._counters | self._current()).values())
+
+    def _current(self) -> dict[tuple[str, str], ModelStatistics]:
+        """The counters of the models that serve; none of a core that counts nothing."""
+        return {(counters.name, counters.version): counters for counters in self._core.statistics("", "") or ()}
 
     async def close(self) -> None:
         """As ``Target.close``; there is no transport."""
+        self._deadlines.close()
 
     def _begin(self, call: InferCall, context: CallContext) -> tuple[CallContext, Span, float | None]:
         """What surrounds the call at the core, its span, and the time that it has, in seconds.
+
+        Without traces that is the context as given: the caller made it for this call.
 
         Raises:
             DeadlineExceededError: No time is left.
@@ -110,6 +124,9 @@ class InProcessTarget:
             raise DeadlineExceededError(
                 f"the deadline passed {-given_s * 1e3:.1f} ms before {self._where(call)} was called"
             )
+        if context.trace_context is None and not telemetry.is_enabled():
+            context.client_key, context.arrival_ns = caller_name(), time.monotonic_ns()
+            return context, INVALID_SPAN, given_s
         inner, span = self._edge.begin(call.model_name, context.headers, context.deadline_ns, context.trace_context)
         span.set_attribute("rpc.system", self.address)
         return inner, span, given_s
@@ -140,17 +157,16 @@ class InProcessTarget:
             return await ask()
         left_s = (deadline_ns - self._clock_ns()) / 1e9
         if left_s > 0:
-            try:
-                async with asyncio.timeout(left_s) as scope:
-                    return await ask()
-            except TimeoutError:
-                if not scope.expired():
-                    raise
-        raise DeadlineExceededError("the deadline passed")
+            return await self._deadlines.within(ask(), left_s, _passed)
+        raise _passed()
 
     def _where(self, call: InferCall) -> str:
         version = f" version {call.model_version}" if call.model_version else ""
         return f"model '{call.model_name}'{version} on target '{self.name}' ({self.address})"
+
+
+def _passed() -> DeadlineExceededError:
+    return DeadlineExceededError("the deadline passed")
 
 
 def _remote(error: WeftError, message: str) -> RemoteError:

@@ -24,7 +24,8 @@ class ObservedTarget:
 
     Args:
         target: Answers.
-        statistics: Receives the counters by (model, version); shared by the targets of a router.
+        statistics: Receives the counters by (model, version); shared by the targets of a router. None: the target keeps
+            counters itself.
         on_unavailable: Called with the target's name when an answer is UNAVAILABLE.
         signature_of: What is known of a model by name and version ("" = default); None for an unknown one.
 
@@ -35,7 +36,7 @@ class ObservedTarget:
     def __init__(
         self,
         target: Target,
-        statistics: dict[ModelVersion, ModelStatistics],
+        statistics: dict[ModelVersion, ModelStatistics] | None,
         on_unavailable: Callable[[str], None],
         signature_of: Callable[[str, str], ModelSignature | None],
     ) -> None:
@@ -56,14 +57,8 @@ class ObservedTarget:
         except (WeftError, asyncio.CancelledError) as error:
             self._failed(call, error, start_ns)
             raise
-        count_answer(
-            self._statistics.get((call.model_name, result.model_version)) or self._of(call, result.model_version),
-            context,
-            num_rows=call.num_rows,
-            arrival_ns=start_ns,
-            start_ns=start_ns,
-            end_ns=time.monotonic_ns(),
-        )
+        if self._statistics is not None:
+            self._answered(self._statistics, call, context, result.model_version, start_ns)
         return result
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
@@ -79,14 +74,8 @@ class ObservedTarget:
         except (WeftError, asyncio.CancelledError, GeneratorExit) as error:
             self._failed(call, error, start_ns)
             raise
-        count_answer(
-            self._of(call, version),
-            context,
-            num_rows=call.num_rows,
-            arrival_ns=start_ns,
-            start_ns=start_ns,
-            end_ns=time.monotonic_ns(),
-        )
+        if self._statistics is not None:
+            self._answered(self._statistics, call, context, version, start_ns)
 
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
         """As ``Target.discover``."""
@@ -96,20 +85,42 @@ class ObservedTarget:
         """As ``Target.close``."""
         await self._target.close()
 
+    def _answered(
+        self,
+        statistics: dict[ModelVersion, ModelStatistics],
+        call: InferCall,
+        context: CallContext,
+        version: str,
+        start_ns: int,
+    ) -> None:
+        counters = statistics.get((call.model_name, version)) or _counters_of(statistics, call, version)
+        count_answer(
+            counters,
+            context,
+            num_rows=call.num_rows,
+            arrival_ns=start_ns,
+            start_ns=start_ns,
+            end_ns=time.monotonic_ns(),
+        )
+
     def _failed(self, call: InferCall, error: BaseException, start_ns: int) -> None:
         reason = "CANCELED"
         if isinstance(error, WeftError):
             reason = failure_reason(error.code)
             if error.code == "UNAVAILABLE":
                 self._on_unavailable(self.name)
+        if self._statistics is None:
+            return
         signature = self._signature_of(call.model_name, call.model_version)
         version = call.model_version or (signature.version if signature is not None else "1")
-        self._of(call, version).record_failure(reason, time.monotonic_ns() - start_ns)
+        counters = _counters_of(self._statistics, call, version)
+        counters.record_failure(reason, time.monotonic_ns() - start_ns)
 
-    def _of(self, call: InferCall, version: str) -> ModelStatistics:
-        """The counters of the version that answered, made with its first call; "" is the requested version."""
-        key = call.model_name, version or call.model_version
-        counters = self._statistics.get(key)
-        if counters is None:
-            counters = self._statistics[key] = ModelStatistics(*key)
-        return counters
+
+def _counters_of(statistics: dict[ModelVersion, ModelStatistics], call: InferCall, version: str) -> ModelStatistics:
+    """The counters of the version that answered, made with its first call; "" is the requested version."""
+    key = call.model_name, version or call.model_version
+    counters = statistics.get(key)
+    if counters is None:
+        counters = statistics[key] = ModelStatistics(*key)
+    return counters

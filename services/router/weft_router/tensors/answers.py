@@ -50,6 +50,8 @@ def misfit(tensor: WireTensor, spec: TensorSpec, *, has_batch: bool, num_rows: i
         num_rows: Its size; -1 is any.
     """
     datatype, shape, data = tensor
+    if spec.fits(datatype, shape, len(data), has_batch=has_batch) and (not has_batch or num_rows in (-1, shape[0])):
+        return ""
     if datatype != spec.datatype:
         return f"it is {datatype}, declared as {spec.datatype}"
     row_shape = shape[1:] if has_batch else shape

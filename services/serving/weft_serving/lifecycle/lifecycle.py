@@ -111,6 +111,8 @@ class ManagedModel:
 
         Raises as ``select``.
         """
+        if not self._draining:
+            return self.select(call.model_version).served
         for old in self._draining:
             served = old.served
             is_asked = call.model_version in ("", str(old.number))

@@ -65,12 +65,14 @@ class DynamicBatcher:
         self._has_delay = settings.max_queue_delay_us > 0
 
     def next_batch(
-        self, queue: Iterable[InferenceRequest], now_ns: int, *, may_wait: bool = True, max_rows: int | None = None
+        self, queue: Waiting, now_ns: int, *, may_wait: bool = True, max_rows: int | None = None
     ) -> BatchDecision:
         """The next batch; or nothing, and until when the requests that could be in it may be held back.
 
         ``max_rows`` limits it; None: ``max_batch_size`` does.
         """
+        if not self._has_delay and len(queue) == 1:
+            return BatchDecision(list(queue))
         batch, num_best, send_by_ns, is_closed = self._collect(queue, self._max_rows if max_rows is None else max_rows)
         if not batch:
             return BatchDecision([])

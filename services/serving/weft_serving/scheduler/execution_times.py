@@ -34,16 +34,20 @@ class _DurationWindow:
     """The latest durations, by time and by size."""
 
     def __init__(self) -> None:
-        self._latest: deque[tuple[int, int]] = deque()  # (end, duration)
+        self._added: deque[tuple[int, int]] = deque(maxlen=_MAX_MEASUREMENTS)  # (end, duration), not yet in the others
+        self._latest: deque[tuple[int, int]] = deque()
         self._sorted: list[int] = []
 
     def add(self, duration_ns: int, now_ns: int) -> None:
-        if len(self._latest) == _MAX_MEASUREMENTS:
-            self._forget_first()
-        self._latest.append((now_ns, duration_ns))
-        insort(self._sorted, duration_ns)
+        self._added.append((now_ns, duration_ns))
 
     def median_ns(self, now_ns: int) -> int:
+        while self._added:  # sorted in here, as most models never have a deadline to hold a median against
+            if len(self._latest) == _MAX_MEASUREMENTS:
+                self._forget_first()
+            measured = self._added.popleft()
+            self._latest.append(measured)
+            insort(self._sorted, measured[1])
         while self._latest and self._latest[0][0] < now_ns - MAX_AGE_NS:
             self._forget_first()
         count = len(self._sorted)

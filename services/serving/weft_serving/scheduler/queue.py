@@ -185,16 +185,26 @@ class PriorityQueue:
             self._expiries.discard(request)
         level.num_rows -= request.num_rows
         self.num_waiting -= 1
-        if len(self._order) > _MAX_IDLE_LEVELS and not len(level):
-            self._order.remove(request.priority)
-            del self._levels[request.priority]
+        if len(self._order) > _MAX_IDLE_LEVELS:
+            self._forget_if_idle(request.priority, level)
         return True
 
     def take(self, requests: Iterable[InferenceRequest], now_ns: int) -> None:
         """Remove waiting requests, which are executed now, and set their ``start_ns``."""
+        levels, expiries = self._levels, self._expiries
         for request in requests:
-            self.remove(request)
+            level = levels[request.priority]
+            if request in level.waiting:
+                del level.waiting[request]
+            else:
+                del level.delayed[request]
+            if expiries.requests:
+                expiries.discard(request)
+            level.num_rows -= request.num_rows
+            self.num_waiting -= 1
             request.start_ns = now_ns
+            if len(self._order) > _MAX_IDLE_LEVELS:
+                self._forget_if_idle(request.priority, level)
 
     def expire(self, now_ns: int) -> list[Expired]:
         """Apply timeouts and deadlines that have passed at ``now_ns``.
@@ -237,6 +247,11 @@ class PriorityQueue:
             and self._expiries.is_sound()
         ):
             raise AssertionError(f"{self.num_waiting=} {self._order=} {waiting=} {self._expiries.requests=}")
+
+    def _forget_if_idle(self, number: int, level: _Level) -> None:
+        if not len(level):
+            self._order.remove(number)
+            del self._levels[number]
 
     def _add_level(self, number: int, policy: QueuePolicy) -> _Level:
         level = self._levels[number] = _Level(policy)

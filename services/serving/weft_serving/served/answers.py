@@ -43,12 +43,21 @@ class Answers:
 
     def deliver(self, execution: BatchExecution) -> None:
         """Answer the members of a batch, except those that have ended or must wait for earlier answers."""
-        now_ns = time.monotonic_ns()
-        for request, outcome in zip(execution.requests, execution.answers, strict=True):
-            if self._order is None:
-                self._answer(request, outcome, execution, now_ns)
-            else:
+        if self._order is not None:
+            for request, outcome in zip(execution.requests, execution.answers, strict=True):
                 self._release(self._order.release(request, (outcome, execution)))
+            return
+        now_ns = time.monotonic_ns()
+        answered = []
+        for request, outcome in zip(execution.requests, execution.answers, strict=True):
+            answer = request.answer
+            if request.split is not None or request.stream is not None or not isinstance(outcome, InferResult):
+                self._answer(request, outcome, execution, now_ns)
+            elif answer is not None and not answer.done():
+                answer.set_result(outcome)
+                answered.append(request)
+        if answered:
+            self._recorder.succeeded(answered, execution, now_ns)
 
     def withdraw(self, request: InferenceRequest, error: WeftError) -> None:
         """Drop the request and answer it with ``error``."""
@@ -100,7 +109,7 @@ class Answers:
         if isinstance(outcome, WeftError):
             self._recorder.failed(outcome, request.context.arrival_ns, now_ns)
         else:
-            self._recorder.succeeded(request, execution, now_ns)
+            self._recorder.succeeded([request], execution, now_ns)
 
     def _release(self, ready: _Ready) -> None:
         now_ns = time.monotonic_ns()

@@ -95,7 +95,7 @@ class DecoupledRequests:
             # The model computed until its last response, which may be long after its ``execute`` returned.
             start_ns = request.start_ns
             execution = BatchExecution([request], [], request.num_rows, start_ns, start_ns, now_ns, now_ns)
-            self._recorder.succeeded(request, execution, now_ns)
+            self._recorder.succeeded([request], execution, now_ns)
         else:
             self._recorder.failed(error, request.context.arrival_ns, now_ns)
         request.answer.set_result(error or self._null(request))

@@ -25,7 +25,7 @@ from weft_serving.served.decoupled import DecoupledRequests
 from weft_serving.served.execution import BatchExecution
 from weft_serving.served.instance import Instance
 from weft_serving.served.outages import Outages
-from weft_serving.served.overruns import Overruns
+from weft_serving.served.overruns import LIMIT_NS, Overruns
 from weft_serving.served.rate_limited import idle_instances
 from weft_serving.served.recorder import Recorder
 
@@ -50,6 +50,7 @@ class Dispatcher:
         limiter: Of the resources that instances share; None: nothing is limited.
 
     Attributes:
+        loop: The event loop.
         queue: Requests that wait for an instance.
         answers: Ends requests.
         decoupled: Requests of a decoupled model that have not ended.
@@ -78,6 +79,7 @@ class Dispatcher:
         self._instances = [
             Instance(context, backend, place, self._on_executed, self._on_outage, limit_s) for place in places
         ]
+        self.loop = asyncio.get_running_loop()
         self.queue = self._make_queue()
         self._idle = idle_instances(limiter, self._instances, places, lambda: self.queue, self.dispatch)
         self.num_slots = backend.num_slots(context)
@@ -166,7 +168,7 @@ class Dispatcher:
         """Call ``dispatch`` once, after what the event loop does in this turn."""
         if not self.is_due:
             self.is_due = True
-            asyncio.get_running_loop().call_soon(self.dispatch)
+            self.loop.call_soon(self.dispatch)
 
     def dispatch(self) -> None:
         """Answer expired requests, give idle instances what they may run now, and set the alarm for the rest."""
@@ -217,8 +219,8 @@ class Dispatcher:
         if not requests:
             return
         duration_ns = execution.end_ns - execution.start_ns
-        if self._overruns is not None:
-            self._overruns.check(duration_ns, execution.end_ns)
+        if self._overruns is not None and duration_ns > LIMIT_NS:
+            self._overruns.add(duration_ns, execution.end_ns)
         if self._slots is None:  # else the requests still run
             self.retry_after.measured(len(requests), duration_ns)
         if not execution.has_failed:

@@ -60,15 +60,14 @@ class BatchRunner:
 
     def run(self, backend: Backend, requests: Sequence[InferenceRequest]) -> BatchExecution:
         """Execute the requests that are not cancelled, and encode their answers."""
-        members: list[InferenceRequest] = []
-        for request in requests:
-            if not request.is_cancelled:
-                members.append(request)
+        members = [request for request in requests if not request.is_cancelled]
         batch = Batch(members)
         outcomes = self._outcomes(backend, batch) if members else []
         executed_ns = time.monotonic_ns()
-        infer_start_ns = min(max(batch.infer_start_ns, batch.start_ns), executed_ns)
-        infer_end_ns = min(max(batch.infer_end_ns or executed_ns, infer_start_ns), executed_ns)
+        infer_start_ns, infer_end_ns = batch.infer_start_ns, batch.infer_end_ns
+        if not batch.start_ns <= infer_start_ns <= infer_end_ns <= executed_ns:  # a backend that does not measure them
+            infer_start_ns = min(max(infer_start_ns, batch.start_ns), executed_ns)
+            infer_end_ns = min(max(infer_end_ns or executed_ns, infer_start_ns), executed_ns)
         answers = list(map(self._answer, members, outcomes))
         end_ns = time.monotonic_ns()
         return BatchExecution(members, answers, batch.num_rows, batch.start_ns, infer_start_ns, infer_end_ns, end_ns)
@@ -79,7 +78,7 @@ class BatchRunner:
         is_last_try = len(batch.requests) == 1 or not backend.is_repeatable
         try:
             outcomes: Any = backend.execute(batch)
-            if isinstance(outcomes, Sequence) and len(outcomes) == len(batch.requests):
+            if (type(outcomes) is list or isinstance(outcomes, Sequence)) and len(outcomes) == len(batch.requests):
                 return outcomes
             got = len(outcomes) if isinstance(outcomes, Sequence) else type(outcomes).__name__
             error = InternalError(

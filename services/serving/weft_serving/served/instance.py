@@ -71,6 +71,7 @@ class Instance:
         self._abort: Callable[[], None] | None = None
         self._inline: Backend | None = None  # while it may execute on the event loop
         self._execution_timeout_s = execution_timeout_s
+        self._started_s: float | None = None  # the batch that runs, by the clock of the loop; only with a limit
         self._overdue: asyncio.TimerHandle | None = None
         self.is_hung = False
 
@@ -97,14 +98,16 @@ class Instance:
     def execute(self, requests: Sequence[InferenceRequest]) -> None:
         """Run the requests as one batch after earlier ones; ``report`` gets the outcome."""
         backend = self._inline
-        if backend is not None and not backend.why_lost():
+        if backend is not None:
             execution = self._runner.run(backend, requests)
             if backend.why_lost():
-                self._inbox.put(())  # the thread loads it again
+                self._on_lost()
             self._report(self, execution)
             return
         if self._execution_timeout_s and self._loop is not None:
-            self._overdue = self._loop.call_later(self._execution_timeout_s, self._hang)
+            self._started_s = self._loop.time()
+            if self._overdue is None:
+                self._overdue = self._loop.call_later(self._execution_timeout_s, self._check_overdue, self._loop)
         self._inbox.put(requests)
 
     def close(self) -> "asyncio.Future[None]":
@@ -120,7 +123,7 @@ class Instance:
         try:
             model = replace(self._model, signature=self._model.signature.for_backend())
             backend = self._backend_class(model, self._context)
-            backend.on_lost = lambda: self._inbox.put(())
+            backend.on_lost = self._on_lost
             self._abort = backend.abort
             backend.load()
         except WeftError as error:
@@ -141,6 +144,11 @@ class Instance:
         self._abort = None
         self._on_loop(_resolve, self._closed, None)
 
+    def _on_lost(self) -> None:
+        """Have the thread load the backend again; until then it gets the batches. Any thread."""
+        self._inline = None
+        self._inbox.put(())
+
     def abort(self) -> None:
         """Abort a load, batch or close that does not end, if the backend can."""
         if self._abort is not None:
@@ -160,6 +168,8 @@ class Instance:
             if loss:
                 num_losses = num_losses + 1 if time.monotonic() - self._loaded_s < STABLE_S else 1
                 requests = self._load_again(backend, loss, num_losses, requests)
+                if self._context.is_inline and requests is not None:
+                    self._inline = backend
             else:
                 requests = self._inbox.get()
         try:
@@ -175,6 +185,17 @@ class Instance:
         self.is_hung = False
         self._report_outage(self, reason)
 
+    def _check_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look at the batch that runs; the timer may be that of an earlier one."""
+        self._overdue = None
+        if self._started_s is None:
+            return
+        left_s = self._started_s + self._execution_timeout_s - loop.time()
+        if left_s > 0.001:  # event loops count timers in milliseconds
+            self._overdue = loop.call_later(left_s, self._check_overdue, loop)
+        else:
+            self._hang()
+
     def _hang(self) -> None:
         """Report that the batch has run for too long, and abort it where that is possible."""
         self.is_hung = True
@@ -188,8 +209,7 @@ class Instance:
         self.abort()
 
     def _end_execution(self, execution: BatchExecution) -> None:
-        if self._overdue is not None:
-            self._overdue.cancel()
+        self._started_s = None
         if self.is_hung:
             _LOG.warning("instance %s has ended the batch after all, and takes others", self.name)
             self._report_outage(self, "")

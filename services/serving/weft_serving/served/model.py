@@ -101,7 +101,15 @@ class ServedModel:
         """
         if self.signature.is_decoupled:
             return await self._collected(call, context)
-        request, answer = await self._accepted(call, context)
+        validation = self._validation
+        if validation.checks_strings and validation.has_many_strings(call):
+            request, answer = await self._accepted(call, context)
+        else:
+            try:
+                request, answer = self._admit(validation.check(call), context)
+            except WeftError as error:
+                self._dispatcher.recorder.failed(error, context.arrival_ns, time.monotonic_ns())
+                raise
         try:
             outcome = await answer
         except asyncio.CancelledError:
@@ -173,7 +181,7 @@ class ServedModel:
             raise
 
     def _admit(
-        self, checked: CheckedCall, context: CallContext, *, is_collected: bool
+        self, checked: CheckedCall, context: CallContext, *, is_collected: bool = False
     ) -> tuple[InferenceRequest, _Answer]:
         """The request, in the queue, and its answer to come."""
         call, num_rows, parts = checked
@@ -187,7 +195,7 @@ class ServedModel:
         if CALL_PATH_HEADER in context.headers:
             self._self_calls.check(request, self._queue)
             dispatcher.check_call(request)
-        answer = request.answer = asyncio.get_running_loop().create_future()
+        answer = request.answer = dispatcher.loop.create_future()
         if self.signature.is_decoupled:
             dispatcher.decoupled.open(request)
         now_ns = time.monotonic_ns()

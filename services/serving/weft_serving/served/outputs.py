@@ -66,7 +66,10 @@ class OutputEncoder:
                 f"model '{self._model}' gave output '{spec.name}' with shape {list(shape)} for {num_rows} rows; its "
                 f"configuration says {list(expected)}"
             )
-        tensor = encode(array)
+        if spec.datatype == "BYTES" or array.dtype != NUMPY_BY_DATATYPE[spec.datatype]:
+            tensor = encode(array)
+        else:
+            tensor = WireTensor(spec.datatype, shape, array.tobytes())
         return tensor if spec.reshape is None else tensor._replace(shape=reshaped(shape, dims, spec.dims))
 
     def _check_datatype(self, spec: TensorSpec, array: Array) -> None:

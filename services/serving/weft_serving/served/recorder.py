@@ -1,10 +1,13 @@
 """Writes ``ModelStatistics`` so that queue and compute never exceed a request's whole time."""
 
 import time
+from bisect import bisect_left
+from collections.abc import Sequence
 
 from weft_common.errors import WeftError
 from weft_common.observing.telemetry import trace_id_of
 from weft_common.statistics import (
+    LATENCY_BUCKETS_S,
     MAX_COUNTED_LEVEL,
     BatchStatistics,
     LatencyHistogram,
@@ -21,6 +24,10 @@ _NS_PER_S = 1e9
 _MAX_COUNTED_RESPONSES = 1024
 
 
+#: Of requests, their time in the queue, and their execution.
+_Histograms = tuple[LatencyHistogram, LatencyHistogram, LatencyHistogram]
+
+
 class Recorder:
     """The only writer of one model's counters."""
 
@@ -33,7 +40,7 @@ class Recorder:
             statistics.compute_infer,
             statistics.compute_output,
         )
-        self._histograms: dict[int, tuple[LatencyHistogram, ...]] = {}  # by level: request, queue, compute
+        self._histograms: dict[int, _Histograms] = {}  # by level: request, queue, compute
 
     def executed(self, execution: BatchExecution) -> None:
         """Count a batch that answered at least one member."""
@@ -49,33 +56,50 @@ class Recorder:
             execution.end_ns - execution.infer_end_ns,
         )
 
-    def succeeded(self, request: InferenceRequest, execution: BatchExecution, now_ns: int) -> None:
-        """Count a request that is answered at ``now_ns`` with what ``execution`` gave."""
-        start_ns, infer_start_ns = execution.start_ns, execution.infer_start_ns
-        infer_end_ns, end_ns = execution.infer_end_ns, execution.end_ns
-        total_ns = now_ns - min(request.context.arrival_ns, request.enqueue_ns)
-        queue_ns = start_ns - request.enqueue_ns
-        self._statistics.inference_count += request.num_rows
+    def succeeded(self, requests: Sequence[InferenceRequest], execution: BatchExecution, now_ns: int) -> None:
+        """Count requests that are answered at ``now_ns`` with what ``execution`` gave."""
+        start_ns, end_ns = execution.start_ns, execution.end_ns
+        compute_s = (end_ns - start_ns) / _NS_PER_S
+        compute_bucket = bisect_left(LATENCY_BUCKETS_S, compute_s)
+        num_rows = total_ns = queue_ns = 0
+        for request in requests:
+            context, enqueue_ns = request.context, request.enqueue_ns
+            arrival_ns = context.arrival_ns
+            own_total_ns = now_ns - (arrival_ns if arrival_ns < enqueue_ns else enqueue_ns)
+            num_rows += request.num_rows
+            total_ns += own_total_ns
+            queue_ns += start_ns - enqueue_ns
+            level = request.priority if request.priority < MAX_COUNTED_LEVEL else MAX_COUNTED_LEVEL
+            histograms = self._histograms.get(level)
+            if histograms is None:
+                histograms = self._histograms[level] = self._make_histograms(level)
+            of_request, of_queue, of_compute = histograms
+            total_s, queue_s = own_total_ns / _NS_PER_S, (start_ns - enqueue_ns) / _NS_PER_S
+            if context.trace_context is None:  # as ``observe`` does it, without its calls
+                of_request.counts[bisect_left(LATENCY_BUCKETS_S, total_s)] += 1
+                of_request.sum_s += total_s
+                of_queue.counts[bisect_left(LATENCY_BUCKETS_S, queue_s)] += 1
+                of_queue.sum_s += queue_s
+                of_compute.counts[compute_bucket] += 1
+                of_compute.sum_s += compute_s
+                continue
+            trace_id, unix_time_s = trace_id_of(context.trace_context), time.time()
+            of_request.observe(total_s, trace_id, unix_time_s)
+            of_queue.observe(queue_s, trace_id, unix_time_s)
+            of_compute.observe(compute_s, trace_id, unix_time_s)
+        num_requests = len(requests)
+        self._statistics.inference_count += num_rows
         success, queue, compute_input, compute_infer, compute_output = self._counters
-        success.count += 1
+        success.count += num_requests
         success.total_ns += total_ns
-        queue.count += 1
+        queue.count += num_requests
         queue.total_ns += queue_ns
-        compute_input.count += 1
-        compute_input.total_ns += infer_start_ns - start_ns
-        compute_infer.count += 1
-        compute_infer.total_ns += infer_end_ns - infer_start_ns
-        compute_output.count += 1
-        compute_output.total_ns += end_ns - infer_end_ns
-        level = min(request.priority, MAX_COUNTED_LEVEL)
-        trace_context = request.context.trace_context
-        trace_id = "" if trace_context is None else trace_id_of(trace_context)
-        unix_time_s = time.time() if trace_id else 0.0
-        histograms = self._histograms.get(level)
-        if histograms is None:
-            histograms = self._histograms[level] = self._make_histograms(level)
-        for histogram, duration_ns in zip(histograms, (total_ns, queue_ns, end_ns - start_ns), strict=True):
-            histogram.observe(duration_ns / _NS_PER_S, trace_id=trace_id, unix_time_s=unix_time_s)
+        compute_input.count += num_requests
+        compute_input.total_ns += num_requests * (execution.infer_start_ns - start_ns)
+        compute_infer.count += num_requests
+        compute_infer.total_ns += num_requests * (execution.infer_end_ns - execution.infer_start_ns)
+        compute_output.count += num_requests
+        compute_output.total_ns += num_requests * (end_ns - execution.infer_end_ns)
 
     def responded(self, request: InferenceRequest, number: int, sent: Sent, before_ns: int) -> None:
         """Count a response of a decoupled model; the one before it was sent at ``before_ns``."""
@@ -101,9 +125,10 @@ class Recorder:
     def _response(self, number: int) -> ResponseStatistics:
         return self._statistics.responses.setdefault(min(number, _MAX_COUNTED_RESPONSES - 1), ResponseStatistics())
 
-    def _make_histograms(self, level: int) -> tuple[LatencyHistogram, ...]:
+    def _make_histograms(self, level: int) -> _Histograms:
         statistics = self._statistics
-        return tuple(
-            histograms.setdefault(level, LatencyHistogram())
-            for histograms in (statistics.request_latency, statistics.queue_latency, statistics.compute_latency)
+        return (
+            statistics.request_latency.setdefault(level, LatencyHistogram()),
+            statistics.queue_latency.setdefault(level, LatencyHistogram()),
+            statistics.compute_latency.setdefault(level, LatencyHistogram()),
         )

@@ -12,7 +12,7 @@ _INTERNET: Final = ("dns:", "ipv4:", "ipv6:")
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class Destination:
     """Where a channel connects to: a host and a port, or a Unix socket.
 
     Attributes:
@@ -30,7 +30,7 @@ class Endpoint:
     authority: str
 
 
-def parse_address(address: str) -> Endpoint:
+def parse_address(address: str) -> Destination:
     """The endpoint that an address means.
 
     Args:
@@ -60,13 +60,13 @@ def parse_address(address: str) -> Endpoint:
             break
     host, port = _host_and_port(address, rest)
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return Endpoint(host, port, "", authority, authority)
+    return Destination(host, port, "", authority, authority)
 
 
-def _unix(address: str, path: str) -> Endpoint:
+def _unix(address: str, path: str) -> Destination:
     if not path or "\0" in path[1:]:
         raise ValueError(f"address {address!r} has no path")
-    return Endpoint("", 0, path, address, "localhost")
+    return Destination("", 0, path, address, "localhost")
 
 
 def _host_and_port(address: str, rest: str) -> tuple[str, int]:

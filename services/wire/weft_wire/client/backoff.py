@@ -39,12 +39,12 @@ class Backoff:
         self._num_failures += 1
         return max(0.0, self._begun_s + delay_s - now_s)
 
-    def lose(self, now_s: float) -> float:
+    def lose(self, now_s: float, *, has_served: bool = False) -> float:
         """The connection has ended; returns the delay before the next attempt.
 
-        There is none, unless connections end again and again as soon as they are made.
+        There is none, unless connections end again and again as soon as they are made and have served no call.
         """
-        if now_s - self._ready_s >= _SHORT_LIFE_S:
+        if has_served or now_s - self._ready_s >= _SHORT_LIFE_S:
             self._num_short_lives = 0
             return 0.0
         self._num_short_lives += 1

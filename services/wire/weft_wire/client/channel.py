@@ -9,6 +9,8 @@ import grpc
 from grpc import ChannelConnectivity
 
 from weft_wire.client.addresses import parse_address
+from weft_wire.client.dialling import Dialler
+from weft_wire.client.heads import RequestHeads
 from weft_wire.client.link import Link
 from weft_wire.client.methods import StreamingMethod, StreamingUnaryMethod, UnaryMethod, UnaryStreamingMethod
 from weft_wire.client.options import ChannelOptions
@@ -41,7 +43,11 @@ class Channel(grpc.aio.Channel):
     ) -> None:
         if ssl_context is not None:
             ssl_context.set_alpn_protocols(["h2"])
-        self._link = Link(parse_address(address), options, ssl_context, server_name)
+        endpoint = parse_address(address)
+        dialler = Dialler(endpoint, ssl_context, server_name, options.connect_timeout_s)
+        scheme = "http" if ssl_context is None else "https"
+        heads = RequestHeads(scheme, server_name or endpoint.authority, options.user_agent)
+        self._link = Link(dialler, heads, options)
 
     def unary_unary(
         self,

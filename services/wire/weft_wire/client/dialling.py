@@ -5,12 +5,15 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Any, Final
 
-from weft_wire.client.addresses import Endpoint
+from weft_wire.client.addresses import Destination
 from weft_wire.client.protocol import ClientProtocol
 
 #: Begins the message of a call that was never sent, as with every client of gRPC.
-_FAILED = "failed to connect to all addresses; last error: "
+_FAILED: Final = "failed to connect to all addresses; last error: "
+#: Servers of gRPC do not answer the end of a TLS session.
+_TLS_SHUTDOWN_S: Final = 1.0
 
 
 class DialError(Exception):
@@ -28,7 +31,7 @@ class Dialler:
     """
 
     def __init__(
-        self, endpoint: Endpoint, ssl_context: ssl.SSLContext | None, server_name: str, timeout_s: float
+        self, endpoint: Destination, ssl_context: ssl.SSLContext | None, server_name: str, timeout_s: float
     ) -> None:
         self._endpoint = endpoint
         self._ssl_context = ssl_context
@@ -82,17 +85,23 @@ class Dialler:
     async def _attempt(self, make: Callable[[], ClientProtocol], host: str, port: int) -> ClientProtocol:
         loop = asyncio.get_running_loop()
         context = self._ssl_context
-        server_name = self._server_name if context is not None else None
+        tls: dict[str, Any] = {}
+        if context is not None:
+            tls = {
+                "ssl": context,
+                "server_hostname": self._server_name,
+                "ssl_handshake_timeout": self._timeout_s,
+                "ssl_shutdown_timeout": _TLS_SHUTDOWN_S,
+            }
         protocol: ClientProtocol
         if host:
-            _, protocol = await loop.create_connection(make, host, port, ssl=context, server_hostname=server_name)
+            _, protocol = await loop.create_connection(make, host, port, **tls)
         else:
-            path = self._endpoint.path
-            _, protocol = await loop.create_unix_connection(make, path, ssl=context, server_hostname=server_name)
+            _, protocol = await loop.create_unix_connection(make, self._endpoint.path, **tls)
         try:
             if context is not None:
-                tls = protocol.transport.get_extra_info("ssl_object")
-                if tls is None or tls.selected_alpn_protocol() != "h2":
+                session = protocol.transport.get_extra_info("ssl_object")
+                if session is None or session.selected_alpn_protocol() != "h2":
                     raise ConnectionError("the server does not speak HTTP/2 over TLS (ALPN h2)")
             await protocol.is_settled
             if protocol.connection.is_closed or not protocol.connection.has_peer_settings:

@@ -13,6 +13,8 @@ from weft_wire.rpc.metadata import encode_metadata
 from weft_wire.rpc.timeouts import encode_timeout
 
 _MAX_CACHED: Final = 256
+#: The first timeouts of a channel, among which are those that all its calls have.
+_MAX_EXACT: Final = 16
 ENCODING_BY_COMPRESSION: Final = {
     grpc.Compression.NoCompression: "identity",
     grpc.Compression.Deflate: "deflate",
@@ -34,6 +36,7 @@ class RequestHeads:
         self._authority = authority
         self._user_agent = user_agent
         self._timeouts: dict[int, bytes] = {}
+        self._exact_timeouts: dict[float, bytes] = {}
         self._metadata: dict[object, bytes] = {}
 
     def method(self, path: str, encoding: str) -> bytes:
@@ -76,6 +79,9 @@ class RequestHeads:
 
     def timeout(self, timeout_s: float) -> bytes:
         """``grpc-timeout``, rounded up to 1 % or to a millisecond, so that blocks repeat."""
+        block = self._exact_timeouts.get(timeout_s)
+        if block is not None:
+            return block
         if timeout_s < 0.1:
             key = -math.ceil(timeout_s * 1e3)
         else:
@@ -86,6 +92,8 @@ class RequestHeads:
         if block is None:
             block = encode([("grpc-timeout", encode_timeout(key / 100 if key > 0 else -key / 1000))])
             _keep(self._timeouts, key, block)
+        if len(self._exact_timeouts) < _MAX_EXACT:
+            self._exact_timeouts[timeout_s] = block
         return block
 
 

@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
+import logging
 import random
-import ssl
+from collections.abc import Callable
 
 from grpc import ChannelConnectivity, StatusCode
 
-from weft_wire.client.addresses import Endpoint
 from weft_wire.client.backoff import Backoff
 from weft_wire.client.call import ClientCall
 from weft_wire.client.connectivity import Connectivity
@@ -15,22 +15,28 @@ from weft_wire.client.dialling import DialError, Dialler
 from weft_wire.client.heads import RequestHeads
 from weft_wire.client.options import ChannelOptions
 from weft_wire.client.protocol import ClientProtocol
+from weft_wire.connection.streams import StreamStates
 from weft_wire.errors import ErrorCode
 from weft_wire.transport.deadlines import DeadlineQueue
 from weft_wire.transport.protocol import Heartbeat
 
+_log = logging.getLogger("weft_wire.client")
+
 #: Largest growth of the keepalive time after servers complained.
 _MAX_KEEPALIVE_FACTOR = 1 << 10
+#: How long a closing connection may write its last bytes and wait for the server's end of TLS, in seconds: servers of
+#: gRPC do not send it.
+_CLOSE_S = 0.1
 
 
 class Link:
     """Connects calls to the server.
 
     Args:
-        endpoint: The server.
+        dialler: Gives connections to the server.
+        heads: Encodes the fields of calls.
         options: Of the channel.
-        ssl_context: None: no TLS.
-        server_name: Expected name in the server's certificate; "": the host.
+        random: Uniform from 0 to 1, for the jitter of the backoff.
 
     Attributes:
         options: Of the channel.
@@ -39,6 +45,7 @@ class Link:
         is_closed: The channel accepts no more calls.
         deadlines: Of all calls.
         loop: The event loop of the first call.
+        direct: The connection for calls that need not wait for others; it may accept none now. None: there is none.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -46,15 +53,19 @@ class Link:
     _heartbeat: Heartbeat
 
     def __init__(
-        self, endpoint: Endpoint, options: ChannelOptions, ssl_context: ssl.SSLContext | None, server_name: str
+        self,
+        dialler: Dialler,
+        heads: RequestHeads,
+        options: ChannelOptions,
+        random: Callable[[], float] = random.random,
     ) -> None:
         self.options = options
-        scheme = "http" if ssl_context is None else "https"
-        self.heads = RequestHeads(scheme, server_name or endpoint.authority, options.user_agent)
+        self.heads = heads
         self.connectivity = Connectivity()
         self.is_closed = False
-        self._dialler = Dialler(endpoint, ssl_context, server_name, options.connect_timeout_s)
-        self._backoff = Backoff(options, random.random)
+        self.direct: StreamStates | None = None
+        self._dialler = dialler
+        self._backoff = Backoff(options, random)
         self._protocol: ClientProtocol | None = None
         self._leaving: set[ClientProtocol] = set()
         self._waiting: dict[ClientCall, None] = {}
@@ -78,6 +89,7 @@ class Link:
             call.fail(StatusCode.UNAVAILABLE, "the channel was closed")
             return
         self._waiting[call] = None
+        self.direct = None
         call.has_waited = True
         if protocol is not None and (protocol.connection.is_closed or not protocol.connection.has_stream_ids):
             self._retire(protocol)
@@ -98,6 +110,8 @@ class Link:
     def forget(self, call: ClientCall) -> None:
         """A call that waits has ended."""
         self._waiting.pop(call, None)
+        if not self._waiting:
+            self._pump()
         self._tell_if_idle()
 
     def _pump(self) -> None:
@@ -107,6 +121,8 @@ class Link:
             call = next(iter(waiting))
             del waiting[call]
             call.start(protocol.connection)
+        if not waiting and protocol is not None and not self.is_closed:
+            self.direct = protocol.connection
 
     # Connecting.
 
@@ -126,9 +142,11 @@ class Link:
             self._task = None
             self._fail(str(error))
             return
-        except BaseException:
+        except Exception as error:
+            _log.exception("an attempt to connect has failed in a way that is not foreseen")
             self._task = None
-            raise
+            self._fail(f"failed to connect to all addresses; last error: {error!r}")
+            return
         self._task = None
         self._protocol = protocol
         self._backoff.succeed(self.loop.time())
@@ -207,11 +225,11 @@ class Link:
         """There is no connection for new calls any more."""
         if protocol is not self._protocol:
             return
-        self._protocol = None
+        self._protocol = self.direct = None
         if self.is_closed:
             self._fail_waiting("the channel was closed", also_patient=True)
             return
-        delay_s = self._backoff.lose(self.loop.time())
+        delay_s = self._backoff.lose(self.loop.time(), has_served=protocol.has_served)
         if delay_s:
             self._last_error = f"failed to connect to all addresses; last error: {protocol.reason or 'GOAWAY'}"
             self._back_off(delay_s)
@@ -223,6 +241,7 @@ class Link:
     async def close(self, grace_s: float | None) -> None:
         """End all calls, those in flight after ``grace_s`` seconds, and close all connections."""
         self.is_closed = True
+        self.direct = None
         self.connectivity.set(ChannelConnectivity.SHUTDOWN)
         if not self._is_attached:
             return
@@ -248,6 +267,10 @@ class Link:
             await asyncio.wait([task])
         if self._leaving:
             self._is_over = self.loop.create_future()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._is_over), _CLOSE_S)
+            for protocol in list(self._leaving):
+                protocol.abort("the channel was closed")
             await self._is_over
 
     def _cancel(self, calls: list[ClientCall]) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from typing import Protocol
 
 from weft_wire.connection.limits import ConnectionLimits
+from weft_wire.errors import ErrorCode
 from weft_wire.transport.keepalive import LivenessOptions
 from weft_wire.transport.protocol import Http2Protocol
 
@@ -35,6 +36,7 @@ class ClientProtocol(Http2Protocol):
 
     Attributes:
         is_settled: Done with the server's first settings, or when the connection ends before them.
+        has_served: A call has ended on it, or was accepted before the server asked for another connection.
         reason: Why the connection ended.
     """
 
@@ -48,6 +50,7 @@ class ClientProtocol(Http2Protocol):
         super().__init__(loop, limits, liveness, is_client=True)
         self._user = user
         self.is_settled: asyncio.Future[None] = loop.create_future()
+        self.has_served = False
         self.reason = ""
 
     def on_output(self) -> None:
@@ -71,10 +74,13 @@ class ClientProtocol(Http2Protocol):
 
     def on_goaway(self, last_stream_id: int, code: int, debug: bytes) -> None:
         """New calls go to a new connection."""
+        if code == ErrorCode.NO_ERROR and any(stream_id <= last_stream_id for stream_id in self.connection.streams):
+            self.has_served = True
         self._user.on_leaving(self, code, debug)
 
     def on_stream_closed(self) -> None:
         """Another call may begin."""
+        self.has_served = True
         self._user.on_stream_closed(self)
 
     def on_lost(self, error: Exception | None) -> None:

@@ -11,7 +11,7 @@ from grpc import StatusCode
 from weft_wire.client.call import CALL_ENDED, CallOwner, ClientCall
 from weft_wire.connection.streams import StreamStates
 from weft_wire.rpc.compression import compress
-from weft_wire.rpc.messages import pack_prefix
+from weft_wire.rpc.messages import Body, pack_prefix
 
 _HALF_CLOSED: Final = 'RPC is half closed after calling "done_writing".'
 _MIXED: Final = "The iterator and read/write APIs may not be mixed on a single RPC."
@@ -19,8 +19,6 @@ _MIXED: Final = "The iterator and read/write APIs may not be mixed on a single R
 _MAX_KEPT_BYTES: Final = 256 << 10
 
 _log = logging.getLogger("weft_wire.client")
-
-Body = bytes | bytearray | memoryview
 
 
 class OneRequest(ClientCall):
@@ -53,7 +51,7 @@ class OneRequest(ClientCall):
         super()._wake()
 
 
-class RequestStream(ClientCall):
+class StreamedRequests(ClientCall):
     """A call whose requests come from an iterator, or from ``write``."""
 
     _is_done_writing: bool = False

@@ -9,8 +9,9 @@ import grpc
 from grpc import StatusCode
 
 from weft_wire.client.call import ClientCall
+from weft_wire.rpc.compression import decompress
 from weft_wire.rpc.heads import ResponseHead
-from weft_wire.rpc.messages import MessageReader, whole_message
+from weft_wire.rpc.messages import PREFIX_BYTES, CompressedMessage, Message, MessageReader, whole_message
 from weft_wire.rpc.status import CallError
 
 _OK: Final = StatusCode.OK
@@ -20,7 +21,7 @@ _UNREADABLE: Final = "Exception deserializing response!"
 class OneResponse(ClientCall):
     """A call that is awaited for its response."""
 
-    _message: bytes | memoryview | None = None
+    _message: Message | memoryview | None = None
     _reader: MessageReader | None = None
     _response: Any = None
     _waiter: asyncio.Future[None] | None = None
@@ -61,7 +62,8 @@ class OneResponse(ClientCall):
         if reader is None:
             head = self._head
             may_compress = head is not None and head.encoding != "identity"
-            reader = self._reader = MessageReader(limit, may_compress=may_compress)
+            takes_parts = getattr(self._deserialize, "takes_parts", False)
+            reader = self._reader = MessageReader(limit, may_compress=may_compress, keeps_parts=takes_parts)
         try:
             messages = reader.feed(data)
         except CallError as failure:
@@ -75,30 +77,38 @@ class OneResponse(ClientCall):
         self.connection.grant(self)
 
     def _on_end(self, head: ResponseHead) -> None:
-        message = self._message
+        message, deserialize = self._message, self._deserialize
         if (
-            message is not None
-            and head.status is _OK
-            and self._reader is None
-            and self._deserialize is not None
-            and not (head.http_status or head.fault)
-            and not self.is_open
+            message is None
+            or self._reader is not None
+            or self.is_open
+            or head.status is not _OK
+            or head.http_status
+            or head.fault
         ):
-            try:
-                self._response = self._deserialize(message if type(message) is bytes else bytes(message))
-            except Exception:
-                self._finish(StatusCode.INTERNAL, _UNREADABLE, head)
-            else:
-                self._finish(_OK, head.message, head)
+            super()._on_end(head)
             return
-        super()._on_end(head)
+        if type(message) is not bytes:
+            message = self._as_taken(message)
+        try:
+            self._response = message if deserialize is None else deserialize(message)
+        except Exception:
+            self._finish(StatusCode.INTERNAL, _UNREADABLE, head)
+        else:
+            self._finish(_OK, head.message, head)
+
+    def _as_taken(self, message: Message | memoryview) -> Any:
+        """A message as the deserializer takes it; without one as bytes."""
+        if isinstance(message, memoryview) and not getattr(self._deserialize, "takes_parts", False):
+            return bytes(message)
+        return message
 
     def _response_fault(self) -> str:
         if self._message is None:
             return "the server ended a unary call with OK and no message (cardinality violation)"
         if self._reader is not None and not self._reader.is_empty:
             return "the response ends within a message"
-        message = self._message if isinstance(self._message, bytes) else bytes(self._message)
+        message = self._as_taken(self._message)
         try:
             self._response = message if self._deserialize is None else self._deserialize(message)
         except Exception:
@@ -106,7 +116,7 @@ class OneResponse(ClientCall):
         return ""
 
 
-class ResponseStream(ClientCall):
+class StreamedResponses(ClientCall):
     """A call whose responses are iterated over or read."""
 
     _waiter: asyncio.Future[None] | None = None
@@ -115,7 +125,7 @@ class ResponseStream(ClientCall):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._messages: deque[bytes] = deque()
+        self._messages: deque[Message] = deque()
 
     def _wake(self) -> None:
         self._reader = None
@@ -132,7 +142,8 @@ class ResponseStream(ClientCall):
         if reader is None:
             head = self._head
             may_compress = head is not None and head.encoding != "identity"
-            reader = self._reader = MessageReader(self._owner.options.max_message_bytes, may_compress=may_compress)
+            limit = self._owner.options.max_message_bytes
+            reader = self._reader = MessageReader(limit, may_compress=may_compress, decompresses=False)
         try:
             messages = reader.feed(data)
         except CallError as failure:
@@ -140,7 +151,7 @@ class ResponseStream(ClientCall):
             return
         if messages:
             self._messages += messages
-            self._num_held_bytes += sum(map(len, messages))
+            self._num_held_bytes += sum(map(len, messages)) + PREFIX_BYTES * len(messages)
             waiter = self._waiter
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
@@ -171,22 +182,30 @@ class ResponseStream(ClientCall):
     def _take(self) -> Any:
         """The next message, which must be there."""
         message = self._messages.popleft()
-        self._num_held_bytes -= len(message)
+        self._num_held_bytes -= len(message) + PREFIX_BYTES
         if self.is_open and self.num_unacked_bytes:
             reader = self._reader
             num_held_bytes = self._num_held_bytes
             if num_held_bytes and reader is not None:
                 num_held_bytes += reader.num_bytes
             self.connection.grant(self, num_held_bytes)
-        if self._deserialize is None:
-            return message
         try:
-            return self._deserialize(message)
+            if isinstance(message, CompressedMessage):
+                message = decompress(message, self._owner.options.max_message_bytes)
+            if self._deserialize is None:
+                return message
+            return self._deserialize(message)  # type: ignore[arg-type]  # only unary calls keep parts
+        except CallError as error:
+            raise self._refused(error.code, error.details) from None
         except Exception:
-            self.fail(StatusCode.INTERNAL, _UNREADABLE)
-            self._messages.clear()
-            self._raise_failure()
-            raise
+            raise self._refused(StatusCode.INTERNAL, _UNREADABLE) from None
+
+    def _refused(self, status: StatusCode, details: str) -> grpc.aio.AioRpcError:
+        """The error of a call with a response that cannot be read, also if the server has ended it."""
+        self._messages.clear()
+        self.fail(status, details)
+        self._status, self._details = status, details
+        return self._error()
 
     async def read(self) -> Any:
         """The next response; ``grpc.aio.EOF`` at the end. Cancelling the caller cancels the call.

@@ -298,7 +298,7 @@ class Http2Connection(ControlFrames):
             self._break(stream, ErrorCode.STREAM_CLOSED, "DATA after the end of the stream")
         elif stream_id not in self._reset_ids and not self._is_past_goaway(stream_id):
             self._spend(RESET_COST, "DATA on a closed stream")
-            self._reset_ids.append(stream_id)
+            self._remember_reset(stream_id)
             self.write(frames.rst_stream(stream_id, ErrorCode.STREAM_CLOSED))
         elif not length:
             self._spend(1, "DATA without data")
@@ -332,7 +332,7 @@ class Http2Connection(ControlFrames):
                 stop -= data[start]
                 start += 1
             if flags & HAS_PRIORITY:
-                if int.from_bytes(data[start : start + 4], "big") & 0x7FFFFFFF == stream_id:
+                if stream_id and int.from_bytes(data[start : start + 4], "big") & 0x7FFFFFFF == stream_id:
                     self._reset_unopened(stream_id, ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
                     self._decoder.decode(data[start + 5 : stop])
                     return
@@ -351,10 +351,12 @@ class Http2Connection(ControlFrames):
         if not self._block_id:
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         block.append(body)
-        if len(block) > _MAX_BLOCK_FRAMES or sum(map(len, block)) > self.limits.max_header_list_bytes:
+        # A list that is somewhat too large fails its stream alone; it must be decoded for the table of those after it.
+        max_bytes = 2 * self.limits.max_header_list_bytes
+        if len(block) > _MAX_BLOCK_FRAMES or sum(map(len, block)) > max_bytes:
             raise Http2ConnectionError(
                 ErrorCode.ENHANCE_YOUR_CALM,
-                f"a header block of more than {_MAX_BLOCK_FRAMES} frames or {self.limits.max_header_list_bytes} bytes",
+                f"a header block of more than {_MAX_BLOCK_FRAMES} frames or {max_bytes} bytes",
             )
         if flags & END_HEADERS:
             stream_id, self._block_id, self._block = self._block_id, 0, []

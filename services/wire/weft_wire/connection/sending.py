@@ -5,6 +5,7 @@ from typing import Protocol
 
 from weft_wire import frames
 from weft_wire.connection.limits import ConnectionLimits
+from weft_wire.connection.parts import Parts
 from weft_wire.connection.stream import Buffer, Stream
 from weft_wire.errors import ErrorCode, Http2ConnectionError
 from weft_wire.frames import DATA, END_HEADERS, END_STREAM, HEADERS, pack_header
@@ -98,7 +99,7 @@ class Sender:
         stream: Stream,
         headers: bytes | None,
         prefix: bytes,
-        body: Buffer,
+        body: Buffer | Parts,
         trailers: bytes | None = None,
         *,
         is_end: bool = False,
@@ -137,7 +138,10 @@ class Sender:
                 head = pack_header(len(headers) << 8 | HEADERS, END_HEADERS, stream_id) + headers + head
             output = self.output
             output.append(head)
-            output.append(body)
+            if isinstance(body, Parts):
+                output += body.pieces
+            else:
+                output.append(body)
             if trailers is not None:
                 output.append(pack_header(len(trailers) << 8 | HEADERS, END_HEADERS | END_STREAM, stream_id) + trailers)
                 self._end(stream)
@@ -153,7 +157,9 @@ class Sender:
             stream.pending = deque()
             self.waiting[stream] = None
         stream.pending.append(prefix)
-        if len(body):
+        if isinstance(body, Parts):
+            stream.pending += map(memoryview, body.pieces)
+        elif len(body):
             stream.pending.append(memoryview(body))
         if trailers is not None or is_end:
             stream.final = trailers or b""

@@ -1,8 +1,8 @@
 """States of the streams of a connection, and what ends them and the connection."""
 
 import os
-from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Protocol
 
 from weft_wire import frames
@@ -11,8 +11,9 @@ from weft_wire.connection.sending import Sender
 from weft_wire.connection.stream import Stream
 from weft_wire.errors import ErrorCode, Http2ConnectionError
 
-#: Streams that this end has reset lately: frames that were on their way are ignored.
-_NUM_REMEMBERED_RESETS = 256
+#: Streams that this end has reset lately: frames that were on their way are ignored. As many as a client may have open
+#: and cancel at once.
+_NUM_REMEMBERED_RESETS = 8192
 #: Tokens of the control budget for a stream that has ended, and cost of one that is reset, which gets these tokens too.
 _STREAM_TOKENS = 8
 RESET_COST = _STREAM_TOKENS + 4
@@ -75,7 +76,7 @@ class StreamStates(Sender):
         self.is_peer_leaving = False
         self._goaway_id: int | None = None  # newest stream that this end still answers, after GOAWAY
         self._drain_ping = b""
-        self._reset_ids: deque[int] = deque(maxlen=_NUM_REMEMBERED_RESETS)
+        self._reset_ids: dict[int, None] = {}
 
     # What the layer above asks for.
 
@@ -204,18 +205,26 @@ class StreamStates(Sender):
         if stream is not None:
             self._break(stream, code, reason)
             return
+        if self._is_client and self._is_idle(stream_id):
+            raise Http2ConnectionError(code, f"stream {stream_id} is idle: {reason}")
         self._spend(RESET_COST, reason)
         if not self._is_client and stream_id & 1:
             self.last_peer_stream_id = max(self.last_peer_stream_id, stream_id)
-        self._reset_ids.append(stream_id)
+        self._remember_reset(stream_id)
         self.write(frames.rst_stream(stream_id, code))
 
     def reset(self, stream: Stream, code: int) -> None:
         """Send RST_STREAM, unless the stream is over; its owner is not told."""
         if stream.is_open:
-            self._reset_ids.append(stream.stream_id)
+            self._remember_reset(stream.stream_id)
             self.forget(stream)
             self.write(frames.rst_stream(stream.stream_id, code))
+
+    def _remember_reset(self, stream_id: int) -> None:
+        self._reset_ids[stream_id] = None
+        if len(self._reset_ids) > _NUM_REMEMBERED_RESETS:
+            for oldest in list(islice(self._reset_ids, _NUM_REMEMBERED_RESETS // 2)):
+                del self._reset_ids[oldest]
 
     def _spend(self, num_tokens: int, what: str) -> None:
         budget = self.budget

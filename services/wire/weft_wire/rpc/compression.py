@@ -4,6 +4,7 @@ import zlib
 
 from grpc import StatusCode
 
+from weft_wire.connection.parts import Parts
 from weft_wire.rpc.status import CallError
 
 #: ``wbits`` of zlib for writing.
@@ -15,10 +16,11 @@ ACCEPTED = "identity, deflate, gzip"
 ENCODINGS = frozenset({"identity", *_WRITE_BITS})
 
 
-def compress(encoding: str, message: bytes | bytearray | memoryview) -> bytes:
+def compress(encoding: str, message: bytes | bytearray | memoryview | Parts) -> bytes:
     """A message in an encoding other than ``identity``."""
     compressor = zlib.compressobj(wbits=_WRITE_BITS[encoding])
-    return compressor.compress(message) + compressor.flush()
+    pieces = message.pieces if isinstance(message, Parts) else (message,)
+    return b"".join((*map(compressor.compress, pieces), compressor.flush()))
 
 
 def decompress(message: bytes | memoryview, max_bytes: int) -> bytes:

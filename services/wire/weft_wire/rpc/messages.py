@@ -1,4 +1,9 @@
-"""Length-prefixed messages: a flag, four bytes of length, the message."""
+"""Length-prefixed messages: a flag, four bytes of length, the message.
+
+A large message need not be copied into one piece. A serializer may have a method ``to_parts``, which is called in its
+place and may give ``Parts``. A deserializer with a true attribute ``takes_parts`` is given bytes, a view of bytes, or
+``Parts``, as the message came.
+"""
 
 import struct
 from collections.abc import Callable
@@ -6,10 +11,14 @@ from typing import TypeAlias
 
 from grpc import StatusCode
 
+from weft_wire.connection.parts import Parts
 from weft_wire.rpc.compression import decompress
 from weft_wire.rpc.status import CallError
 
-Message: TypeAlias = bytes
+#: What has come; ``Parts`` only for whoever takes them.
+Message: TypeAlias = bytes | Parts
+#: What is to be sent.
+Body: TypeAlias = bytes | bytearray | memoryview | Parts
 
 PREFIX_BYTES = 5
 #: Flag (0: plain, 1: compressed) and length.
@@ -37,18 +46,19 @@ class MessageReader:
 
     Args:
         max_message_bytes: Largest message, compressed or not.
-        is_compressed: Whether the call announced an encoding, so that messages may be compressed.
+        may_compress: Whether the call announced an encoding, so that messages may be compressed.
         count_bytes: Called with the growth of what is held, and with the negative number when it is given away.
         decompresses: False leaves compressed messages to the caller, to be decompressed when they are read: a window
             may hold thousands, each of which becomes as large as a message may be.
+        keeps_parts: A message that came in several pieces is given as ``Parts``.
 
     Attributes:
         num_bytes: Bytes held of an incomplete message.
     """
 
     __slots__ = (
-        "_count", "_decompresses", "_is_compressed", "_length", "_max_message_bytes", "_may_compress", "_parts",
-        "num_bytes",
+        "_count", "_decompresses", "_is_compressed", "_keeps_parts", "_length", "_max_message_bytes", "_may_compress",
+        "_parts", "num_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -58,11 +68,13 @@ class MessageReader:
         may_compress: bool = False,
         count_bytes: Callable[[int], None] | None = None,
         decompresses: bool = True,
+        keeps_parts: bool = False,
     ) -> None:
         self._max_message_bytes = max_message_bytes
         self._may_compress = may_compress
         self._count = count_bytes
         self._decompresses = decompresses
+        self._keeps_parts = keeps_parts
         self._parts: list[bytes | bytearray | memoryview] = []
         self._length = -1  # of the message that has begun; -1: its prefix is incomplete
         self._is_compressed = False
@@ -144,9 +156,11 @@ class MessageReader:
 
     def _complete(self, data: bytes | memoryview) -> Message:
         if self._parts:
-            self._parts.append(data)
-            message = b"".join(self._parts)
+            pieces = [*self._parts, data]
             self.release()
+            if self._keeps_parts and not self._is_compressed:
+                return Parts(pieces)
+            message = b"".join(pieces)
         else:
             message = data if isinstance(data, bytes) else bytes(data)
             self._length = -1

@@ -14,7 +14,7 @@ from weft_wire.errors import ErrorCode
 from weft_wire.hpack import DecodedHeaders, encode
 from weft_wire.rpc.compression import ACCEPTED, compress, decompress
 from weft_wire.rpc.heads import CONTENT_TYPE, RequestHead
-from weft_wire.rpc.messages import CompressedMessage, MessageReader, pack_prefix, whole_message
+from weft_wire.rpc.messages import Body, CompressedMessage, Message, MessageReader, pack_prefix, whole_message
 from weft_wire.rpc.metadata import Metadata, encode_metadata
 from weft_wire.rpc.status import NUMBER_BY_STATUS, STATUS_BY_NUMBER, CallError, encode_message
 from weft_wire.server.eager import start_now
@@ -32,6 +32,7 @@ _MESSAGE_COST_BYTES = 64
 _RESPONSE_FIELDS = [(":status", "200"), ("content-type", CONTENT_TYPE)]
 _RESPONSE_HEADERS = encode(_RESPONSE_FIELDS)
 _OK_TRAILERS = encode([("grpc-status", "0")])
+_CUT_OFF = "the request ends in the middle of a message"
 _ENCODINGS = {grpc.Compression.Gzip: "gzip", grpc.Compression.Deflate: "deflate"}
 
 _log = logging.getLogger("weft_wire.server")
@@ -57,7 +58,7 @@ class ServerCall(Stream):
     _task: "asyncio.Task[None] | None" = None
     _deadline: Deadline | None = None
     _reader: MessageReader | None = None
-    _messages: deque[bytes] | None = None
+    _messages: deque[Message] | None = None
     _is_request_complete = False
     _waiter: "asyncio.Future[None] | None" = None
     _drained: "asyncio.Future[None] | None" = None
@@ -79,7 +80,10 @@ class ServerCall(Stream):
     def on_headers(self, headers: DecodedHeaders, is_end: bool) -> None:
         """The request's fields, or its trailers, which mean nothing but its end."""
         if self.head is not None:
-            self._on_request_end()
+            if self._reader is not None and not self._reader.is_empty:
+                self.fail(StatusCode.INTERNAL, _CUT_OFF)
+            else:
+                self._on_request_end()
             return
         head: RequestHead | None = headers.memo
         if head is None:
@@ -152,17 +156,18 @@ class ServerCall(Stream):
                 may_compress=head is not None and head.encoding != "identity",
                 count_bytes=self._server.count_buffered,
                 decompresses=False,
+                keeps_parts=self._method is not None and self._method.takes_parts and not self._server.interceptors,
             )
         for message in reader.feed(data):
             self._enqueue(message)
         if is_end:
             if not reader.is_empty:
-                raise CallError(StatusCode.INTERNAL, "the request ends in the middle of a message")
+                raise CallError(StatusCode.INTERNAL, _CUT_OFF)
             self._on_request_end()
         elif self._messages is None or len(self._messages) < _MAX_QUEUED:
             self.connection.grant(self)
 
-    def _enqueue(self, message: bytes) -> None:
+    def _enqueue(self, message: Message) -> None:
         method = self._method
         messages = self._messages
         if messages is None:
@@ -192,7 +197,7 @@ class ServerCall(Stream):
             else:
                 self._start(self._run())
 
-    def _take(self) -> bytes:
+    def _take(self) -> Message:
         assert self._messages is not None  # noqa: S101  # the caller has seen one
         message = self._messages.popleft()
         self._server.count_buffered(-len(message) - _MESSAGE_COST_BYTES)
@@ -200,7 +205,7 @@ class ServerCall(Stream):
             return decompress(message, self._server.max_message_bytes)
         return message
 
-    async def _next_message(self) -> bytes | None:
+    async def _next_message(self) -> Message | None:
         """The next message of the request; None at its end. Raises CallEndedError if it was broken off."""
         while not self._messages:
             if self.is_broken_off or self.is_finished:
@@ -217,7 +222,7 @@ class ServerCall(Stream):
             self.connection.grant(self)
         return message
 
-    async def _only_message(self) -> bytes:
+    async def _only_message(self) -> Message:
         message = await self._next_message()
         while not self._is_request_complete and not self._messages:
             self._waiter = self._protocol.loop.create_future()
@@ -230,7 +235,7 @@ class ServerCall(Stream):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _deserialized(self, method: Method, message: bytes) -> Any:
+    def _deserialized(self, method: Method, message: Message) -> Any:
         if method.deserialize is None:
             return message
         try:
@@ -249,7 +254,7 @@ class ServerCall(Stream):
         self._protocol.num_running += 1
         self._task = start_now(coroutine, self._protocol.loop)
 
-    async def _run_plain(self, method: Method, message: bytes | memoryview) -> None:
+    async def _run_plain(self, method: Method, message: Message | memoryview) -> None:
         """A coroutine function from one request to one response, without interceptors: nearly all calls."""
         try:
             request = method.deserialize(message) if method.deserialize is not None else bytes(message)  # type: ignore[arg-type]
@@ -364,7 +369,7 @@ class ServerCall(Stream):
             self._hold_response(len(body))
         self._end()
 
-    def _serialized(self, method: Method, response: Any) -> bytes:
+    def _serialized(self, method: Method, response: Any) -> Body:
         if method.serialize is None:
             body = response
             if not isinstance(body, bytes | bytearray | memoryview):
@@ -389,8 +394,9 @@ class ServerCall(Stream):
 
     def _send_headers(self) -> None:
         if not self._has_sent_headers:
+            block = self._header_block()
             self._has_sent_headers = True
-            self.connection.send_headers(self, self._header_block())
+            self.connection.send_headers(self, block)
 
     def _hold_response(self, num_bytes: int) -> None:
         """Count a response that waits for the client; if the server holds too much, the call is broken off."""
@@ -523,10 +529,17 @@ class ServerCall(Stream):
         return self._trailing
 
     async def send_initial_metadata(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """Send metadata before the response. Raises RuntimeError when they were sent."""
+        """Send metadata before the response.
+
+        Raises:
+            RuntimeError: They were sent.
+            ValueError: They cannot be sent; the message says why.
+        """
         if self._has_sent_headers:
             raise RuntimeError("the initial metadata were sent")
-        self._initial = tuple(metadata)
+        initial = tuple(metadata)
+        encode_metadata(initial)  # raises before anything is kept
+        self._initial = initial
         self._send_headers()
 
     def set_compression(self, compression: grpc.Compression) -> None:
@@ -559,8 +572,8 @@ class ServerCall(Stream):
         prefix = b"\0" + len(body).to_bytes(4, "big")
         headers = None
         if not self._has_sent_headers:
-            self._has_sent_headers = True
             headers = self._header_block()
+            self._has_sent_headers = True
         if self._encoding:
             body = compress(self._encoding, body)
             prefix = pack_prefix(1, len(body))

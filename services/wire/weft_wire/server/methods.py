@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from weft_wire.rpc.messages import Body
 from weft_wire.rpc.metadata import Metadata
 
 #: Most paths that are remembered; a server has few methods, and unknown paths are not remembered.
@@ -30,6 +31,7 @@ class Method:
         deserialize: From bytes; None: bytes as they are.
         serialize: To bytes; None: bytes as they are.
         reads_stream: Any number of requests.
+        takes_parts: ``deserialize`` also takes a message in pieces.
         writes_stream: Any number of responses.
         is_plain: Not more than a coroutine function from one request to one response.
         is_generator: Responses are yielded, not written to the context.
@@ -45,6 +47,7 @@ class Method:
         "is_plain",
         "reads_stream",
         "serialize",
+        "takes_parts",
         "writes_stream",
     )
 
@@ -54,8 +57,10 @@ class Method:
         self.writes_stream: bool = handler.response_streaming
         name = f"{'stream' if self.reads_stream else 'unary'}_{'stream' if self.writes_stream else 'unary'}"
         self.behave: Callable[..., Any] = getattr(handler, name)
-        self.deserialize: Callable[[bytes], Any] | None = handler.request_deserializer
-        self.serialize: Callable[[Any], bytes] | None = handler.response_serializer
+        self.deserialize: Callable[[Any], Any] | None = handler.request_deserializer
+        self.takes_parts: bool = getattr(self.deserialize, "takes_parts", False)
+        serialize = handler.response_serializer
+        self.serialize: Callable[[Any], Body] | None = getattr(serialize, "to_parts", serialize)
         self.is_generator = inspect.isasyncgenfunction(self.behave)
         self.is_blocking = not (self.is_generator or inspect.iscoroutinefunction(self.behave))
         self.is_plain = not (self.reads_stream or self.writes_stream or self.is_blocking)

@@ -107,6 +107,7 @@ class Server(grpc.aio.Server):
             options: dict[str, Any] = {"sock": bound, "ssl": context}
             if context is not None:
                 options["ssl_handshake_timeout"] = self.options.handshake_timeout_s
+                options["ssl_shutdown_timeout"] = _CLOSE_TIMEOUT_S
             make = self.loop.create_unix_server if bound.family.name == "AF_UNIX" else self.loop.create_server
             self._listeners.append(await make(lambda: ServerProtocol(self), **options))
 

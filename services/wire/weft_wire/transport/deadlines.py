@@ -1,16 +1,18 @@
 """Deadlines of many calls on one timer of the event loop.
 
-A timer of the event loop costs 2 us to set and cancel, and nearly all calls end before their deadline. Here a call
-costs a push to a heap; the one timer is set only for a deadline earlier than all others.
+A timer of the event loop costs 2 us to set and cancel, and nearly all calls end before their deadline. Here deadlines
+are in buckets by time, narrow ones where the time is near and wide ones where it is not: a call costs 0.5 us. What is
+still there when the time of a bucket begins moves to a narrower one.
 """
 
 import asyncio
 import heapq
-import itertools
 from collections.abc import Callable
 
-#: Ended entries that stay in the heap before it is rebuilt, at least.
-_MIN_ENDED = 1024
+#: Widths of buckets in seconds: powers of two, so that their times are exact.
+_NARROWEST_S, _NARROW_S, _WIDE_S, _WIDER_S, _WIDEST_S = 1 / 1024, 1 / 128, 1 / 8, 2.0, 32.0
+#: A timer may fire early by its resolution.
+_RESOLUTION_S = 0.0005
 
 
 class Deadline:
@@ -20,35 +22,33 @@ class Deadline:
         when_s: By the clock of the event loop.
     """
 
-    __slots__ = ("_expire", "_queue", "when_s")
+    __slots__ = ("_bucket", "_expire", "when_s")
 
-    def __init__(self, queue: "DeadlineQueue", when_s: float, expire: Callable[[], None]) -> None:
-        self._queue = queue
+    def __init__(self, when_s: float, expire: Callable[[], None], bucket: "dict[Deadline, None]") -> None:
         self.when_s = when_s
         self._expire: Callable[[], None] | None = expire
+        self._bucket = bucket
+        bucket[self] = None
 
     def cancel(self) -> None:
         """Forget what was to be done; no effect when it is done."""
-        if self._expire is not None:
-            self._expire = None
-            self._queue.count_ended()
+        self._expire = None
+        self._bucket.pop(self, None)
 
-    def run(self) -> bool:
-        """Do it, unless it was cancelled; returns whether it was done."""
+    def move(self, bucket: "dict[Deadline, None]") -> None:
+        """Wait in another bucket from now on."""
+        self._bucket = bucket
+        bucket[self] = None
+
+    def run(self) -> None:
+        """Do it, unless it was cancelled."""
         expire, self._expire = self._expire, None
-        if expire is None:
-            return False
-        expire()
-        return True
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether there is nothing to do any more."""
-        return self._expire is None
+        if expire is not None:
+            expire()
 
 
 class DeadlineQueue:
-    """All deadlines of one server or channel.
+    """All deadlines of one server or channel. Each is met at its time, or up to a millisecond later.
 
     Args:
         loop: The running event loop.
@@ -56,35 +56,42 @@ class DeadlineQueue:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._heap: list[tuple[float, int, Deadline]] = []
-        self._numbers = itertools.count()
+        self._buckets: dict[float, dict[Deadline, None]] = {}
+        self._times: list[float] = []  # a heap of the keys of the buckets
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = float("inf")
-        self._num_ended = 0
 
     def add(self, delay_s: float, expire: Callable[[], None]) -> Deadline:
         """Call ``expire`` in ``delay_s`` seconds, unless the deadline is cancelled before."""
         when_s = self._loop.time() + delay_s
-        deadline = Deadline(self, when_s, expire)
-        heapq.heappush(self._heap, (when_s, next(self._numbers), deadline))
-        if when_s < self._timer_s:
-            self._set_timer(when_s)
-        return deadline
-
-    def count_ended(self) -> None:
-        """A deadline was cancelled; the heap is rebuilt when most of it has been."""
-        self._num_ended += 1
-        if self._num_ended > _MIN_ENDED and self._num_ended * 2 > len(self._heap):
-            self._heap = [entry for entry in self._heap if not entry[2].is_cancelled]
-            heapq.heapify(self._heap)
-            self._num_ended = 0
+        return Deadline(when_s, expire, self._bucket(when_s, delay_s))
 
     def close(self) -> None:
         """Forget all deadlines."""
-        self._heap.clear()
+        for bucket in self._buckets.values():
+            bucket.clear()
+        self._buckets.clear()
+        self._times.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _bucket(self, when_s: float, delay_s: float) -> dict[Deadline, None]:
+        """The bucket for a deadline; its time is not after the deadline, but for the narrowest ones."""
+        if delay_s >= 1.0:
+            width_s = _WIDE_S if delay_s < 16.0 else _WIDER_S if delay_s < 256.0 else _WIDEST_S
+            begin_s = when_s // width_s * width_s
+        elif delay_s >= _NARROW_S:
+            begin_s = when_s // _NARROW_S * _NARROW_S
+        else:
+            begin_s = (when_s // _NARROWEST_S + 1.0) * _NARROWEST_S
+        bucket = self._buckets.get(begin_s)
+        if bucket is None:
+            bucket = self._buckets[begin_s] = {}
+            heapq.heappush(self._times, begin_s)
+            if begin_s < self._timer_s:
+                self._set_timer(begin_s)
+        return bucket
 
     def _set_timer(self, when_s: float) -> None:
         if self._timer is not None:
@@ -94,10 +101,15 @@ class DeadlineQueue:
 
     def _on_timer(self) -> None:
         self._timer, self._timer_s = None, float("inf")
-        now_s = self._loop.time() + 0.0005  # a timer may fire early by its resolution
-        heap = self._heap
-        while heap and (heap[0][0] <= now_s or heap[0][2].is_cancelled):
-            if not heapq.heappop(heap)[2].run():
-                self._num_ended = max(0, self._num_ended - 1)
-        if heap and self._timer is None:
-            self._set_timer(heap[0][0])
+        now_s = self._loop.time() + _RESOLUTION_S
+        times, buckets = self._times, self._buckets
+        while times and (times[0] <= now_s or not buckets[times[0]]):
+            bucket = buckets.pop(heapq.heappop(times))
+            while bucket:
+                deadline, _ = bucket.popitem()
+                if deadline.when_s <= now_s:
+                    deadline.run()
+                else:
+                    deadline.move(self._bucket(deadline.when_s, deadline.when_s - now_s))
+        if times and times[0] < self._timer_s:
+            self._set_timer(times[0])

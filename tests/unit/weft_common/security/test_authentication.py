@@ -13,13 +13,11 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from tests.unit.weft_common.builders import make_request
 
 from weft_common.client.channels import open_channel
-from weft_common.protocol.exchange_wire import METHOD_NAME, SERVICE_NAME
 from weft_common.protocol.shared_memory import SharedMemory
 from weft_common.security.channel import ChannelSecurity
 from weft_common.security.keys import new_key
 from weft_common.server.interceptor import OPEN_METHODS, RIGHT_BY_METHOD
 from weft_protos import grpc_service_pb2 as pb
-from weft_protos import mesh_pb2
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
@@ -120,12 +118,10 @@ async def test_probes_need_no_key(ports):
         assert 1 == (await health.Watch(health_pb2.HealthCheckRequest(), timeout=5).read()).status
 
 
-async def test_reflection_and_exchange_ask_for_a_key(ports, keys):
-    """What is no RPC of the protocol is closed too: reflection, and exchanges between services."""
+async def test_reflection_asks_for_a_key(ports, keys):
+    """What is no RPC of the protocol is closed too."""
     reflected = [reflection_pb2.ServerReflectionRequest(list_services="*")]
     async with open_channel(ports.grpc) as stranger, open_channel(ports.grpc, security=keys.security("shop")) as shop:
-        exchange = stranger.stream_stream(f"/{SERVICE_NAME}/{METHOD_NAME}")  # type: ignore[call-arg]
-        assert "UNAUTHENTICATED" == await code(exchange(iter([b""]), timeout=5).read())
         assert "UNAUTHENTICATED" == await code(
             ServerReflectionStub(stranger).ServerReflectionInfo(iter(reflected), timeout=5).read()
         )
@@ -167,19 +163,6 @@ async def test_requests_of_a_stream_are_checked_one_by_one(ports, keys):
         answers = [answer async for answer in stream]
     assert [True, False] == [answer.error_message.startswith("PERMISSION_DENIED") for answer in answers]
     assert "2" == answers[1].infer_response.id
-
-
-async def test_calls_of_an_exchange_are_checked_one_by_one(ports, keys):
-    """A call of an exchange is as any other: what the key does not allow is PERMISSION_DENIED."""
-    calls = [mesh_pb2.Call(id=i, request=make_request(name)) for i, name in enumerate(("echo", "fail"), 1)]
-    async with open_channel(ports.grpc, security=keys.security("shop")) as channel:
-        method = channel.stream_stream(
-            f"/{SERVICE_NAME}/{METHOD_NAME}",
-            mesh_pb2.ExchangeRequest.SerializeToString,
-            mesh_pb2.ExchangeResponse.FromString,
-        )
-        answers = [a async for m in method(iter([mesh_pb2.ExchangeRequest(calls=calls)]), timeout=5) for a in m.answers]
-    assert {1: 0, 2: grpc.StatusCode.PERMISSION_DENIED.value[0]} == {answer.id: answer.status for answer in answers}
 
 
 @pytest.mark.parametrize("method", [m for m in RIGHT_BY_METHOD if m.startswith(f"/{SERVICE.full_name}/")])
@@ -261,7 +244,7 @@ async def test_without_keys_nobody_is_asked(listen, core):
 
 
 async def test_limits_of_the_key_hold_across_rpcs(listen, keys, core):
-    """Requests of streams, of exchanges and alone count together; the one over the limit hears when to try again."""
+    """Requests of streams and alone count together; the one over the limit hears when to try again."""
     keys.put("small", max_inflight=1)
     ports = await listen("--auth-keys", keys.path)
     async with open_channel(ports.grpc, security=keys.security("small")) as channel:
@@ -305,29 +288,6 @@ async def test_revoked_key_ends_at_once(listen, keys, core):
         assert "UNAUTHENTICATED" == await code(stub.ModelInfer(make_request("echo"), timeout=5))
         queue.put_nowait(make_request("echo"))
         assert (await stream.read()).error_message.startswith("UNAUTHENTICATED")  # type: ignore[attr-defined]
-        queue.put_nowait(None)
-
-
-async def test_exchange_of_a_revoked_key_is_told_to_close(ports, keys):
-    """Its next call is UNAUTHENTICATED, and the caller is told to open another, which begins with its new key."""
-    queue = asyncio.Queue()
-
-    async def messages():
-        while (call := await queue.get()) is not None:
-            yield mesh_pb2.ExchangeRequest(calls=[call]).SerializeToString()
-
-    async with open_channel(ports.grpc, security=keys.security("shop")) as channel:
-        exchange = channel.stream_stream(f"/{SERVICE_NAME}/{METHOD_NAME}", None, mesh_pb2.ExchangeResponse.FromString)
-        stream = exchange(messages(), timeout=20)
-        assert (await stream.read()).max_message_bytes  # type: ignore[attr-defined]
-        queue.put_nowait(mesh_pb2.Call(id=1, request=make_request("echo")))
-        told = await stream.read()
-        assert [0] == [answer.status for answer in told.answers]  # type: ignore[attr-defined]
-        keys.drop("shop")
-        queue.put_nowait(mesh_pb2.Call(id=2, request=make_request("echo")))
-        while not told.is_closing:  # type: ignore[attr-defined]
-            told.MergeFrom(await stream.read())  # type: ignore[attr-defined]
-        assert [0, grpc.StatusCode.UNAUTHENTICATED.value[0]] == [answer.status for answer in told.answers]  # type: ignore[attr-defined]
         queue.put_nowait(None)
 
 

@@ -7,13 +7,11 @@ import pytest
 
 from weft_common.client.channels import open_channel
 from weft_common.errors import InvalidArgumentError, UnauthenticatedError
-from weft_common.protocol.exchange_wire import METHOD_NAME, SERVICE_NAME
 from weft_common.security.access import KeyRing
 from weft_common.security.channel import ChannelSecurity
 from weft_common.security.keys import new_key, read_keys
 from weft_common.security.tls import TlsFiles
 from weft_protos import grpc_service_pb2 as pb
-from weft_protos import mesh_pb2
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 
@@ -61,10 +59,6 @@ async def test_certificate_stands_for_a_key(opened, core):
         assert "PERMISSION_DENIED" == await code(stub.LogSettings(pb.LogSettingsRequest(), timeout=5))
         stream = stub.ModelStreamInfer(iter([request("echo"), request("fail")]), timeout=5)
         assert ["", "PERMISSION_DENIED"] == [a.error_message.partition(":")[0] async for a in stream]
-        exchange = channel.stream_stream(f"/{SERVICE_NAME}/{METHOD_NAME}", None, mesh_pb2.ExchangeResponse.FromString)
-        calls = mesh_pb2.ExchangeRequest(calls=[mesh_pb2.Call(id=1, request=request("echo"))]).SerializeToString()
-        answers = [answer async for m in exchange(iter([calls]), timeout=5) for answer in m.answers]
-        assert [0] == [answer.status for answer in answers]
     assert {"shop"} == {context.client_key for _, context in core.calls}
 
 

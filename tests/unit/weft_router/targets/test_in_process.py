@@ -190,3 +190,28 @@ async def test_an_error_keeps_no_tensors() -> None:
         assert num_references == sys.getrefcount(request)
     finally:
         gc.enable()
+
+
+class Emptied(RaisingCore):
+    """Has no model any more where it `is_gone`, and none that serves where it is not loaded."""
+
+    is_gone = False
+
+    def index(self, *, ready_only: bool) -> list[IndexEntry]:
+        return [] if self.is_gone else super().index(ready_only=ready_only)
+
+    def statistics(self, name: str, version: str) -> list[ModelStatistics]:
+        return [self.counters] if self.is_loaded else []
+
+
+async def test_the_counters_of_a_model_that_serves_no_longer_stay_known() -> None:
+    """They are those that its core kept, until the model itself is gone."""
+    core = Emptied()
+    target = InProcessTarget("model", core)
+    await target.discover(timeout_s=1)
+    core.counters.success.add(5)
+    core.is_loaded = False
+    assert [core.counters] == target.statistics()
+    core.is_gone = True
+    await target.discover(timeout_s=1)
+    assert [] == target.statistics()

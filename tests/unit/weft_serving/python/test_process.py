@@ -24,7 +24,7 @@ from weft_common.errors import (
 )
 from weft_common.tensors import WireTensor, decode, encode
 from weft_serving.backends.base import Batch
-from weft_serving.backends.python.channel import Channel
+from weft_serving.backends.python.channel import MessageChannel
 from weft_serving.backends.python.process import CLOSE_WAIT_S
 from weft_serving.calls.nested_calls import NestedCalls
 from weft_serving.request.request import InferenceRequest
@@ -437,7 +437,7 @@ def test_messages_of_any_size_cross_a_channel():
     """Empty, many and large tensors arrive as they were sent, and may be changed."""
     import socket
 
-    one, other = map(Channel, socket.socketpair())
+    one, other = map(MessageChannel, socket.socketpair())
     large = np.arange(5_000_000, dtype=np.int64)
     sent = [WireTensor("INT8", (1,), bytes([number % 100])) for number in range(2000)]
     message = ("x", sent, encode(np.zeros((0, 3), np.float32)), WireTensor("INT64", large.shape, large.data))  # type: ignore[arg-type]

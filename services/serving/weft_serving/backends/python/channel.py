@@ -22,7 +22,7 @@ _SIZE = struct.Struct("<Q")
 _MAX_BUFFERS = 512
 
 
-class Channel:
+class MessageChannel:
     """One end. Any thread may send, one receives.
 
     Args:

@@ -22,7 +22,7 @@ from weft_common.errors import InternalError, WeftError
 from weft_common.observing import logs
 from weft_common.tensors import WireTensor, datatype_of, encode
 from weft_serving.backends.base import Batch, InstanceContext, ModelContext
-from weft_serving.backends.python.channel import Channel, packed, unpacked
+from weft_serving.backends.python.channel import MessageChannel, packed, unpacked
 from weft_serving.backends.python.runner import PythonModelRunner
 from weft_serving.request.request import RESCHEDULED, InferenceRequest, Outcome
 from weft_serving.request.stream import SendWindow
@@ -215,7 +215,7 @@ class Child:
         channel: To the service.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: MessageChannel) -> None:
         self.channel = channel
         self._calls = ChildCalls(self)
         self._inbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
@@ -371,7 +371,7 @@ def main(argv: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service decides when this process ends
     if sys.platform == "linux":  # also when a model holds the interpreter for ever
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    Child(Channel(socket.socket(fileno=int(descriptor)))).run()
+    Child(MessageChannel(socket.socket(fileno=int(descriptor)))).run()
     logs.flush()
     os._exit(0)  # threads that the model has left behind do not hold the process up
 

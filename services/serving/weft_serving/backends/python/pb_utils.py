@@ -203,7 +203,10 @@ class Logger:
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
     """The input ``name`` of a request; None if it has none."""
-    return next((tensor for tensor in inference_request.inputs() if tensor.name() == name), None)
+    for tensor in inference_request.inputs():
+        if tensor.name() == name:
+            return tensor
+    return None
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:

@@ -19,7 +19,7 @@ from weft_common.errors import InternalError, RequestCancelledError, Unavailable
 from weft_common.observing.logs import get_logger
 from weft_common.tensors import decode
 from weft_serving.backends.base import Batch, InstanceContext, ModelContext, NestedStream
-from weft_serving.backends.python.channel import Channel, packed, unpacked
+from weft_serving.backends.python.channel import MessageChannel, packed, unpacked
 from weft_serving.request.request import RESCHEDULED, STREAMED, InferenceRequest, InferenceResponse, Outcome
 from weft_serving.request.stream import ResponseStream
 
@@ -61,7 +61,7 @@ class ModelProcess:
             self._process = subprocess.Popen(  # noqa: S603  # our own module
                 command, stdin=subprocess.DEVNULL, stdout=_STDERR, pass_fds=[its.fileno()]
             )
-        self._channel = Channel(mine)
+        self._channel = MessageChannel(mine)
         for target in (self._read, self._write):
             threading.Thread(target=target, name=f"{instance.name}{target.__name__}", daemon=True).start()
 

@@ -73,6 +73,13 @@ class InferenceRequest:
         TritonModelException: An argument is of a wrong type.
     """
 
+    _served: ServedRequest | None = None
+    _outlet: OutputStream | None = None
+    _can_reschedule = False
+    is_rescheduled = False
+    reply: Reply | None = None
+    _tensors: list[Tensor] | None = None
+    _trace: InferenceTrace | None = None
     _caller: ClassVar[ModelCaller | None] = None
     _origin: ClassVar[str] = ""
 
@@ -108,12 +115,7 @@ class InferenceRequest:
             sent["timeout"] = timeout
         if priority:
             sent["priority"] = priority
-        self._served: ServedRequest | None = None
-        self._outlet: OutputStream | None = None
-        self._can_reschedule = False
-        self.is_rescheduled = False
-        self.reply: Reply | None = None
-        self._tensors: list[Tensor] | None = list(inputs)
+        self._tensors = list(inputs)
         self._trace = trace
         self._call = InferCall(
             model_name,
@@ -138,12 +140,10 @@ class InferenceRequest:
         request = cls.__new__(cls)
         request._served = served
         request._call = served.call
-        request._outlet = outlet
-        request._can_reschedule = can_reschedule
-        request.is_rescheduled = False
-        request.reply = None
-        request._tensors = None
-        request._trace = None
+        if outlet is not None:
+            request._outlet = outlet
+        if can_reschedule:
+            request._can_reschedule = True
         return request
 
     def inputs(self) -> list[Tensor]:

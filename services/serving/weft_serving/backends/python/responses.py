@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from weft_common.core import ParameterValue
 from weft_common.errors import InternalError, WeftError
+from weft_common.tensors import Array
 from weft_serving.backends.python.errors import TritonError, TritonModelException
 from weft_serving.backends.python.tensors import Tensor
 
@@ -31,7 +32,8 @@ class InferenceResponse:
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> None:
         self._output_tensors, self._error, self._parameters = list(output_tensors), error, dict(parameters or {})
-        check_parameters(self._parameters, "response")
+        if self._parameters:
+            check_parameters(self._parameters, "response")
 
     def output_tensors(self) -> list[Tensor]:
         """Outputs as given."""
@@ -44,6 +46,11 @@ class InferenceResponse:
     def error(self) -> TritonError | None:
         """The error, if any."""
         return self._error
+
+    def contents(self) -> tuple[dict[str, Array], dict[str, ParameterValue]]:
+        """Outputs and parameters as the server sends them; not for models."""
+        outputs = {tensor.name(): tensor.as_numpy() for tensor in self.output_tensors()}
+        return outputs, json.loads(self.parameters()) if self._parameters else {}
 
     def parameters(self) -> str:
         """Response parameters as a JSON object."""

@@ -133,12 +133,15 @@ class PythonModelRunner:
             raise
         finally:
             in_work.reset(token)
-        again = [request.is_rescheduled for request in requests]
+        again: list[bool] = []
+        if self._is_iterative:
+            again = [request.is_rescheduled for request in requests]
+            for request in requests:
+                if request.is_rescheduled:
+                    request.disclaim()
+            del request
         replies = [None if request.is_rescheduled else request.reply for request in requests]
-        for request in requests:
-            if request.is_rescheduled:
-                request.disclaim()
-        del request, requests  # the model may have dropped the last reference, and then no answer follows
+        del requests  # the model may have dropped the last reference, and then no answer follows
         if any(replies):
             responses = self._with_replies(responses, replies)
         batch.infer_end_ns = time.monotonic_ns()
@@ -148,6 +151,8 @@ class PythonModelRunner:
                 f"model '{self._name}' returned {num_responses} responses for {len(batch.requests)} requests; "
                 "execute must return a list with one InferenceResponse per request"
             )
+        if not any(again):
+            return list(map(self._outcome, responses))
         return [
             self._again(response) if is_again else self._outcome(response)
             for response, is_again in zip(responses, again, strict=True)
@@ -259,8 +264,7 @@ class PythonModelRunner:
 
     def _outcome(self, response: Any) -> Outcome:
         if isinstance(response, InferenceResponse) and (error := response.error()) is None:
-            outputs = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
-            return Response(outputs, json.loads(response.parameters()))
+            return Response(*response.contents())
         if isinstance(response, InferenceResponse):
             outcome = weft_error(error)
         elif isinstance(response, WeftError):

@@ -1,0 +1,88 @@
+"""Thousands of calls at once: a service answers them all, on either wire, whoever makes them."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+from tests.faults.mesh import Service, wait_serving
+
+from weft_common.client.channels import channel_options
+from weft_common.core import InferCall
+from weft_common.protocol.wire import request_from_call, result_from_response
+from weft_common.tensors import decode, encode
+from weft_protos import grpc_service_pb2 as pb
+from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from weft_wire.client import Channel
+
+NUM_CALLS = 5000
+MODEL = '''
+"""Answers with what it is given."""
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        arrays = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("Y", array)]) for array in arrays]
+'''
+CONFIG = """
+backend: "python"
+max_batch_size: 64
+dynamic_batching {}
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+"""
+
+
+@pytest.fixture(scope="module", params=["weft", "grpcio"])
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A model service on one of the wires, with limits of the default."""
+    folder = tmp_path_factory.mktemp("bursts")
+    version = folder / "models" / "same" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(MODEL)
+    (version.parent / "config.pbtxt").write_text(CONFIG)
+    arguments = ["--repository", str(folder / "models"), f"--wire={request.param}"]
+    started = Service("weft_model", arguments, folder / "log").start()
+    try:
+        wait_serving(started.address)
+        yield started
+    finally:
+        started.end()
+
+
+def _request(number: int) -> pb.ModelInferRequest:
+    return request_from_call(InferCall("same", inputs={"X": encode(np.array([[number]], np.float32))}))
+
+
+async def _ask(stub: GRPCInferenceServiceStub, number: int) -> str:
+    """What became of one call: OK, WRONG, or the name of a status."""
+    try:
+        response = await stub.ModelInfer(_request(number), timeout=120)
+    except grpc.aio.AioRpcError as error:
+        return f"{error.code().name}: {error.details()}"
+    (answer,) = decode(result_from_response(response).outputs["Y"]).ravel().tolist()
+    return "OK" if answer == number else "WRONG"
+
+
+@pytest.mark.parametrize("num_channels", [1, 100])
+@pytest.mark.parametrize("client", ["weft", "grpcio"])
+async def test_a_burst(service: Service, client: str, num_channels: int) -> None:
+    """5,000 calls that begin in one turn of the loop, over one channel or a hundred, are all answered right."""
+    channels: list[grpc.aio.Channel] = []
+    for _ in range(num_channels):
+        if client == "weft":
+            channels.append(Channel(service.address))
+        else:
+            options = [*channel_options(), ("grpc.use_local_subchannel_pool", 1)]
+            channels.append(grpc.aio.insecure_channel(service.address, options=options))
+    stubs = [GRPCInferenceServiceStub(channel) for channel in channels]
+    calls = [asyncio.ensure_future(_ask(stubs[i % num_channels], i)) for i in range(NUM_CALLS)]
+    done, lost = await asyncio.wait(calls, timeout=150)
+    assert not lost, f"{len(lost)} calls have no end"
+    assert {"OK": NUM_CALLS} == Counter(task.result() for task in done)
+    for channel in channels:
+        await channel.close()

@@ -1,0 +1,299 @@
+"""The client of ``weft_wire`` against servers in processes of their own, and against a peer that keeps to no script."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import ssl
+import weakref
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import uvloop
+from grpc import ChannelConnectivity, StatusCode
+from tests.certificates import Authority
+from tests.wire.conftest import StartEcho
+from tests.wire.echo_process import EchoService
+
+from weft_wire.client import Channel, ChannelOptions
+
+EOF = grpc.aio.EOF
+
+
+@pytest.fixture(scope="module", params=["weft", "grpcio"])
+def wire(request: pytest.FixtureRequest) -> str:
+    """The server's wire: the client is to work with both."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def echo(wire: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An echo service on a port and a Unix socket."""
+    folder = tmp_path_factory.mktemp("echo")
+    with EchoService(wire, folder / "log", f"--unix={folder}/socket") as service:
+        yield service
+
+
+@pytest.fixture(params=["port", "socket"])
+async def channel(request: pytest.FixtureRequest, echo: EchoService) -> AsyncIterator[Channel]:
+    """A channel over TCP or a Unix socket."""
+    async with Channel(echo.address if request.param == "port" else echo.unix) as opened:
+        yield opened
+
+
+def unary(channel: Channel, method: str) -> Any:
+    return channel.unary_unary(f"/test.Echo/{method}")
+
+
+async def failure(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call
+    return failed.value
+
+
+@pytest.mark.parametrize("size", [0, 1, 4091, 16_379, 16_380, 65_530, 100_000, 5_000_000, 40_000_000])
+async def test_messages_of_every_size(channel: Channel, size: int) -> None:
+    """A message comes back as it was sent."""
+    request = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    assert await unary(channel, "Unary")(request, timeout=30.0) == request
+
+
+async def test_many_calls_at_once(channel: Channel) -> None:
+    """A thousand calls on one connection get their own answers."""
+    echo = unary(channel, "Unary")
+    answers = await asyncio.gather(*[echo(b"%d" % number, timeout=30.0) for number in range(1000)])
+    assert answers == [b"%d" % number for number in range(1000)]
+
+
+async def test_large_calls_at_once(channel: Channel) -> None:
+    """Large messages share the windows of a connection."""
+    echo = unary(channel, "Unary")
+    requests = [bytes([number]) * 2_000_000 for number in range(16)]
+    assert await asyncio.gather(*[echo(request, timeout=30.0) for request in requests]) == requests
+
+
+async def test_metadata_goes_both_ways(channel: Channel) -> None:
+    """Text and binary metadata come to the server, and from it in both places."""
+    sent = (("a", "b"), ("a", "c"), ("x-bin", b"\x00\xff\x10"), ("spaced", "a b"))
+    found = json.loads(await unary(channel, "Meta")(b"", metadata=sent))
+    assert [pair for pair in found if pair[0] != "user-agent"] == [
+        ["a", "b"], ["a", "c"], ["x-bin", "00ff10"], ["spaced", "a b"],
+    ]  # fmt: skip
+    wanted = (("initial-a", "1"), ("initial-b-bin", b"\x01\xff"), ("trailing-c", "2"), ("trailing-d-bin", b"\xfe"))
+    call = unary(channel, "Status")(b"request", metadata=wanted)
+    assert await call == b"request"
+    assert dict(await call.initial_metadata()).items() >= {("initial-a", "1"), ("initial-b-bin", b"\x01\xff")}
+    assert dict(await call.trailing_metadata()) == {"trailing-c": "2", "trailing-d-bin": b"\xfe"}
+
+
+@pytest.mark.parametrize("code", [code for code in StatusCode if code is not StatusCode.OK])
+async def test_statuses(channel: Channel, code: StatusCode) -> None:
+    """Every status comes with its message and trailing metadata."""
+    metadata = (("want-code", str(code.value[0])), ("want-details", "50 % of it"), ("trailing-a", "b"))
+    error = await failure(unary(channel, "Status")(b"", metadata=metadata))
+    assert (error.code(), error.details()) == (code, "50 % of it")
+    assert ("trailing-a", "b") in list(error.trailing_metadata() or ())
+
+
+async def test_an_unknown_method(channel: Channel) -> None:
+    """A method that the server does not have is UNIMPLEMENTED."""
+    assert (await failure(unary(channel, "Nothing")(b""))).code() is StatusCode.UNIMPLEMENTED
+
+
+async def test_a_deadline(channel: Channel, echo: EchoService) -> None:
+    """A call ends at its deadline, and so does its handler."""
+    error = await failure(unary(channel, "Slow")(b"", timeout=0.2))
+    assert (error.code(), error.details()) == (StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+    await asyncio.to_thread(echo.wait_stats, lambda stats: stats["num_slow"] == 0)
+
+
+async def test_cancelling(channel: Channel, echo: EchoService) -> None:
+    """Cancelling the task that awaits a call cancels its handler."""
+    task = asyncio.ensure_future(unary(channel, "Slow")(b""))
+    await asyncio.to_thread(echo.wait_stats, lambda stats: stats["num_slow"] == 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.to_thread(echo.wait_stats, lambda stats: stats["num_slow"] == 0)
+
+
+async def test_a_stream_of_responses(channel: Channel) -> None:
+    """Messages come in order, however large they are together."""
+    call = channel.unary_stream("/test.Echo/ServerStream")(b"300 100000")
+    assert [message[0] async for message in call] == [number & 0xFF for number in range(300)]
+
+
+async def test_a_slow_reader(channel: Channel) -> None:
+    """A server waits for a client that does not read, and goes on when it does."""
+    call = channel.unary_stream("/test.Echo/ServerStream")(b"300 100000")
+    assert len(await call.read()) == 100_000
+    await asyncio.sleep(0.2)
+    assert call._num_held_bytes <= (4 << 20) + 100_000
+    number = 1
+    while await call.read() is not EOF:
+        number += 1
+    assert number == 300
+
+
+async def test_a_stream_of_requests(channel: Channel) -> None:
+    """Requests of an iterator come to the server, however large they are together."""
+
+    async def requests() -> AsyncIterator[bytes]:
+        for _ in range(300):
+            yield bytes(100_000)
+
+    assert await channel.stream_unary("/test.Echo/ClientStream")(requests()) == b"300 30000000"
+
+
+async def test_streams_in_both_directions(channel: Channel) -> None:
+    """A request is answered before the next one is written, many times."""
+    call = channel.stream_stream("/test.Echo/BidiStream")()
+    for number in range(200):
+        await call.write(b"%d" % number)
+        assert await call.read() == b"%d" % number
+    await call.done_writing()
+    assert await call.read() is EOF
+    assert await call.code() is StatusCode.OK
+
+
+async def test_compressed_messages(channel: Channel) -> None:
+    """Requests are compressed when a call asks for it; the server may do the same."""
+    request = b"abc" * 50_000
+    assert await unary(channel, "Unary")(request, compression=grpc.Compression.Gzip) == request
+    assert await unary(channel, "Unary")(request, compression=grpc.Compression.Deflate) == request
+
+
+async def test_a_server_that_stops(wire: str, start_echo: StartEcho) -> None:
+    """Calls in flight of a server that is killed are UNAVAILABLE; a server in its place is found again."""
+    service = start_echo()
+    async with Channel(service.address) as channel:
+        assert await unary(channel, "Unary")(b"a") == b"a"
+        call = unary(channel, "Slow")(b"")
+        await call.wait_for_connection()
+        service.kill()
+        error = await failure(call)
+        assert error.code() is StatusCode.UNAVAILABLE
+        assert (error.details() or "").startswith("Socket closed")
+        error = await failure(unary(channel, "Unary")(b"b"))
+        assert error.code() is StatusCode.UNAVAILABLE
+        assert (error.details() or "").startswith("failed to connect to all addresses; last error: 127.0.0.1:")
+        patient = unary(channel, "Unary")(b"c", wait_for_ready=True, timeout=30.0)
+        start_echo(f"--address={service.address}")
+        assert await patient == b"c"
+
+
+async def test_a_server_that_stops_gracefully(wire: str, start_echo: StartEcho) -> None:
+    """A server that stops lets calls in flight end; they are not failed by its GOAWAY."""
+    service = start_echo("--grace-s=10")
+    async with Channel(service.address) as channel:
+        call = channel.stream_stream("/test.Echo/BidiStream")()
+        await call.write(b"a")
+        assert await call.read() == b"a"
+        stopping = asyncio.create_task(asyncio.to_thread(service.stop))
+        await asyncio.wait_for(channel.wait_for_state_change(ChannelConnectivity.READY), 10.0)
+        await call.write(b"b")
+        assert await call.read() == b"b"
+        await call.done_writing()
+        assert await call.read() is EOF
+        assert await call.code() is StatusCode.OK
+        await stopping
+
+
+async def test_states(echo: EchoService) -> None:
+    """A channel is idle, connects when asked to, is ready, and shuts down."""
+    async with Channel(echo.address) as channel:
+        assert channel.get_state() is ChannelConnectivity.IDLE
+        await asyncio.wait_for(channel.channel_ready(), 10.0)
+        assert channel.get_state() is ChannelConnectivity.READY
+    assert channel.get_state() is ChannelConnectivity.SHUTDOWN
+    with pytest.raises(grpc.aio.UsageError):
+        await channel.channel_ready()
+
+
+async def test_calls_leave_nothing(echo: EchoService) -> None:
+    """After calls of all kinds and endings nothing is kept, and no task is left."""
+    async with Channel(echo.unix) as channel:
+        seen: list[weakref.ref[Any]] = []
+
+        async def one(method: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
+            call = method(*arguments, **keywords)
+            seen.append(weakref.ref(call))
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+                if hasattr(call, "__await__"):
+                    await call
+                else:
+                    async for _ in call:
+                        break
+
+        await one(unary(channel, "Unary"), b"a", timeout=60.0)
+        await one(unary(channel, "Slow"), b"a", timeout=0.05)
+        await one(unary(channel, "Nothing"), b"a")
+        await one(channel.unary_stream("/test.Echo/ServerStream"), b"100 1000")
+        await one(channel.stream_unary("/test.Echo/ClientStream"), [b"a", b"b"])
+        await one(channel.stream_stream("/test.Echo/BidiStream"), [b"a", b"b"])
+        await asyncio.sleep(0.05)
+        gc.collect()
+        assert [ref() for ref in seen if ref() is not None] == []
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    """Issues certificates for localhost."""
+    return Authority(tmp_path)
+
+
+@pytest.mark.parametrize("is_mutual", [False, True])
+async def test_tls(wire: str, start_echo: StartEcho, authority: Authority, is_mutual: bool) -> None:
+    """With TLS the server is verified, by another name if one is given; it may verify the client too."""
+    server, client = authority.issue("server.test"), authority.issue("client.test")
+    arguments = [f"--tls-cert={server.cert}", f"--tls-key={server.key}", *([f"--tls-ca={authority.ca}"] * is_mutual)]
+    service = start_echo(*arguments)
+
+    def context(ca: Path, *, has_certificate: bool = True) -> ssl.SSLContext:
+        made = ssl.create_default_context(cafile=str(ca))
+        if has_certificate:
+            made.load_cert_chain(client.cert, client.key)
+        return made
+
+    for name in ("", "server.test"):
+        async with Channel(service.tls, ssl_context=context(authority.ca), server_name=name) as channel:
+            assert await unary(channel, "Unary")(bytes(3_000_000), timeout=30.0) == bytes(3_000_000)
+    async with Channel(service.tls, ssl_context=context(authority.ca), server_name="other.test") as channel:
+        error = await failure(unary(channel, "Unary")(b""))
+        assert error.code() is StatusCode.UNAVAILABLE
+        assert (error.details() or "").startswith("failed to connect to all addresses; last error: ")
+        assert "ertificate" in (error.details() or "")
+    (authority.ca.parent / "strange").mkdir()
+    stranger = Authority(authority.ca.parent / "strange")
+    async with Channel(service.tls, ssl_context=context(stranger.ca)) as channel:
+        assert (await failure(unary(channel, "Unary")(b""))).code() is StatusCode.UNAVAILABLE
+    if is_mutual:
+        async with Channel(service.tls, ssl_context=context(authority.ca, has_certificate=False)) as channel:
+            assert (await failure(unary(channel, "Unary")(b""))).code() is StatusCode.UNAVAILABLE
+    async with Channel(service.address, ssl_context=context(authority.ca)) as channel:
+        assert (await failure(unary(channel, "Unary")(b""))).code() is StatusCode.UNAVAILABLE
+
+
+def test_on_uvloop(echo: EchoService) -> None:
+    """On uvloop, too, calls of all sizes and kinds are answered, and nothing is left."""
+
+    async def calls() -> None:
+        for address in (echo.address, echo.unix):
+            async with Channel(address, ChannelOptions(connect_timeout_s=5.0)) as channel:
+                method = unary(channel, "Unary")
+                for size in (0, 100, 70_000, 10_000_000):
+                    assert await method(bytes(size), timeout=30.0) == bytes(size)
+                assert await asyncio.gather(*[method(b"%d" % n) for n in range(200)]) == [b"%d" % n for n in range(200)]
+                stream = channel.unary_stream("/test.Echo/ServerStream")(b"100 100000")
+                assert sum([len(message) async for message in stream]) == 10_000_000
+                assert await channel.stream_unary("/test.Echo/ClientStream")([bytes(100_000)] * 50) == b"50 5000000"
+                error = await failure(unary(channel, "Slow")(b"", timeout=0.05))
+                assert error.code() is StatusCode.DEADLINE_EXCEEDED
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(calls())
