@@ -12,11 +12,11 @@ NO_HANG := -o faulthandler_timeout=180 -o faulthandler_exit_on_timeout=true
 IN_WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 
 # The implementation of gRPC that is not the default. `make test` runs a tenth of the tests of services on it too.
-OTHER_WIRE := weft
+OTHER_WIRE := grpcio
 ON_EACH_WIRE := tests/integration tests/e2e tests/faults tests/unit/weft_common tests/unit/weft_router/targets
 ON_OTHER_WIRE := $(addprefix tests/,integration/test_transport.py integration/test_streams.py integration/test_bad_input.py \
   integration/test_replicas.py e2e/test_drain.py e2e/test_up_secured.py unit/weft_common/security/test_tls_ports.py \
-  unit/weft_common/security/test_certificates.py unit/weft_common/test_exchange.py unit/weft_common/test_limits.py)
+  unit/weft_common/security/test_certificates.py unit/weft_common/test_servicer_stream.py unit/weft_common/test_limits.py)
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 

@@ -28,6 +28,7 @@ from grpc.aio import _channel
 
 from benchmarks import fused
 from benchmarks.report import table
+from weft_common.client.wires import WireName
 from weft_common.core import CallContext, InferCall
 from weft_common.server.server import ClosableCore, Extension, add_services
 from weft_common.tensors import encode
@@ -212,7 +213,9 @@ async def count(num_requests: int = 8) -> Counts:
             ROOT / "model_repository" / "model", BACKENDS, model_control="explicit", load_models=["identity"]
         )
         async with _serving(models, models.extension, MODEL_SERVICE) as model_address:
-            router = RouterCore(Path(folder), [make_target("model", model_address)], poll_s=_NEVER_S)
+            router = RouterCore(
+                Path(folder), [make_target("model", model_address, wire=WireName.GRPCIO)], poll_s=_NEVER_S
+            )
             async with _serving(router, router.extension, ROUTER) as router_address:
                 with counter.recording():
                     await _ask(router_address, "one", num_requests=1)

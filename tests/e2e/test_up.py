@@ -18,10 +18,12 @@ import tritonclient.grpc
 
 from weft_cli.__main__ import main
 from weft_common import healthcheck
+from weft_common.client.wires import WireName
 from weft_common.core import InferCall
 from weft_common.protocol.wire import request_from_call
 from weft_common.tensors import decode, encode
 from weft_mesh.running import running_mesh
+from weft_protos.grpc_service_pb2 import ServerLiveRequest
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
@@ -99,6 +101,22 @@ def test_a_message_of_the_greatest_size_passes_every_hop(up: Start) -> None:
 
     assert status_of(limit_bytes) == "OK"
     assert status_of(limit_bytes + 1) == "RESOURCE_EXHAUSTED"
+
+
+@pytest.mark.parametrize("wire", WireName)
+def test_wire_and_limits_arrive_at_every_service(up: Start, wire: WireName) -> None:
+    """Each process serves on the wire that `weft up` was given and keeps its limits; requests pass all of them."""
+    mesh = up("--wire", wire, "--max-header-list-bytes", "2000")
+    assert decode(mesh.call("chain", value=1.0).outputs["Y"]).tolist() == [[4.0]]
+    lines = [json.loads(line) for line in mesh.log().splitlines() if '"serving"' in line]
+    assert [wire] * len(SERVICES) == [line["wire"] for line in lines]
+    for service in SERVICES:
+        with grpc.insecure_channel(mesh.endpoints[service]["grpc"]) as channel:
+            live = GRPCInferenceServiceStub(channel).ServerLive
+            live(ServerLiveRequest(), timeout=20, metadata=[("x-size", "x" * 1000)])
+            with pytest.raises(grpc.RpcError) as caught:
+                live(ServerLiveRequest(), timeout=20, metadata=[("x-size", "x" * 3000)])
+            assert grpc.StatusCode.RESOURCE_EXHAUSTED is caught.value.code(), service
 
 
 def test_without_json_a_table_is_printed(repository: Path) -> None:

@@ -365,7 +365,6 @@ def timeouts(arena: Arena) -> str:
         text, stream_id = ("1n" if index % 2 else "99999999H"), 2 * index + 1
         pieces.append(peer.request("/test.Echo/Unary", b"x", stream_id=stream_id, timeout=text))
     flooded = flood_all(peer, [b"".join(pieces[at : at + 50]) for at in range(0, number, 50)], 50)
-    arena.expect(flooded.is_open, flooded)
     return str(flooded)
 
 

@@ -120,7 +120,6 @@ def names_that_differ(arena: Arena) -> str:
         metadata = [(f"n{index}-{field}", f"v{index}-{field}") for field in range(20)]
         pieces.append(peer.request("/test.Echo/Unary", b"x", stream_id=2 * index + 1, metadata=metadata))
     flooded = flood_all(peer, [b"".join(pieces[at : at + 20]) for at in range(0, len(pieces), 20)], 20)
-    arena.expect(flooded.is_open, flooded)
     return str(flooded)
 
 
@@ -131,7 +130,6 @@ def paths_that_differ(arena: Arena) -> str:
         peer.request(f"/{index}{'x' * 1000}/y", b"x", stream_id=2 * index + 1) for index in range(arena.num(40_000))
     ]
     flooded = flood_all(peer, [b"".join(pieces[at : at + 10]) for at in range(0, len(pieces), 10)], 10)
-    arena.expect(flooded.is_open, flooded)
     return str(flooded)
 
 

@@ -1,9 +1,8 @@
 """Header compression of HTTP/2 (RFC 7541).
 
-The decoder and encoder of the ``hpack`` library, which gives the static table, serve any use of HTTP/2; these serve
-gRPC, whose clients repeat themselves. A block that was seen before costs a look-up in a dictionary (0.07 us; a new one
-of ten fields 2-5 us, with the library's decoder 16-22 us), and what is encoded depends on no state, so that callers
-can keep it.
+The coder of the ``hpack`` library, which gives the static table, serves any use of HTTP/2; this one serves gRPC, whose
+clients repeat themselves. A block that was seen before costs a look-up in a dictionary (0.07 us; a new one of ten
+fields 2-5 us, the library 16-22 us), and what is encoded depends on no state, so that callers can keep it.
 """
 
 from collections.abc import Iterable
@@ -62,15 +61,9 @@ class Decoder:
     """
 
     __slots__ = (
-        "_capacity_bytes",
-        "_entries",
-        "_free_bytes",
-        "_max_list_bytes",
-        "_max_table_bytes",
-        "_num_cached_fields",
-        "_stateless_blocks",
-        "_table_blocks",
-    )
+        "_capacity_bytes", "_entries", "_free_bytes", "_max_list_bytes", "_max_table_bytes", "_num_cached_fields",
+        "_stateless_blocks", "_table_blocks",
+    )  # fmt: skip
 
     def __init__(self, *, max_table_bytes: int = 4096, max_list_bytes: int = 65536) -> None:
         self._max_table_bytes = max_table_bytes
@@ -209,16 +202,7 @@ def _malformed(reason: str) -> Http2ConnectionError:
 
 
 def _integer(block: bytes, position: int, value: int) -> tuple[int, int]:
-    """Reads an integer whose prefix was all ones.
-
-    Args:
-        block: What it is read from.
-        position: The byte after the prefix.
-        value: The prefix.
-
-    Returns:
-        The integer and the position after it.
-    """
+    """Reads on an integer whose prefix, ``value``, was all ones; gives it and the position after it."""
     shift = 0
     while True:
         byte = block[position]
@@ -246,9 +230,12 @@ def _string(block: bytes, text: str, position: int) -> tuple[str, int]:
 
 # Intermediaries must not put these into a table either (RFC 7541, section 7.1.3).
 _SECRETS: Final = frozenset({"authorization", "cookie", "proxy-authorization", "set-cookie", "x-api-key"})
-_INDEX_BY_FIELD: Final = {field: index for index, field in reversed(list(enumerate(_STATIC_FIELDS))) if index}
-_INDEX_BY_NAME: Final = {name: index for (name, _), index in _INDEX_BY_FIELD.items()}
-_INDEX_BY_NAME.update({name: index for index, (name, _) in reversed(list(enumerate(_STATIC_FIELDS))) if index})
+_INDEX_BY_FIELD: Final = {field: index for index, field in enumerate(_STATIC_FIELDS) if field[1]}
+_NAMES_WITH_VALUES: Final = frozenset(name for name, _ in _INDEX_BY_FIELD)
+_INDEX_BY_NAME: Final = {name: index for index, (name, _) in reversed(list(enumerate(_STATIC_FIELDS))) if index}
+_encoded_names: Final[dict[str, bytes]] = {}  # with the pattern before them
+_MAX_KEPT_NAMES: Final = 512
+_MAX_KEPT_NAME_BYTES: Final = 64
 
 
 def encode(fields: Iterable[tuple[str, str | bytes]]) -> bytes:
@@ -268,23 +255,30 @@ def encode(fields: Iterable[tuple[str, str | bytes]]) -> bytes:
     """
     block = bytearray()
     for name, value in fields:
-        if isinstance(value, bytes):
-            data = value
-        elif index := _INDEX_BY_FIELD.get((name, value)):
+        if name in _NAMES_WITH_VALUES and (index := _INDEX_BY_FIELD.get((name, value))):  # type: ignore[arg-type]
             block.append(0x80 | index)
             continue
-        else:
-            data = value.encode("latin-1")
-        pattern = 0x10 if name in _SECRETS else 0x00
-        if index := _INDEX_BY_NAME.get(name):
-            _append_integer(block, pattern, 0x0F, index)
-        else:
-            block.append(pattern)
-            encoded_name = name.encode("latin-1")
-            _append_integer(block, 0x00, 0x7F, len(encoded_name))
-            block += encoded_name
+        block += _encoded_names.get(name) or _encode_name(name)
+        data = value if isinstance(value, bytes) else value.encode("latin-1")
         _append_integer(block, 0x00, 0x7F, len(data))
         block += data
+    return bytes(block)
+
+
+def _encode_name(name: str) -> bytes:
+    block = bytearray()
+    pattern = 0x10 if name in _SECRETS else 0x00
+    if index := _INDEX_BY_NAME.get(name):
+        _append_integer(block, pattern, 0x0F, index)
+    else:
+        data = name.encode("latin-1")
+        block.append(pattern)
+        _append_integer(block, 0x00, 0x7F, len(data))
+        block += data
+    if len(block) <= _MAX_KEPT_NAME_BYTES:
+        if len(_encoded_names) >= _MAX_KEPT_NAMES:
+            _encoded_names.clear()
+        _encoded_names[name] = bytes(block)
     return bytes(block)
 
 

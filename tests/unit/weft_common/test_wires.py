@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from weft_common.client.channels import is_one_endpoint
+from weft_common.client.channels import is_on_weft, is_one_endpoint, open_channel
 from weft_common.client.wires import DEFAULT_WIRE, WireName, add_wire_argument, default_wire
 from weft_common.errors import InvalidArgumentError
 from weft_common.server.limits import add_limit_arguments, given_limits, grpcio_limits
@@ -95,3 +95,30 @@ def test_impossible_limit_is_refused(argument: str) -> None:
 def test_addresses_of_one_server_are_known(address: str, expected: bool) -> None:
     """A name may resolve to several; a list is several."""
     assert expected is is_one_endpoint(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "options", "expected"),
+    [
+        ("127.0.0.1:8001", [], True),
+        ("router.example:8001", [("grpc.max_reconnect_backoff_ms", 500)], True),
+        ("[::1]:8001", [], True),
+        ("unix:/run/a%20b.sock", [], True),
+        ("127.0.0.1:99999", [], False),
+        ("127.0.0.1", [], False),
+        ("a b:1", [], False),
+        ("dns:///router:8001", [], False),
+        ("ipv4:127.0.0.1:1,127.0.0.1:2", [], False),
+        ("xds:router", [], False),
+        ("127.0.0.1:8001", [("grpc.service_config", "{}")], False),
+    ],
+)
+async def test_channel_is_of_the_wire_that_has_it(
+    address: str, options: list[tuple[str, object]], expected: bool
+) -> None:
+    """Addresses and options that Weft's own wire does not have get a channel of grpcio."""
+    assert expected is is_on_weft(address, options, WireName.WEFT)
+    assert not is_on_weft(address, options, WireName.GRPCIO)
+    if not address.startswith("xds:"):
+        async with open_channel(address, options=options, wire=WireName.WEFT) as channel:
+            assert type(channel).__module__.startswith("weft_wire." if expected else "grpc.")

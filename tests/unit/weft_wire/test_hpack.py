@@ -359,3 +359,16 @@ def test_a_block_that_is_repeated_among_others_is_found_most_times() -> None:
             marks.append(number)
             found.memo = marks
     assert len(marks) < 2000 / 40
+
+
+def test_names_that_are_kept_encoded_are_few() -> None:
+    """Names that differ each time, or are long, take little memory, and are encoded as others are."""
+    tracemalloc.start()
+    try:
+        for number in range(3000):
+            assert [(f"x-{number}", "a")] == decode(Decoder(), encode([(f"x-{number}", "a")]))
+            encode([(f"{number}" * 500, "a")])
+        kept_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 200_000

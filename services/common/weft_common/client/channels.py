@@ -35,7 +35,7 @@ _KEEPALIVE_TIME_MS = 30_000
 _KEEPALIVE_TIMEOUT_MS = 10_000
 
 #: ``host:port`` and ``unix:path``.
-_OWN_ADDRESS = re.compile(r"unix:[^,]+|(\[[0-9A-Fa-f:.%]+\]|[^\[\]:/,]+):\d+")
+_OWN_ADDRESS = re.compile(r"unix:[^,]+|(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>\d{1,5})")
 #: Options that channels of Weft's own wire have too, or need not have.
 _OWN_OPTIONS = frozenset(("grpc.max_reconnect_backoff_ms", "grpc.default_authority", "grpc.use_local_subchannel_pool"))
 
@@ -96,16 +96,22 @@ def open_channel(
         InvalidArgumentError: A file of ``security`` is missing or invalid.
     """
     connect: Callable[[TlsContent | None], grpc.aio.Channel]
-    if (wire or default_wire()) is WireName.WEFT and is_served_by_weft(address, options):
+    if is_on_weft(address, options, wire):
         connect = partial(_of_weft, address, dict(options), security)
     else:
         connect = partial(_of_grpcio, address, [*options, *channel_options()], security)
     return connect(None) if security is None else SecuredChannel(address, security, connect)
 
 
-def is_served_by_weft(address: str, options: Sequence[tuple[str, Any]]) -> bool:
-    """Whether Weft's own wire has channels to such an address with such options: ``host:port`` and ``unix:path``."""
-    return _OWN_ADDRESS.fullmatch(address) is not None and all(name in _OWN_OPTIONS for name, _ in options)
+def is_on_weft(address: str, options: Sequence[tuple[str, Any]], wire: WireName | None) -> bool:
+    """Whether ``open_channel`` gives a channel of Weft's own wire: ``host:port`` or a Unix socket, and few options."""
+    found = _OWN_ADDRESS.fullmatch(address)
+    return (
+        (wire or default_wire()) is WireName.WEFT
+        and found is not None
+        and int(found["port"] or 0) < 1 << 16
+        and all(name in _OWN_OPTIONS for name, _ in options)
+    )
 
 
 def is_one_endpoint(address: str) -> bool:

@@ -17,7 +17,7 @@ class WireName(enum.StrEnum):
 
 
 #: Unless the environment says otherwise.
-DEFAULT_WIRE = WireName.GRPCIO
+DEFAULT_WIRE = WireName.WEFT
 
 
 def default_wire() -> WireName:

@@ -221,7 +221,7 @@ async def _serve(
             watcher = asyncio.create_task(_follow_readiness(is_ready, services))
             endpoints = {"service": service} | ports._asdict()
             print(json.dumps(endpoints), file=sys.__stdout__, flush=True)  # the parent reads the ports from this line
-            _log.info("serving", extra=endpoints | {"num_frozen_objects": gc.get_freeze_count()})
+            _log.info("serving", extra=endpoints | {"wire": options.wire, "num_frozen_objects": gc.get_freeze_count()})
             await stopping
             watcher.cancel()
     except WeftError as error:

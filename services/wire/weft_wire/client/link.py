@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections.abc import Callable
 
@@ -14,9 +15,12 @@ from weft_wire.client.dialling import DialError, Dialler
 from weft_wire.client.heads import RequestHeads
 from weft_wire.client.options import ChannelOptions
 from weft_wire.client.protocol import ClientProtocol
+from weft_wire.connection.streams import StreamStates
 from weft_wire.errors import ErrorCode
 from weft_wire.transport.deadlines import DeadlineQueue
 from weft_wire.transport.protocol import Heartbeat
+
+_log = logging.getLogger("weft_wire.client")
 
 #: Largest growth of the keepalive time after servers complained.
 _MAX_KEEPALIVE_FACTOR = 1 << 10
@@ -41,6 +45,7 @@ class Link:
         is_closed: The channel accepts no more calls.
         deadlines: Of all calls.
         loop: The event loop of the first call.
+        direct: The connection for calls that need not wait for others; it may accept none now. None: there is none.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -58,6 +63,7 @@ class Link:
         self.heads = heads
         self.connectivity = Connectivity()
         self.is_closed = False
+        self.direct: StreamStates | None = None
         self._dialler = dialler
         self._backoff = Backoff(options, random)
         self._protocol: ClientProtocol | None = None
@@ -83,6 +89,7 @@ class Link:
             call.fail(StatusCode.UNAVAILABLE, "the channel was closed")
             return
         self._waiting[call] = None
+        self.direct = None
         call.has_waited = True
         if protocol is not None and (protocol.connection.is_closed or not protocol.connection.has_stream_ids):
             self._retire(protocol)
@@ -103,6 +110,8 @@ class Link:
     def forget(self, call: ClientCall) -> None:
         """A call that waits has ended."""
         self._waiting.pop(call, None)
+        if not self._waiting:
+            self._pump()
         self._tell_if_idle()
 
     def _pump(self) -> None:
@@ -112,6 +121,8 @@ class Link:
             call = next(iter(waiting))
             del waiting[call]
             call.start(protocol.connection)
+        if not waiting and protocol is not None and not self.is_closed:
+            self.direct = protocol.connection
 
     # Connecting.
 
@@ -131,9 +142,11 @@ class Link:
             self._task = None
             self._fail(str(error))
             return
-        except BaseException:
+        except Exception as error:
+            _log.exception("an attempt to connect has failed in a way that is not foreseen")
             self._task = None
-            raise
+            self._fail(f"failed to connect to all addresses; last error: {error!r}")
+            return
         self._task = None
         self._protocol = protocol
         self._backoff.succeed(self.loop.time())
@@ -212,7 +225,7 @@ class Link:
         """There is no connection for new calls any more."""
         if protocol is not self._protocol:
             return
-        self._protocol = None
+        self._protocol = self.direct = None
         if self.is_closed:
             self._fail_waiting("the channel was closed", also_patient=True)
             return
@@ -228,6 +241,7 @@ class Link:
     async def close(self, grace_s: float | None) -> None:
         """End all calls, those in flight after ``grace_s`` seconds, and close all connections."""
         self.is_closed = True
+        self.direct = None
         self.connectivity.set(ChannelConnectivity.SHUTDOWN)
         if not self._is_attached:
             return

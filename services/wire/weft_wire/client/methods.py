@@ -12,7 +12,8 @@ from weft_wire.client.heads import ENCODING_BY_COMPRESSION
 from weft_wire.client.link import Link
 from weft_wire.client.requests import OneRequest, StreamedRequests
 from weft_wire.client.responses import OneResponse, StreamedResponses
-from weft_wire.rpc.messages import Body
+from weft_wire.connection.streams import StreamStates
+from weft_wire.rpc.messages import Body, pack_prefix
 
 #: A longer timeout is none, in seconds: about 30 years.
 _MAX_TIMEOUT_S: Final = 1e9
@@ -22,6 +23,30 @@ _log = logging.getLogger("weft_wire.client")
 
 class UnaryCall(OneRequest, OneResponse, grpc.aio.UnaryUnaryCall[Any, Any]):
     """A call with one request and one response."""
+
+    def send(self, connection: StreamStates, body: Body, timeout_s: float | None) -> None:
+        """The same as ``set_request``, ``set_timeout`` and ``CallOwner.begin``, where the call need not wait.
+
+        Args:
+            connection: Accepts a stream now.
+            body: The request; not compressed.
+            timeout_s: More than 0; None: no deadline.
+        """
+        block, owner = self._block, self._owner
+        self._body = body
+        if timeout_s is not None:
+            self._timeout_s = timeout_s
+            self._deadline = owner.deadlines.add(timeout_s, self._expire)
+            block += owner.heads.timeout(timeout_s)
+        connection.open_stream(self)
+        connection.send_message(self, block, pack_prefix(0, len(body)), body, is_end=True)
+
+    def _wake(self) -> None:
+        self._body = b""
+        self._message = self._reader = None
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
 
 class UnaryStreamingCall(OneRequest, StreamedResponses, grpc.aio.UnaryStreamCall[Any, Any]):
@@ -95,8 +120,7 @@ class BoundMethod:
         try:
             body = request if self._serialize is None else self._serialize(request)
         except Exception:
-            _log.exception("a request cannot be serialized")
-            call.fail(StatusCode.INTERNAL, "Exception serializing request!")
+            self._fail_request(call)
             return
         limit = self._link.options.max_message_bytes
         if len(body) > limit:
@@ -104,6 +128,10 @@ class BoundMethod:
             call.fail(StatusCode.RESOURCE_EXHAUSTED, text)
             return
         call.set_request(body, encoding)
+
+    def _fail_request(self, call: ClientCall) -> None:
+        _log.exception("a request cannot be serialized")
+        call.fail(StatusCode.INTERNAL, "Exception serializing request!")
 
 
 class UnaryMethod(BoundMethod, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
@@ -124,8 +152,28 @@ class UnaryMethod(BoundMethod, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
             UsageError: The channel is closed.
             ValueError: The metadata cannot be sent.
         """
+        link = self._link
+        connection = link.direct
+        if (
+            connection is not None
+            and connection.can_open_stream
+            and credentials is None
+            and compression is None
+            and self._encoding == "identity"
+            and (timeout is None or 0.0 < timeout < _MAX_TIMEOUT_S)
+        ):
+            block = self._block if metadata is None else self._block + link.heads.metadata(metadata)
+            call = UnaryCall(link, block, self._deserialize)
+            try:
+                body = request if self._serialize is None else self._serialize(request)
+            except Exception:
+                self._fail_request(call)
+                return call
+            if len(body) <= link.options.max_message_bytes:
+                call.send(connection, body, timeout)
+                return call
         block, encoding = self._prepare(metadata, credentials, compression)
-        call = UnaryCall(self._link, block, self._deserialize)
+        call = UnaryCall(link, block, self._deserialize)
         self._set_request(call, request, encoding)
         if not call.done():
             self._begin(call, timeout, wait_for_ready)

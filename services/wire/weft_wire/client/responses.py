@@ -9,8 +9,9 @@ import grpc
 from grpc import StatusCode
 
 from weft_wire.client.call import ClientCall
+from weft_wire.rpc.compression import decompress
 from weft_wire.rpc.heads import ResponseHead
-from weft_wire.rpc.messages import Message, MessageReader, whole_message
+from weft_wire.rpc.messages import PREFIX_BYTES, CompressedMessage, Message, MessageReader, whole_message
 from weft_wire.rpc.status import CallError
 
 _OK: Final = StatusCode.OK
@@ -76,23 +77,25 @@ class OneResponse(ClientCall):
         self.connection.grant(self)
 
     def _on_end(self, head: ResponseHead) -> None:
-        message = self._message
+        message, deserialize = self._message, self._deserialize
         if (
-            message is not None
-            and head.status is _OK
-            and self._reader is None
-            and self._deserialize is not None
-            and not (head.http_status or head.fault)
-            and not self.is_open
+            message is None
+            or self._reader is not None
+            or self.is_open
+            or head.status is not _OK
+            or head.http_status
+            or head.fault
         ):
-            try:
-                self._response = self._deserialize(message if type(message) is bytes else self._as_taken(message))
-            except Exception:
-                self._finish(StatusCode.INTERNAL, _UNREADABLE, head)
-            else:
-                self._finish(_OK, head.message, head)
+            super()._on_end(head)
             return
-        super()._on_end(head)
+        if type(message) is not bytes:
+            message = self._as_taken(message)
+        try:
+            self._response = message if deserialize is None else deserialize(message)
+        except Exception:
+            self._finish(StatusCode.INTERNAL, _UNREADABLE, head)
+        else:
+            self._finish(_OK, head.message, head)
 
     def _as_taken(self, message: Message | memoryview) -> Any:
         """A message as the deserializer takes it; without one as bytes."""
@@ -139,7 +142,8 @@ class StreamedResponses(ClientCall):
         if reader is None:
             head = self._head
             may_compress = head is not None and head.encoding != "identity"
-            reader = self._reader = MessageReader(self._owner.options.max_message_bytes, may_compress=may_compress)
+            limit = self._owner.options.max_message_bytes
+            reader = self._reader = MessageReader(limit, may_compress=may_compress, decompresses=False)
         try:
             messages = reader.feed(data)
         except CallError as failure:
@@ -147,7 +151,7 @@ class StreamedResponses(ClientCall):
             return
         if messages:
             self._messages += messages
-            self._num_held_bytes += sum(map(len, messages))
+            self._num_held_bytes += sum(map(len, messages)) + PREFIX_BYTES * len(messages)
             waiter = self._waiter
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
@@ -178,22 +182,30 @@ class StreamedResponses(ClientCall):
     def _take(self) -> Any:
         """The next message, which must be there."""
         message = self._messages.popleft()
-        self._num_held_bytes -= len(message)
+        self._num_held_bytes -= len(message) + PREFIX_BYTES
         if self.is_open and self.num_unacked_bytes:
             reader = self._reader
             num_held_bytes = self._num_held_bytes
             if num_held_bytes and reader is not None:
                 num_held_bytes += reader.num_bytes
             self.connection.grant(self, num_held_bytes)
-        if self._deserialize is None:
-            return message
         try:
+            if isinstance(message, CompressedMessage):
+                message = decompress(message, self._owner.options.max_message_bytes)
+            if self._deserialize is None:
+                return message
             return self._deserialize(message)  # type: ignore[arg-type]  # only unary calls keep parts
+        except CallError as error:
+            raise self._refused(error.code, error.details) from None
         except Exception:
-            self.fail(StatusCode.INTERNAL, _UNREADABLE)
-            self._messages.clear()
-            self._raise_failure()
-            raise
+            raise self._refused(StatusCode.INTERNAL, _UNREADABLE) from None
+
+    def _refused(self, status: StatusCode, details: str) -> grpc.aio.AioRpcError:
+        """The error of a call with a response that cannot be read, also if the server has ended it."""
+        self._messages.clear()
+        self.fail(status, details)
+        self._status, self._details = status, details
+        return self._error()
 
     async def read(self) -> Any:
         """The next response; ``grpc.aio.EOF`` at the end. Cancelling the caller cancels the call.

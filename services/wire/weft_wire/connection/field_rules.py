@@ -7,17 +7,20 @@ Fields = Sequence[tuple[str, str]]
 _CONNECTION_SPECIFIC = frozenset({"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"})
 _REQUEST_PSEUDO = frozenset({":method", ":scheme", ":path", ":authority"})
 _NAME_CHARS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
-#: Characters that no value may have: they would end a field in HTTP/1.1. White space at an end, which section 8.2.1
-#: forbids too, is sent by clients of gRPC, whose mapping to HTTP/2 lets a server strip it.
-_BREAKS = ("\0", "\r", "\n")
+#: Names that were found to be right: calls repeat them, with values that differ.
+_known_names: set[str] = set()
+_MAX_KNOWN_NAMES = 1024
+_MAX_KNOWN_NAME_CHARS = 64
 
 
 def request_fault(fields: Fields) -> str:
     """Why the fields of a request are malformed; "" if they are not."""
     seen: dict[str, str] = {}
-    for name, value in _pseudo(fields):
+    for name, value in fields:
         if name not in _REQUEST_PSEUDO:
-            return f"pseudo-header {name!r} is no part of a request"
+            if name.startswith(":"):
+                return f"pseudo-header {name!r} is no part of a request"
+            break
         if name in seen:
             return f"pseudo-header {name} is there twice"
         seen[name] = value
@@ -63,17 +66,33 @@ def _pseudo(fields: Fields) -> list[tuple[str, str]]:
 
 
 def _regular_fault(fields: Fields, start: int) -> str:
+    has_length = False
     for name, value in fields[start:]:
-        if name.startswith(":"):
-            return f"pseudo-header {name!r} comes after a regular field or in trailers"
-        if not name or not _NAME_CHARS.issuperset(name):
-            return f"field name {name!r} has characters other than lower-case letters, digits and -_."
-        if name in _CONNECTION_SPECIFIC:
-            return f"field {name!r} belongs to HTTP/1.1"
-        if name == "te" and value != "trailers":
-            return f"field te is {value!r}; it may only be 'trailers'"
-        if any(char in value for char in _BREAKS):
+        if name not in _known_names and (fault := _name_fault(name)):
+            return fault
+        # These would end a field in HTTP/1.1. White space at an end, which section 8.2.1 forbids too, is sent by
+        # clients of gRPC, whose mapping to HTTP/2 lets a server strip it.
+        if "\n" in value or "\r" in value or "\0" in value:
             return f"the value of field {name!r} has a line break or a zero byte"
-    if content_length(fields) == -2:
+        if name == "te":
+            if value != "trailers":
+                return f"field te is {value!r}; it may only be 'trailers'"
+        elif name == "content-length":
+            has_length = True
+    if has_length and content_length(fields) == -2:
         return "content-length is no number, or there are two"
+    return ""
+
+
+def _name_fault(name: str) -> str:
+    if name.startswith(":"):
+        return f"pseudo-header {name!r} comes after a regular field or in trailers"
+    if not name or not _NAME_CHARS.issuperset(name):
+        return f"field name {name!r} has characters other than lower-case letters, digits and -_."
+    if name in _CONNECTION_SPECIFIC:
+        return f"field {name!r} belongs to HTTP/1.1"
+    if len(name) <= _MAX_KNOWN_NAME_CHARS:
+        if len(_known_names) >= _MAX_KNOWN_NAMES:
+            _known_names.clear()
+        _known_names.add(name)
     return ""

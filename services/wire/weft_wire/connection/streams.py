@@ -205,6 +205,8 @@ class StreamStates(Sender):
         if stream is not None:
             self._break(stream, code, reason)
             return
+        if self._is_client and self._is_idle(stream_id):
+            raise Http2ConnectionError(code, f"stream {stream_id} is idle: {reason}")
         self._spend(RESET_COST, reason)
         if not self._is_client and stream_id & 1:
             self.last_peer_stream_id = max(self.last_peer_stream_id, stream_id)

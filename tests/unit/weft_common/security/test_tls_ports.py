@@ -1,6 +1,7 @@
 """TLS as clients of both ports see it; every certificate is made for the test."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl
@@ -69,6 +70,28 @@ async def test_only_a_client_that_trusts_the_issuer_connects(listen, authority, 
     assert "OK" == await status(ports.grpc, trusting(authority))
     assert "UNAVAILABLE" == await status(ports.grpc, trusting(other))
     assert "UNAVAILABLE" == await status(ports.grpc)
+
+
+@pytest.mark.parametrize("protocols", [["http/1.1"], []])
+async def test_grpc_port_speaks_http2_alone(listen, authority, protocols):
+    """A TLS client that does not offer h2 is shown out, by the handshake or right after it, before it gets anything."""
+    pair = authority.issue("service")
+    ports = await listen("--tls-cert", pair.cert, "--tls-key", pair.key)
+    host, _, port = ports.grpc.rpartition(":")
+    context = http_context(authority)
+    if protocols:
+        context.set_alpn_protocols(protocols)
+
+    def received():
+        with (
+            contextlib.suppress(ssl.SSLError, ConnectionError),
+            socket.create_connection((host, port), 10) as plain,
+            context.wrap_socket(plain, server_hostname="service") as secured,
+        ):
+            return secured.recv(1)
+        return b""
+
+    assert b"" == await asyncio.to_thread(received)
 
 
 async def test_health_check_of_images_speaks_tls(listen, authority, capsys):

@@ -376,3 +376,41 @@ async def test_initial_metadata_comes_before_the_end(link: Link, server: Scripte
     server.send(headers(1, (*HEAD, ("a", "b"))))
     assert list(await waiting) == [("a", "b")]
     assert not call.done()
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+async def test_a_response_that_cannot_be_read(link: Link, server: ScriptedServer, is_ended: bool) -> None:
+    """A deserializer that fails ends the call with INTERNAL, also if the server has ended it with OK."""
+    call = UnaryStreamingMethod(link, "/a.B/C", None, bytes.decode)(b"")
+    server.send(headers(1, HEAD), peer.data(1, peer.message(b"\xff")), headers(1, OK, end=True) if is_ended else b"")
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call.read()
+    assert (failed.value.code(), failed.value.details()) == (StatusCode.INTERNAL, "Exception deserializing response!")
+    assert await call.code() is StatusCode.INTERNAL
+    assert server.protocol.connection.streams == {}
+
+
+async def test_a_compressed_response_that_grows(dialler: ScriptedDialler) -> None:
+    """A response is decompressed when it is read, and no further than the limit."""
+    link = make_link(dialler, max_message_bytes=1000)
+    server = await connected(link, dialler)
+    call = responses(link)
+    bomb = peer.data(1, peer.message(compress("gzip", bytes(1001)), compressed=1))
+    server.send(headers(1, (*HEAD, ("grpc-encoding", "gzip"))), bomb, headers(1, OK, end=True))
+    assert call.done()
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call.read()
+    assert failed.value.code() is StatusCode.RESOURCE_EXHAUSTED
+    await link.close(None)
+
+
+async def test_empty_responses_count(dialler: ScriptedDialler) -> None:
+    """Credit is not given for messages without content that nobody has read."""
+    link = make_link(dialler, stream_window_bytes=65_535)
+    server = await connected(link, dialler)
+    call = responses(link)
+    server.send(headers(1, HEAD), *[peer.data(1, peer.message(b"") * 1000)] * 13)
+    await call.read()
+    await turns()
+    assert [frame for frame in server.frames() if frame.kind == peer.WINDOW_UPDATE and frame.stream_id == 1] == []
+    await link.close(None)
