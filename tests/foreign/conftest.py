@@ -34,7 +34,7 @@ def echo(wire: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EchoSe
     folder = tmp_path_factory.mktemp("echo")
     with EchoService(wire, folder / "log", f"--unix={folder}/socket") as service:
         yield service
-    told = [line for line in service.log_lines() if not line.endswith(" seconds")]  # asyncio in development mode: "took"
+    told = [line for line in service.log_lines() if not line.endswith(" seconds")]  # of asyncio in development mode
     assert wire == "grpcio" or not told
 
 
