@@ -73,7 +73,7 @@ def test_attack(
 
 @pytest.fixture(scope="session")
 def outcomes(pytestconfig: pytest.Config) -> Iterator[dict[str, Outcome]]:
-    """What was seen, by attack; written where WEFT_ABUSE_REPORT says."""
+    """What was seen, by attack; written where WEFT_ABUSE_REPORT says, and as Markdown beside it."""
     found = pytestconfig.stash.setdefault(OUTCOMES, {})
     yield found
     if report := os.environ.get("WEFT_ABUSE_REPORT"):
@@ -81,3 +81,15 @@ def outcomes(pytestconfig: pytest.Config) -> Iterator[dict[str, Outcome]]:
         table = {name: {"max_mib": bounds[name], **outcome._asdict()} for name, outcome in found.items()}
         Path(report).parent.mkdir(parents=True, exist_ok=True)
         Path(report).write_text(json.dumps({"scale": SCALE, "attacks": table}, indent=1))
+        Path(report).with_suffix(".md").write_text(as_markdown(found, bounds))
+
+
+def as_markdown(found: dict[str, Outcome], bounds: dict[str, float]) -> str:
+    """The table of docs/wire.md."""
+    rows = ["| attack | memory: bound, seen (MiB) | server's CPU s | others: calls, worst ms | what the server did |"]
+    rows.append("|---|---|---|---|---|")
+    for name, outcome in found.items():
+        memory = f"{bounds[name]:.0f}, {max(outcome.peak_mib, 0):.1f}"
+        others = f"{outcome.num_calls}, {outcome.worst_ms:.0f}"
+        rows.append(f"| {name} | {memory} | {outcome.cpu_s:.2f} | {others} | {outcome.seen} |")
+    return "\n".join([*rows, ""])
