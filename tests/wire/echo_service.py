@@ -28,6 +28,7 @@ import importlib
 import json
 import logging
 import os
+import resource
 import signal
 import ssl
 import sys
@@ -179,6 +180,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tls-ca", default="", metavar="FILE", help="clients need a certificate of this authority")
     parser.add_argument("--max-message-bytes", type=int, default=64 << 20)
     parser.add_argument("--grace-s", type=float, default=5.0)
+    parser.add_argument("--max-descriptors", type=int, default=0, help="open files and sockets it may have")
     parser.add_argument(
         "--limit", action="append", default=[], metavar="NAME=NUMBER",
         help="a field of weft_wire's ServerOptions, or with --wire grpcio a channel option without its 'grpc.'",
@@ -248,6 +250,8 @@ def main() -> None:
     """Run it."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     options = parsed()
+    if options.max_descriptors:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (options.max_descriptors, options.max_descriptors))
     if options.loop == "uvloop":
         uvloop = importlib.import_module("uvloop")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

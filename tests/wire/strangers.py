@@ -95,6 +95,45 @@ def beyond_connections(arena: Arena) -> str:
     return f"{60 - cut} of 60 taken, and more when those have gone"
 
 
+def beyond_descriptors(arena: Arena) -> str:
+    """More connections than the process may have descriptors; when they have gone, others are taken."""
+    peers = [arena.peer(greets=False) for _ in range(200)]
+    arena.echo.call("Unary", b"x")
+    time.sleep(1.0)
+    for peer in peers:
+        peer.abort()
+    deadline_s = time.monotonic() + 10
+    while True:
+        with contextlib.suppress(Closed, AssertionError, TimeoutError):
+            arena.peer(timeout_s=1.0).call("/test.Echo/Unary")
+            return "others are taken when those have gone"
+        assert time.monotonic() < deadline_s, "no connection is taken, although others have gone"
+
+
+def unread_answers(arena: Arena) -> str:
+    """Connections that leave a megabyte unread each, less than makes the service pause, and that go on sending."""
+    peers = []
+    for _ in range(10):
+        peer = arena.peer({h2.INITIAL_WINDOW_SIZE: 1 << 24}, to="unix", window=1 << 24)
+        peer.send(peer.request("/test.Echo/Big", b"1500000"))
+        peers.append(peer)
+    begin_s = time.monotonic()
+    while arena.is_ours and not all(_is_gone(peer) for peer in peers):
+        for peer in peers:
+            peer.try_send(h2.frame(h2.PRIORITY, 0, 9, bytes(5)))
+        assert time.monotonic() < begin_s + 20, "they keep their sockets"
+        time.sleep(0.2)
+    return f"cut off after {time.monotonic() - begin_s:.1f} s"
+
+
+def _is_gone(peer: Peer) -> bool:
+    try:
+        peer.wait_gone(0.0)
+    except TimeoutError:
+        return False
+    return True
+
+
 def beyond_streams(arena: Arena) -> str:
     """More streams than MAX_CONCURRENT_STREAMS."""
     peer = arena.peer()
@@ -166,6 +205,8 @@ def half_closed(arena: Arena) -> str:
     return "closed"
 
 
+_UVLOOP = "--loop=uvloop"
+
 STRANGERS = (
     Attack("a byte at a time", slow_writer),
     Attack("half requests", half_requests, max_mib=32.0),
@@ -173,8 +214,10 @@ STRANGERS = (
     Attack("3,000 idle connections", idle, max_mib=200.0),
     Attack("10,000 connections that are reset", churn),
     Attack("connections beyond the limit", beyond_connections, limits={"max_connections": 20}),
+    Attack("connections beyond the descriptors", beyond_descriptors, arguments=("--max-descriptors=64", _UVLOOP)),
+    Attack("1.5 MB left unread on each connection", unread_answers, 64.0, limits={"write_timeout_s": 2.0}),
     Attack("streams beyond the limit", beyond_streams, max_mib=32.0),
     Attack("random bytes, HTTP/1.1, TLS on the plain port", garbage),
-    Attack("no TLS, half TLS on the port with TLS", tls_garbage, max_mib=32.0),
+    Attack("no TLS, half TLS on the port with TLS", tls_garbage, max_mib=32.0, arguments=(_UVLOOP,)),
     Attack("half-closed connections", half_closed),
 )

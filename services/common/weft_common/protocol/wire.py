@@ -94,13 +94,14 @@ def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None
                 f"parameter '{key}' is reserved: keys that start with '{_RESERVED_PREFIX}' may not be set; "
                 "use another name"
             )
-    if max(len(request.inputs), len(request.outputs)) > MAX_TENSORS:
-        check_count("the request", len(request.inputs), MAX_TENSORS, "inputs")
-        check_count("the request", len(request.outputs), MAX_TENSORS, "requested outputs")
-    raw = request.raw_input_contents
+    tensors, requested, raw = request.inputs, request.outputs, request.raw_input_contents  # each access makes an object
+    num_inputs, num_raw = len(tensors), len(raw)
+    if num_inputs > MAX_TENSORS or len(requested) > MAX_TENSORS:
+        check_count("the request", num_inputs, MAX_TENSORS, "inputs")
+        check_count("the request", len(requested), MAX_TENSORS, "requested outputs")
     inputs: dict[str, WireTensor] = {}
     position = -1  # index among the inputs with data in the message
-    for tensor in request.inputs:
+    for tensor in tensors:
         name = tensor.name
         if name in inputs:
             raise InvalidArgumentError(f"input '{name}' is given twice in a request for model '{request.model_name}'")
@@ -110,33 +111,35 @@ def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None
                 inputs[name] = WireTensor(tensor.datatype, tuple(tensor.shape), _data_at(location, tensor))
                 continue
         position += 1
-        if raw:
+        if num_raw:
             if tensor.HasField("contents"):
                 raise InvalidArgumentError(
                     "contents field must not be specified when using raw_input_contents for "
                     f"'{name}' for model '{request.model_name}'"
                 )
-            if position >= len(raw):
+            if position >= num_raw:
                 raise InvalidArgumentError(
                     f"unable to find data for input tensor '{name}' for model '{request.model_name}' in request: "
-                    f"{len(request.inputs)} inputs, but raw_input_contents has {len(raw)} entries"
+                    f"{num_inputs} inputs, but raw_input_contents has {num_raw} entries"
                 )
             data = raw[position]
         else:
             data = _typed_contents(tensor, "input", request.model_name)
         inputs[name] = WireTensor(tensor.datatype, tuple(tensor.shape), data)
-    if len(raw) > position + 1:
+    if num_raw > position + 1:
         raise InvalidArgumentError(
-            f"raw_input_contents has {len(raw)} entries for {position + 1} inputs of model "
+            f"raw_input_contents has {num_raw} entries for {position + 1} inputs of model "
             f"'{request.model_name}'; give one entry for each input that is not in shared memory"
         )
-    outputs: list[RequestedOutput] = []
-    for output in request.outputs:
-        if output.parameters:
-            outputs.append(_requested_output(output, is_memory_allowed=memory is not None))
-        else:
-            outputs.append(RequestedOutput(output.name, {}))
-    call = InferCall(request.model_name, request.model_version, request.id, parameters, inputs, tuple(outputs))
+    outputs = tuple(
+        [
+            _requested_output(output, is_memory_allowed=memory is not None)
+            if output.parameters
+            else RequestedOutput(output.name, {})
+            for output in requested
+        ]
+    )
+    call = InferCall(request.model_name, request.model_version, request.id, parameters, inputs, outputs)
     check_call(call)
     return call
 

@@ -27,6 +27,8 @@ from weft_common.workers.sums import MetricSums, load
 PING_PERIOD_S = 1.0
 #: A worker aborts by itself when its loop hangs; one that cannot is killed so much later, in seconds.
 _LATER_S = 6.0
+#: A worker that has not answered at all is killed after so long, in seconds.
+_START_S = 60.0
 #: A worker drains its server and then closes its core, each within the grace period.
 _NUM_GRACES, _MORE_S = 2, 5.0
 
@@ -165,36 +167,46 @@ class _Group:
             await process.start()
         peer = self._hub.peer(index)
         await peer.connect(ours)
-        talking = asyncio.create_task(peer.run())
-        watching = asyncio.create_task(self._watch(index, process))
+        tasks = [
+            asyncio.create_task(peer.run()),
+            asyncio.create_task(self._note_serving(worker, process)),
+            asyncio.create_task(self._kill_hung(index, process)),
+        ]
         try:
             await process.wait()
         finally:
             has_served = worker.is_up
-            for task in (watching, talking):
+            for task in tasks:
                 task.cancel()
             worker.is_up = False
             self._hub.leave(index)
             self._sums.end(index)
         return has_served
 
-    async def _watch(self, index: int, process: ServiceProcess) -> None:
-        """Note when a worker serves, and kill it when it hangs."""
-        worker = self._workers[index]
+    async def _note_serving(self, worker: _Worker, process: ServiceProcess) -> None:
+        """Note when a worker serves."""
         await process.endpoint()
         worker.is_up = True
         worker.policy.serves()
         worker.serving.set()
+
+    async def _kill_hung(self, index: int, process: ServiceProcess) -> None:
+        """Kill a worker when it hangs, if there is a limit; one that has not answered yet may be importing."""
         abort_s = self._options.watchdog_abort_s
-        num_missed = 0
-        while abort_s:
+        limit_s = max(abort_s + _LATER_S, _START_S)
+        silent_s = 0.0
+        now_s = asyncio.get_running_loop().time
+        while abort_s and silent_s < limit_s:
+            asked_s = now_s()
             await asyncio.sleep(PING_PERIOD_S)
             (answer,) = await self._hub.answers("ping", of=[index], timeout_s=PING_PERIOD_S)
-            num_missed = 0 if answer.error is None else num_missed + 1
-            if 2 * num_missed * PING_PERIOD_S > abort_s + _LATER_S:
-                _log.error("worker %d has not answered for %g s and is killed", index, abort_s + _LATER_S)
-                process.kill()
-                return
+            if answer.error is None:
+                silent_s, limit_s = 0.0, abort_s + _LATER_S
+            else:
+                silent_s += min(now_s() - asked_s, 2 * PING_PERIOD_S)  # if longer, this process did not run
+        if abort_s:
+            _log.error("worker %d has not answered for %g s and is killed", index, limit_s)
+            process.kill()
 
     def _describe(self, index: int) -> str:
         process = self._workers[index].process

@@ -122,7 +122,10 @@ class Hub:
         name, _, payload = body.partition(b"\0")
         async with self._changing:
             answers = await self.answers(name.decode(), payload, of=self._joined, timeout_s=CHANGE_TIMEOUT_S)
-            return pack(answer for answer in answers if answer.worker in self._joined)
+            return pack(answer for answer in answers if self._is_there(answer.worker))
+
+    def _is_there(self, worker: int) -> bool:
+        return worker in self._joined and self._peers[worker].is_open
 
     def _pass_on(self, worker: int, body: bytes) -> None:
         name, _, payload = body.partition(b"\0")

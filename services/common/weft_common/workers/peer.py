@@ -43,6 +43,11 @@ class Peer:
         self._writer: asyncio.StreamWriter | None = None
 
     @property
+    def is_open(self) -> bool:
+        """Whether the other end is there, as far as is known."""
+        return self._writer is not None
+
+    @property
     def num_unread_bytes(self) -> int:
         """How much was sent that the other end has not taken."""
         return 0 if self._writer is None else self._writer.transport.get_write_buffer_size()

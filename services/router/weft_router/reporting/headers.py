@@ -35,6 +35,8 @@ def forwarded_headers(headers: Mapping[str, str], *, is_traced: bool) -> dict[st
         is_traced: Spans are made here, so each call carries a trace context of its own; else the client's goes through.
     """
     forwarded: dict[str, str] = {}
+    if not headers:
+        return forwarded
     for key, value in headers.items():
         if key in _NOT_FORWARDED or key.startswith(("grpc-", ":")) or (is_traced and key in _TRACE_CONTEXT):
             continue

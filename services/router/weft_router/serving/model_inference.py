@@ -43,20 +43,18 @@ class ModelInference:
     Attributes:
         work: Calls the model; await it once, and give its result to ``answer``. Cancelling it cancels the call.
         context: Of the call.
-        record: Of the call.
+        num_responses: Of a decoupled model, so far.
     """
 
-    __slots__ = ("_call", "_model", "_num_rows", "_path", "_span", "context", "record", "work")
+    __slots__ = ("_call", "_model", "_num_rows", "_span", "_start_ns", "_target", "context", "num_responses", "work")
 
     def __init__(self, target: Target, model: TargetModel, call: InferCall, context: CallContext) -> None:
         name, version = call.model_name, model.signature.version
-        self._model, self._call = model, call
+        self._target, self._model, self._call = target, model, call
         self._num_rows = rows_of(call.inputs, is_batching=model.signature.max_batch_size > 0)
         call.num_rows = max(self._num_rows, 1)
-        self._path = NodeRecord(name)
         context.trailing_metadata.append((PATH_HEADER, _path_of(name)))
-        self.record = StepRecord(name, name, time.monotonic_ns(), target=target.name, model=name, version=version)
-        self._path.steps.append(self.record)
+        self._start_ns, self.num_responses = time.monotonic_ns(), 0
         self._span: Span | None = None
         is_traced = telemetry.is_enabled()
         headers = forwarded_headers(context.headers, is_traced=is_traced)
@@ -96,10 +94,8 @@ class ModelInference:
 
     def add_trace(self, result: InferResult) -> None:
         """Add the time that the call took to the last result, if the client requested it."""
-        self.record.status, self.record.end_ns = "OK", time.monotonic_ns()
         if self._call.parameters and self._call.parameters.get(TRACE_PARAMETER) is True:
-            trace = trace_text(self._path, self.record.start_ns)
-            result.parameters = {**result.parameters, TRACE_PARAMETER: trace}
+            result.parameters = {**result.parameters, TRACE_PARAMETER: self._trace()}
 
     def end(self) -> None:
         """The call has ended well."""
@@ -112,6 +108,13 @@ class ModelInference:
             raise self._placed(error) from error
         if self._span is not None:
             end_span(self._span, error)
+
+    def _trace(self) -> str:
+        """What the call did, as that of a step."""
+        name, version = self._call.model_name, self._model.signature.version
+        record = StepRecord(name, name, self._start_ns, target=self._target.name, model=name, version=version)
+        record.status, record.end_ns, record.responses = "OK", time.monotonic_ns(), self.num_responses
+        return trace_text(NodeRecord(name, steps=[record]), self._start_ns)
 
     def _placed(self, error: WeftError) -> WeftError:
         placed = error.with_message(f"{self._call.model_name}@{self._model.signature.version}: {error.message}")
@@ -134,7 +137,7 @@ async def stream_infer(
         async with contextlib.aclosing(target.stream_infer(call, inference.context)) as results:
             async for result in results:
                 inference.check(result, -1)
-                inference.record.responses += not result.is_null
+                inference.num_responses += not result.is_null
                 if result.is_final:
                     inference.add_trace(result)
                     result.is_null = result.is_null and not result.parameters

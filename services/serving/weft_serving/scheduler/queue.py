@@ -107,6 +107,8 @@ class PriorityQueue:
 
     def __iter__(self) -> Iterator[InferenceRequest]:
         """Waiting requests in the order of service. The queue must not be changed while it is walked."""
+        if len(self._order) == 1 and not (level := self._levels[self._order[0]]).delayed:
+            return iter(level.waiting)
         lines: list[OrderedDict[InferenceRequest, None]] = []
         for number in self._order:
             level = self._levels[number]

@@ -50,11 +50,8 @@ class Recorder:
         batch = statistics.batches.get(execution.num_rows)
         if batch is None:
             batch = statistics.batches[execution.num_rows] = BatchStatistics()
-        batch.add(
-            execution.infer_start_ns - execution.start_ns,
-            execution.infer_end_ns - execution.infer_start_ns,
-            execution.end_ns - execution.infer_end_ns,
-        )
+        infer_start_ns, infer_end_ns = execution.infer_start_ns, execution.infer_end_ns
+        batch.add(infer_start_ns - execution.start_ns, infer_end_ns - infer_start_ns, execution.end_ns - infer_end_ns)
 
     def succeeded(self, requests: Sequence[InferenceRequest], execution: BatchExecution, now_ns: int) -> None:
         """Count requests that are answered at ``now_ns`` with what ``execution`` gave."""

@@ -31,7 +31,7 @@ class Destination:
 
 
 def parse_address(address: str) -> Destination:
-    """The endpoint that an address means.
+    """The destination that an address means.
 
     Args:
         address: ``host:port``, ``[::1]:port``, either with ``dns:``, ``ipv4:`` or ``ipv6:`` before it; ``unix:path``,

@@ -43,10 +43,10 @@ class Channel(grpc.aio.Channel):
     ) -> None:
         if ssl_context is not None:
             ssl_context.set_alpn_protocols(["h2"])
-        endpoint = parse_address(address)
-        dialler = Dialler(endpoint, ssl_context, server_name, options.connect_timeout_s)
+        destination = parse_address(address)
+        dialler = Dialler(destination, ssl_context, server_name, options.connect_timeout_s)
         scheme = "http" if ssl_context is None else "https"
-        heads = RequestHeads(scheme, server_name or endpoint.authority, options.user_agent)
+        heads = RequestHeads(scheme, server_name or destination.authority, options.user_agent)
         self._link = Link(dialler, heads, options)
 
     def unary_unary(

@@ -1,4 +1,4 @@
-"""Connections to an endpoint: names resolved, addresses tried in order, TLS, HTTP/2's handshake."""
+"""Connections to an destination: names resolved, addresses tried in order, TLS, HTTP/2's handshake."""
 
 import asyncio
 import ipaddress
@@ -14,6 +14,8 @@ from weft_wire.client.protocol import ClientProtocol
 _FAILED: Final = "failed to connect to all addresses; last error: "
 #: Servers of gRPC do not answer the end of a TLS session.
 _TLS_SHUTDOWN_S: Final = 1.0
+#: Between attempts to enter the full queue of a Unix socket, in seconds.
+_FULL_QUEUE_S: Final = 0.01
 
 
 class DialError(Exception):
@@ -21,21 +23,21 @@ class DialError(Exception):
 
 
 class Dialler:
-    """Dials one endpoint.
+    """Dials one destination.
 
     Args:
-        endpoint: What is dialled.
+        destination: What is dialled.
         ssl_context: With ALPN of ``h2``; None: no TLS.
         server_name: Expected name in the server's certificate; "": the host.
         timeout_s: For each address.
     """
 
     def __init__(
-        self, endpoint: Destination, ssl_context: ssl.SSLContext | None, server_name: str, timeout_s: float
+        self, destination: Destination, ssl_context: ssl.SSLContext | None, server_name: str, timeout_s: float
     ) -> None:
-        self._endpoint = endpoint
+        self._destination = destination
         self._ssl_context = ssl_context
-        self._server_name = server_name or endpoint.host or endpoint.authority
+        self._server_name = server_name or destination.host or destination.authority
         self._timeout_s = timeout_s
 
     async def dial(self, make: Callable[[], ClientProtocol]) -> ClientProtocol:
@@ -47,14 +49,14 @@ class Dialler:
         Raises:
             DialError: No address gave one. Cancelling leaves nothing open.
         """
-        endpoint = self._endpoint
-        if endpoint.path:
+        destination = self._destination
+        if destination.path:
             addresses: list[tuple[str, int]] = [("", 0)]
         else:
             addresses = await self._resolve()
         error = ""
         for host, port in addresses:
-            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host else endpoint.text
+            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host else destination.text
             try:
                 async with asyncio.timeout(self._timeout_s):
                     return await self._attempt(make, host, port)
@@ -65,7 +67,7 @@ class Dialler:
         raise DialError(_FAILED + error)
 
     async def _resolve(self) -> list[tuple[str, int]]:
-        host, port = self._endpoint.host, self._endpoint.port
+        host, port = self._destination.host, self._destination.port
         try:
             ipaddress.ip_address(host.partition("%")[0])
         except ValueError:
@@ -97,7 +99,7 @@ class Dialler:
         if host:
             _, protocol = await loop.create_connection(make, host, port, **tls)
         else:
-            _, protocol = await loop.create_unix_connection(make, self._endpoint.path, **tls)
+            _, protocol = await loop.create_unix_connection(make, sock=await self._connect_unix(), **tls)
         try:
             if context is not None:
                 session = protocol.transport.get_extra_info("ssl_object")
@@ -110,6 +112,22 @@ class Dialler:
             protocol.abort("the connection was not completed")
             raise
         return protocol
+
+    async def _connect_unix(self) -> socket.socket:
+        """A connected socket. Event loops do not know all names, nor wait while the server's queue is full."""
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connected.setblocking(False)
+            while True:
+                try:
+                    connected.connect(self._destination.path)
+                except BlockingIOError:
+                    await asyncio.sleep(_FULL_QUEUE_S)
+                else:
+                    return connected
+        except BaseException:
+            connected.close()
+            raise
 
 
 def _text(error: OSError) -> str:

@@ -145,7 +145,7 @@ class Http2Protocol(asyncio.Protocol):
             num_streams=len(connection.streams),
             has_partial_frame=connection.has_partial_frame,
             num_partial=connection.num_partial_frames,
-            num_unwritten_bytes=self.transport.get_write_buffer_size() if connection.is_paused else 0,
+            num_unwritten_bytes=self.transport.get_write_buffer_size(),
             is_draining=connection.is_draining,
             is_drain_finished=connection.is_drain_finished,
         )

@@ -23,8 +23,8 @@ from weft_wire.client.addresses import parse_address
 )
 def test_a_host_and_a_port(address: str, host: str, port: int, authority: str) -> None:
     """A host may come with a scheme, in brackets, percent-encoded after a scheme, and without a port."""
-    endpoint = parse_address(address)
-    assert (endpoint.host, endpoint.port, endpoint.path, endpoint.authority) == (host, port, "", authority)
+    found = parse_address(address)
+    assert (found.host, found.port, found.path, found.authority) == (host, port, "", authority)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_a_host_and_a_port(address: str, host: str, port: int, authority: str) -
 )
 def test_a_unix_socket(address: str, path: str) -> None:
     """A Unix socket has a path, absolute or not, or a name in the abstract namespace; calls to it are for localhost."""
-    endpoint = parse_address(address)
-    assert (endpoint.host, endpoint.port, endpoint.path, endpoint.authority) == ("", 0, path, "localhost")
+    found = parse_address(address)
+    assert (found.host, found.port, found.path, found.authority) == ("", 0, path, "localhost")
 
 
 @pytest.mark.parametrize(
