@@ -52,6 +52,9 @@ class CallOwner(Protocol):
     def forget(self, call: "ClientCall") -> None:
         """A call that waits has ended."""
 
+    def hold(self) -> None:
+        """The server has refused a call, though it goes on: begin none for a moment."""
+
 
 class ClientCall(Stream):
     """A call, and the stream that it is on; it has the shape of ``grpc.aio.Call``.
@@ -158,8 +161,13 @@ class ClientCall(Stream):
 
     def on_reset(self, code: int, reason: str, *, is_unprocessed: bool = False) -> None:
         """The stream ended without trailers."""
-        if self._status is not None or (is_unprocessed and self._retry()):
+        if self._status is not None:
             return
+        if is_unprocessed:
+            if not self.connection.is_peer_leaving:
+                self._owner.hold()
+            if self._retry():
+                return
         self._is_unprocessed = is_unprocessed
         if self.connection.is_closed:
             self._finish(StatusCode.UNAVAILABLE, f"Socket closed: {reason}")

@@ -27,6 +27,8 @@ _MAX_KEEPALIVE_FACTOR = 1 << 10
 #: How long a closing connection may write its last bytes and wait for the server's end of TLS, in seconds: servers of
 #: gRPC do not send it.
 _CLOSE_S = 0.1
+#: Pause after a call that was refused, in seconds.
+_HOLD_S = 0.01
 
 
 class Link:
@@ -71,6 +73,7 @@ class Link:
         self._waiting: dict[ClientCall, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._held: asyncio.TimerHandle | None = None
         self._last_error = ""
         self._keepalive_factor = 1
         self._is_attached = False
@@ -82,7 +85,7 @@ class Link:
     def begin(self, call: ClientCall) -> None:
         """Send a call, or let it wait for a connection or its turn."""
         protocol = self._protocol
-        if protocol is not None and not self._waiting and protocol.connection.can_open_stream:
+        if protocol is not None and not self._waiting and self._held is None and protocol.connection.can_open_stream:
             call.start(protocol.connection)
             return
         if self.is_closed and protocol is None:
@@ -114,8 +117,20 @@ class Link:
             self._pump()
         self._tell_if_idle()
 
+    def hold(self) -> None:
+        """The server refuses calls that its limit allows, as C core does while it still frees others: wait a moment."""
+        self.direct = None
+        if self._held is None:
+            self._held = self.loop.call_later(_HOLD_S, self._release)
+
+    def _release(self) -> None:
+        self._held = None
+        self._pump()
+
     def _pump(self) -> None:
         """Send calls that wait, in order, as far as the server allows."""
+        if self._held is not None:
+            return
         waiting, protocol = self._waiting, self._protocol
         while waiting and protocol is not None and protocol.connection.can_open_stream:
             call = next(iter(waiting))
@@ -245,8 +260,10 @@ class Link:
         self.connectivity.set(ChannelConnectivity.SHUTDOWN)
         if not self._is_attached:
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._held):
+            if timer is not None:
+                timer.cancel()
+        self._held = None
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

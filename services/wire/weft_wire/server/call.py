@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Messages of a request that wait to be read; beyond it the client gets no more credit.
 _MAX_QUEUED = 8
+#: Metadata up to this size are not counted among what the server holds.
+_FREE_METADATA_BYTES = 2048
 #: What a message that waits costs beside its bytes: hundreds of thousands of empty ones fit into a window.
 _MESSAGE_COST_BYTES = 64
 
@@ -63,7 +65,9 @@ class ServerCall(Stream):
     _waiter: "asyncio.Future[None] | None" = None
     _drained: "asyncio.Future[None] | None" = None
     _has_sent_headers = False
+    _has_begun = False
     _num_held_bytes = 0
+    _num_metadata_bytes = 0
     _initial: tuple[tuple[str, str | bytes], ...] = ()
     _trailing: tuple[tuple[str, str | bytes], ...] = ()
     _code: StatusCode | None = None
@@ -95,6 +99,13 @@ class ServerCall(Stream):
         if head.failure is not None:
             self.fail(*head.failure)
             return
+        if head.metadata_bytes > _FREE_METADATA_BYTES:
+            try:
+                self._server.count_buffered(head.metadata_bytes)
+            except CallError as error:
+                self.fail(error.code, error.details)
+                return
+            self._num_metadata_bytes = head.metadata_bytes
         method: Method | None = head.resolved
         if method is None:
             method = head.resolved = self._server.methods.find(head.path, head.metadata)
@@ -105,8 +116,11 @@ class ServerCall(Stream):
         if head.timeout_s is not None:
             self._deadline = self._server.deadlines.add(head.timeout_s, self._expire)
         self._is_request_complete = is_end
-        if method is None or method.reads_stream or (self._server.interceptors and not is_end):
-            self._start(self._run())  # an interceptor may refuse the call before its message has come
+        if method is None or method.reads_stream:
+            self._begin()
+        elif self._server.interceptors and not is_end:
+            # An interceptor may refuse the call before its message has come; nearly always it came with the fields.
+            self._protocol.loop.call_soon(self._begin)
         elif is_end:
             self.fail(StatusCode.UNIMPLEMENTED, "the call has no message; this method takes one")
 
@@ -120,11 +134,12 @@ class ServerCall(Stream):
                 message = whole_message(data)
                 if message is not None and len(message) <= self._server.max_message_bytes:
                     self._is_request_complete = True
-                    if self._task is None:
+                    if not self._server.interceptors:
                         self._start(self._run_plain(method, message))
-                    else:
-                        self._enqueue(bytes(message))
-                        self._wake()
+                        return
+                    self._enqueue(bytes(message))
+                    self._begin()
+                    self._wake()
                     return
             self._read(data, is_end)
         except CallError as error:
@@ -187,7 +202,7 @@ class ServerCall(Stream):
         elif not self.is_finished:
             if not self._messages:
                 self.fail(StatusCode.UNIMPLEMENTED, "the call has no message; this method takes one")
-            elif method is not None and method.is_plain:
+            elif method is not None and method.is_plain and not self._server.interceptors:
                 try:
                     message = self._take()
                 except CallError as error:
@@ -195,7 +210,7 @@ class ServerCall(Stream):
                     return
                 self._start(self._run_plain(method, message))
             else:
-                self._start(self._run())
+                self._begin()
 
     def _take(self) -> Message:
         assert self._messages is not None  # noqa: S101  # the caller has seen one
@@ -253,6 +268,12 @@ class ServerCall(Stream):
     def _start(self, coroutine: Any) -> None:
         self._protocol.num_running += 1
         self._task = start_now(coroutine, self._protocol.loop)
+
+    def _begin(self) -> None:
+        """Start the handler, through the interceptors, unless that was done or the call is over."""
+        if not self._has_begun and not self.is_finished:
+            self._has_begun = True
+            self._start(self._run())
 
     async def _run_plain(self, method: Method, message: Message | memoryview) -> None:
         """A coroutine function from one request to one response, without interceptors: nearly all calls."""
@@ -467,6 +488,9 @@ class ServerCall(Stream):
         if self._messages:
             self._server.count_buffered(-sum(map(len, self._messages)) - _MESSAGE_COST_BYTES * len(self._messages))
             self._messages.clear()
+        if self._num_metadata_bytes:
+            self._server.count_buffered(-self._num_metadata_bytes)
+            self._num_metadata_bytes = 0
         self._wake()
         self.on_drained()
         if self._callbacks is not None:

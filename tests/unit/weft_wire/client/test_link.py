@@ -203,14 +203,24 @@ async def test_a_call_is_sent_once_more_at_most(link: Link, dialler: ScriptedDia
 
 
 async def test_a_refused_stream_is_sent_once_more(link: Link, dialler: ScriptedDialler) -> None:
-    """REFUSED_STREAM says that the server has not begun: the call is sent again on the same connection, once."""
+    """REFUSED_STREAM says that the server has not begun: the call is sent again on the same connection, once.
+
+    That and all new calls wait a moment, because servers refuse while they still free the calls before.
+    """
     server = await connected(link, dialler)
     call = begin(link, b"request")
     server.send(peer.reset(1, peer.REFUSED_STREAM))
-    sent = [(frame.stream_id, frame.payload) for frame in server.frames() if frame.kind == peer.DATA]
-    assert sent == [(1, peer.message(b"request")), (3, peer.message(b"request"))]
+    later = begin(link, b"later")
+    assert requests(server) == [1]
+    frames: list[peer.Frame] = []
+    while len(frames) < 2:
+        frames += await server.frames_of(peer.DATA)
+    sent = [(frame.stream_id, frame.payload) for frame in frames]
+    assert sent == [(3, peer.message(b"request")), (5, peer.message(b"later"))]
     server.send(peer.reset(3, peer.REFUSED_STREAM))
     assert (await failure(call)).code() is StatusCode.UNAVAILABLE
+    server.answer(5, b"yes")
+    assert await later == b"yes"
 
 
 async def test_a_call_that_was_answered_in_part_is_not_sent_again(link: Link, dialler: ScriptedDialler) -> None:
@@ -228,7 +238,8 @@ async def test_a_call_that_is_sent_once_more_keeps_its_deadline(link: Link, dial
     call = begin(link, timeout=50.0)
     call._deadline.when_s -= 20.0
     server.send(peer.reset(1, peer.REFUSED_STREAM))
-    sent = [server.fields(frame)["grpc-timeout"] for frame in server.frames() if frame.kind == peer.HEADERS]
+    frames = [*await server.frames_of(peer.HEADERS), *await server.frames_of(peer.HEADERS)]
+    sent = [server.fields(frame)["grpc-timeout"] for frame in frames]
     first_s, second_s = (decode_timeout(timeout) or 0.0 for timeout in sent)
     assert first_s == 50.0
     assert 20.0 < second_s <= 30.1
