@@ -66,7 +66,7 @@ soak-wire: $(STAMP)  ## twenty minutes of hard use of the wire (or WEFT_SOAK_S s
 fuzz: models  ## many thousand inputs to every RPC, file format and expression; minutes
 	WEFT_FUZZ_INPUTS=200 WEFT_FUZZ_REPORT=benchmarks/results/fuzz.json $(BIN)/python -m pytest tests/fuzz
 
-foreign-clients: models  ## gRPC clients in Go, Node and C++ on every wire, those whose tools are installed: tests/foreign; minutes
+foreign-clients: $(STAMP)  ## gRPC clients in Go, Node and C++ on every wire, those whose tools are installed: tests/foreign; minutes
 	WEFT_FOREIGN=1 $(BIN)/python -m pytest tests/foreign -rs
 
 protos: $(STAMP)  ## generate protos/weft_protos

@@ -26,14 +26,22 @@ SOCKET_CASES = ("unary", "ping_pong", "cancel", "metadata", "status_codes", "gzi
 TLS_CASES = ("unary", "ping_pong", "server_stream", "metadata", "big", "concurrent_streams")
 MODEL_CASES = ("model", "model_infer", "model_big", "model_error", "model_stream", "health", "reflection")
 
-#: Of each limit, its name among the channel options of grpcio and among the options of weft_wire.
+#: Of each limit, its name and value among the channel options of grpcio and among the options of weft_wire.
 LIMITS = {
     "grpcio": {
-        "streams": "max_concurrent_streams",
-        "age": "max_connection_age_ms",
-        "pings": "http2.min_ping_interval_without_data_ms",
+        "streams": {"max_concurrent_streams": 5},
+        "age": {"max_connection_age_ms": 500},
+        "idle": {"max_connection_idle_ms": 700},
+        "pings": {"http2.min_ping_interval_without_data_ms": 100},
+        "keepalive": {"keepalive_time_ms": 300, "keepalive_timeout_ms": 5000, "keepalive_permit_without_calls": 1},
     },
-    "weft": {"streams": "max_concurrent_streams", "age": "max_connection_age_s", "pings": "min_ping_interval_s"},
+    "weft": {
+        "streams": {"max_concurrent_streams": 5},
+        "age": {"max_connection_age_s": 0.5},
+        "idle": {"max_connection_idle_s": 0.7},
+        "pings": {"min_ping_interval_s": 0.1},
+        "keepalive": {"keepalive_time_s": 0.3, "keepalive_timeout_s": 5.0},
+    },
 }
 
 
@@ -98,18 +106,22 @@ def shown(authority: Authority, is_mutual: bool) -> dict[str, object]:
 
 def test_limits(client: ForeignClient, wire: str, tmp_path: Path) -> None:
     """A message that is too large is RESOURCE_EXHAUSTED; calls beyond the streams that are allowed wait."""
-    limits = {LIMITS[wire]["streams"]: 5}
-    with EchoService(wire, tmp_path / "log", "--max-message-bytes=100000", limits=limits) as echo:
+    with EchoService(wire, tmp_path / "log", "--max-message-bytes=100000", limits=LIMITS[wire]["streams"]) as echo:
         run(client, "too_large", address=echo.address)
         if wire == "weft":  # the C core counts streams for a moment after their end, and refuses Go's calls
             run(client, "few_streams", address=echo.address)
 
 
 def test_keepalive(client: ForeignClient, wire: str, tmp_path: Path) -> None:
-    """PINGs that a server allows keep a quiet call."""
-    limits = {LIMITS[wire]["pings"]: 100 if wire == "grpcio" else 0.1}
-    with EchoService(wire, tmp_path / "log", limits=limits) as echo:
+    """PINGs that a server allows, and PINGs of the server, keep a quiet call."""
+    with EchoService(wire, tmp_path / "log", limits=LIMITS[wire]["pings"] | LIMITS[wire]["keepalive"]) as echo:
         run(client, "keepalive_kept", address=echo.address)
+
+
+def test_connections_that_are_idle(client: ForeignClient, wire: str, tmp_path: Path) -> None:
+    """A connection that is closed while it is idle loses no call, also of clients that do not wait for another one."""
+    with EchoService(wire, tmp_path / "log", limits=LIMITS[wire]["idle"]) as echo:
+        run(client, "idle", address=echo.address)
 
 
 def test_too_many_pings(client: ForeignClient, echo: EchoService) -> None:
@@ -136,9 +148,8 @@ def test_restarts_under_load(client: ForeignClient, wire: str, tmp_path: Path) -
 
 def test_connections_that_age_under_load(client: ForeignClient, wire: str, tmp_path: Path) -> None:
     """Connections that are closed after half a second lose no call."""
-    limits = {LIMITS[wire]["age"]: 500 if wire == "grpcio" else 0.5}
     with (
-        EchoService(wire, tmp_path / "log", limits=limits) as echo,
+        EchoService(wire, tmp_path / "log", limits=LIMITS[wire]["age"]) as echo,
         client.running("load", address=echo.address),
     ):
         wait_for_calls(echo, 5000)

@@ -112,6 +112,46 @@ def header_blocks_that_differ(arena: Arena) -> str:
     return str(flooded)
 
 
+def header_lists_that_stay(arena: Arena) -> str:
+    """Requests that wait, each with 1,300 fields of one byte each, no two requests alike."""
+    peer = arena.peer()
+    generator = random.Random(1)
+    block = peer.encoder.encode(h2.request_fields("/test.Echo/Slow"), huffman=False)
+    number = min(peer.settings.get(h2.MAX_CONCURRENT_STREAMS, 100), arena.num(20_000))
+    for stream_id in range(1, 2 * number, 2):
+        indexed = bytes(0x80 | generator.choice((15, 17, 18, 19)) for _ in range(1300))
+        peer.send(h2.frame(h2.HEADERS, h2.END_HEADERS, stream_id, block + indexed))
+        peer.send(h2.data(stream_id, h2.message(b"x"), end=True))
+        block = peer.encoder.encode(h2.request_fields("/test.Echo/Slow"), huffman=False)
+    peer.send(h2.ping())
+    peer.read_kind(h2.PING, timeout_s=60.0)
+    return f"{number:,} wait"
+
+
+def lists_of_values(arena: Arena) -> str:
+    """A binary field of 3,900 commas in the table, which requests that wait name 15 times each."""
+    peer = arena.peer()
+    start = peer.encoder.encode(h2.request_fields("/test.Echo/Slow"), huffman=False)
+    peer.send(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, 1, start))
+    block = peer.encoder.encode([*h2.request_fields("/test.Echo/Slow"), ("x-bin", "," * 3900)], huffman=False)
+    peer.send(h2.frame(h2.HEADERS, h2.END_HEADERS, 3, block))
+    index = bytes([0x80 | 62 + [name for name, _ in peer.encoder.header_table.dynamic_entries].index(b"x-bin")])
+    # From here on nothing is put into the table: literals without indexing.
+    fields = b"\x83\x86\x04\x0f/test.Echo/Slow\x01\x09localhost"
+    number = min(peer.settings.get(h2.MAX_CONCURRENT_STREAMS, 100) - 2, arena.num(20_000))
+    for stream_id in range(5, 5 + 2 * number, 2):
+        rest = b"\0\x02te\x08trailers\x0f\x10\x10application/grpc\0\x01n\x05" + b"%05d" % stream_id
+        if not peer.try_send(
+            h2.frame(h2.HEADERS, h2.END_HEADERS, stream_id, fields + rest + index * 15),
+            h2.data(stream_id, h2.message(b"x"), end=True),
+        ):
+            break
+    if arena.is_ours:
+        peer.send(h2.ping())
+        peer.read_kind(h2.PING, timeout_s=60.0)
+    return f"{number:,} sent"
+
+
 def names_that_differ(arena: Arena) -> str:
     """Metadata whose names and values no request repeats."""
     peer = arena.peer()
@@ -328,6 +368,8 @@ OVERSIZES = (
     Attack("HPACK: Huffman-coded values of 24 kB", huffman_bomb),
     Attack("HPACK: integers without end, lengths of 2 GB", hpack_integers),
     Attack("header blocks of which no two are alike", header_blocks_that_differ, max_mib=32.0),
+    Attack("header lists of 1,300 fields on all streams", header_lists_that_stay, max_mib=150.0),
+    Attack("metadata of 60,000 values on all streams", lists_of_values, max_mib=150.0),
     Attack("metadata names of which no two are alike", names_that_differ, max_mib=32.0),
     Attack("methods of which no two are alike", paths_that_differ, max_mib=32.0),
     Attack("header list of 1 MB", long_header_lists),

@@ -218,6 +218,6 @@ STRANGERS = (
     Attack("1.5 MB left unread on each connection", unread_answers, 64.0, limits={"write_timeout_s": 2.0}),
     Attack("streams beyond the limit", beyond_streams, max_mib=32.0),
     Attack("random bytes, HTTP/1.1, TLS on the plain port", garbage),
-    Attack("no TLS, half TLS on the port with TLS", tls_garbage, max_mib=32.0),
+    Attack("no TLS, half TLS on the port with TLS", tls_garbage, max_mib=32.0, arguments=(_UVLOOP,)),
     Attack("half-closed connections", half_closed),
 )

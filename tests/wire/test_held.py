@@ -94,3 +94,25 @@ def test_content_length_of_a_repeated_block(peer: Peer) -> None:
         assert [b"abc"] == peer.read_answer(stream_id).messages
     peer.send(peer.headers(9, fields), h2.data(9, h2.message(b"abcd"), end=True))
     assert h2.PROTOCOL_ERROR == peer.wait_reset(9)
+
+
+@pytest.mark.parametrize("metadata", [[("x-bin", "," * 600)], [(f"x{index}", "y") for index in range(600)]])
+def test_metadata_of_too_many_values(peer: Peer, metadata: list[tuple[str, str]]) -> None:
+    """More than 512 values end their call with a status that says so, however few bytes they take."""
+    answer = peer.call("/test.Echo/Meta", metadata=metadata)
+    assert (13, "the call has more than 512 values of metadata") == (answer.status, answer.trailers["grpc-message"])
+    assert 0 == peer.call("/test.Echo/Meta", metadata=metadata[:1] if len(metadata) > 1 else (), stream_id=3).status
+
+
+def test_metadata_of_calls_that_wait_are_counted(start_echo: StartEcho) -> None:
+    """Metadata of 30 kB count as what the server holds until their call has ended; one call too many is refused."""
+    echo = start_echo(max_buffered_bytes=50_000)
+    with Peer.connect(echo.address) as peer:
+        peer.handshake()
+        metadata = [("x", "y" * 30_000)]
+        peer.send(peer.request("/test.Echo/Slow", b"", metadata=metadata, stream_id=1))
+        assert 30_000 <= echo.wait_stats(lambda found: found["num_slow"])["num_buffered_bytes"] < 31_000
+        assert 8 == peer.call("/test.Echo/Unary", metadata=metadata, stream_id=3).status
+        peer.send(h2.reset(1))
+        assert 0 == echo.wait_stats(lambda found: not found["num_slow"])["num_buffered_bytes"]
+        assert 0 == peer.call("/test.Echo/Unary", metadata=metadata, stream_id=5).status

@@ -89,6 +89,14 @@ void keepalive_punished(Test& t) {
   is_code(call.end(), StatusCode::UNAVAILABLE, "end");
 }
 
+// Pauses between calls for longer and longer, until the server has closed the connection between two of them.
+void idle(Test& t) {
+  for (int pause = 0; pause < 12; ++pause) {
+    t.same("a");
+    std::this_thread::sleep_for(std::chrono::milliseconds(150 * pause));
+  }
+}
+
 std::string from_hex(const std::string& digits) {
   std::string bytes;
   for (size_t at = 0; at < digits.size(); at += 2) {
@@ -136,5 +144,5 @@ Cases load_cases() {
   return {{"concurrent_streams", concurrent_streams}, {"concurrent_large", concurrent_large},
           {"few_streams", few_streams}, {"ten_thousand", ten_thousand}, {"slow_reader", slow_reader},
           {"many_channels", many_channels}, {"keepalive_kept", keepalive_kept},
-          {"keepalive_punished", keepalive_punished}, {"load", load}};
+          {"keepalive_punished", keepalive_punished}, {"idle", idle}, {"load", load}};
 }

@@ -390,6 +390,15 @@ func keepaliveKept(t *test) {
 	call.echoed([]byte("b"))
 }
 
+// idle pauses between calls for longer and longer, until the server has closed the connection between two of them.
+func idle(t *test) {
+	for pause := 0; pause < 12; pause++ {
+		_, err := t.unary(soon(), "Unary", nil)
+		ok(err, fmt.Sprint("after ", pause))
+		time.Sleep(time.Duration(pause) * 150 * time.Millisecond)
+	}
+}
+
 func refused(t *test) {
 	ctx, end := context.WithTimeout(context.Background(), 3*time.Second)
 	defer end()

@@ -173,7 +173,7 @@ func init() {
 		"unknown_compression": unknownCompression, "big": big, "too_large": tooLarge,
 		"concurrent_streams": concurrentStreams, "concurrent_large": concurrentLarge, "few_streams": fewStreams,
 		"ten_thousand": tenThousand, "large_headers": largeHeaders, "slow_reader": slowReader,
-		"many_channels": manyChannels, "keepalive_kept": keepaliveKept, "refused": refused, "load": load,
+		"many_channels": manyChannels, "keepalive_kept": keepaliveKept, "idle": idle, "refused": refused, "load": load,
 		"model": model, "model_infer": modelInfer, "model_big": modelBig, "model_error": modelError,
 		"model_stream": modelStream, "health": health, "reflection": reflection,
 	}

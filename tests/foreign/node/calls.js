@@ -275,6 +275,14 @@ async function keepalive_punished(t) {
   check([status.UNAVAILABLE, status.RESOURCE_EXHAUSTED, status.INTERNAL].includes(end.code), end.code, end.details);
 }
 
+// Pauses between calls for longer and longer, until the server has closed the connection between two of them.
+async function idle(t) {
+  for (let pause = 0; pause < 12; pause++) {
+    await t.unary('Unary');
+    await sleep(pause * 150);
+  }
+}
+
 async function refused(t) {
   const error = await t.failure('Unary', undefined, { timeoutMs: 3000 });
   check(error.code === status.UNAVAILABLE, error);
@@ -309,5 +317,5 @@ module.exports = {
   unary, client_stream, server_stream, ping_pong, empty_stream, first_word, early_end, deadline, deadline_stream, cancel,
   cancel_before_messages, cancel_after_answer, metadata, metadata_stream, status_codes, status_stream, unimplemented, gzip,
   big, too_large, concurrent_streams, concurrent_large, few_streams, ten_thousand, large_headers, slow_reader,
-  many_channels, keepalive_kept, keepalive_punished, refused, load,
+  many_channels, keepalive_kept, keepalive_punished, idle, refused, load,
 };

@@ -11,6 +11,8 @@ from weft_wire.rpc.timeouts import decode_timeout
 
 Fields = tuple[tuple[str, str], ...]
 
+_VALUE_COST_BYTES = 64
+
 CONTENT_TYPE = "application/grpc"
 
 
@@ -30,10 +32,13 @@ class RequestHead:
         encoding: Compression of messages of the request.
         accepted: Encodings that the client reads.
         metadata: For the handler.
+        metadata_bytes: What the metadata hold in memory, about.
         resolved: What a server keeps with the head, such as the handler of the method.
     """
 
-    __slots__ = ("accepted", "encoding", "failure", "http_status", "metadata", "path", "resolved", "timeout_s")
+    __slots__ = (
+        "accepted", "encoding", "failure", "http_status", "metadata", "metadata_bytes", "path", "resolved", "timeout_s",
+    )  # fmt: skip
 
     def __init__(self, fields: Fields, *, is_too_large: bool = False) -> None:
         values = dict(fields)
@@ -42,6 +47,7 @@ class RequestHead:
         self.encoding = values.get("grpc-encoding", "identity")
         self.accepted = values.get("grpc-accept-encoding", "")
         self.metadata: Metadata = ()
+        self.metadata_bytes = 0
         self.resolved: Any = None
         self.http_status = 200
         self.failure: tuple[StatusCode, str] | None = None
@@ -67,6 +73,9 @@ class RequestHead:
             self.metadata = decode_metadata(fields)
         except ValueError as error:
             self.failure = StatusCode.INTERNAL, str(error)
+        if self.metadata:
+            num_values = len(self.metadata)
+            self.metadata_bytes = _VALUE_COST_BYTES * num_values + sum([len(value) for _, value in self.metadata])
 
 
 class ResponseHead:

@@ -24,6 +24,8 @@ RESERVED = frozenset(
         "te",
     }
 )
+#: An entry of a header table, which costs a byte to name, may be a list of thousands of values.
+_MAX_VALUES = 512
 _KEY = re.compile(r"[0-9a-z_.-]+")
 
 
@@ -31,13 +33,17 @@ def decode_metadata(fields: Iterable[tuple[str, str]]) -> Metadata:
     """The metadata among fields, in their order, without white space at the ends of values.
 
     Raises:
-        ValueError: A binary value is no base64.
+        ValueError: A binary value is no base64, or there are too many values.
     """
     metadata: list[tuple[str, str | bytes]] = []
     for name, value in fields:
+        if len(metadata) >= _MAX_VALUES:
+            raise ValueError(f"the call has more than {_MAX_VALUES} values of metadata")
         if name in RESERVED or name.startswith(":"):
             continue
         if name.endswith("-bin"):
+            if value.count(",") >= _MAX_VALUES:
+                raise ValueError(f"the call has more than {_MAX_VALUES} values of metadata")
             metadata += ((name, _binary(name, part)) for part in value.split(","))
         else:
             metadata.append((name, value.strip(" \t")))

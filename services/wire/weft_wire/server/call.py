@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Messages of a request that wait to be read; beyond it the client gets no more credit.
 _MAX_QUEUED = 8
+#: Metadata up to this size are not counted among what the server holds.
+_FREE_METADATA_BYTES = 2048
 #: What a message that waits costs beside its bytes: hundreds of thousands of empty ones fit into a window.
 _MESSAGE_COST_BYTES = 64
 
@@ -65,6 +67,7 @@ class ServerCall(Stream):
     _has_sent_headers = False
     _has_begun = False
     _num_held_bytes = 0
+    _num_metadata_bytes = 0
     _initial: tuple[tuple[str, str | bytes], ...] = ()
     _trailing: tuple[tuple[str, str | bytes], ...] = ()
     _code: StatusCode | None = None
@@ -96,6 +99,13 @@ class ServerCall(Stream):
         if head.failure is not None:
             self.fail(*head.failure)
             return
+        if head.metadata_bytes > _FREE_METADATA_BYTES:
+            try:
+                self._server.count_buffered(head.metadata_bytes)
+            except CallError as error:
+                self.fail(error.code, error.details)
+                return
+            self._num_metadata_bytes = head.metadata_bytes
         method: Method | None = head.resolved
         if method is None:
             method = head.resolved = self._server.methods.find(head.path, head.metadata)
@@ -478,6 +488,9 @@ class ServerCall(Stream):
         if self._messages:
             self._server.count_buffered(-sum(map(len, self._messages)) - _MESSAGE_COST_BYTES * len(self._messages))
             self._messages.clear()
+        if self._num_metadata_bytes:
+            self._server.count_buffered(-self._num_metadata_bytes)
+            self._num_metadata_bytes = 0
         self._wake()
         self.on_drained()
         if self._callbacks is not None:
