@@ -28,9 +28,7 @@ def channel(link: Link) -> Channel:
 async def test_generated_stubs(channel: Channel, link: Link, dialler: ScriptedDialler) -> None:
     """Stubs as protoc makes them call over the channel, with messages in and out."""
     server = await connected(link, dialler)
-    metadata = asyncio.ensure_future(
-        _awaited(GRPCInferenceServiceStub(channel).ServerMetadata, pb.ServerMetadataRequest())
-    )
+    call = GRPCInferenceServiceStub(channel).ServerMetadata(pb.ServerMetadataRequest())
     head, data = await _request(server)
     assert server.fields(head)[":path"] == "/inference.GRPCInferenceService/ServerMetadata"
     assert data.payload == peer.message(b"")
