@@ -106,6 +106,18 @@ async def test_versions_before_1_2_are_refused(server, authority):
         await server.shake(client)
 
 
+async def test_ciphers_that_http2_forbids_are_refused(server, authority):
+    """Of TLS 1.2 only the suites with forward secrecy and authenticated encryption are left (RFC 9113, appendix A)."""
+    for suite, is_taken in (("ECDHE-ECDSA-AES128-GCM-SHA256", True), ("ECDHE-ECDSA-AES128-SHA256", False)):
+        client = server.client(authority.issue("client"), newest=OLD_TLS)
+        client.set_ciphers(suite)
+        if is_taken:
+            await server.shake(client)
+            continue
+        with pytest.raises((ssl.SSLError, OSError)):
+            await server.shake(client)
+
+
 async def test_http_context_offers_no_http2(authority, looks_always):
     """The context of the metrics port and the gateway knows no ALPN, so nobody takes it for gRPC's."""
     pair = authority.issue("service")
