@@ -1,6 +1,11 @@
 """What a server counts and limits over all connections, and small faults of peers that a server must not forgive."""
 
+import contextlib
 import gzip
+import os
+import signal
+import time
+from pathlib import Path
 
 import pytest
 from tests.wire import peer as h2
@@ -116,3 +121,25 @@ def test_metadata_of_calls_that_wait_are_counted(start_echo: StartEcho) -> None:
         peer.send(h2.reset(1))
         assert 0 == echo.wait_stats(lambda found: not found["num_slow"])["num_buffered_bytes"]
         assert 0 == peer.call("/test.Echo/Unary", metadata=metadata, stream_id=5).status
+
+
+@pytest.mark.parametrize("to", ["address", "unix"])
+def test_a_slow_reader_loses_nothing_of_a_drained_connection(start_echo: StartEcho, tmp_path: Path, to: str) -> None:
+    """An answer that is written when its server stops arrives whole, although its client reads late and sends on."""
+    echo = start_echo(f"--unix={tmp_path}/socket", "--grace-s=20")
+    body = os.urandom(1_500_000)
+    with Peer.connect(getattr(echo, to), receive_buffer_bytes=4096) as peer:
+        peer.handshake({h2.INITIAL_WINDOW_SIZE: 1 << 24}, window=1 << 24)
+        peer.send(peer.request("/test.Echo/BidiStream", None, end=False))
+        os.kill(echo.pid, signal.SIGTERM)
+        peer.wait_goaway()
+        peer.wait_goaway()
+        pieces = h2.message(body)
+        frames = [h2.data(1, pieces[at : at + 16_384]) for at in range(0, len(pieces), 16_384)]
+        peer.send(*frames, h2.data(1, end=True))
+        for _ in range(8):
+            with contextlib.suppress(h2.Closed):
+                peer.send(h2.window_update(0, 1000))
+            time.sleep(0.1)
+        assert [body] == peer.read_answer(gives_window=False).messages
+    assert 0 == echo.stop()

@@ -14,6 +14,8 @@ _HIGH_WATER_BYTES = 2 << 20
 _JOINED_BYTES = 65_536
 #: How long a closing transport may take to write its last bytes, in seconds.
 _CLOSE_TIMEOUT_S = 2.0
+#: So many of these, one after another, may pass without progress when a drained connection closes.
+_MAX_STALLS = 5
 _PING = b"weftwire"
 
 
@@ -47,6 +49,9 @@ class Http2Protocol(asyncio.Protocol):
         self.is_lost = False
         self._liveness = Liveness(liveness, loop.time(), age_factor)
         self._num_received = 0
+        self._is_client = is_client
+        self._is_lingering = False
+        self._linger_timer: asyncio.TimerHandle | None = None
 
     # Events of the transport.
 
@@ -59,14 +64,18 @@ class Http2Protocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Process what came, and write what it caused."""
         self._num_received += 1
+        if self._is_lingering:
+            return
         connection = self.connection
         connection.receive(data)
         if connection.output:
             self.flush()
         else:
             connection.is_output_due = False
-        if connection.is_closed or (connection.is_peer_leaving and connection.is_drained):
+        if connection.is_closed:
             self.close()
+        elif connection.is_peer_leaving and connection.is_drained:
+            self.close_if_drained()
 
     def eof_received(self) -> bool:
         """The peer sends no more: the connection is over, as for every gRPC peer."""
@@ -75,6 +84,9 @@ class Http2Protocol(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """All streams are told."""
         self.is_lost = True
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
         self.connection.close(f"the connection was lost: {error}" if error else "the peer closed the connection")
         self.on_lost(error)
 
@@ -166,8 +178,35 @@ class Http2Protocol(asyncio.Protocol):
 
     def close_if_drained(self) -> None:
         """Close once no stream is left and the peer knows that none is accepted."""
-        if self.connection.is_drained and not self.connection.is_closed:
+        if not self.connection.is_drained or self.connection.is_closed:
+            return
+        if self._is_client:
             self.close()
+            return
+        self.connection.close("the connection was closed")
+        if self.transport is None or self.is_lost or self.transport.is_closing():
+            return
+        self.flush()
+        self._is_lingering = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._linger(-1, 0)
+
+    def _linger(self, num_unwritten_bytes: int, num_stalls: int) -> None:
+        """Close when the peer has, or when it reads nothing for a while; until then, what it sends is read and dropped.
+
+        A socket that is closed with bytes unread resets its connection, and the peer loses what it has not read.
+        """
+        if self.is_lost:
+            return
+        size = self.transport.get_write_buffer_size()
+        num_stalls = num_stalls + 1 if size == num_unwritten_bytes else 0
+        if num_stalls >= _MAX_STALLS:
+            self.transport.abort()
+        elif num_stalls and not size:
+            self.transport.close()  # the rest is with the kernel, which goes on to send it
+        else:
+            self._linger_timer = self.loop.call_later(_CLOSE_TIMEOUT_S, self._linger, size, num_stalls)
 
     # Events of the connection.
 
