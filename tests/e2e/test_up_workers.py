@@ -16,7 +16,7 @@ Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
 
 def test_workers_serve_through_deaths_and_restarts(up: Start) -> None:
     """One that hangs is replaced while the router goes on; a rolling restart fails no call; the stop leaves nothing."""
-    mesh = up("--router-workers", "2", "--hang-timeout-s", "4")
+    mesh = up("--router-workers", "2", "--hang-timeout-s", "12")
     address, parent = mesh.endpoints["router"]["grpc"], int(mesh.endpoints["router"]["pid"])
     metrics = f"http://{mesh.endpoints['router']['metrics']}/metrics"
 

@@ -138,7 +138,7 @@ def test_a_worker_that_dies_takes_its_calls_and_no_others(tmp_path: Path, target
 
 def test_a_worker_that_hangs_is_seen_and_replaced(tmp_path: Path, target: str) -> None:
     """While one is stopped the metrics answer without it; with a limit it is killed and started again."""
-    with group(tmp_path, target, "--watchdog-abort-s", "1") as router:
+    with group(tmp_path, target, "--watchdog-abort-s", "3") as router:
         with channel_to(router, 1) as channel:
             assert ask(channel) == "root.alpha"
         assert router.scrape()[REQUESTS] == 1

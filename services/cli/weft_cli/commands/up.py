@@ -91,10 +91,10 @@ def _shared_arguments(options: argparse.Namespace) -> list[str]:
 
 
 def _worker_arguments(options: argparse.Namespace) -> list[str]:
-    """Several workers; the parent of them kills one that hangs before the whole router would be killed."""
+    """Several workers; their parent kills one that hangs, within twice that time, before all would be killed."""
     if options.router_workers == 1:
         return []
-    return [f"--workers={options.router_workers}", f"--watchdog-abort-s={options.hang_timeout_s / 2:g}"]
+    return [f"--workers={options.router_workers}", f"--watchdog-abort-s={options.hang_timeout_s / 3:g}"]
 
 
 async def _up(options: argparse.Namespace) -> int:

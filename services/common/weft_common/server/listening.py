@@ -12,6 +12,7 @@ from weft_common.security.access import KeyRing
 from weft_common.security.channel import is_local
 from weft_common.security.tls import ServerTls, server_tls_files
 from weft_common.server.interceptor import AccessInterceptor, RefusalCollector
+from weft_common.server.local_tensors import LocalTensorService
 from weft_common.server.make_server import add_listening, add_tls_port, make_server, server_options_of
 from weft_common.server.metrics import DroppedLogsCollector, make_registry, serve_metrics
 from weft_common.server.unix_socket import UnixSocket
@@ -58,6 +59,10 @@ class Listener:
         options: Parsed arguments of ``weft_common.server.server.add_arguments``.
         worker: The place of this process among several; None: it is alone.
 
+    Attributes:
+        server: The server.
+        local_tensors: Memory for tensors that callers on the Unix socket share; None without it.
+
     Raises:
         InvalidArgumentError: A file of certificates or keys is missing or invalid.
     """
@@ -75,6 +80,11 @@ class Listener:
             add_listening(self.server, worker.unix_descriptor)
         path = options.unix_socket
         self._unix_socket = None if path is None else UnixSocket(path, takes_over=options.take_over)
+        self.local_tensors: LocalTensorService | None = None
+        if path is not None:
+            self.local_tensors = LocalTensorService(
+                path, takes_over=options.take_over, max_message_bytes=options.max_message_bytes
+            )
 
     def listen(self, statistics: Callable[[], Iterable[ModelStatistics]], collectors: Sequence[Collector]) -> Ports:
         """Open both ports; the gRPC port responds once the server is started.
@@ -113,12 +123,16 @@ class Listener:
             raise UnavailableError(f"cannot listen on {address}: {reason}; choose another {option}") from error
         if self._unix_socket is not None:
             self._unix_socket.add_to(self.server)
+        if self.local_tensors is not None:
+            self.local_tensors.start()
         return Ports(host_and_port(options.host, grpc_port), host_and_port(options.host, metrics_port))
 
     def close(self) -> None:
         """Remove the Unix socket after the server has stopped."""
         if self._unix_socket is not None:
             self._unix_socket.remove()
+        if self.local_tensors is not None:
+            self.local_tensors.close()
 
     def _listen_grpc(self, address: str) -> int:
         if self._tls is None:

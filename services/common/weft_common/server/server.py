@@ -39,6 +39,7 @@ from weft_common.server.arguments import add_process_arguments
 from weft_common.server.health import HealthServicer
 from weft_common.server.limits import add_limit_arguments
 from weft_common.server.listening import Listener, Ports, Worker
+from weft_common.server.local_tensors import LocalTensorService
 from weft_common.server.make_server import add_v2_service
 from weft_common.server.servicer import MoreStatistics, Precheck, V2Servicer
 from weft_common.statistics import ModelStatistics
@@ -187,7 +188,7 @@ async def _serve(
     memory = SharedMemory() if options.allow_client_shm else None
     is_loaded = asyncio.Event()
     is_ready = core.is_ready if options.strict_readiness else is_loaded.is_set
-    services = add_services(server, core, f"weft.{service}", extension, memory, is_ready)
+    services = add_services(server, core, f"weft.{service}", extension, memory, is_ready, listener.local_tensors)
     watchdog = LoopWatchdog(abort_s=options.watchdog_abort_s)
 
     async def listen() -> Ports:
@@ -265,6 +266,7 @@ def add_services(
     extension: Extension = _NO_EXTENSION,
     memory: SharedMemory | None = None,
     is_ready: Callable[[], bool] | None = None,
+    local_tensors: LocalTensorService | None = None,
 ) -> Services:
     """Add the V2 service, health (initially NOT_SERVING), an extension and reflection to a server.
 
@@ -276,6 +278,7 @@ def add_services(
     """
     inference = V2Servicer(core, service, memory, is_ready, extension.precheck)
     inference.more_statistics = extension.more_statistics
+    inference.local_tensors = local_tensors
     services = Services(inference, HealthServicer((SERVICE_NAME,)))
     add_v2_service(services.inference, server)
     health_pb2_grpc.add_HealthServicer_to_server(services.health, server)

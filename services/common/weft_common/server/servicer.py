@@ -12,12 +12,13 @@ from importlib import metadata
 from opentelemetry.trace import INVALID_SPAN
 
 from weft_common.core import CallContext, InferCall, InferenceCore, Parameters
-from weft_common.errors import UnsupportedError, WeftError
+from weft_common.errors import InvalidArgumentError, UnsupportedError, WeftError
 from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
 from weft_common.protocol.large_messages import response_with
 from weft_common.protocol.shared_memory import SharedMemory, TensorLocation
 from weft_common.protocol.statistics import summed
+from weft_common.protocol.tensor_memory import PARAMETER, UNKNOWN, TensorMemory
 from weft_common.protocol.wire import (
     call_from_request,
     fill_response,
@@ -36,6 +37,7 @@ from weft_common.server.call_boundary import (
     sendable,
     withdrawal,
 )
+from weft_common.server.local_tensors import LocalTensorService
 from weft_common.server.shared_memory_servicer import SharedMemoryServicer
 from weft_common.server.stream_servicer import StreamServicer
 from weft_protos import grpc_service_pb2 as pb
@@ -71,6 +73,7 @@ class V2Servicer(SharedMemoryServicer):
         precheck: Called with each request before its tensors are parsed; may raise like ``core.infer``.
 
     Attributes:
+        local_tensors: Memory for tensors that callers on this machine share; None: they cannot.
         more_statistics: Gives counters of models that other processes on the same port have; None: there are none.
     """
 
@@ -86,6 +89,7 @@ class V2Servicer(SharedMemoryServicer):
         self._core = core
         self._precheck = precheck
         self.more_statistics: MoreStatistics | None = None
+        self.local_tensors: LocalTensorService | None = None
         self._is_ready = is_ready
         self._released: asyncio.Event | None = None  # set while draining
         self.num_held = 0  # held requests since the drain began
@@ -167,6 +171,13 @@ class V2Servicer(SharedMemoryServicer):
         """One request, one response."""
         if self._released is not None:
             await self._wait_for_release()
+        memory = None
+        if request.parameters and PARAMETER in request.parameters:
+            try:
+                request, memory = self._received(request)
+            except WeftError as error:
+                self._edge.fail(context, error)
+                return pb.ModelInferResponse()  # not sent
         response = pb.ModelInferResponse()
         contents: list[bytes] = []
         call_context, failure = await self._infer(
@@ -177,7 +188,14 @@ class V2Servicer(SharedMemoryServicer):
             return pb.ModelInferResponse()  # not sent
         if call_context.trailing_metadata:
             context.set_trailing_metadata(sendable(call_context.trailing_metadata))
+        if memory is not None and self.local_tensors is not None:
+            return self.local_tensors.answered(response, contents, memory)
         return response_with(response, contents)
+
+    def _received(self, request: pb.ModelInferRequest) -> tuple[pb.ModelInferRequest, TensorMemory]:
+        if self.local_tensors is None:
+            raise InvalidArgumentError(UNKNOWN)
+        return self.local_tensors.received(request)
 
     async def _infer(
         self,

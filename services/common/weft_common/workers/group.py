@@ -23,9 +23,10 @@ from weft_common.workers.link import WorkerPlace
 from weft_common.workers.ports import GroupPorts
 from weft_common.workers.sums import MetricSums, load
 
-#: Pause between two pings of a worker, and how long each may take, in seconds.
+#: Longest pause between two pings of a worker, and how long each may take, in seconds.
 PING_PERIOD_S = 1.0
-#: A worker aborts by itself when its loop hangs; one that cannot is killed so much later, in seconds.
+#: A worker aborts by itself when its loop hangs; one that cannot is killed so much later at most, in seconds: when even
+#: its watchdog, which a library that holds the GIL can delay, has had its time to write stacks.
 _LATER_S = 6.0
 #: A worker that has not answered at all is killed after so long, in seconds.
 _START_S = 60.0
@@ -193,17 +194,18 @@ class _Group:
     async def _kill_hung(self, index: int, process: ServiceProcess) -> None:
         """Kill a worker when it hangs, if there is a limit; one that has not answered yet may be importing."""
         abort_s = self._options.watchdog_abort_s
-        limit_s = max(abort_s + _LATER_S, _START_S)
+        hung_s = abort_s + min(abort_s, _LATER_S)
+        period_s, limit_s = min(PING_PERIOD_S, abort_s / 4), max(hung_s, _START_S)
         silent_s = 0.0
         now_s = asyncio.get_running_loop().time
         while abort_s and silent_s < limit_s:
             asked_s = now_s()
-            await asyncio.sleep(PING_PERIOD_S)
-            (answer,) = await self._hub.answers("ping", of=[index], timeout_s=PING_PERIOD_S)
+            await asyncio.sleep(period_s)
+            (answer,) = await self._hub.answers("ping", of=[index], timeout_s=period_s)
             if answer.error is None:
-                silent_s, limit_s = 0.0, abort_s + _LATER_S
+                silent_s, limit_s = 0.0, hung_s
             else:
-                silent_s += min(now_s() - asked_s, 2 * PING_PERIOD_S)  # if longer, this process did not run
+                silent_s += min(now_s() - asked_s, 3 * period_s)  # if longer, this process did not run
         if abort_s:
             _log.error("worker %d has not answered for %g s and is killed", index, limit_s)
             process.kill()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from weft_common.client.channels import MAX_TIMEOUT_S
+from weft_common.client.local_tensors import LocalTensors
 from weft_common.client.v2_client import RpcFailure, V2Client, metadata_of
 from weft_common.client.wires import WireName
 from weft_common.core import CallContext, InferCall, InferResult
@@ -64,6 +65,7 @@ class GrpcTarget:
         self._client = V2Client(
             address, where=f"target '{name}' ({address})", options=options, security=security, wire=wire
         )
+        self._tensors = LocalTensors(address) if address.startswith("unix:") else None
         #: The model whose configuration was read longest ago comes first.
         self._known: dict[tuple[str, str], _Known] = {}
 
@@ -77,9 +79,13 @@ class GrpcTarget:
         timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
         metadata = metadata_of(context) if context.trace_context is not None else tuple(context.headers.items())
         try:
-            response = await response_of(
-                self._client.stub.ModelInfer(infer_request(call), timeout=timeout_s, metadata=metadata or None)
-            )
+            if self._tensors is None:
+                response = await response_of(
+                    self._client.stub.ModelInfer(infer_request(call), timeout=timeout_s, metadata=metadata or None)
+                )
+            else:
+                invoke = partial(self._client.stub.ModelInfer, timeout=timeout_s, metadata=metadata or None)
+                response = await self._tensors.infer(call, invoke)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             raise self._failure(error, call, timeout_s, "{} did not answer") from error
         return result_from_response(response)
@@ -103,6 +109,8 @@ class GrpcTarget:
     async def close(self) -> None:
         """As ``Target.close``."""
         await self._client.close()
+        if self._tensors is not None:
+            self._tensors.close()
 
     async def _discover(self, timeout_s: float) -> list[TargetModel]:
         index = await self._client.index(timeout_s=timeout_s)
