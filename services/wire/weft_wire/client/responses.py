@@ -36,6 +36,8 @@ class OneResponse(ClientCall):
             except asyncio.CancelledError:
                 self.cancel()
                 raise
+        elif self._status is not _OK:
+            yield  # a caller that tries again at once must not keep the event loop from the next attempt to connect
         if self._status is _OK:
             return self._response
         self._raise_failure()
