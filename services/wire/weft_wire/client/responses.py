@@ -167,6 +167,8 @@ class StreamedResponses(ClientCall):
 
     async def _next(self) -> bool:
         """Wait for a message; False: there are no more."""
+        if self._status is not None and self._status is not _OK and not self._messages:
+            await asyncio.sleep(0)  # as when a unary call is awaited that has failed before
         while not self._messages:
             if self._status is not None:
                 self._raise_failure()
