@@ -30,9 +30,7 @@ from benchmarks import machine
 from benchmarks.fused_wire import listening, send
 from benchmarks.report import machine_lines, table, write_json
 from weft_common.core import CallContext, InferCall
-from weft_common.protocol.wire import request_from_call
-from weft_common.server.call_boundary import sendable
-from weft_common.server.servicer import V2Servicer
+from weft_common.protocol.wire import call_from_request, request_from_call, response_from_result
 from weft_common.tensors import encode
 from weft_mesh.fused.core import FusedCore
 from weft_model.backends import BACKENDS
@@ -142,16 +140,11 @@ class Driver:
     def __init__(self, core: FusedCore, path: str) -> None:
         self._core = core
         self._path = path
-        self._servicer = V2Servicer(core, "weft.router")
 
     async def answer(self, message: bytes) -> bytes:
-        """The answer to a message, as the service makes it."""
-        response = pb.ModelInferResponse()
-        request = pb.ModelInferRequest.FromString(message)
-        context, failure = await self._servicer._infer(request, response, {}, None)
-        if failure is not None:
-            raise failure
-        sendable(context.trailing_metadata)
+        """The answer to a message, from bytes to bytes."""
+        call = call_from_request(pb.ModelInferRequest.FromString(message))
+        response = response_from_result(await self._core.infer(call, CallContext()))
         return response.SerializeToString()
 
     async def drive(self, case: Case, load: Load, num_requests: int) -> None:

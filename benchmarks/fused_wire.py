@@ -48,7 +48,11 @@ class _Connection(asyncio.Protocol):
         self._received = data[offset:]
 
     async def _serve(self, message: bytes) -> None:
-        answer = await self._answer(message)
+        try:
+            answer = await self._answer(message)
+        except BaseException:
+            self._transport.close()  # the client notices
+            raise
         if not self._outbox:
             self._loop.call_soon(self._flush)
         self._outbox += (_LENGTH.pack(len(answer)), answer)

@@ -124,9 +124,10 @@ def test_connections_that_are_idle(client: ForeignClient, wire: str, tmp_path: P
         run(client, "idle", address=echo.address)
 
 
-def test_too_many_pings(client: ForeignClient, echo: EchoService) -> None:
-    """A client that pings every second ends with GOAWAY and the word that clients know."""
-    run(client, "keepalive_punished", address=echo.address)
+def test_too_many_pings(client: ForeignClient, wire: str, tmp_path: Path) -> None:
+    """A client that pings ten times a second ends with GOAWAY and the word that clients know."""
+    with EchoService(wire, tmp_path / "log") as echo:
+        run(client, "keepalive_punished", address=echo.address)
 
 
 def test_restarts_under_load(client: ForeignClient, wire: str, tmp_path: Path) -> None:

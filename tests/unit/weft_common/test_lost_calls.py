@@ -89,3 +89,25 @@ async def test_call_that_the_server_resets(code, expected):
     async with peer(reset, goes_on=True) as port:
         error = await failure(port, WireName.WEFT)
     assert expected == (error.code, error.is_unanswered, error.is_refused)
+
+
+@pytest.mark.parametrize("wire", WireName)
+async def test_caller_that_tries_again_at_once_leaves_time_to_others(wire):
+    """Also while the channel fails calls without an attempt to connect, other tasks get their turn at each call."""
+    num_turns = 0
+
+    async def take_turns():
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        async with V2Client(f"127.0.0.1:{bound.getsockname()[1]}", wire=wire) as client:
+            other = asyncio.create_task(take_turns())
+            for _ in range(20):
+                with pytest.raises(RemoteError):
+                    await client.infer(make_request(), timeout_s=10)
+            other.cancel()
+    assert num_turns >= 20

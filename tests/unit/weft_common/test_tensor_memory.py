@@ -6,16 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from weft_common.errors import InvalidArgumentError, ResourceExhaustedError
 from weft_common.protocol import tensor_memory
 from weft_common.protocol.tensor_memory import (
     HALF_BYTES,
     MAX_UNREAD_S,
+    PARAMETER,
     Blocks,
     TensorMemory,
     TensorMemoryError,
     is_tensor_memory,
     make_tensor_memory,
 )
+from weft_common.server.local_tensors import LocalTensorService
+from weft_protos import grpc_service_pb2 as pb
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory")
 
@@ -173,3 +177,48 @@ def test_blocks_never_overlap(monkeypatch: pytest.MonkeyPatch):
         assert all(offset + size <= other or other + length <= offset for other, length in used.items())
         used[offset] = size
     assert blocks.num_used == len(used)
+
+
+@pytest.fixture
+def memories(tmp_path):
+    """A service that does not listen, with memory of the token ``t``, and the caller's end of it."""
+    service = LocalTensorService(tmp_path / "s", max_message_bytes=1_000_000)
+    descriptor = make_tensor_memory()
+    service._memories["t"] = TensorMemory(descriptor, is_service=True)
+    caller = TensorMemory(descriptor, is_service=False)
+    os.close(descriptor)
+    yield service, caller
+    service._memories["t"].close()
+    caller.close()
+
+
+def request_to(reference: str) -> pb.ModelInferRequest:
+    """A request that refers to memory."""
+    request = pb.ModelInferRequest(model_name="m")
+    request.parameters[PARAMETER].string_param = reference
+    return request
+
+
+def test_a_small_request_may_have_a_large_response(memories):
+    """A request that only offers memory gets its response there, without the parameter of a model that forges one."""
+    service, caller = memories
+    request, memory = service.received(request_to("t"))
+    assert not request.parameters
+    response = pb.ModelInferResponse(model_name="m")
+    response.parameters[PARAMETER].string_param = "1 0 5"
+    small = service.answered(response, [b"small"], memory)
+    assert ([*small.raw_output_contents], [*small.parameters]) == ([b"small"], [])
+    large = service.answered(pb.ModelInferResponse(), [b"x" * 500_000, b"y"], memory)
+    assert not large.raw_output_contents
+    assert caller.read(large.parameters[PARAMETER].string_param) == [b"x" * 500_000, b"y"]
+
+
+def test_memory_is_no_way_around_the_limit_of_messages(memories):
+    """Tensors larger than a message may be are refused there too, and so are tensors given twice."""
+    service, caller = memories
+    with pytest.raises(ResourceExhaustedError, match="1000001 vs"):
+        service.received(request_to(f"t {caller.write([bytes(1_000_001)])[1]}"))
+    request = request_to(f"t {caller.write([b'x'])[1]}")
+    request.raw_input_contents.append(b"y")
+    with pytest.raises(InvalidArgumentError, match="give one of them"):
+        service.received(request)

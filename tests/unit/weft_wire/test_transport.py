@@ -277,3 +277,12 @@ def test_first_step_that_raises():
     with pytest.raises(ValueError, match="first"):
         start_now(run(), loop)
     loop.close()
+
+
+def test_first_step_that_cancels_itself():
+    """A coroutine that raises CancelledError has ended; whoever began it goes on."""
+
+    async def run():
+        raise asyncio.CancelledError
+
+    assert begun(run()) is None

@@ -8,7 +8,8 @@ from typing import Any, Final
 import grpc
 from grpc import StatusCode
 
-from weft_wire.client.call import CALL_ENDED, CallOwner, ClientCall
+from weft_wire.client.call import CALL_ENDED, ClientCall
+from weft_wire.client.outcome import CallOwner
 from weft_wire.connection.streams import StreamStates
 from weft_wire.rpc.compression import compress
 from weft_wire.rpc.messages import Body, pack_prefix

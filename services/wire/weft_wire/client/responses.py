@@ -36,6 +36,8 @@ class OneResponse(ClientCall):
             except asyncio.CancelledError:
                 self.cancel()
                 raise
+        elif self._status is not _OK:
+            yield  # a caller that tries again at once must not keep the event loop from the next attempt to connect
         if self._status is _OK:
             return self._response
         self._raise_failure()
@@ -165,6 +167,8 @@ class StreamedResponses(ClientCall):
 
     async def _next(self) -> bool:
         """Wait for a message; False: there are no more."""
+        if self._status is not None and self._status is not _OK and not self._messages:
+            await asyncio.sleep(0)  # as when a unary call is awaited that has failed before
         while not self._messages:
             if self._status is not None:
                 self._raise_failure()

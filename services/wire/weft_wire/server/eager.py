@@ -80,7 +80,7 @@ def start_now(coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventL
     """Run a coroutine up to where it waits; called from a callback of the event loop, outside of any task.
 
     Returns:
-        The task that goes on with it; None if it has ended.
+        The task that goes on with it; None if it has ended, also by a cancellation of its own.
 
     Raises:
         BaseException: What the coroutine raises in its first step.
@@ -88,7 +88,8 @@ def start_now(coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventL
     if sys.version_info >= (3, 12):
         task = asyncio.Task(coroutine, loop=loop, eager_start=True)
         if task.done():
-            task.result()
+            if not task.cancelled():
+                task.result()
             return None
         return task
     context = contextvars.copy_context()
@@ -96,7 +97,7 @@ def start_now(coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventL
     _enter_task(loop, first)
     try:
         awaited = context.run(coroutine.send, None)
-    except StopIteration:
+    except (StopIteration, asyncio.CancelledError):
         return None
     finally:
         _leave_task(loop, first)
