@@ -346,3 +346,16 @@ def test_answers_to_many_cancelled_requests_are_ignored():
         pair.server.connection.send_message(accepted, RESPONSE, b"", b"data", TRAILERS)
     pair.client.connection.receive(pair.server.take())
     assert pair.client.connection.failure is None
+
+
+def test_answers_to_many_reset_streams_are_ignored():
+    """A server that was busy answers calls long after the client has reset them, and thousands of others since."""
+    client = End(ConnectionLimits(), is_client=True)
+    client.connection.receive(frames.settings({}))
+    for _ in range(9000):
+        stream = RecordingStream(client.events)
+        client.connection.open_stream(stream)
+        client.connection.send_headers(stream, REQUEST)
+        client.connection.reset(stream, ErrorCode.CANCEL)
+    client.connection.receive(frames.headers(1, RESPONSE, 0) + frame(frames.DATA, 1, 1, b"late"))
+    assert client.connection.failure is None

@@ -409,6 +409,7 @@ class Http2Connection(ControlFrames):
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, f"a client opened stream {stream_id}, which is even")
         if self._is_idle(stream_id):
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, f"HEADERS on idle stream {stream_id}")
-        if stream_id not in self._reset_ids and not self._is_past_goaway(stream_id):
+        may_be_reset = stream_id in self._reset_ids or stream_id <= self._last_dropped_reset_id
+        if not may_be_reset and not self._is_past_goaway(stream_id):
             raise Http2ConnectionError(ErrorCode.STREAM_CLOSED, f"HEADERS on closed stream {stream_id}")
         self._spend(1, "HEADERS on a stream that was reset")
