@@ -5,6 +5,7 @@ from tests.unit.weft_wire.pair import REQUEST, RESPONSE, TRAILERS, End, Pair, Re
 
 from weft_wire import frames
 from weft_wire.connection.limits import ConnectionLimits
+from weft_wire.connection.parts import Parts
 from weft_wire.errors import ErrorCode
 
 
@@ -359,3 +360,12 @@ def test_answers_to_many_reset_streams_are_ignored():
         client.connection.reset(stream, ErrorCode.CANCEL)
     client.connection.receive(frames.headers(1, RESPONSE, 0) + frame(frames.DATA, 1, 1, b"late"))
     assert client.connection.failure is None
+
+
+def test_empty_piece_at_the_end_of_a_message():
+    """It needs no window: a message that fills the window exactly is followed by its trailers."""
+    end = server()
+    end.connection.receive(frames.settings({frames.INITIAL_WINDOW_SIZE: 20_005}) + frames.headers(1, REQUEST, 1))
+    stream = end.accepted[0]
+    end.connection.send_message(stream, RESPONSE, b"12345", Parts([bytes(20_000), b""]), TRAILERS)
+    assert (None, False) == (stream.pending, stream.is_open)

@@ -9,7 +9,7 @@ from grpc import StatusCode
 
 from weft_wire.client import Channel, ChannelOptions
 from weft_wire.hpack import encode
-from weft_wire.server import Server
+from weft_wire.server import Server, ServerOptions
 
 unary = grpc.unary_unary_rpc_method_handler
 
@@ -70,8 +70,10 @@ async def opened():
     """Starts servers with methods of ``t``; gives a channel to each."""
     parts: list[Server | Channel] = []
 
-    async def start(handlers, options: ChannelOptions | None = None) -> Channel:
-        server = Server()
+    async def start(
+        handlers, options: ChannelOptions | None = None, server_options: ServerOptions | None = None
+    ) -> Channel:
+        server = Server(server_options)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers), FailingLookup()))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
@@ -177,3 +179,29 @@ async def test_call_whose_time_is_over(opened):
     channel._link.heads.timeout = lambda _: encode([("grpc-timeout", "0n")])
     assert (StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") == await outcome(call)
     assert [] == has_run
+
+
+@pytest.mark.parametrize("way", ["iterates", "reads"])
+async def test_request_of_a_stream_that_is_too_large(opened, way):
+    """Its status is the client's, whatever the handler makes of the exception in its reading task."""
+
+    async def reads(requests, context):
+        async def read():
+            if way == "iterates":
+                async for _ in requests:
+                    pass
+            while await context.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
+                pass
+
+        try:
+            await asyncio.create_task(read())
+        except Exception as error:
+            await context.abort(StatusCode.INTERNAL, type(error).__name__)
+
+    channel = await opened(
+        {"Reads": grpc.stream_unary_rpc_method_handler(reads)},
+        ChannelOptions(compression=grpc.Compression.Gzip),
+        ServerOptions(max_message_bytes=1000),
+    )
+    code, details = await outcome(channel.stream_unary("/t/Reads")(iter([bytes(100), bytes(2000)]), timeout=10))
+    assert (StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max") == (code, details[:32])

@@ -118,6 +118,8 @@ class Http2Connection(ControlFrames):
         position, end = 0, len(data)
         if self._partial_left:
             position = self._read_partial(data)
+            if self.is_closed:
+                return
         elif self._skip:
             position = min(self._skip, end)
             self._skip -= position

@@ -106,11 +106,8 @@ class CallContextMethods(RequestHalf):
 
     async def read(self) -> Any:
         """The next request of a stream; ``grpc.aio.EOF`` at its end."""
-        message = await self._next_message()
-        method = self._method
-        if message is None or method is None:
-            return grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
-        return self._deserialized(method, message)
+        assert self._method is not None  # noqa: S101  # its handler runs
+        return await self._next_request(self._method)
 
     async def write(self, response: Any) -> None:
         """Send one response of a stream; waits while the client reads slower than this.
