@@ -205,3 +205,25 @@ async def test_request_of_a_stream_that_is_too_large(opened, way):
     )
     code, details = await outcome(channel.stream_unary("/t/Reads")(iter([bytes(100), bytes(2000)]), timeout=10))
     assert (StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max") == (code, details[:32])
+
+
+async def test_several_tasks_read(opened):
+    """Each reader of one stream, at either end, gets a message or the end."""
+
+    async def reads(requests, context):
+        async def read():
+            if (request := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
+                await context.write(request)
+
+        await asyncio.gather(*(read() for _ in range(3)))
+
+    channel = await opened({"Reads": grpc.stream_stream_rpc_method_handler(reads)})
+    call = channel.stream_stream("/t/Reads")(timeout=10)
+    readers = [asyncio.create_task(call.read()) for _ in range(3)]
+    await call.wait_for_connection()
+    for request in (b"1", b"2"):
+        await call.write(request)
+        await call.initial_metadata()  # the first has been read, so that the second wakes a reader of its own
+    await call.done_writing()
+    answers = await asyncio.gather(*readers)
+    assert [b"1", b"2"] == sorted(answer for answer in answers if isinstance(answer, bytes))

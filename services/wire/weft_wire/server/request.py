@@ -1,5 +1,6 @@
 """The request of a call at a server: its messages, assembled, counted and read."""
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator
@@ -92,6 +93,9 @@ class RequestHalf(ResponseHalf):
                 raise CallEndedError("the client broke the call off")
             if self._is_request_complete:
                 return None
+            if self._waiter is not None:  # another task reads too
+                await asyncio.wait((self._waiter,))
+                continue
             self._waiter = self._protocol.loop.create_future()
             try:
                 await self._waiter
