@@ -369,3 +369,14 @@ def test_empty_piece_at_the_end_of_a_message():
     stream = end.accepted[0]
     end.connection.send_message(stream, RESPONSE, b"12345", Parts([bytes(20_000), b""]), TRAILERS)
     assert (None, False) == (stream.pending, stream.is_open)
+
+
+@pytest.mark.parametrize("flags", [0, frames.PADDED])
+def test_large_data_within_a_header_block(flags):
+    """It ends the connection as small data does, and reaches no stream."""
+    end = server(ConnectionLimits(max_frame_bytes=1 << 20))
+    end.connection.receive(frames.headers(1, REQUEST, 0))
+    end.connection.receive(frame(frames.HEADERS, 0, 3, REQUEST) + frame(frames.DATA, flags, 1, bytes(200_000)))
+    assert end.connection.failure is not None
+    assert ErrorCode.PROTOCOL_ERROR is end.connection.failure.code
+    assert b"" == end.accepted[0].data

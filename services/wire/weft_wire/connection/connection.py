@@ -206,8 +206,10 @@ class Http2Connection(ControlFrames):
                 ErrorCode.FRAME_SIZE_ERROR,
                 f"a frame of {length} bytes; at most {self.limits.max_frame_bytes} are allowed",
             )
+        if self._block_id and (kind != CONTINUATION or stream_id != self._block_id):
+            raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "a header block was interrupted")
         start, end = position + 9, len(data)
-        if kind == DATA and not flags & PADDED and not self._block_id:
+        if kind == DATA and not flags & PADDED:
             if start == end:
                 return position  # wait for its first byte
             stream = self.streams.get(stream_id)
