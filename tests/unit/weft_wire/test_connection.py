@@ -5,6 +5,7 @@ from tests.unit.weft_wire.pair import REQUEST, RESPONSE, TRAILERS, End, Pair, Re
 
 from weft_wire import frames
 from weft_wire.connection.limits import ConnectionLimits
+from weft_wire.connection.parts import Parts
 from weft_wire.errors import ErrorCode
 
 
@@ -346,3 +347,36 @@ def test_answers_to_many_cancelled_requests_are_ignored():
         pair.server.connection.send_message(accepted, RESPONSE, b"", b"data", TRAILERS)
     pair.client.connection.receive(pair.server.take())
     assert pair.client.connection.failure is None
+
+
+def test_answers_to_many_reset_streams_are_ignored():
+    """A server that was busy answers calls long after the client has reset them, and thousands of others since."""
+    client = End(ConnectionLimits(), is_client=True)
+    client.connection.receive(frames.settings({}))
+    for _ in range(9000):
+        stream = RecordingStream(client.events)
+        client.connection.open_stream(stream)
+        client.connection.send_headers(stream, REQUEST)
+        client.connection.reset(stream, ErrorCode.CANCEL)
+    client.connection.receive(frames.headers(1, RESPONSE, 0) + frame(frames.DATA, 1, 1, b"late"))
+    assert client.connection.failure is None
+
+
+def test_empty_piece_at_the_end_of_a_message():
+    """It needs no window: a message that fills the window exactly is followed by its trailers."""
+    end = server()
+    end.connection.receive(frames.settings({frames.INITIAL_WINDOW_SIZE: 20_005}) + frames.headers(1, REQUEST, 1))
+    stream = end.accepted[0]
+    end.connection.send_message(stream, RESPONSE, b"12345", Parts([bytes(20_000), b""]), TRAILERS)
+    assert (None, False) == (stream.pending, stream.is_open)
+
+
+@pytest.mark.parametrize("flags", [0, frames.PADDED])
+def test_large_data_within_a_header_block(flags):
+    """It ends the connection as small data does, and reaches no stream."""
+    end = server(ConnectionLimits(max_frame_bytes=1 << 20))
+    end.connection.receive(frames.headers(1, REQUEST, 0))
+    end.connection.receive(frame(frames.HEADERS, 0, 3, REQUEST) + frame(frames.DATA, flags, 1, bytes(200_000)))
+    assert end.connection.failure is not None
+    assert ErrorCode.PROTOCOL_ERROR is end.connection.failure.code
+    assert b"" == end.accepted[0].data

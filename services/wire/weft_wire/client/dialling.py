@@ -41,7 +41,7 @@ class Dialler:
         self._timeout_s = timeout_s
 
     async def dial(self, make: Callable[[], ClientProtocol]) -> ClientProtocol:
-        """A connection that has the server's settings.
+        """A connection that has the server's settings; it may be leaving already.
 
         Args:
             make: A new protocol for each attempt.
@@ -106,7 +106,9 @@ class Dialler:
                 if session is None or session.selected_alpn_protocol() != "h2":
                     raise ConnectionError("the server does not speak HTTP/2 over TLS (ALPN h2)")
             await protocol.is_settled
-            if protocol.connection.is_closed or not protocol.connection.has_peer_settings:
+            connection = protocol.connection
+            # A server that is about to stop may send GOAWAY with its settings: a connection that came and went.
+            if not connection.has_peer_settings or (connection.is_closed and not connection.is_peer_leaving):
                 raise ConnectionError(f"the connection ended before the server's settings: {protocol.reason}")
         except BaseException:
             protocol.abort("the connection was not completed")

@@ -165,7 +165,8 @@ class Link:
         self._task = None
         self._protocol = protocol
         self._backoff.succeed(self.loop.time())
-        self._heartbeat.add(protocol)
+        if not protocol.is_lost:
+            self._heartbeat.add(protocol)
         self.connectivity.set(ChannelConnectivity.READY)
         if protocol.connection.is_peer_leaving:
             self._retire(protocol)
@@ -228,7 +229,8 @@ class Link:
     def _retire(self, protocol: ClientProtocol) -> None:
         """Leave a connection to the calls that are on it."""
         if protocol is self._protocol:
-            self._leaving.add(protocol)
+            if not protocol.is_lost:
+                self._leaving.add(protocol)
             self.loop.call_soon(self._close_if_unused, protocol)
             self._drop(protocol)
 
@@ -283,7 +285,8 @@ class Link:
         if task is not None:
             await asyncio.wait([task])
         if self._leaving:
-            self._is_over = self.loop.create_future()
+            if self._is_over is None:
+                self._is_over = self.loop.create_future()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._is_over), _CLOSE_S)
             for protocol in list(self._leaving):

@@ -10,7 +10,7 @@ from grpc import StatusCode
 from weft_wire.client.call import ClientCall
 from weft_wire.client.heads import ENCODING_BY_COMPRESSION
 from weft_wire.client.link import Link
-from weft_wire.client.requests import OneRequest, StreamedRequests
+from weft_wire.client.requests import OneRequest, StreamedRequests, check_body
 from weft_wire.client.responses import OneResponse, StreamedResponses
 from weft_wire.connection.streams import StreamStates
 from weft_wire.rpc.messages import Body, pack_prefix
@@ -119,6 +119,7 @@ class BoundMethod:
         """Serialize the request; a call whose request cannot be sent fails."""
         try:
             body = request if self._serialize is None else self._serialize(request)
+            check_body(body)
         except Exception:
             self._fail_request(call)
             return
@@ -166,6 +167,8 @@ class UnaryMethod(BoundMethod, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
             call = UnaryCall(link, block, self._deserialize)
             try:
                 body = request if self._serialize is None else self._serialize(request)
+                if type(body) is not bytes:
+                    check_body(body)
             except Exception:
                 self._fail_request(call)
                 return call

@@ -12,7 +12,7 @@ from weft_wire.client.call import CALL_ENDED, ClientCall
 from weft_wire.client.outcome import CallOwner
 from weft_wire.connection.streams import StreamStates
 from weft_wire.rpc.compression import compress
-from weft_wire.rpc.messages import Body, pack_prefix
+from weft_wire.rpc.messages import Body, is_body, pack_prefix
 
 _HALF_CLOSED: Final = 'RPC is half closed after calling "done_writing".'
 _MIXED: Final = "The iterator and read/write APIs may not be mixed on a single RPC."
@@ -20,6 +20,12 @@ _MIXED: Final = "The iterator and read/write APIs may not be mixed on a single R
 _MAX_KEPT_BYTES: Final = 256 << 10
 
 _log = logging.getLogger("weft_wire.client")
+
+
+def check_body(body: object) -> None:
+    """Raise TypeError unless ``body`` can be sent: nothing may fail once it is in the output of a connection."""
+    if not is_body(body):
+        raise TypeError(f"a serialized request is bytes, not {type(body)}")
 
 
 class OneRequest(ClientCall):
@@ -168,6 +174,7 @@ class StreamedRequests(ClientCall):
         """The prefix and the message; None if the call has ended for it."""
         try:
             body = request if self._serialize is None else self._serialize(request)
+            check_body(body)
         except Exception:
             _log.exception("a request cannot be serialized")
             self.fail(StatusCode.INTERNAL, "Exception serializing request!")

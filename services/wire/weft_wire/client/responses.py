@@ -173,14 +173,19 @@ class StreamedResponses(ClientCall):
             if self._status is not None:
                 self._raise_failure()
                 return False
-            waiter = self._waiter = self._owner.loop.create_future()
+            waiter = self._waiter
             try:
+                if waiter is not None:  # another task reads too
+                    await asyncio.wait((waiter,))
+                    continue
+                waiter = self._waiter = self._owner.loop.create_future()
                 await waiter
             except asyncio.CancelledError:
                 self.cancel()
                 raise
             finally:
-                self._waiter = None
+                if self._waiter is waiter:
+                    self._waiter = None
         return True
 
     def _take(self) -> Any:

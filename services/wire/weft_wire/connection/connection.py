@@ -118,6 +118,8 @@ class Http2Connection(ControlFrames):
         position, end = 0, len(data)
         if self._partial_left:
             position = self._read_partial(data)
+            if self.is_closed:
+                return
         elif self._skip:
             position = min(self._skip, end)
             self._skip -= position
@@ -204,8 +206,10 @@ class Http2Connection(ControlFrames):
                 ErrorCode.FRAME_SIZE_ERROR,
                 f"a frame of {length} bytes; at most {self.limits.max_frame_bytes} are allowed",
             )
+        if self._block_id and (kind != CONTINUATION or stream_id != self._block_id):
+            raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "a header block was interrupted")
         start, end = position + 9, len(data)
-        if kind == DATA and not flags & PADDED and not self._block_id:
+        if kind == DATA and not flags & PADDED:
             if start == end:
                 return position  # wait for its first byte
             stream = self.streams.get(stream_id)
@@ -409,6 +413,7 @@ class Http2Connection(ControlFrames):
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, f"a client opened stream {stream_id}, which is even")
         if self._is_idle(stream_id):
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, f"HEADERS on idle stream {stream_id}")
-        if stream_id not in self._reset_ids and not self._is_past_goaway(stream_id):
+        may_be_reset = stream_id in self._reset_ids or stream_id <= self._last_dropped_reset_id
+        if not may_be_reset and not self._is_past_goaway(stream_id):
             raise Http2ConnectionError(ErrorCode.STREAM_CLOSED, f"HEADERS on closed stream {stream_id}")
         self._spend(1, "HEADERS on a stream that was reset")

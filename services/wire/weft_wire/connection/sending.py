@@ -158,7 +158,8 @@ class Sender:
             self.waiting[stream] = None
         stream.pending.append(prefix)
         if isinstance(body, Parts):
-            stream.pending += map(memoryview, body.pieces)
+            # An empty piece would wait for a window, and the end of the stream with it.
+            stream.pending += [memoryview(piece) for piece in body.pieces if len(piece)]
         elif len(body):
             stream.pending.append(memoryview(body))
         if trailers is not None or is_end:

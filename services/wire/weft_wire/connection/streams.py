@@ -77,6 +77,7 @@ class StreamStates(Sender):
         self._goaway_id: int | None = None  # newest stream that this end still answers, after GOAWAY
         self._drain_ping = b""
         self._reset_ids: dict[int, None] = {}
+        self._last_dropped_reset_id = 0  # newest of those that were in ``_reset_ids`` and are no more
 
     # What the layer above asks for.
 
@@ -225,6 +226,7 @@ class StreamStates(Sender):
         if len(self._reset_ids) > _NUM_REMEMBERED_RESETS:
             for oldest in list(islice(self._reset_ids, _NUM_REMEMBERED_RESETS // 2)):
                 del self._reset_ids[oldest]
+                self._last_dropped_reset_id = max(self._last_dropped_reset_id, oldest)
 
     def _spend(self, num_tokens: int, what: str) -> None:
         budget = self.budget

@@ -21,6 +21,15 @@ Message: TypeAlias = bytes | Parts
 Body: TypeAlias = bytes | bytearray | memoryview | Parts
 
 PREFIX_BYTES = 5
+
+
+def is_body(value: object) -> bool:
+    """Whether what a serializer gave can be sent: bytes in some form, whose length is their number."""
+    if isinstance(value, memoryview):
+        return value.ndim == 1 and value.itemsize == 1 and value.c_contiguous
+    return isinstance(value, bytes | bytearray | Parts)
+
+
 #: Flag (0: plain, 1: compressed) and length.
 pack_prefix = struct.Struct(">BI").pack
 _unpack_prefix = struct.Struct(">BI").unpack_from

@@ -58,6 +58,8 @@ def encode_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[s
     """
     fields: list[tuple[str, str]] = []
     for key, value in metadata:
+        if not (isinstance(key, str) and isinstance(value, str | bytes)):
+            raise ValueError(f"metadata are pairs of str and str or bytes, not {type(key)} and {type(value)}")
         if not _KEY.fullmatch(key) or key in RESERVED:
             raise ValueError(f"metadata key {key!r} is invalid: give 0-9, a-z, _, - and ., and no name of gRPC's own")
         if key.endswith("-bin"):

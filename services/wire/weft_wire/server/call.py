@@ -61,12 +61,20 @@ class ServerCall(CallContextMethods):
             self._num_metadata_bytes = head.metadata_bytes
         method: Method | None = head.resolved
         if method is None:
-            method = head.resolved = self._server.methods.find(head.path, head.metadata)
+            try:
+                method = head.resolved = self._server.methods.find(head.path, head.metadata)
+            except Exception as error:
+                _log.error("the handler of a call cannot be found", exc_info=error)
+                self.fail(StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
+                return
             if method is None and not self._server.interceptors:
                 self.fail(StatusCode.UNIMPLEMENTED, f"Method not found: '{head.path}'")
                 return
         self._method = method
         if head.timeout_s is not None:
+            if not head.timeout_s:
+                self._expire()
+                return
             self._deadline = self._server.deadlines.add(head.timeout_s, self._expire)
         self._is_request_complete = is_end
         if method is None or method.reads_stream:
@@ -129,7 +137,9 @@ class ServerCall(CallContextMethods):
 
     def _start(self, coroutine: Any) -> None:
         self._protocol.num_running += 1
-        self._task = start_now(coroutine, self._protocol.loop)
+        task = self._task = start_now(coroutine, self._protocol.loop)
+        if self.is_finished and task is not None:
+            task.cancel()  # the call was broken off in the first step, when there was no task to cancel
 
     def _begin(self) -> None:
         """Start the handler, through the interceptors, unless that was done or the call is over."""

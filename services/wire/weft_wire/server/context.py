@@ -1,5 +1,6 @@
 """The context of a handler: the methods of ``grpc.aio.ServicerContext``."""
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -89,7 +90,13 @@ class CallContextMethods(RequestHalf):
         self._send_headers()
 
     def set_compression(self, compression: grpc.Compression) -> None:
-        """Compress responses, if the client reads that encoding."""
+        """Compress responses, if the client reads that encoding.
+
+        Raises:
+            RuntimeError: The initial metadata, which name the encoding, were sent.
+        """
+        if self._has_sent_headers:
+            raise RuntimeError("Compression setting must be specified before sending initial metadata")
         encoding = _ENCODINGS.get(compression, "")
         accepted = self.head.accepted if self.head is not None else ""
         self._encoding = encoding if encoding in accepted.replace(" ", "").split(",") else ""
@@ -99,11 +106,8 @@ class CallContextMethods(RequestHalf):
 
     async def read(self) -> Any:
         """The next request of a stream; ``grpc.aio.EOF`` at its end."""
-        message = await self._next_message()
-        method = self._method
-        if message is None or method is None:
-            return grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
-        return self._deserialized(method, message)
+        assert self._method is not None  # noqa: S101  # its handler runs
+        return await self._next_request(self._method)
 
     async def write(self, response: Any) -> None:
         """Send one response of a stream; waits while the client reads slower than this.
@@ -130,11 +134,10 @@ class CallContextMethods(RequestHalf):
 
     async def _drain(self) -> None:
         while self.pending is not None and not self.is_finished:
-            self._drained = self._protocol.loop.create_future()
-            try:
-                await self._drained
-            finally:
-                self._drained = None
+            drained = self._drained
+            if drained is None or drained.done():
+                drained = self._drained = self._protocol.loop.create_future()
+            await asyncio.wait((drained,))  # several tasks may write; one that is cancelled leaves the others waiting
 
     async def abort(
         self, code: StatusCode, details: str = "", trailing_metadata: Iterable[tuple[str, str | bytes]] = ()

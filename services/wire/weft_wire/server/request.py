@@ -1,5 +1,6 @@
 """The request of a call at a server: its messages, assembled, counted and read."""
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator
@@ -27,7 +28,7 @@ _log = logging.getLogger("weft_wire.server")
 
 
 class CallEndedError(grpc.RpcError):
-    """What reading a request raises when the client has broken the call off."""
+    """What reading a request raises when the call is over: broken off, or ended for a request that cannot be read."""
 
 
 class RequestHalf(ResponseHalf):
@@ -92,6 +93,9 @@ class RequestHalf(ResponseHalf):
                 raise CallEndedError("the client broke the call off")
             if self._is_request_complete:
                 return None
+            if self._waiter is not None:  # another task reads too
+                await asyncio.wait((self._waiter,))
+                continue
             self._waiter = self._protocol.loop.create_future()
             try:
                 await self._waiter
@@ -125,5 +129,14 @@ class RequestHalf(ResponseHalf):
             raise CallError(StatusCode.INTERNAL, "Exception deserializing request!") from None
 
     async def _requests(self, method: Method) -> AsyncIterator[Any]:
-        while (message := await self._next_message()) is not None:
-            yield self._deserialized(method, message)
+        while (request := await self._next_request(method)) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
+            yield request
+
+    async def _next_request(self, method: Method) -> Any:
+        """The next request of a stream; EOF at its end. One that cannot be read ends the call, whoever reads it."""
+        try:
+            message = await self._next_message()
+            return grpc.aio.EOF if message is None else self._deserialized(method, message)  # type: ignore[attr-defined]
+        except CallError as error:
+            self.fail(error.code, error.details)
+            raise CallEndedError(error.details) from None

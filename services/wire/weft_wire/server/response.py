@@ -13,7 +13,7 @@ from weft_wire.errors import ErrorCode
 from weft_wire.hpack import encode
 from weft_wire.rpc.compression import ACCEPTED, compress
 from weft_wire.rpc.heads import CONTENT_TYPE, RequestHead
-from weft_wire.rpc.messages import Body, Message, MessageReader, pack_prefix
+from weft_wire.rpc.messages import Body, Message, MessageReader, is_body, pack_prefix
 from weft_wire.rpc.metadata import encode_metadata
 from weft_wire.rpc.status import NUMBER_BY_STATUS, CallError, encode_message
 from weft_wire.server.methods import Method
@@ -93,21 +93,18 @@ class ResponseHalf(Stream):
         self._end()
 
     def _serialized(self, method: Method, response: Any) -> Body:
-        if method.serialize is None:
-            body = response
-            if not isinstance(body, bytes | bytearray | memoryview):
-                raise CallError(StatusCode.INTERNAL, "Failed to serialize response!")
-        else:
-            try:
-                body = method.serialize(response)
-            except Exception as error:
-                _log.error("a response cannot be serialized: %s", error)
-                raise CallError(StatusCode.INTERNAL, "Failed to serialize response!") from None
+        try:
+            body = response if method.serialize is None else method.serialize(response)
+            if type(body) is not bytes and not is_body(body):
+                raise TypeError(f"a serialized response is bytes, not {type(body)}")
+        except Exception as error:
+            _log.error("a response cannot be serialized: %s", error)
+            raise CallError(StatusCode.INTERNAL, "Failed to serialize response!") from None
         limit = self._server.max_message_bytes
         if len(body) > limit:
             text = f"Sent message larger than max ({len(body)} vs. {limit})"
             raise CallError(StatusCode.RESOURCE_EXHAUSTED, text)
-        return body  # type: ignore[no-any-return]  # a serializer gives bytes
+        return body
 
     def _header_block(self) -> bytes:
         fields = [*_RESPONSE_FIELDS, *encode_metadata(self._initial)]
@@ -137,13 +134,15 @@ class ResponseHalf(Stream):
             self._num_held_bytes = 0
 
     def _trailer_fields(self, code: StatusCode, details: str) -> list[tuple[str, str]]:
-        fields = [("grpc-status", str(NUMBER_BY_STATUS[code]))]
-        if details:
-            fields.append(("grpc-message", encode_message(details)))
+        # A handler may have set anything; an exception here would be one of the connection, with all its calls.
+        fields = [("grpc-status", str(NUMBER_BY_STATUS[code if isinstance(code, StatusCode) else StatusCode.UNKNOWN]))]
         try:
+            if details:
+                text = details.decode("utf-8", "replace") if isinstance(details, bytes) else str(details)
+                fields.append(("grpc-message", encode_message(text)))
             return [*fields, *encode_metadata(self._trailing)]
-        except ValueError as error:
-            _log.error("trailing metadata cannot be sent: %s", error)
+        except Exception as error:
+            _log.error("the status or the trailing metadata of a call cannot be sent: %s", error)
             return [
                 ("grpc-status", str(NUMBER_BY_STATUS[StatusCode.INTERNAL])),
                 ("grpc-message", encode_message(str(error))),

@@ -13,6 +13,7 @@ import pytest
 import uvloop
 from tests.wire import peer
 
+from weft_wire import frames
 from weft_wire.client import Channel, ChannelOptions
 
 Run = Callable[[Any], None]
@@ -143,3 +144,27 @@ def test_what_cannot_be_reached(run: Run, tmp_path: Path) -> None:
                 assert text in await failure(channel)
 
     run(connect())
+
+
+def test_a_server_that_leaves_at_once(run: Run, stack: ExitStack, tmp_path: Path) -> None:
+    """A server that stops sends GOAWAY with its settings; calls wait for the next connection."""
+    path = str(tmp_path / "socket")
+    listener = listening(stack, path)
+
+    def leave() -> None:
+        connected, _ = listener.accept()
+        with connected:
+            connected.sendall(frames.settings({}) + frames.goaway(frames.MAX_STREAM_ID, 0) + frames.ping(bytes(8)))
+            while connected.recv(4096):
+                pass
+
+    async def call() -> None:
+        async with Channel(f"unix:{path}") as channel:
+            answer = channel.unary_unary("/a.B/C")(b"", timeout=peer.TIMEOUT_S)
+            await asyncio.to_thread(leave)
+            server = await accepted(listener)
+            stack.callback(server.close)
+            await answer.wait_for_connection()
+            answer.cancel()
+
+    run(call())
