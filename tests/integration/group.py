@@ -25,8 +25,12 @@ def wait_until(is_true: Callable[[], object], what: str) -> None:
 
 def workers_of(parent: int) -> dict[int, int]:
     """Process ids of the workers by index."""
-    found = {}
-    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+    found: dict[int, int] = {}
+    try:
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    except OSError:  # it has ended
+        return found
+    for child in children:
         with contextlib.suppress(OSError):
             worker = re.search(r"--worker=(\d+)/", Path(f"/proc/{child}/cmdline").read_text())
             if worker is not None:

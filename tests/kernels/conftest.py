@@ -3,6 +3,7 @@
 Without a GPU the kernels run in Triton's interpreter; ``pytest -m gpu tests/kernels`` compiles them for a CUDA device.
 """
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -131,3 +133,18 @@ def _use_interpreter() -> None:
     for name in list(sys.modules):
         if name.partition(".")[0] in {"triton", "weft_kernels"} and not name.startswith("triton._C"):
             del sys.modules[name]
+
+
+@pytest.fixture
+def rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dot products of the interpreter add in one order for every row.
+
+    It uses OpenBLAS, whose kernels for some processors (Haswell, Zen) treat the rows of a tile differently.
+    """
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+
+    def create_dot(builder: object, a: Any, b: Any, d: Any, *precision: object) -> Any:
+        a_data, b_data = (handle.data.astype(d.data.dtype) for handle in (a, b))
+        return interpreter.TensorHandle(np.einsum("...ij,...jk->...ik", a_data, b_data) + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)

@@ -230,6 +230,7 @@ def test_parts_are_merged_alike_by_one_program_and_by_a_second_kernel(place, seq
     assert torch.equal(stored, run_in_parts(batch, is_stored=False))
 
 
+@pytest.mark.usefixtures("rows_alike")
 @pytest.mark.parametrize("size", [1, 7, 16])
 def test_a_row_of_the_deterministic_kernel_is_bitwise_its_own(place, size):
     """A prompt in chunks, whose single tokens are walked in parts, equals the prompt at once beside others."""

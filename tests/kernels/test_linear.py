@@ -21,6 +21,7 @@ def test_it_is_a_matrix_product(implementation, place):
     check(implementation, place)
 
 
+@pytest.mark.usefixtures("rows_alike")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_row_is_bitwise_its_own(implementation, has_bias, place):
