@@ -192,16 +192,19 @@ class _Group:
         worker.serving.set()
 
     async def _kill_hung(self, index: int, process: ServiceProcess) -> None:
-        """Kill a worker when it hangs, if there is a limit; one that has not answered yet may be importing."""
+        """Kill a worker when it hangs, if there is a limit; one that has not served yet may be importing."""
         abort_s = self._options.watchdog_abort_s
         hung_s = abort_s + min(abort_s, _LATER_S)
         period_s, limit_s = min(PING_PERIOD_S, abort_s / 4), max(hung_s, _START_S)
+        worker = self._workers[index]
         silent_s = 0.0
         now_s = asyncio.get_running_loop().time
         while abort_s and silent_s < limit_s:
             asked_s = now_s()
             await asyncio.sleep(period_s)
             (answer,) = await self._hub.answers("ping", of=[index], timeout_s=period_s)
+            if worker.is_up:
+                limit_s = hung_s
             if answer.error is None:
                 silent_s, limit_s = 0.0, hung_s
             else:
