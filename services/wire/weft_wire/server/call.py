@@ -188,6 +188,8 @@ class ServerCall(CallContextMethods):
                 response = await asyncio.to_thread(method.behave, argument, self)
             else:
                 response = await method.behave(argument, self)
+            if self._unreadable is not None:
+                raise self._unreadable
             if self.is_finished:
                 pass
             elif method.writes_stream:
@@ -227,6 +229,8 @@ class ServerCall(CallContextMethods):
         self._protocol.num_running -= 1
         if self.is_finished:
             return
+        if isinstance(error, Exception) and self._unreadable is not None:
+            error = self._unreadable
         if isinstance(error, CallError):
             self._send_status(error.code, error.details)
         elif isinstance(error, grpc.aio.AbortError):

@@ -34,6 +34,8 @@ class CallEndedError(grpc.RpcError):
 class RequestHalf(ResponseHalf):
     """The receiving half of a call."""
 
+    _unreadable: CallError | None = None
+
     def _on_request_end(self) -> None:
         raise NotImplementedError
 
@@ -133,10 +135,10 @@ class RequestHalf(ResponseHalf):
             yield request
 
     async def _next_request(self, method: Method) -> Any:
-        """The next request of a stream; EOF at its end. One that cannot be read ends the call, whoever reads it."""
+        """The next request of a stream; EOF at its end. One that cannot be read fails the call as its handler ends."""
         try:
             message = await self._next_message()
             return grpc.aio.EOF if message is None else self._deserialized(method, message)  # type: ignore[attr-defined]
         except CallError as error:
-            self.fail(error.code, error.details)
+            self._unreadable = error
             raise CallEndedError(error.details) from None
