@@ -166,6 +166,7 @@ def restarted(tmp_path: Path) -> Iterator[Callable[[], EchoService]]:
         yield restart
 
 
+@pytest.mark.skipif("WEFT_SOAK_S" not in os.environ, reason="make soak-wire runs it")
 def test_nothing_grows(wire: str, tmp_path: Path, restarted: Callable[[], EchoService]) -> None:
     """Neither server nor client, whatever clients do and although connections age; neighbours get right answers.
 

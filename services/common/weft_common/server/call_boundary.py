@@ -16,6 +16,9 @@ from weft_common.observing.logs import get_logger
 from weft_common.protocol.status import cut_message, to_status, trailing_pairs
 from weft_common.security.access import CALLER, KEY_HEADERS, caller_name
 
+#: A client ends a call by its own clock, which may be ahead: ``grpc-timeout`` is rounded up. In nanoseconds.
+_CLIENT_AHEAD_NS = 20_000_000
+
 Context = grpc.aio.ServicerContext[Any, Any]
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -149,7 +152,7 @@ def deadline_ns_of(context: Context) -> int | None:
 
 def withdrawal(call_context: CallContext) -> WeftError:
     """The error of a call that was cancelled from outside."""
-    if call_context.deadline_ns is not None and time.monotonic_ns() >= call_context.deadline_ns:
+    if call_context.deadline_ns is not None and time.monotonic_ns() >= call_context.deadline_ns - _CLIENT_AHEAD_NS:
         return DeadlineExceededError("the client's deadline passed")
     return RequestCancelledError("the client cancelled")
 

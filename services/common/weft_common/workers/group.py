@@ -237,6 +237,8 @@ class _Group:
         _log.info("stopping", extra={"service": self._service, "grace_s": grace_s})
         processes = [worker.process for worker in self._workers.values() if worker.process is not None]
         running = [process for process in processes if process.is_running]
+        # One that is stopped while it starts has no handler of its own yet, and its exit status says nothing.
+        served = [worker.process for worker in self._workers.values() if worker.is_up and worker.process in running]
         for process in running:
             process.close_stdin()
         ends = [asyncio.create_task(process.wait()) for process in running]
@@ -251,7 +253,7 @@ class _Group:
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
-        has_failed = self._failed.is_set() or any(process.exit_status for process in running)
+        has_failed = self._failed.is_set() or any(process is not None and process.exit_status for process in served)
         return int(has_failed)
 
     async def metrics(self) -> list[Metric]:
