@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_TRIM_BYTES = 128 << 20
+_KEPT_BYTES = 128 << 20
 _MMAP_BYTES = 32 << 20  # glibc's maximum on 64-bit systems
 #: What whoever starts the process may have chosen instead.
 _VARIABLES = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_"}
@@ -23,7 +23,12 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
     """
     if "glibc.malloc" in environment.get("GLIBC_TUNABLES", "") or _VARIABLES & environment.keys():
         return False
+    return set_kept_bytes(_KEPT_BYTES)
+
+
+def set_kept_bytes(num_bytes: int) -> bool:
+    """Let the process keep up to so many freed bytes; False if the C library has no such setting (glibc has it)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES) and mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES))
+    return bool(mallopt(_M_TRIM_THRESHOLD, num_bytes) and mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES))

@@ -1,10 +1,8 @@
 """Settings of the C library's memory allocator."""
 
-import ctypes
+from weft_common.processes.malloc import set_kept_bytes
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_TRIM_BYTES = 256 << 20
-_MMAP_BYTES = 32 << 20  # glibc's maximum on 64-bit systems
+_KEPT_BYTES = 256 << 20
 
 
 def retain_freed_memory() -> bool:
@@ -17,7 +15,4 @@ def retain_freed_memory() -> bool:
     Returns:
         Whether the C library supports the setting (glibc does); if not, nothing changes.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    return bool(mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES) and mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES))
+    return set_kept_bytes(_KEPT_BYTES)
