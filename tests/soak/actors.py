@@ -4,7 +4,8 @@ import contextlib
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import grpc
 import numpy as np
@@ -71,23 +72,28 @@ def reloads(address: str, generator: random.Random) -> None:
 ACTS: tuple[Act, ...] = (cancels, vanishes, errs, reloads)
 
 
-@contextlib.contextmanager
-def at_work(address: str) -> Iterator[Counter[str]]:
+def at_work(address: str) -> contextlib.AbstractContextManager[Counter[str]]:
     """Each act, again and again, on a thread of its own; how often each was done."""
+    return repeated({act.__name__: partial(act, address) for act in ACTS}, pause_s=0.05)
+
+
+@contextlib.contextmanager
+def repeated(acts: Mapping[str, Callable[[random.Random], None]], *, pause_s: float) -> Iterator[Counter[str]]:
+    """Each act by name, again and again, on a thread of its own with a seed of its own; how often each was done."""
     is_over = threading.Event()
     done: Counter[str] = Counter()
     failures: list[BaseException] = []
 
-    def repeat(act: Act, seed: int) -> None:
+    def repeat(name: str, act: Callable[[random.Random], None], seed: int) -> None:
         generator = random.Random(seed)
         try:
-            while not is_over.wait(0.05):
-                act(address, generator)
-                done[act.__name__] += 1
+            while not is_over.wait(pause_s):
+                act(generator)
+                done[name] += 1
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=repeat, args=(act, seed)) for seed, act in enumerate(ACTS)]
+    threads = [threading.Thread(target=repeat, args=(name, act, seed)) for seed, (name, act) in enumerate(acts.items())]
     for thread in threads:
         thread.start()
     try:

@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.ports import free_port
+from tests.soak.actors import repeated
 from tests.soak.watch import Growth, Sample, growths
 from tests.wire import peer as h2
 from tests.wire.echo_process import ROOT, EchoService
@@ -88,34 +88,18 @@ def breaks_off(echo: EchoService, generator: random.Random) -> None:
 ACTS: tuple[Act, ...] = (vanishes, resets, expires, is_big, breaks_off)
 
 
-@contextlib.contextmanager
-def at_work(echo: EchoService) -> Iterator[Counter[str]]:
+def at_work(echo: EchoService) -> contextlib.AbstractContextManager[Counter[str]]:
     """Each act, again and again, on a thread of its own; how often each was done."""
-    is_over = threading.Event()
-    done: Counter[str] = Counter()
-    failures: list[BaseException] = []
 
-    def repeat(act: Act, seed: int) -> None:
-        generator = random.Random(seed)
-        try:
-            while not is_over.wait(0.02):
-                # A connection that has reached its age is closed when its calls have ended.
-                with contextlib.suppress(Closed, TimeoutError):
-                    act(echo, generator)
-                done[act.__name__] += 1
-        except BaseException as error:
-            failures.append(error)
+    def tolerant(act: Act) -> Callable[[random.Random], None]:
+        def once(generator: random.Random) -> None:
+            # A connection that has reached its age is closed when its calls have ended.
+            with contextlib.suppress(Closed, TimeoutError):
+                act(echo, generator)
 
-    threads = [threading.Thread(target=repeat, args=(act, seed)) for seed, act in enumerate(ACTS)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield done
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join(60)
-    assert not failures, failures
+        return once
+
+    return repeated({act.__name__: tolerant(act) for act in ACTS}, pause_s=0.02)
 
 
 @contextlib.contextmanager
