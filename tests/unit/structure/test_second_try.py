@@ -42,7 +42,7 @@ def test_what_failed_runs_again_alone_and_what_crashed_as_a_whole(
 ) -> None:
     """A test that fails twice fails the run, and one that fails once does not; a run without a record is repeated."""
     (tmp_path / "test_some.py").write_text(TESTS.format(flaw=flaw))
-    command = [TWICE, sys.executable, "-m", "pytest", "-p", "xdist"]
+    command = [str(TWICE), sys.executable, "-m", "pytest", "-p", "xdist"]
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     ended = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
