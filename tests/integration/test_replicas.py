@@ -59,7 +59,7 @@ async def test_kill_9_of_one_replica_costs_no_request(router: Router, replicas: 
 
 @pytest.mark.parametrize("name", ["plain", "work"])
 async def test_kill_9_costs_only_what_was_begun(router: Router, replicas: list[Service], name: str) -> None:
-    """Without `retry`, of a graph and of a model by its name: calls in flight at most, as errors, and none that is later.
+    """Without `retry`, of a graph and a model by its name: calls in flight at most, as errors, and none that is later.
 
     The same number of calls is in flight all the time, so those that were lost are at most so many.
     """

@@ -52,9 +52,9 @@ def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -
         type=float,
         default=DEFAULT_PERCENT,
         metavar="P",
-        help="of a hundred calls of a target so many may be repeated in the long run, and 100 at once: retries, hedges, "
-        "and calls that a replica had not begun; 'budget_percent' of a graph's 'retry' goes before it for the calls of "
-        "the graph (default %(default)g)",
+        help="of a hundred calls of a target so many may be repeated in the long run, and 100 at once: retries, hedges "
+        "and calls that a replica had not begun; 'budget_percent' of a graph's 'retry' goes before it for the graph's "
+        "calls (default %(default)g)",
     )
     parser.add_argument(
         "--target-policy",

@@ -123,7 +123,10 @@ class RetryPolicy(PolicyKind):
                 )
                 report.warning("G018", file, f"{path}.on[{i}]", text)
         if not 0 <= retry.budget_percent <= 100:
-            text = f"'budget_percent' is {retry.budget_percent:g}; give 0 to 100, where 0 means what the router's --retry-budget-percent says"
+            text = (
+                f"'budget_percent' is {retry.budget_percent:g}; give 0 to 100, where 0 means what the router's "
+                "--retry-budget-percent says"
+            )
             report.error("G025", file, f"{path}.budget_percent", text)
         if 0 < 2 * policy.timeout_ms <= retry.backoff_ms:
             text = (
