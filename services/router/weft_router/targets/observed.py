@@ -31,6 +31,7 @@ class ObservedTarget:
 
     Attributes:
         throttle: Each call earns a part of a retry.
+        num_unavailable: Calls that ended UNAVAILABLE, and requests that ``TargetCatalog.count_missed`` adds.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class ObservedTarget:
         self._on_unavailable = on_unavailable
         self._signature_of = signature_of
         self.throttle = RetryThrottle()
+        self.num_unavailable = 0
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``."""
@@ -108,6 +110,7 @@ class ObservedTarget:
         if isinstance(error, WeftError):
             reason = failure_reason(error.code)
             if error.code == "UNAVAILABLE":
+                self.num_unavailable += 1
                 self._on_unavailable(self.name)
         if self._statistics is None:
             return
