@@ -15,7 +15,9 @@ RULES = Path(__file__).parents[3] / "deploy/kubernetes/components/prometheus/ale
 def test_alerts_fire_and_resolve() -> None:
     """As the cases say, in Prometheus's own evaluation."""
     for arguments in (["check", "rules", RULES], ["test", "rules", CASES]):
-        done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(
+            ["promtool", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
 
