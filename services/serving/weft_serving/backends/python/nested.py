@@ -23,11 +23,18 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
 
     def __init__(self, stream: NestedStream) -> None:
         self._stream: NestedStream | None = stream
+        self._first: Future[InferResult | None] | None = None
+
+    async def begin(self) -> None:
+        """Wait until the first response is there, or the error; cancelling the awaiting task withdraws the call."""
+        if self._stream is not None:
+            self._first = self._stream.next()
+            await _ended(self._first)
 
     def __next__(self) -> InferenceResponse:
         if self._stream is None:
             raise StopIteration
-        response = _response_of(self._stream.next())
+        response = _response_of(self._next(self._stream))
         if response is None:
             self._stream = None
             raise StopIteration
@@ -36,7 +43,7 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
     async def __anext__(self) -> InferenceResponse:
         if self._stream is None:
             raise StopAsyncIteration
-        future = self._stream.next()
+        future = self._next(self._stream)
         await _ended(future)
         response = _response_of(future)
         if response is None:
@@ -52,6 +59,10 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
 
     def __del__(self) -> None:
         self.cancel()
+
+    def _next(self, stream: NestedStream) -> "Future[InferResult | None]":
+        future, self._first = self._first or stream.next(), None
+        return future
 
     def _noted(self, response: InferenceResponse) -> InferenceResponse:
         if response.has_error():
