@@ -75,6 +75,12 @@ def check_parameters(what: str, parameters: Parameters) -> None:
     check_count(f"the parameters of {what}", num_chars, MAX_PARAMETER_CHARS, "characters")
 
 
+def check_name(what: str, name: str) -> None:
+    """Check that a name is short and can be shown. Raises InvalidArgumentError."""
+    if len(name) > MAX_NAME_CHARS or not name.isprintable():
+        raise _name_error(what, name)
+
+
 def _name_error(what: str, name: str) -> InvalidArgumentError:
     """Why a name that is too long, or cannot be shown, is refused."""
     if len(name) > MAX_NAME_CHARS:

@@ -44,6 +44,8 @@ ITEMSIZE_BYTES: dict[str, int] = {name: dtype.itemsize for name, dtype in NUMPY_
 num_elements = math.prod
 
 _LENGTH = struct.Struct("<I")
+#: Of the length before each BYTES element.
+LENGTH_BYTES = _LENGTH.size
 
 
 class WireTensor(NamedTuple):

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,17 +17,23 @@ from starlette.types import ASGIApp
 
 from weft_common.client.v2_client import V2Client
 from weft_common.errors import RemoteError, UnavailableError, WeftError
+from weft_common.processes.malloc import give_back_freed_memory
 from weft_gateway.errors import RequestError, error_response
-from weft_gateway.http.body import read_json
+from weft_gateway.http.body import BytesInWork, check_content_type, read_body
 from weft_gateway.http.disconnect import ClientDisconnectedError, run_until_disconnect
+from weft_gateway.http.key_check import KeyCheck
 from weft_gateway.http.request_context import RequestContext, context_of
 from weft_gateway.http.sse import EventStream
+from weft_gateway.json_text import is_large
+from weft_gateway.offload import Offload
 from weft_gateway.openai import chat, completions
 from weft_gateway.openai.deltas import ChoiceDelta
 from weft_gateway.openai.generate import CollectedChoice, Usage, collect, generate
 from weft_gateway.openai.models import Models
 from weft_gateway.openai.text_model import TextModel
-from weft_gateway.openai.text_request import Prompt, TextRequest
+from weft_gateway.openai.text_request import TIMEOUT_HEADER, Prompt, TextRequest
+
+Parsed = TypeVar("Parsed")
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -35,6 +41,7 @@ MODELS = "/v1/models"
 HEALTH = "/health"
 #: How long the router has for a health check, in seconds.
 HEALTH_TIMEOUT_S = 2.0
+_GIVE_BACK_AFTER_S = 0.2
 ENDPOINTS = (COMPLETIONS, CHAT, MODELS, HEALTH)
 
 
@@ -44,10 +51,14 @@ class Limits:
 
     Attributes:
         max_body_bytes: Size of its body.
+        max_json_bytes: Size of its JSON.
+        max_bytes_in_work: Size of the bodies of all requests in work.
         timeout_s: Longest response time in seconds, whatever the request asks for.
     """
 
     max_body_bytes: int
+    max_json_bytes: int
+    max_bytes_in_work: int
     timeout_s: float
 
 
@@ -80,12 +91,19 @@ class Gateway:
         self._router = router
         self._models = models
         self._limits = limits
+        self._keys = KeyCheck(router)
+        self._offload = Offload()
+        self._in_work = BytesInWork(limits.max_bytes_in_work, _give_back_memory)
         self._created = int(time.time())
         self._is_draining = False
 
     def drain(self) -> None:
         """Make ``/health`` fail, so that load balancers send no more requests."""
         self._is_draining = True
+
+    def close(self) -> None:
+        """End what still runs in processes of the gateway's own."""
+        self._offload.close()
 
     def app(self) -> Starlette:
         """The ASGI application with all routes."""
@@ -119,10 +137,10 @@ class Gateway:
         return endpoint
 
     async def _completions(self, request: Request, context: RequestContext) -> ASGIApp:
-        body = await read_json(request, self._limits.max_body_bytes)
-        parsed = completions.parse(body, request.headers)
+        body = await self._body(request, context)
 
         async def respond() -> ASGIApp:
+            parsed = await self._parsed(completions.parse_bytes, body, request)
             model = await self._models.find(parsed.common.model, context.identity())
             usage = Usage(parsed.common.num_choices)
             writer = completions.CompletionWriter(model.name, usage, has_usage_chunk=parsed.common.has_usage_chunk)
@@ -131,10 +149,10 @@ class Gateway:
         return await run_until_disconnect(request.receive, self.stopping, respond())
 
     async def _chat(self, request: Request, context: RequestContext) -> ASGIApp:
-        body = await read_json(request, self._limits.max_body_bytes)
-        parsed = chat.parse(body, request.headers)
+        body = await self._body(request, context)
 
         async def respond() -> ASGIApp:
+            parsed = await self._parsed(chat.parse_bytes, body, request)
             model = await self._models.find(parsed.common.model, context.identity())
             prompt = await parsed.prompt(model.template())
             usage = Usage(parsed.common.num_choices)
@@ -147,6 +165,22 @@ class Gateway:
             return await self._respond(context, model, parsed.common, [prompt], writer, usage)
 
         return await run_until_disconnect(request.receive, self.stopping, respond())
+
+    async def _body(self, request: Request, context: RequestContext) -> bytes:
+        """The body of a client with a valid key; the others get their error before anything of it is read."""
+        await self._keys.check(context.identity())
+        check_content_type(request)
+        max_bytes = min(self._limits.max_body_bytes, self._limits.max_json_bytes)
+        return await read_body(request, context, self._in_work, max_bytes)
+
+    async def _parsed(
+        self, parse: Callable[[bytes, Mapping[str, str]], Parsed], body: bytes, request: Request
+    ) -> Parsed:
+        """The parsed body; a large one does not stall other requests."""
+        headers = {TIMEOUT_HEADER: request.headers.get(TIMEOUT_HEADER, "")}
+        if is_large(body):
+            return await self._offload.run(parse, body, headers)
+        return parse(body, headers)
 
     async def _respond(
         self,
@@ -193,6 +227,12 @@ class Gateway:
 
     def _model_object(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "weft"}
+
+
+def _give_back_memory() -> None:
+    """Soon, when the last body is freed too; on a thread, since it takes milliseconds."""
+    loop = asyncio.get_running_loop()
+    loop.call_later(_GIVE_BACK_AFTER_S, loop.run_in_executor, None, give_back_freed_memory)
 
 
 async def _with_first(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[dict[str, Any], None]:

@@ -10,7 +10,9 @@ from weft_common.text.argument_types import is_metadata_name, positive
 
 DEFAULT_PORT = 8000
 DEFAULT_METRICS_PORT = 8003
-_MAX_BODY_BYTES = 16 << 20
+_MAX_BODY_BYTES = 64 << 20
+_MAX_JSON_BYTES = 16 << 20
+_MAX_BYTES_IN_WORK = 256 << 20
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -42,6 +44,20 @@ def make_parser() -> argparse.ArgumentParser:
         "--max-body-bytes", type=int, default=_MAX_BODY_BYTES, metavar="N", help="largest body (default %(default)s)"
     )
     parser.add_argument(
+        "--max-json-bytes",
+        type=int,
+        default=_MAX_JSON_BYTES,
+        metavar="N",
+        help="most JSON in a body; the rest may be binary tensors (default %(default)s)",
+    )
+    parser.add_argument(
+        "--max-bytes-in-work",
+        type=int,
+        default=_MAX_BYTES_IN_WORK,
+        metavar="N",
+        help="bodies of all requests in work; more are refused with 429 (default %(default)s)",
+    )
+    parser.add_argument(
         "--forward-header",
         type=_header,
         action="append",
@@ -60,8 +76,14 @@ def fault_of(options: argparse.Namespace) -> str:
     """Error message for inconsistent arguments; "" if they are valid."""
     if fault := server_fault(options):
         return fault
-    if options.max_body_bytes < 1:
-        return f"--max-body-bytes must be at least 1, got {options.max_body_bytes}"
+    for name in ("max_body_bytes", "max_json_bytes", "max_bytes_in_work"):
+        if getattr(options, name) < 1:
+            return f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}"
+    if options.max_bytes_in_work < options.max_body_bytes:
+        return (
+            f"--max-bytes-in-work {options.max_bytes_in_work} is less than --max-body-bytes {options.max_body_bytes}, "
+            "so that no body of that size would ever be taken; raise it, or lower --max-body-bytes"
+        )
     models = [model for model, _ in options.chat_template]
     if len(models) != len(set(models)):
         return f"--chat-template: each model may be given once, got {', '.join(models)}"

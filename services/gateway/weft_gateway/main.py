@@ -6,6 +6,7 @@ accepted, requests in flight get the grace period, the rest fail with an error, 
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -86,8 +87,10 @@ async def _serve(options: argparse.Namespace) -> None:
         wire=options.wire,
     )
     watchdog = LoopWatchdog(abort_s=options.watchdog_abort_s)
+    closing = contextlib.ExitStack()
     try:
-        gateway = Gateway(router, Models(router, templates), Limits(options.max_body_bytes, options.timeout_s))
+        limits = Limits(options.max_body_bytes, options.max_json_bytes, options.max_bytes_in_work, options.timeout_s)
+        gateway = closing.enter_context(contextlib.closing(Gateway(router, Models(router, templates), limits)))
         calls = RequestTracker(gateway.app(), ENDPOINTS, options.forward_header)
         shares_ports = options.share_ports or options.take_over
         listening = bound_socket(options.host, options.port, shares_port=shares_ports)
@@ -120,5 +123,6 @@ async def _serve(options: argparse.Namespace) -> None:
         asyncio.get_running_loop().call_later(options.grace_s - cancel_s, gateway.stopping.set)
         await server.stop()
     finally:
+        closing.close()
         watchdog.close()
         await router.close()

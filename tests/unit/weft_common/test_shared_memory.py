@@ -1,6 +1,7 @@
 """Tensors in shared memory, between tritonclient and a real server."""
 
 import asyncio
+import errno
 import os
 import uuid
 
@@ -11,6 +12,8 @@ from tritonclient.grpc import aio
 from tritonclient.utils import InferenceServerException
 
 from weft_common.errors import ResourceExhaustedError
+from weft_common.processes.memory import available_bytes
+from weft_common.protocol import shared_memory
 from weft_common.protocol.shared_memory import MAX_REGIONS, SharedMemory, SystemRegion
 from weft_common.server.server import add_services, set_serving
 
@@ -144,6 +147,10 @@ async def test_the_server_says_what_it_offers(client):
         ("b", None, 1, 64, "INVALID_ARGUMENT", "Invalid offset + byte size"),
         ("b", None, 2**63, 2**63, "INVALID_ARGUMENT", "Invalid offset + byte size"),
         ("b", None, 0, 0, "INVALID_ARGUMENT", "a region at least 1"),
+        ("b" * 1025, None, 1, 0, "INVALID_ARGUMENT", "region has 1025 characters; at most 1024 are allowed"),
+        ("b\n", None, 1, 0, "INVALID_ARGUMENT", "characters that cannot be shown: 'b\\n'"),
+        ("b", "/k\x1b[31m", 1, 0, "INVALID_ARGUMENT", "characters that cannot be shown"),
+        ("b", "k" * 1_000_000, 1, 0, "INVALID_ARGUMENT", "key has 1000000 characters"),
         ("b", "/weft-no-such", 1, 0, "INVALID_ARGUMENT", "No such file or directory"),
         ("b", "/../etc/passwd", 1, 0, "INVALID_ARGUMENT", "is no name of shm_open"),
         ("b", "..", 1, 0, "INVALID_ARGUMENT", "is no name of shm_open"),
@@ -176,6 +183,80 @@ async def test_bad_places(client, make_object, tensor, status, text):
     await client.register_system_shared_memory("r", key, 64)
     got = await refused(client.infer("echo", [tensor]))
     assert (status, text) == (got[0], text if text in got[1] else got[1])
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "shape", "datatype", "text"),
+    [
+        (8 << 40, [16], "FP32", "Expected 64, got 8796093022208"),
+        (60, [16], "FP32", "Expected 64, got 60"),
+        (8 << 40, [2, 1], "BYTES", "Expected 8 to 536870920, got 8796093022208"),
+        (7, [2, 1], "BYTES", "Expected 8 to 536870920, got 7"),
+        (8, [-1, -2], "FP32", "sizes are at least 0"),
+        (8, [1] * 65, "FP32", "has 65 dimensions; at most 64"),
+        (8, [2**31, 2**31], "BYTES", "at most 1048576 are allowed"),
+        (8 << 40, [1], "FP128", "is no V2 datatype"),
+    ],
+)
+async def test_a_size_that_the_shape_cannot_have_is_not_read(
+    client, make_object, monkeypatch, num_bytes, shape, datatype, text
+):
+    """The stated size is compared with the shape before a byte is read, of however large a region."""
+    key, _ = make_object(64)
+    os.truncate(f"/dev/shm{key}", 8 << 40)
+    await client.register_system_shared_memory("r", key, 8 << 40)
+    monkeypatch.setattr(SystemRegion, "read", lambda *_: pytest.fail("it was read"))
+    got = await refused(client.infer("echo", [input_at("r", num_bytes, shape=shape, datatype=datatype)]))
+    assert ("INVALID_ARGUMENT", text) == (got[0], text if text in got[1] else got[1])
+
+
+async def test_a_tensor_that_would_not_leave_memory_is_not_read(client, make_object, monkeypatch):
+    """Eight terabytes that nobody has written, with the shape for them, are refused with what is available."""
+    key, _ = make_object(64)
+    os.truncate(f"/dev/shm{key}", 8 << 40)
+    await client.register_system_shared_memory("r", key, 8 << 40)
+    monkeypatch.setattr(SystemRegion, "read", lambda *_: pytest.fail("it was read"))
+    got = await refused(client.infer("echo", [input_at("r", 8 << 40, shape=[1, 2 << 40])]))
+    assert "RESOURCE_EXHAUSTED" == got[0]
+    assert "8796093022208 bytes in shared memory region 'r' cannot be copied" in got[1]
+
+
+async def test_a_tensor_larger_than_one_read_of_the_kernel(client, core, make_object, monkeypatch):
+    """What takes several reads, as above 2 GiB, arrives whole; so does the reason when the object has shrunk."""
+    monkeypatch.setattr(shared_memory, "MAX_PREAD_BYTES", 16)
+    key, handle = make_object(4096)
+    shm.set_shared_memory_region(handle, [X], offset=8)
+    await client.register_system_shared_memory("r", key, 4088, offset=4)
+    await client.infer("echo", [input_at("r", X.nbytes, 4)])
+    assert X.tobytes() == core.calls[-1][0].inputs["x"].data
+    os.truncate(f"/dev/shm{key}", 16)
+    status, text = await refused(client.infer("echo", [input_at("r", X.nbytes, 4)]))
+    assert ("INVALID_ARGUMENT", True) == (status, "has shrunk: 8 of 32 bytes" in text)
+
+
+async def test_an_answer_that_finds_no_room_in_shared_memory(client, make_object, monkeypatch):
+    """A full /dev/shm is RESOURCE_EXHAUSTED with the cure, not an internal error."""
+
+    def is_full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    key, _ = make_object(4096)
+    await client.register_system_shared_memory("r", key, 4096)
+    monkeypatch.setattr(os, "pwrite", is_full)
+    got = await refused(client.infer("echo", [input_at("r", 32)], outputs=[output_at("r", 32, 32)]))
+    assert "RESOURCE_EXHAUSTED" == got[0]
+    assert "No space left on device; give /dev/shm more room" in got[1]
+
+
+def test_memory_that_is_available_is_the_least_that_is_known(tmp_path):
+    """The kernel's estimate, or what is left of the container's limit if that is less."""
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    2048 kB\n")
+    assert 2 << 20 == available_bytes(tmp_path / "meminfo", tmp_path)
+    (tmp_path / "memory.current").write_text("100\n")
+    for limit, expected in (("max", 2 << 20), ("1100", 1000), ("50", 0)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        assert expected == available_bytes(tmp_path / "meminfo", tmp_path)
+    assert available_bytes(tmp_path / "none", tmp_path / "none") is None
 
 
 async def test_an_output_that_does_not_fit(client, make_object):

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 
 from weft_common.errors import DeadlineExceededError
 from weft_gateway.errors import RequestError
-from weft_gateway.http.body import parse_json
+from weft_gateway.json_text import parse_json
 from weft_gateway.openai import chat, completions
 
 NO_HEADERS = Headers()

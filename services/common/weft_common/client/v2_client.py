@@ -161,6 +161,12 @@ class V2Client:
         with self._failures():
             return bool((await self.stub.ServerReady(pb.ServerReadyRequest(), timeout=timeout_s)).ready)
 
+    async def server_metadata(self, *, timeout_s: float, metadata: Metadata = ()) -> pb.ServerMetadataResponse:
+        """Name, version and extensions of the server."""
+        request = pb.ServerMetadataRequest()
+        with self._failures():
+            return await self.stub.ServerMetadata(request, timeout=timeout_s, metadata=tuple(metadata))
+
     async def index(
         self, *, ready_only: bool = False, timeout_s: float, metadata: Metadata = ()
     ) -> Sequence[pb.RepositoryIndexResponse.ModelIndex]:

@@ -32,3 +32,12 @@ def set_kept_bytes(num_bytes: int) -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(_M_TRIM_THRESHOLD, num_bytes) and mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES))
+
+
+def give_back_freed_memory() -> bool:
+    """Return freed memory to the system, which ``keep_freed_memory`` keeps; False if the C library cannot (glibc can).
+
+    It takes milliseconds, in which other threads may run.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim is not None and bool(trim(0))

@@ -20,6 +20,8 @@ from weft_common.errors import (
     ResourceExhaustedError,
     UnsupportedError,
 )
+from weft_common.limits import check_name
+from weft_common.processes.memory import available_bytes
 from weft_common.protocol.cuda_memory import HANDLE_BYTES, Cuda, find_cuda
 from weft_common.security.access import check_right
 
@@ -27,6 +29,12 @@ DISABLED = "Client shared memory is disabled; start the server with --allow-clie
 
 #: Each region holds a file descriptor.
 MAX_REGIONS = 256
+
+#: Most bytes that one ``pread`` gives on Linux.
+MAX_PREAD_BYTES = 0x7FFFF000
+#: From this size on a tensor is read only if it leaves memory for others.
+_LARGE_BYTES = 64 << 20
+_AVAILABLE_SHARE = 0.8
 
 REGION_PARAMETER = "shared_memory_region"
 _SIZE_PARAMETER = "shared_memory_byte_size"
@@ -84,7 +92,13 @@ class SystemRegion(Region):
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """A copy. Raises InvalidArgumentError if the object shrank."""
-        data = os.pread(self.descriptor, num_bytes, self.start + offset)
+        if num_bytes <= MAX_PREAD_BYTES:
+            data = os.pread(self.descriptor, num_bytes, self.start + offset)
+        else:
+            # It reads into one buffer, as often as it takes; opened anew, as descriptors share their position.
+            with open(f"/proc/self/fd/{self.descriptor}", "rb") as file:
+                file.seek(self.start + offset)
+                data = file.read(num_bytes)
         if len(data) != num_bytes:
             raise InvalidArgumentError(
                 f"shared memory region '{self.name}' has shrunk: {len(data)} of {num_bytes} bytes are left at "
@@ -93,11 +107,17 @@ class SystemRegion(Region):
         return data
 
     def write(self, offset: int, data: bytes) -> None:
-        """Write to the object."""
+        """Write to the object. Raises ResourceExhaustedError if the machine has no shared memory left."""
         view, position = memoryview(data), self.start + offset
-        while view:
-            count = os.pwrite(self.descriptor, view, position)
-            view, position = view[count:], position + count
+        try:
+            while view:
+                count = os.pwrite(self.descriptor, view, position)
+                view, position = view[count:], position + count
+        except OSError as error:  # a page that the client has not touched yet is allocated here
+            raise ResourceExhaustedError(
+                f"{len(data)} bytes cannot be written to shared memory region '{self.name}': {error.strerror}; give "
+                f"{_FOLDER} more room, or write to the object '{self.key}' before it is registered"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,7 +170,16 @@ class TensorLocation(NamedTuple):
     byte_size: int
 
     def read(self) -> bytes:
-        """A copy, so that the client cannot change it during processing. Raises a WeftError."""
+        """A copy, so that the client cannot change it during processing. Raises a WeftError.
+
+        Objects may be larger than memory: pages that nobody has written cost nothing there, and something here.
+        """
+        available = available_bytes() if self.byte_size >= _LARGE_BYTES else None
+        if available is not None and self.byte_size > available * _AVAILABLE_SHARE:
+            raise ResourceExhaustedError(
+                f"a tensor of {self.byte_size} bytes in shared memory region '{self.region.name}' cannot be copied: "
+                f"the server has {available} bytes of memory available; send a smaller one"
+            )
         return self.region.read(self.offset, self.byte_size)
 
     def write(self, data: bytes, output: str) -> None:
@@ -193,7 +222,7 @@ class SharedMemory:
 
         Raises:
             AlreadyExistsError: The name is in use.
-            InvalidArgumentError: The name is empty, the object does not exist, or is too small.
+            InvalidArgumentError: A name is empty, too long or not printable; the object is missing or too small.
             ResourceExhaustedError: ``MAX_REGIONS`` are registered.
         """
         self._check_name(name)
@@ -284,6 +313,7 @@ class SharedMemory:
     def _check_name(self, name: str) -> None:
         if not name:
             raise InvalidArgumentError("a shared memory region needs a name, got ''")
+        check_name("the name of a shared memory region", name)
         if name in self._regions:
             raise AlreadyExistsError(f"shared memory region '{name}' already in manager")
         if len(self._regions) >= MAX_REGIONS:
@@ -317,6 +347,7 @@ def location_of(memory: SharedMemory | None, parameters: Mapping[str, object], t
 def _opened(key: str) -> int:
     """Open the shared memory object. Raises InvalidArgumentError."""
     name = key.removeprefix("/")
+    check_name("a shared memory key", key)
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise InvalidArgumentError(f"shared memory key {key!r:.80} is no name of shm_open; give one such as '/inputs'")
     try:

@@ -7,6 +7,7 @@ from typing import Any
 from weft_common.core import InferCall, InferResult, Parameters, RequestedOutput
 from weft_common.errors import InvalidArgumentError, RemoteError, UnsupportedError
 from weft_common.limits import (
+    MAX_DIMS,
     MAX_PARAMETERS,
     MAX_STRINGS,
     MAX_TENSORS,
@@ -17,7 +18,15 @@ from weft_common.limits import (
 from weft_common.protocol.shared_memory import DISABLED, REGION_PARAMETER, SharedMemory, TensorLocation, location_of
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.statistics import DurationCount, ModelStatistics
-from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, encode_bytes
+from weft_common.tensors import (
+    ITEMSIZE_BYTES,
+    LENGTH_BYTES,
+    MAX_STRING_BYTES,
+    NUMPY_BY_DATATYPE,
+    WireTensor,
+    encode_bytes,
+    num_elements,
+)
 from weft_protos import grpc_service_pb2 as pb
 
 #: Datatype -> field of InferTensorContents and type code of ``array``. FP16 and BF16 have none: raw contents only.
@@ -108,7 +117,8 @@ def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None
         if tensor.parameters:
             location = location_of(memory, _checked_parameters("an input", tensor.parameters), name)
             if location is not None:
-                inputs[name] = WireTensor(tensor.datatype, tuple(tensor.shape), _data_at(location, tensor))
+                data = _data_at(location, tensor, request.model_name)
+                inputs[name] = WireTensor(tensor.datatype, tuple(tensor.shape), data)
                 continue
         position += 1
         if num_raw:
@@ -333,9 +343,27 @@ def _checked_parameters(what: str, message: Mapping[str, Any]) -> dict[str, Any]
     return parameters
 
 
-def _data_at(location: TensorLocation, tensor: pb.ModelInferRequest.InferInputTensor) -> bytes:
+def _data_at(location: TensorLocation, tensor: pb.ModelInferRequest.InferInputTensor, model_name: str) -> bytes:
+    """Raw bytes of an input in shared memory, which are not read if their size is none that its shape may have."""
     if tensor.HasField("contents"):
         raise InvalidArgumentError(f"input '{tensor.name}' lies in shared memory and has contents; give one of them")
+    check_count(f"the shape of input '{tensor.name}'", len(tensor.shape), MAX_DIMS, "dimensions")
+    if min(tensor.shape, default=0) < 0:
+        raise InvalidArgumentError(f"input '{tensor.name}' has shape {list(tensor.shape)}; sizes are at least 0")
+    count, got = num_elements(tensor.shape), location.byte_size
+    itemsize_bytes = ITEMSIZE_BYTES.get(tensor.datatype)
+    if tensor.datatype not in NUMPY_BY_DATATYPE:
+        raise InvalidArgumentError(f"datatype '{tensor.datatype:.80}' of input '{tensor.name}' is no V2 datatype")
+    if itemsize_bytes is None:
+        check_count(f"input '{tensor.name}'", count, MAX_STRINGS, "strings")
+        least, most = count * LENGTH_BYTES, count * (LENGTH_BYTES + MAX_STRING_BYTES)
+    else:
+        least = most = count * itemsize_bytes
+    if not least <= got <= most:
+        raise InvalidArgumentError(
+            f"input byte size mismatch for input '{tensor.name}' for model '{model_name}'. Expected "
+            f"{least if least == most else f'{least} to {most}'}, got {got}"
+        )
     return location.read()
 
 

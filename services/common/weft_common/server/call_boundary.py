@@ -10,14 +10,20 @@ from opentelemetry.context import Context as TraceContext
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from weft_common.core import CallContext
-from weft_common.errors import DeadlineExceededError, InternalError, RequestCancelledError, WeftError
+from weft_common.errors import (
+    DeadlineExceededError,
+    InternalError,
+    RequestCancelledError,
+    ResourceExhaustedError,
+    WeftError,
+)
 from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
 from weft_common.protocol.status import cut_message, to_status, trailing_pairs
 from weft_common.security.access import CALLER, KEY_HEADERS, caller_name
 
 #: A client ends a call by its own clock, which may be ahead: ``grpc-timeout`` is rounded up. In nanoseconds.
-_CLIENT_AHEAD_NS = 20_000_000
+CLIENT_AHEAD_NS = 20_000_000
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Request = TypeVar("Request")
@@ -68,9 +74,17 @@ class CallBoundary:
     def as_weft_error(
         self, error: Exception, model_name: str = "", call_context: CallContext | None = None
     ) -> WeftError:
-        """The error itself, or INTERNAL with an id for unexpected exceptions, which are logged with their traceback."""
+        """The error itself, or INTERNAL with an id for unexpected exceptions, which are logged with their traceback.
+
+        A MemoryError is RESOURCE_EXHAUSTED.
+        """
         if isinstance(error, WeftError):
             return error
+        if isinstance(error, MemoryError):
+            _log.warning("%s has no memory for a request", self.service, extra={"model": model_name})
+            return ResourceExhaustedError(
+                f"{self.service} has no memory left for a request of this size; send a smaller one, or fewer at once"
+            )
         internal = InternalError(f"{self.service} failed" + (f" on model '{model_name}'" if model_name else ""))
         trace_id = telemetry.trace_id_of(call_context.trace_context) if call_context else ""
         extra = {"error_id": internal.error_id, "model": model_name, "trace_id": trace_id}
@@ -152,7 +166,7 @@ def deadline_ns_of(context: Context) -> int | None:
 
 def withdrawal(call_context: CallContext) -> WeftError:
     """The error of a call that was cancelled from outside."""
-    if call_context.deadline_ns is not None and time.monotonic_ns() >= call_context.deadline_ns - _CLIENT_AHEAD_NS:
+    if call_context.deadline_ns is not None and time.monotonic_ns() >= call_context.deadline_ns - CLIENT_AHEAD_NS:
         return DeadlineExceededError("the client's deadline passed")
     return RequestCancelledError("the client cancelled")
 

@@ -12,6 +12,7 @@ from weft_common.client.wires import WireName, default_wire
 from weft_common.protocol.large_messages import deserialize_request, serialize_response
 from weft_common.security.tls import ServerTls
 from weft_common.server.limits import grpcio_limits, limits_of
+from weft_common.server.unreadable import UnreadableInterceptor
 from weft_protos import grpc_service_pb2_grpc as pb_grpc
 from weft_wire.server.options import ServerOptions
 from weft_wire.server.server import Server
@@ -36,7 +37,7 @@ def make_server(
         return Server(options, interceptors)
     # gRPC uses the first of duplicate options.
     limits = [*grpcio_limits(options), *server_options(options.max_message_bytes, shares_ports=options.shares_ports)]
-    return grpc.aio.server(options=limits, interceptors=tuple(interceptors) or None)
+    return grpc.aio.server(options=limits, interceptors=(*interceptors, UnreadableInterceptor()))
 
 
 def server_options_of(options: argparse.Namespace) -> ServerOptions:

@@ -1,126 +1,119 @@
-"""Request bodies: size limits, time limits and JSON parsing."""
+"""Request bodies: size limits, time limits, and how many bytes of them are in work at once."""
 
 import asyncio
-import json
-import math
-from collections import Counter
-from typing import Any, NoReturn
+from collections.abc import Callable
 
 from starlette.requests import Request
 
+from weft_common.errors import ResourceExhaustedError
 from weft_gateway.errors import RequestError
+from weft_gateway.http.request_context import RequestContext
 
 #: Time for a client to send its body, in seconds.
 BODY_TIMEOUT_S = 60.0
+#: When a client that was refused for the bytes in work may ask again, in milliseconds.
+_RETRY_MS = 1000
+#: Freed memory is given back after as many bytes in work.
+_LARGE_BYTES = 4 << 20
 
 
-async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
-    """Read and parse the body, a JSON object with finite numbers only.
+class BytesInWork:
+    """Bytes of the bodies in work, over all connections; owned by the event loop.
 
-    The content type must be JSON. That blocks cross-site requests: a browser does not send it for a foreign page
-    without a preflight.
+    Args:
+        limit_bytes: At most so many at once.
+        give_back: Called when no body is left, if there were many bytes: returns freed memory to the system.
+    """
+
+    def __init__(self, limit_bytes: int, give_back: Callable[[], object]) -> None:
+        self.num_bytes = 0
+        self._limit_bytes = limit_bytes
+        self._give_back = give_back
+        self._peak_bytes = 0
+
+    def add(self, num_bytes: int, *, further_bytes: int = 0) -> None:
+        """Count bytes that came.
+
+        Args:
+            num_bytes: How many.
+            further_bytes: As many are expected to follow, and must fit as well.
+
+        Raises:
+            ResourceExhaustedError: There are too many; nothing is counted.
+        """
+        wanted = self.num_bytes + num_bytes + further_bytes
+        if wanted > self._limit_bytes:
+            raise ResourceExhaustedError(
+                f"the bodies in work would have {wanted} bytes with this one; at most {self._limit_bytes} are taken at "
+                "once; send it again later, or in smaller pieces",
+                retry_after_ms=_RETRY_MS,
+            )
+        self.num_bytes += num_bytes
+        self._peak_bytes = max(self._peak_bytes, self.num_bytes)
+
+    def remove(self, num_bytes: int) -> None:
+        """Bytes that were counted are in work no more."""
+        self.num_bytes -= num_bytes
+        if not self.num_bytes and self._peak_bytes >= _LARGE_BYTES:
+            self._peak_bytes = 0
+            self._give_back()
+
+
+async def read_body(request: Request, context: RequestContext, in_work: BytesInWork, max_bytes: int) -> bytes:
+    """Read the body; its bytes are in work until the request ends.
 
     Args:
         request: The request, with its body unread.
+        context: Its context.
+        in_work: The bytes in work.
         max_bytes: Size limit.
 
     Raises:
-        RequestError: The body is not a JSON object (400), another type (415), larger than ``max_bytes`` (413), or not
-            received within ``BODY_TIMEOUT_S`` (408).
+        RequestError: The body is larger than ``max_bytes`` (413), or not received within ``BODY_TIMEOUT_S`` (408).
+        ResourceExhaustedError: Too many bytes are in work.
         starlette.requests.ClientDisconnect: The client disconnected before its end.
+    """
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await _read(request, context, in_work, max_bytes)
+    except TimeoutError:
+        raise RequestError(f"the body did not come within {BODY_TIMEOUT_S:g} s", http_status=408) from None
+
+
+def check_content_type(request: Request) -> None:
+    """Check that the body is declared to be JSON.
+
+    That blocks cross-site requests: a browser does not send it for a foreign page without a preflight.
+
+    Raises:
+        RequestError: It is another type (415).
     """
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared != "application/json":
         raise RequestError(
             f"content-type '{declared}' is not taken; send JSON with 'content-type: application/json'", http_status=415
         )
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            data = await _read(request, max_bytes)
-    except TimeoutError:
-        raise RequestError(f"the body did not come within {BODY_TIMEOUT_S:g} s", http_status=408) from None
-    return parse_json(data)
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def _read(request: Request, context: RequestContext, in_work: BytesInWork, max_bytes: int) -> bytes:
     declared_size = request.headers.get("content-length", "")
     size = int(declared_size) if declared_size.isdecimal() and len(declared_size) < 20 else 0
     if size > max_bytes:
-        raise _too_large(f"{size} bytes", max_bytes)
+        raise too_large(f"{size} bytes", max_bytes)
+    in_work.add(0, further_bytes=size)
     parts: list[bytes] = []
-    size = 0
+    num_bytes = num_counted = 0
+    context.at_end.callback(lambda: in_work.remove(num_counted))
     async for part in request.stream():
-        size += len(part)
-        if size > max_bytes:
-            raise _too_large(f"more than {max_bytes} bytes", max_bytes)
+        num_bytes += len(part)
+        if num_bytes > max_bytes:
+            raise too_large(f"more than {max_bytes} bytes", max_bytes)
+        in_work.add(len(part))
+        num_counted = num_bytes
         parts.append(part)
-    return b"".join(parts)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def parse_json(data: bytes) -> dict[str, Any]:
-    """Parse a JSON object. Raises RequestError."""
-    try:
-        value = json.loads(
-            data.decode(), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_object
-        )
-    except RequestError:
-        raise
-    except UnicodeDecodeError as error:
-        raise RequestError(f"the body is not UTF-8 at byte {error.start}") from None
-    except json.JSONDecodeError as error:
-        raise RequestError(
-            f"the body is no JSON: {error.msg} at line {error.lineno}, column {error.colno}", code="invalid_json"
-        ) from None
-    except RecursionError:
-        raise RequestError("the body is nested too deeply") from None
-    except ValueError:  # Python's limit of digits in an integer
-        raise RequestError("the body has an integer with too many digits") from None
-    if not isinstance(value, dict):
-        raise RequestError(f"the body must be a JSON object, got {json_type(value)}")
-    return value
-
-
-def json_type(value: object) -> str:
-    """Name of a value's JSON type, for messages."""
-    if value is None:
-        return "null"
-    kinds: dict[type, str] = {
-        bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array", dict: "an object",
-    }  # fmt: skip
-    return kinds[type(value)]
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Reject objects with duplicate names, or names that cannot be encoded in an error message."""
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise RequestError(f"the body has the field {twice[:80]!r} twice in one object; give it once")
-    for name in value:
-        if not (name.isascii() or is_encodable(name)):
-            raise RequestError(f"the body has the field {name[:80]!r}, with half of a surrogate pair; leave it out")
-    return value
-
-
-def is_encodable(text: str) -> bool:
-    """Whether UTF-8 can encode it: JSON escapes may contain half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise RequestError(f"the body has {name}, which is no JSON number; every number must be finite")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise RequestError(f"the body has the number {text[:40]}, which is too large; every number must be finite")
-    return value
-
-
-def _too_large(got: str, max_bytes: int) -> RequestError:
+def too_large(got: str, max_bytes: int) -> RequestError:
+    """Error for a body with too many bytes."""
     return RequestError(f"the body has {got}; at most {max_bytes} are taken", code="body_too_large", http_status=413)

@@ -41,6 +41,7 @@ async def run_until_disconnect(receive: Receive, stopping: asyncio.Event, work: 
         raise UnavailableError("the gateway stops, and has no time left for this answer; ask again")
     finally:
         await cancel_and_wait((working, disconnecting, ending))
+        del working  # it holds the error that is raised, whose traceback holds this frame
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -1,5 +1,6 @@
 """Context of an HTTP request: its span, its metrics, and the metadata of its calls to the router."""
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -39,12 +40,14 @@ class RequestContext:
         arrival_ns: Arrival by ``time.monotonic_ns``.
         failure: The error that ended it; None: none.
         is_disconnected: Whether the client disconnected before the end.
+        at_end: Closed when the request has ended.
     """
 
     def __init__(self, endpoint: str, headers: Headers, forwarded: Sequence[str]) -> None:
         self.arrival_ns = time.monotonic_ns()
         self.failure: WeftError | None = None
         self.is_disconnected = False
+        self.at_end = contextlib.ExitStack()
         self._headers = headers
         self._forwarded = forwarded
         parent = telemetry.extract({name: headers[name] for name in _TRACE_HEADERS if name in headers})
@@ -125,12 +128,14 @@ class RequestTracker(Collector):
         try:
             await self._app(scope, receive, watched)
         finally:
+            context.at_end.close()
             self._num_open -= 1
             self._num_ended[endpoint, str(status)] += 1
             if context.is_disconnected:
                 self._num_disconnected[endpoint] += 1
             context.span.set_attribute("http.response.status_code", status)
             telemetry.end_span(context.span, None if isinstance(context.failure, RequestError) else context.failure)
+            context.failure = None  # its traceback holds the body
 
     def collect(self) -> Iterator[Metric]:
         """Requests by endpoint and status, disconnects by endpoint, and requests in flight."""

@@ -9,10 +9,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from starlette.datastructures import Headers
-
 from weft_gateway.errors import RequestError
-from weft_gateway.http.body import is_encodable
+from weft_gateway.json_text import is_encodable, parse_json
 from weft_gateway.openai.chat_template import ChatTemplate
 from weft_gateway.openai.deltas import ChoiceDelta
 from weft_gateway.openai.fields import Fields
@@ -75,7 +73,7 @@ class ChatRequest:
         )
 
 
-def parse(body: Mapping[str, Any], headers: Headers) -> ChatRequest:
+def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> ChatRequest:
     """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
     fields = Fields(body)
     for name, harmless in _UNSUPPORTED.items():
@@ -98,6 +96,11 @@ def parse(body: Mapping[str, Any], headers: Headers) -> ChatRequest:
         add_generation_prompt is not False,
         variables,
     )
+
+
+def parse_bytes(data: bytes, headers: Mapping[str, str]) -> ChatRequest:
+    """Parse a body of JSON. Raises like ``parse_json`` and ``parse``."""
+    return parse(parse_json(data), headers)
 
 
 def _max_tokens(fields: Fields) -> int | None:

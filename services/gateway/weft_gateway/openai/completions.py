@@ -3,13 +3,13 @@
 import contextlib
 import time
 import uuid
+from array import array
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.datastructures import Headers
-
 from weft_gateway.errors import RequestError
+from weft_gateway.json_text import parse_json
 from weft_gateway.openai.deltas import ChoiceDelta
 from weft_gateway.openai.fields import Fields, checked_string, shown
 from weft_gateway.openai.generate import CollectedChoice, Usage
@@ -32,7 +32,7 @@ class CompletionRequest:
     prompts: Sequence[Prompt]
 
 
-def parse(body: Mapping[str, Any], headers: Headers) -> CompletionRequest:
+def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> CompletionRequest:
     """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
     fields = Fields(body)
     sampling = parse_sampling(fields)
@@ -62,6 +62,11 @@ def parse(body: Mapping[str, Any], headers: Headers) -> CompletionRequest:
     return CompletionRequest(common, prompts)
 
 
+def parse_bytes(data: bytes, headers: Mapping[str, str]) -> CompletionRequest:
+    """Parse a body of JSON. Raises like ``parse_json`` and ``parse``."""
+    return parse(parse_json(data), headers)
+
+
 def _prompts(fields: Fields) -> list[Prompt]:
     """Prompts from a text, several texts, the token ids of a text, or those of several."""
     given = fields.raw("prompt")
@@ -83,14 +88,14 @@ def _prompts(fields: Fields) -> list[Prompt]:
     return prompts
 
 
-def _token_ids(given: list[Any], param: str) -> list[int]:
+def _token_ids(given: list[Any], param: str) -> "array[int]":
     if len(given) > MAX_PROMPT_TOKENS:
         raise RequestError(f"'{param}' has {len(given)} tokens; at most {MAX_PROMPT_TOKENS} are taken", param=param)
     for index, value in enumerate(given):
         if not is_token_id(value):
             place = f"{param}[{index}]"
             raise RequestError(f"'{place}' must be the id of a token, got {shown(value)}", param=place)
-    return given
+    return array("i", given)
 
 
 class CompletionWriter:

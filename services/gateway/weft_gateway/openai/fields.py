@@ -5,7 +5,7 @@ from typing import Any
 
 from weft_common.text.suggestion import suggestion
 from weft_gateway.errors import RequestError
-from weft_gateway.http.body import json_type
+from weft_gateway.json_text import json_type
 
 
 class Fields:

@@ -4,7 +4,7 @@ Only ``text_output`` and a tensor for the prompt are required; graphs may lack t
 """
 
 import json
-import struct
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -149,4 +149,4 @@ def _ids(spec: TensorSpec, ids: Sequence[int], model: str) -> bytes:
     form = {"INT32": "i", "INT64": "q", "UINT32": "I", "UINT64": "Q"}.get(spec.datatype)
     if form is None:
         raise InternalError(f"input '{INPUT_IDS}' of model '{model}' has datatype {spec.datatype}, token ids have not")
-    return struct.pack(f"<{len(ids)}{form}", *ids)
+    return array(form, ids).tobytes()

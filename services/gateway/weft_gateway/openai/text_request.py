@@ -1,17 +1,16 @@
 """Fields that both endpoints share, and their validation."""
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
-
-from starlette.datastructures import Headers
 
 from weft_common.errors import DeadlineExceededError
 from weft_gateway.errors import RequestError
 from weft_gateway.openai.fields import Fields
 
 #: Text or token ids.
-Prompt: TypeAlias = str | list[int]
+Prompt: TypeAlias = "str | array[int]"
 
 MAX_MODEL_CHARS = 256
 MAX_SALT_CHARS = 1024
@@ -51,7 +50,7 @@ class TextRequest:
         return int(self.sampling.get("n", 1))
 
 
-def parse_common(fields: Fields, sampling: Mapping[str, Any], headers: Headers) -> TextRequest:
+def parse_common(fields: Fields, sampling: Mapping[str, Any], headers: Mapping[str, str]) -> TextRequest:
     """Parse the fields that both endpoints share, and reject fields of the body that nobody has parsed.
 
     Raises:
@@ -84,7 +83,7 @@ def parse_common(fields: Fields, sampling: Mapping[str, Any], headers: Headers) 
     return TextRequest(model, sampling, is_stream, has_usage_chunk, parameters, timeout_s)
 
 
-def _timeout_s(fields: Fields, headers: Headers) -> float | None:
+def _timeout_s(fields: Fields, headers: Mapping[str, str]) -> float | None:
     """The shorter of the field ``timeout`` and the header, in seconds; None: neither is given."""
     given = [fields.number("timeout", 0.0, MAX_TIMEOUT_S)]
     if text := headers.get(TIMEOUT_HEADER):

@@ -25,6 +25,7 @@ from weft_common.protocol.rpc import response_of
 from weft_common.protocol.status import from_rpc_error
 from weft_common.protocol.wire import request_from_call, result_from_response
 from weft_common.security.channel import ChannelSecurity
+from weft_common.server.call_boundary import CLIENT_AHEAD_NS
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_router.target import TargetModel
 
@@ -87,13 +88,14 @@ class GrpcTarget:
                 invoke = partial(self._client.stub.ModelInfer, timeout=timeout_s, metadata=metadata or None)
                 response = await self._tensors.infer(call, invoke)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            raise self._failure(error, call, timeout_s, "{} did not answer") from error
+            raise self._failure(error, call, context, timeout_s, "{} did not answer") from error
         return result_from_response(response)
 
     def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``; each call has a stream of its own."""
         timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
-        failed = partial(self._failure, call=call, timeout_s=timeout_s, late="the stream of {} did not end")
+        late = "the stream of {} did not end"
+        failed = partial(self._failure, call=call, context=context, timeout_s=timeout_s, late=late)
         return self._client.stream(
             request_from_call(call), timeout_s=timeout_s, metadata=metadata_of(context), failed=failed
         )
@@ -175,12 +177,18 @@ class GrpcTarget:
         version = f" version {call.model_version}" if call.model_version else ""
         return f"model '{call.model_name}'{version} on target '{self.name}' ({self.address})"
 
-    def _failure(self, error: RpcFailure, call: InferCall, timeout_s: float | None, late: str) -> WeftError:
-        """The error that a call ended with; ``late`` says of the model, its ``{}``, what did not happen in time."""
+    def _failure(
+        self, error: RpcFailure, call: InferCall, context: CallContext, timeout_s: float | None, late: str
+    ) -> WeftError:
+        """The error that a call ended with; ``late`` says of the model, its ``{}``, what did not happen in time.
+
+        DEADLINE_EXCEEDED before the deadline has another cause, such as a queue timeout, which the server has told.
+        """
         where = self._where(call)
         if isinstance(error, grpc.aio.UsageError):
             return UnavailableError(f"{where} is no longer used: its channel is closed")
         failure = from_rpc_error(error, where)
-        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
+        is_late = context.deadline_ns is not None and time.monotonic_ns() >= context.deadline_ns - CLIENT_AHEAD_NS
+        if is_late and timeout_s is not None and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return RemoteError(failure.code, f"{late.format(where)} within the {timeout_s * 1e3:.0f} ms that were left")
         return failure

@@ -12,7 +12,7 @@ from weft_common.errors import DeadlineExceededError, RemoteError, WeftError
 from weft_common.observing import telemetry
 from weft_common.protocol.status import cut_message
 from weft_common.security.access import caller_name
-from weft_common.server.call_boundary import CallBoundary, withdrawal
+from weft_common.server.call_boundary import CLIENT_AHEAD_NS, CallBoundary, withdrawal
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
 from weft_router.target import TargetModel
@@ -144,7 +144,8 @@ class InProcessTarget:
         failure = self._edge.as_weft_error(error, call.model_name, inner)
         telemetry.end_span(span, failure)
         message = cut_message(failure.message) or f"{self._where(call)} answered {failure.code}"
-        if failure.code == "DEADLINE_EXCEEDED" and given_s is not None:
+        is_late = inner.deadline_ns is not None and self._clock_ns() >= inner.deadline_ns - CLIENT_AHEAD_NS
+        if is_late and failure.code == "DEADLINE_EXCEEDED" and given_s is not None:
             message = f"{late.format(self._where(call))} within the {given_s * 1e3:.0f} ms that were left"
         try:
             raise _remote(failure, message) from error

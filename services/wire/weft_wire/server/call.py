@@ -153,8 +153,7 @@ class ServerCall(CallContextMethods):
             request = method.deserialize(message) if method.deserialize is not None else bytes(message)  # type: ignore[arg-type]
             del message
         except Exception as error:
-            self._after(CallError(StatusCode.INTERNAL, "Exception deserializing request!"))
-            _log.debug("a request cannot be read: %s", error)
+            self._after(self._unreadable_request(error))
             return
         try:
             response = await method.behave(request, self)

@@ -1,7 +1,6 @@
 """The request of a call at a server: its messages, assembled, counted and read."""
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,6 @@ _MAX_QUEUED = 8
 #: What a message that waits costs beside its bytes: hundreds of thousands of empty ones fit into a window.
 _MESSAGE_COST_BYTES = 64
 CUT_OFF = "the request ends in the middle of a message"
-
-_log = logging.getLogger("weft_wire.server")
 
 
 class CallEndedError(grpc.RpcError):
@@ -127,8 +124,11 @@ class RequestHalf(ResponseHalf):
         try:
             return method.deserialize(message)
         except Exception as error:
-            _log.debug("a request cannot be read: %s", error)
-            raise CallError(StatusCode.INTERNAL, "Exception deserializing request!") from None
+            raise self._unreadable_request(error) from None
+
+    def _unreadable_request(self, error: Exception) -> CallError:
+        head = self.head
+        return self._server.unreadable.failure(head.path if head else "", self._protocol.peer, error)
 
     async def _requests(self, method: Method) -> AsyncIterator[Any]:
         while (request := await self._next_request(method)) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs

@@ -11,6 +11,7 @@ from grpc import StatusCode
 
 from weft_wire.errors import Http2ConnectionError
 from weft_wire.rpc.status import CallError
+from weft_wire.rpc.unreadable import UnreadableRequests
 from weft_wire.server.call import ServerCall
 from weft_wire.server.listening import listen
 from weft_wire.server.methods import CallDetails, Methods
@@ -36,6 +37,7 @@ class Server(grpc.aio.Server):
         options: As given.
         protocols: Open connections.
         is_stopping: ``stop`` was called.
+        unreadable: Errors of requests whose message cannot be read.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Server(grpc.aio.Server):
         self.max_message_bytes = self.options.max_message_bytes
         self.interceptors = tuple(interceptors)
         self.methods = Methods()
+        self.unreadable = UnreadableRequests()
         self.loop = asyncio.get_event_loop()
         self.deadlines = DeadlineQueue(self.loop)
         self.protocols: set[ServerProtocol] = set()

@@ -145,6 +145,19 @@ async def test_a_call_that_takes_too_long_ends_at_its_deadline(core: TinyCore, t
         await cancelled.wait()
 
 
+async def test_a_timeout_of_the_service_keeps_its_own_reason(core: TinyCore, target: Target) -> None:
+    """DEADLINE_EXCEEDED long before the caller's deadline is told as the service told it."""
+
+    async def expire() -> None:
+        raise DeadlineExceededError("Request timeout expired")
+
+    core.answer = expire
+    for context in (in_ms(60_000), CallContext()):
+        with pytest.raises(RemoteError) as caught:
+            await target.infer(call(), context)
+        assert ("DEADLINE_EXCEEDED", "Request timeout expired") == (caught.value.code, caught.value.message)
+
+
 async def test_a_passed_deadline_makes_no_call(core: TinyCore, target: Target) -> None:
     """The other side never hears of it."""
     with pytest.raises(DeadlineExceededError, match="model 'double'"):

@@ -1,0 +1,42 @@
+"""Check of a client's key before anything is done for it."""
+
+import time
+from collections.abc import Callable
+
+from weft_common.client.v2_client import Metadata, V2Client
+
+#: How long the router has for it, in seconds.
+CHECK_TIMEOUT_S = 5.0
+#: How long a valid key is taken without another question, in seconds: it costs its holder nothing, and each call for a
+#: model is checked by the router anyway.
+CACHE_TTL_S = 2.0
+_MAX_CACHED = 4096
+
+
+class KeyCheck:
+    """Asks the router whether it knows a client; owned by the event loop.
+
+    Args:
+        router: Client of the router.
+        clock_s: Monotonic clock in seconds.
+    """
+
+    def __init__(self, router: V2Client, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._router = router
+        self._clock_s = clock_s
+        #: When each answer expires, oldest first.
+        self._valid: dict[Metadata, float] = {}
+
+    async def check(self, identity: Metadata) -> None:
+        """Check the client with these keys.
+
+        Raises:
+            RemoteError: UNAUTHENTICATED, or the router cannot be reached.
+        """
+        if self._clock_s() < self._valid.get(identity, 0.0):
+            return
+        await self._router.server_metadata(timeout_s=CHECK_TIMEOUT_S, metadata=identity)
+        self._valid.pop(identity, None)
+        while len(self._valid) >= _MAX_CACHED:
+            del self._valid[next(iter(self._valid))]
+        self._valid[identity] = self._clock_s() + CACHE_TTL_S
