@@ -164,7 +164,11 @@ def test_complete_configuration_does_not_import_a_model_without_the_function(ver
             "auto_complete_config failed: .*model.py:7: ValueError: here",
         ),
         ("sys.exit(3)", InternalError, "auto_complete_config failed: .*model.py:7: SystemExit: 3"),
-        ("__import__('os')._exit(3)", UnavailableError, "auto_complete_config of model 'model' ended with exit status 3"),
+        (
+            "__import__('os')._exit(3)",
+            UnavailableError,
+            "auto_complete_config of model 'model' ended with exit status 3",
+        ),
         ("return 1", InvalidArgumentError, "must return the pb_utils.ModelConfig, got int"),
         ("config.as_dict()['nonsense'] = 1", InvalidArgumentError, "gave no valid configuration: .*nonsense"),
         ("config.add_output({'name': 'A'})", InvalidArgumentError, "lacks .*'data_type', 'dims'"),

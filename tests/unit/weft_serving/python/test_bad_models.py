@@ -90,7 +90,7 @@ async def test_bad_answer_is_internal_and_the_model_serves_on(serve, body, messa
     ],
 )
 async def test_what_the_configuration_says_otherwise_is_passed_on(serve, body, outputs):
-    """Datatype and shape are the answer's own; what is not declared, or not given, is left out, also where asked for."""
+    """Datatype and shape are the answer's own; what is not declared, or not given, is left out, asked for or not."""
     model = await serve(body)
     for asked in ((), ("OUT",)):
         result = await asyncio.wait_for(model.infer(call(1, asked), CallContext()), TIMEOUT_S)

@@ -6,7 +6,6 @@ import threading
 import time
 import weakref
 
-import numpy as np
 import pytest
 from tests.unit.weft_serving.python.python_models import (
     ASYNC_SOURCE,

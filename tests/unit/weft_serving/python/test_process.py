@@ -264,7 +264,7 @@ async def test_nested_call_out_of_a_copy_of_the_service_fails_at_once(folder):
     os.close(writing)
     assert "UnavailableError: this process is a copy" in (await asyncio.to_thread(os.read, reading, 1000)).decode()
     os.close(reading)
-    os.waitpid(copy, 0)
+    await asyncio.to_thread(os.waitpid, copy, 0)
 
 
 @pytest.mark.parametrize(("value", "how"), [(1, "was killed by SIGKILL"), (2, "ended with exit status 3")])
