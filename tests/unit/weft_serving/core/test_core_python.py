@@ -49,7 +49,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
 
 
 async def _ask(core: ServingCore, value: int) -> int:
-    call = InferCall("m", inputs={"IN": encode(np.int32([value]))})
+    call = InferCall("m", inputs={"IN": encode(np.array([value], np.int32))})
     result = await asyncio.wait_for(core.infer(call, CallContext()), TIMEOUT_S)
     return int(decode(result.outputs["OUT"])[0])
 

@@ -348,7 +348,7 @@ async def test_awaited_stream_has_its_first_response(serve_python, callee, error
         await asyncio.to_thread(is_open.wait, TIMEOUT_S)
         if error is not None:
             raise error
-        yield InferResult(call.model_name, "1", outputs={"OUT": encode(np.float32([[5]]))}, is_final=False)
+        yield InferResult(call.model_name, "1", outputs={"OUT": encode(np.full((1, 1), 5, np.float32))}, is_final=False)
 
     async def execute(requests, pb_utils):
         awaiting = asyncio.ensure_future(_request(pb_utils, requests[0]).async_exec(decoupled=True))

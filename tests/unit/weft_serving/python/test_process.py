@@ -251,7 +251,7 @@ async def test_forked_copy_reaches_no_service_and_ends_with_its_process(serve, f
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 async def test_nested_call_out_of_a_copy_of_the_service_fails_at_once(folder):
     """A model on a thread forks the service itself: the copy has nothing that makes the call."""
-    calls = NestedCalls(object(), asyncio.get_running_loop())
+    calls = NestedCalls(_Doubles(), asyncio.get_running_loop())
     end_copies()
     reading, writing = os.pipe()
     copy = os.fork()
