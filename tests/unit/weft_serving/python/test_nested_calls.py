@@ -34,7 +34,6 @@ from weft_common.tensors import decode, encode
 from weft_serving.calls.nested_calls import NestedCalls
 from weft_serving.request.call_path import CALL_PATH_HEADER, MAX_CALL_DEPTH
 
-
 #: Cancels an iteration after a response, or from another thread while it waits for the next; sends 1 for a response,
 #: -1 for the error that says so, and -2 for an end.
 CANCELLING = """

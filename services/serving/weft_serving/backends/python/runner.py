@@ -162,7 +162,7 @@ class PythonModelRunner:
         ]
 
     def _but(self, answers: list[InferenceResponse | None], error: BaseException) -> list[Outcome]:
-        """The answers that the model had sent before its ``execute`` raised an error, which fails the other requests."""
+        """The answers that the model had sent before its ``execute`` raised an error; the other requests fail."""
         failure = error if isinstance(error, WeftError) else None
         if failure is None:
             failure = InternalError(f"model '{self._name}' failed to execute the request")
