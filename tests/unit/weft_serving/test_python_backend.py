@@ -378,6 +378,30 @@ def test_sent_response_must_be_exactly_one(executing, pair, body, message):
     assert bool(message) == bool(text)
 
 
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        ("raise ValueError('late')", "failed to execute the request"),
+        ("raise pb_utils.TritonModelException('late')", "message: TritonModelException: late"),
+        ("return [pb_utils.InferenceResponse(error=pb_utils.TritonError('late'))] * 2", "late"),
+        ("return [pb_utils.InferenceResponse(), pb_utils.InferenceResponse(error=pb_utils.TritonError('b'))]", "b"),
+    ],
+)
+def test_an_answer_that_was_sent_as_the_last_stands(executing, pair, after, message):
+    """What the model raises or returns later fails only the requests that it had not answered."""
+    backend = executing(
+        f"""
+        sender = requests[0].get_response_sender()
+        tensor = pb_utils.Tensor("OUTPUT0", np.full((1, 4), 7, np.float32))
+        sender.send(pb_utils.InferenceResponse([tensor]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        {after}
+        """
+    )
+    answered, failed = execute_batch(backend, *pair)
+    assert 7.0 == answered.outputs["OUTPUT0"][0, 0]
+    assert ("INTERNAL", True) == (failed.code, message in failed.message)
+
+
 def test_missing_model_file_is_a_load_error(make_model_context):
     """Without model.py the error names the file."""
     with pytest.raises(NotFoundError, match=r"has no file 'model.py'"):

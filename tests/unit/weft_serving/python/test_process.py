@@ -134,7 +134,8 @@ class TritonPythonModel:
         tensor = pb_utils.Tensor("IN", np.full((1, 1), 3, np.float32))
         called = pb_utils.InferenceRequest(model_name="other", inputs=[tensor], requested_output_names=["OUT"])
         for answer in called.exec(decoupled=True):
-            sender.send(pb_utils.InferenceResponse(answer.output_tensors()))
+            if answer.output_tensors():  # the last response may be empty
+                sender.send(pb_utils.InferenceResponse(answer.output_tensors()))
         sender.send(flags=1)
 """
 

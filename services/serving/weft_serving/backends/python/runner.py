@@ -126,11 +126,14 @@ class PythonModelRunner:
             if self._coroutines is not None:
                 responses = self._coroutines.run(responses)
         except BaseException as error:
+            answers = [None if request.reply is None else request.reply.answer for request in requests]
             for request in requests:
                 request.disclaim()
-            if isinstance(error, TritonModelException):
-                raise self._failed(error) from error
-            raise
+            if not any(answers):
+                if isinstance(error, TritonModelException):
+                    raise self._failed(error) from error
+                raise
+            return self._but(answers, error)
         finally:
             in_work.reset(token)
         again: list[bool] = []
@@ -158,8 +161,16 @@ class PythonModelRunner:
             for response, is_again in zip(responses, again, strict=True)
         ]
 
+    def _but(self, answers: list[InferenceResponse | None], error: BaseException) -> list[Outcome]:
+        """The answers that the model had sent before its ``execute`` raised an error; the other requests fail."""
+        failure = error if isinstance(error, WeftError) else None
+        if failure is None:
+            failure = self._failed(error)
+            _log.error(failure.message, exc_info=error, extra={"model": self._name, "error_id": failure.error_id})
+        return [failure if answer is None else self._outcome(answer) for answer in answers]
+
     def _with_replies(self, responses: Any, replies: list[Reply | None]) -> Any:
-        """The returned responses, with the sent ones where the model returned None."""
+        """The returned responses, with the sent ones where the model returned None, or had sent the last one."""
         if responses is None:
             responses = [None] * len(replies)
         if not isinstance(responses, list | tuple) or len(responses) != len(replies):
@@ -167,7 +178,8 @@ class PythonModelRunner:
         joined: list[Any] = []
         for response, reply in zip(responses, replies, strict=True):
             try:
-                joined.append(self._sent(reply) if reply is not None and response is None else response)
+                is_sent = reply is not None and (response is None or reply.answer is not None)
+                joined.append(self._sent(reply) if reply is not None and is_sent else response)
             except WeftError as error:
                 joined.append(error)
         return joined
