@@ -28,7 +28,7 @@ ON_OTHER_WIRE := $(addprefix tests/,integration/test_transport.py integration/te
 unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire protos models up foreign-clients clean
+.PHONY: demo test lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire protos models up test-alerts foreign-clients clean
 
 demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -73,6 +73,9 @@ soak-wire: $(STAMP)  ## twenty minutes of hard use of the wire (or WEFT_SOAK_S s
 
 fuzz: $(STAMP) models  ## many thousand inputs to every RPC, file format and expression; minutes
 	WEFT_FUZZ_INPUTS=200 WEFT_FUZZ_REPORT=benchmarks/results/fuzz.json $(BIN)/python -m pytest tests/fuzz
+
+test-alerts: $(STAMP)  ## a real Prometheus (Debian: prometheus) over a real mesh: boards and alerts; a minute
+	WEFT_ALERTS=1 $(BIN)/python -m pytest tests/e2e/test_prometheus.py tests/unit/deploy/test_alerts.py -rs
 
 foreign-clients: $(STAMP)  ## gRPC clients in Go, Node and C++ on every wire, those whose tools are installed: tests/foreign; minutes
 	WEFT_FOREIGN=1 $(BIN)/python -m pytest tests/foreign -rs

@@ -17,11 +17,13 @@ from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.admission import AdmissionController, AdmissionSettings, admissible_priority
 from weft_router.admission.permit import Permit
 from weft_router.bandits.file import BanditFile
+from weft_router.budgets.retry_budget import DEFAULT_PERCENT, RetryBudget
 from weft_router.feedback import GraphServicer, Siblings
 from weft_router.metrics.admission_metrics import AdmissionCollector
 from weft_router.metrics.graph_metrics import RouterCollector
 from weft_router.metrics.replica_metrics import ReplicaCollector
 from weft_router.metrics.step_metrics import StepCollector
+from weft_router.metrics.target_metrics import TargetCollector
 from weft_router.repository.control import GraphControl
 from weft_router.repository.files import GraphRepository
 from weft_router.repository.lifecycle import GraphLifecycle
@@ -59,6 +61,8 @@ class RouterCore:
         state_dir: Folder where bandits keep what they have learned; None: nowhere.
         allow_route_header: Whether clients may choose the steps of splitters with the header ``x-graph-route``.
         num_workers: How many routers, each with its part of the limits, serve on one port.
+        retry_budget_percent: Of a hundred calls of a target so many may be repeated in the long run, where a graph's
+            ``retry`` does not say it.
     """
 
     #: As of ``GraphServicer``.
@@ -77,12 +81,16 @@ class RouterCore:
         state_dir: Path | None = None,
         allow_route_header: bool = False,
         num_workers: int = 1,
+        retry_budget_percent: float = DEFAULT_PERCENT,
     ) -> None:
         self._changed = asyncio.Event()
-        self._catalog = TargetCatalog(targets, poll_s=poll_s, on_change=self._on_catalog_change)
+        self._catalog = TargetCatalog(
+            targets, poll_s=poll_s, on_change=self._on_catalog_change, retry_percent=retry_budget_percent
+        )
         self._runtime = Runtime(
             self._catalog.targets,
-            throttles=self._catalog.throttles,
+            budgets=self._catalog.budgets,
+            node_budget=RetryBudget(retry_budget_percent),
             is_busy=lambda: self._admission.router.is_busy,
             is_pinning_allowed=allow_route_header,
             num_workers=num_workers,
@@ -143,10 +151,11 @@ class RouterCore:
         """The service ``weft.graph.GraphService``, and the router's own metrics."""
         servicer = GraphServicer(self._graphs, self._runtime.bandits, self._catalog, self.siblings)
         collectors = (
-            RouterCollector(self._graphs),
+            RouterCollector(self._graphs, self._repository),
             StepCollector(self._graphs.step_counters),
             AdmissionCollector(self._admission),
-            ReplicaCollector(self._catalog.replicated, self._catalog.throttles),
+            TargetCollector(self._catalog),
+            ReplicaCollector(self._catalog.replicated, self._catalog.budgets),
         )
         return Extension(servicer.add_to, collectors, self._check_early)
 
@@ -202,7 +211,11 @@ class RouterCore:
             UnavailableError: The graph cannot run; says why.
             WeftError: As validation or a step raised it.
         """
-        served = self._served(call.model_name, call.model_version)
+        try:
+            served = self._served(call.model_name, call.model_version)
+        except WeftError:
+            self._catalog.count_missed()
+            raise
         if not served.can_answer_once:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
         with self._admit(served, call.parameters, context) as permit:
@@ -221,7 +234,11 @@ class RouterCore:
         Raises:
             WeftError: As ``infer``, also after some responses.
         """
-        served = self._served(call.model_name, call.model_version)
+        try:
+            served = self._served(call.model_name, call.model_version)
+        except WeftError:
+            self._catalog.count_missed()
+            raise
         if not served.is_decoupled:
             yield await self.infer(call, context)  # a client that is slow to read it holds no place
             return
@@ -277,6 +294,8 @@ class RouterCore:
             return admission.admit(limit, level, admission.client_of(context), context)
         except WeftError as error:
             served.count_refusal(error, context)
+            if error.code == "UNAVAILABLE":
+                self._catalog.count_missed()
             raise
 
     async def _wait(self, permit: Permit, served: Served) -> None:

@@ -12,7 +12,7 @@ from weft_common.observing.logs import get_logger
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
 from weft_common.versions import version_order
-from weft_router.budgets.retry_throttle import RetryThrottle
+from weft_router.budgets.retry_budget import DEFAULT_PERCENT, RetryBudget
 from weft_router.target import Target, TargetModel
 from weft_router.targets.in_process import InProcessTarget
 from weft_router.targets.observed import ObservedTarget
@@ -26,6 +26,20 @@ TIMEOUT_S = 2.0
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 0.5
 
 _log = get_logger("weft.router.catalog")
+
+
+class Availability(NamedTuple):
+    """How far a target is there.
+
+    Attributes:
+        target: Its name.
+        num_serving: Its replicas that take calls; of one server 1 while it answers.
+        num_unavailable: Requests that it was not there for.
+    """
+
+    target: str
+    num_serving: int
+    num_unavailable: int
 
 
 class CatalogEntry(NamedTuple):
@@ -56,11 +70,19 @@ class TargetCatalog:
         targets: In the order of the command line.
         poll_s: Pause between two questions to a target, in seconds.
         on_change: Called when a model appears, disappears, changes, or becomes ready or not.
+        retry_percent: As of ``RetryBudget``, of each target.
     """
 
     def __init__(
-        self, targets: Sequence[Target], *, poll_s: float = POLL_S, on_change: Callable[[], None] = lambda: None
+        self,
+        targets: Sequence[Target],
+        *,
+        poll_s: float = POLL_S,
+        on_change: Callable[[], None] = lambda: None,
+        retry_percent: float = DEFAULT_PERCENT,
     ) -> None:
+        #: By name: how many calls may be repeated.
+        self.budgets: Mapping[str, RetryBudget] = {target.name: RetryBudget(retry_percent) for target in targets}
         self.statistics: dict[tuple[str, str], ModelStatistics] = {}
         self._watched = {
             target.name: _Watched(
@@ -69,6 +91,7 @@ class TargetCatalog:
                     None if isinstance(target, InProcessTarget) else self.statistics,
                     self.wake,
                     self._signature_of,
+                    self.budgets[target.name],
                 )
             )
             for target in targets
@@ -76,13 +99,10 @@ class TargetCatalog:
         #: By name; calls through them are counted, those of targets in this process by the targets themselves.
         self.targets: Mapping[str, Target] = {name: watched.target for name, watched in self._watched.items()}
         self._in_process = [target for target in targets if isinstance(target, InProcessTarget)]
-        #: By name: how many calls may be repeated.
-        self.throttles: Mapping[str, RetryThrottle] = {
-            name: watched.target.throttle for name, watched in self._watched.items()
-        }
         self.replicated = [target for target in targets if isinstance(target, ReplicatedTarget)]
         for target in self.replicated:
             target.on_change = self._watched[target.name].wake.set
+            target.budget = self.budgets[target.name]
         self._poll_s = poll_s
         self._on_change = on_change
         self._tasks: list[asyncio.Task[None]] = []
@@ -95,6 +115,22 @@ class TargetCatalog:
     def unreachable(self) -> list[str]:
         """Targets that did not answer the last question, as ``name (address)``."""
         return [f"{w.target.name} ({w.target.address})" for w in self._watched.values() if not w.is_reachable]
+
+    def availability(self) -> list[Availability]:
+        """Of every target; on any thread."""
+        replicated = {target.name: target for target in self.replicated}
+        found = []
+        for name, watched in self._watched.items():
+            replicas = replicated.get(name)
+            num_serving = int(watched.is_reachable) if replicas is None else replicas.num_serving
+            found.append(Availability(name, num_serving, watched.target.num_unavailable))
+        return found
+
+    def count_missed(self) -> None:
+        """Count a request for what may be on any target that does not answer: nothing says on which."""
+        for watched in self._watched.values():
+            if not watched.is_reachable:
+                watched.target.num_unavailable += 1
 
     async def start(self) -> None:
         """Discover every target once, and from now on periodically."""

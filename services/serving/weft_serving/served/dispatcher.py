@@ -139,7 +139,8 @@ class Dispatcher:
         self.dispatch()
         if not self._drained.is_set():
             try:
-                await asyncio.wait_for(self._drained.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await self._drained.wait()
             except TimeoutError:
                 self._abandon()
         await self._close(max(end_s - time.monotonic(), _MIN_CLOSE_S))
