@@ -1,4 +1,4 @@
-"""``make demo``: build what is missing, start the sample mesh, ask every graph from a process of its own, stop the mesh.
+"""``make demo``: build what is missing, start the mesh, ask every graph from a process of its own, stop the mesh.
 
 The language model takes longest to build: it is trained beside everything else, and the running mesh loads it when it
 is there.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from rich.console import Console
+
 from weft_mesh.preflight import MeshError
 from weft_mesh.running import running_mesh
 

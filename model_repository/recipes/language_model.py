@@ -51,7 +51,7 @@ def train(model: Any, ids: Ids, *, num_steps: int = _NUM_STEPS, seed: int = 0) -
     """The model has seen ``num_steps`` times 1024 tokens; the rate rises for a while, then falls as a cosine.
 
     Muon turns the matrices within the layers (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon), AdamW
-    the embedding and the gains. After 123k tokens this leaves 5.65 nats per held-out token, AdamW alone 6.31.
+    the embedding and the gains. After 123k tokens that left 5.65 nats per held-out token, AdamW alone 6.31.
 
     Args:
         model: Of ``new_model``; changed in place.

@@ -142,7 +142,7 @@ def test_a_graph_that_cannot_be_loaded_ends_the_start(up: Start, repository: Pat
 
 
 def test_services_that_cannot_start_are_told_at_once(up: Start, repository: Path, tmp_path: Path) -> None:
-    """With `--exit-on-error` a model that cannot be loaded, with reason and cure; one that dies, with its last words."""
+    """With `--exit-on-error` a model that cannot be loaded, with its reason, and one that dies, with its last words."""
     broken = shutil.copytree(repository, tmp_path / "repository")
     (broken / "model/work/1/model.py").rename(broken / "model/work/1/other.py")
     model = broken / "postprocess/finish/1/model.py"
