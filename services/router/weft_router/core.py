@@ -166,8 +166,15 @@ class RouterCore:
         )
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Whether a graph with all that it needs, or a target's model, is ready. Raises NotFoundError."""
-        return self._served(name, version).is_ready
+        """Whether a graph with all that it needs, or a target's model, is ready; False for a version that is not there.
+
+        Raises NotFoundError.
+        """
+        try:
+            return self._served(name, version).is_ready
+        except NotFoundError:
+            self._served(name, "")
+            return False
 
     def signature(self, name: str, version: str) -> ModelSignature:
         """Signature of a graph or of a target's model. Raises NotFoundError or UnavailableError."""
