@@ -3,8 +3,10 @@
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
+from opentelemetry.trace import INVALID_SPAN, Span, get_current_span
+
 from weft_common.core import CallContext, InferResult, ParameterValue
-from weft_common.errors import WeftError
+from weft_common.errors import RequestCancelledError, WeftError
 from weft_common.tensors import WireTensor
 from weft_router.admission import InflightLimit
 from weft_router.graph.plan import CallPlan, Frame, StepPlan
@@ -68,7 +70,8 @@ class StreamAction(CallAction):
             results = _only(self._target_object.infer(call, context))
         else:
             results = self._target_object.stream_infer(call, context)
-        stream = OpenStream(self, results, record, captured, is_fitted=is_fitted)
+        span = get_current_span(run.context) if request.is_traced else INVALID_SPAN
+        stream = OpenStream(self, results, record, captured, span, is_fitted=is_fitted)
         try:
             await stream.read(frame)
         except BaseException:
@@ -108,7 +111,18 @@ class StreamAction(CallAction):
 class OpenStream:
     """The further responses of a decoupled model.
 
+    Args:
+        action: Of the step.
+        results: What the model answers.
+        record: Of the step.
+        captured: As the attribute.
+        span: Of the call; receives an event for each response.
+        is_fitted: As the attribute.
+
     Attributes:
+        record: Of the step.
+        on_end: Called once, the latest first, when the stream has ended, with the error that ended it, if one did: the
+            spans around the call end then.
         is_fitted: Whether the batch dimension of an input had to be added or taken away.
         captured: Names of the outputs that the client requested by the step's path.
         outputs: Those of the latest response, by path and name.
@@ -121,21 +135,25 @@ class OpenStream:
         results: AsyncGenerator[InferResult, None],
         record: StepRecord,
         captured: Sequence[str],
+        span: Span,
         *,
         is_fitted: bool,
     ) -> None:
+        self.record = record
+        self.on_end: list[Callable[[BaseException | None], None]] = []
         self.is_fitted = is_fitted
         self.captured = captured
         self.outputs: dict[str, WireTensor] = {}
         self.parameters: dict[str, ParameterValue] = {}
         self._action: StreamAction | None = action
         self._results = results
-        self._record = record
+        self._span = span
+        self._failure: WeftError | None = None
 
     @property
     def has_response(self) -> bool:
         """Whether there was one at all."""
-        return self._record.responses > 0
+        return self.record.responses > 0
 
     async def read(self, frame: Frame) -> bool:
         """Read the next response into ``frame``, in place of the one before; False: there are no more.
@@ -145,7 +163,7 @@ class OpenStream:
 
         Cancelling the awaiting task cancels the call.
         """
-        action, record = self._action, self._record
+        action, record = self._action, self.record
         if action is None:
             return False
         try:
@@ -155,10 +173,14 @@ class OpenStream:
                     record.responses += 1
                     if result.model_version:
                         record.version = result.model_version
+                    if self._span is not INVALID_SPAN:
+                        self._span.add_event("response", {"weft.response": record.responses})
                     return True
         except WeftError as error:
-            raise action.placed(error, record) from error
+            self._failure = action.placed(error, record)
+            raise self._failure from error
         self._end()
+        self._tell_end(None)
         return False
 
     async def read_on(self, run: Run) -> bool:
@@ -169,21 +191,29 @@ class OpenStream:
         except WeftError as error:
             if action is None or not action.may_end_early(error, run.request):
                 raise
-            self._record.error = error.message
+            self.record.error = error.message
             return False
 
     async def close(self) -> None:
         """End the call; cancel it if it still runs."""
         if self._action is not None:
-            if self._record.status == "OK":
-                self._record.status = "CANCELLED"
+            if self.record.status == "OK":
+                self.record.status = "CANCELLED"
             self._end()
-            await self._results.aclose()
+            try:
+                await self._results.aclose()
+            finally:
+                self._tell_end(self._failure or RequestCancelledError("the stream was closed before its end"))
 
     def _end(self) -> None:
         if self._action is not None:
-            self._action.ended(self._record)
+            self._action.ended(self.record)
             self._action = None
+
+    def _tell_end(self, failure: WeftError | None) -> None:
+        self._failure = None
+        while self.on_end:
+            self.on_end.pop()(failure)
 
 
 async def _only(answer: Coroutine[Any, Any, InferResult]) -> AsyncGenerator[InferResult, None]:
