@@ -238,8 +238,8 @@ class V2Servicer(SharedMemoryServicer):
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
         """Concurrent requests; responses come in the order of requests, those of decoupled models as they are produced.
 
-        An error is a message in ``error_message``, prefixed with its status name, and the stream continues; with the
-        metadata ``triton_grpc_error: true`` the first error ends the stream with its status. Cancelling the stream
+        An error is a message in ``error_message``, its status a parameter, and the stream continues; with the metadata
+        ``triton_grpc_error: true`` the first error ends the stream with its status. Cancelling the stream
         cancels its requests. Responses are produced no faster than the client reads, apart from a small buffer.
         """
         if self._released is not None:

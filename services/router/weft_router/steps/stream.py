@@ -1,10 +1,12 @@
 """The call of a decoupled model: any number of responses, the first of which is the step's answer."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
 from opentelemetry.trace import INVALID_SPAN, Span, get_current_span
 
+from weft_common.cancellation import cancel_and_wait
 from weft_common.core import CallContext, InferResult, ParameterValue
 from weft_common.errors import RequestCancelledError, WeftError
 from weft_common.tensors import WireTensor
@@ -111,13 +113,14 @@ class StreamAction(CallAction):
 class OpenStream:
     """The further responses of a decoupled model.
 
-    Args:
-        action: Of the step.
-        results: What the model answers.
-        record: Of the step.
-        captured: As the attribute.
-        span: Of the call; receives an event for each response.
-        is_fitted: As the attribute.
+            try:
+                if self._ahead is not None:
+                    await cancel_and_wait((self._ahead,))
+                    self._ahead = None
+                await self._results.aclose()
+            finally:
+                cancelled = None if self._is_final else RequestCancelledError("the stream was closed before its end")
+                self._tell_end(self._failure or cancelled)
 
     Attributes:
         record: Of the step.
@@ -149,11 +152,34 @@ class OpenStream:
         self._results = results
         self._span = span
         self._failure: WeftError | None = None
+        self._is_final = False
+        self._ahead: asyncio.Task[InferResult | None] | None = None
 
     @property
     def has_response(self) -> bool:
         """Whether there was one at all."""
         return self.record.responses > 0
+
+    @property
+    def num_responses(self) -> int:
+        """Responses so far."""
+        return self.record.responses
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is known that no response follows the latest."""
+        if self._is_final or self._action is None:
+            return True
+        ahead = self._ahead
+        if ahead is None or not ahead.done() or ahead.cancelled() or ahead.exception() is not None:
+            return False
+        result = ahead.result()
+        return result is None or result.is_null
+
+    async def settle(self, timeout_s: float) -> None:
+        """Read ahead until ``has_ended`` is settled for the latest response, for at most so many seconds."""
+        if not (self._is_final or self._action is None):
+            await asyncio.wait((self._reading(),), timeout=timeout_s)
 
     async def read(self, frame: Frame) -> bool:
         """Read the next response into ``frame``, in place of the one before; False: there are no more.
@@ -167,12 +193,13 @@ class OpenStream:
         if action is None:
             return False
         try:
-            async for result in self._results:
+            while (result := await self._next()) is not None:
                 if not result.is_null:
                     action.accept(self, result, frame)
                     record.responses += 1
                     if result.model_version:
                         record.version = result.model_version
+                    self._is_final = result.is_final
                     if self._span is not INVALID_SPAN:
                         self._span.add_event("response", {"weft.response": record.responses})
                     return True
@@ -201,9 +228,27 @@ class OpenStream:
                 self.record.status = "CANCELLED"
             self._end()
             try:
+                if self._ahead is not None:
+                    await cancel_and_wait((self._ahead,))
+                    self._ahead = None
                 await self._results.aclose()
             finally:
-                self._tell_end(self._failure or RequestCancelledError("the stream was closed before its end"))
+                cancelled = None if self._is_final else RequestCancelledError("the stream was closed before its end")
+                self._tell_end(self._failure or cancelled)
+
+    async def _next(self) -> InferResult | None:
+        """The next response as it came; None after the last."""
+        if not self.has_response:  # nobody else asks yet
+            return await anext(self._results, None)
+        try:
+            return await self._reading()
+        finally:
+            self._ahead = None
+
+    def _reading(self) -> "asyncio.Task[InferResult | None]":
+        if self._ahead is None:
+            self._ahead = asyncio.create_task(_next_of(self._results))
+        return self._ahead
 
     def _end(self) -> None:
         if self._action is not None:
@@ -214,6 +259,10 @@ class OpenStream:
         self._failure = None
         while self.on_end:
             self.on_end.pop()(failure)
+
+
+async def _next_of(results: AsyncGenerator[InferResult, None]) -> InferResult | None:
+    return await anext(results, None)
 
 
 async def _only(answer: Coroutine[Any, Any, InferResult]) -> AsyncGenerator[InferResult, None]:

@@ -121,6 +121,7 @@ def _of_response(run: Run, stream: OpenStream, position: int) -> Run:
         response_parameters=run.request.response_parameters | stream.parameters,
         captured=run.request.captured | stream.outputs,
         stream=None,
+        parts=(*run.request.parts, (stream, stream.num_responses)),
     )
     context = telemetry.unsampled(run.context) if position and request.is_traced else run.context
     return Run(run.frame.copy(), request, run.deadline_ns, context, run.record)

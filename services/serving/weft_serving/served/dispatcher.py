@@ -90,7 +90,11 @@ class Dispatcher:
         self.recorder = Recorder(statistics)
         self.answers = Answers(signature.name, self.recorder, is_ordered=settings.preserve_ordering, drop=self.drop)
         self.decoupled = DecoupledRequests(
-            signature, self.recorder, withdraw=self.answers.withdraw, on_end=self._on_stream_end
+            signature,
+            self.recorder,
+            withdraw=self.answers.withdraw,
+            on_end=self._on_stream_end,
+            checks_outputs=backend.checks_outputs,
         )
         self.outages = Outages(signature.name, len(places))
         self.times = ExecutionTimes()
