@@ -105,7 +105,7 @@ async def _up(options: argparse.Namespace) -> int:
             host=options.host,
             router_port=options.router_port,
             metrics_port=options.metrics_port,
-            openai_port=options.openai_port,
+            http_port=options.http_port,
             start_timeout_s=options.start_timeout_s,
             grace_s=options.grace_s,
             router_arguments=_router_arguments(options),

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import grpc
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from weft_common.client.channels import open_channel
@@ -98,12 +99,25 @@ class V2Client:
             metadata: Sent with the call.
             trailer: Receives the trailing metadata, also of an error.
         """
+        return result_from_response(
+            await self.infer_message(request, timeout_s=timeout_s, metadata=metadata, trailer=trailer)
+        )
+
+    async def infer_message(
+        self,
+        request: pb.ModelInferRequest,
+        *,
+        timeout_s: float | None,
+        metadata: Metadata = (),
+        trailer: dict[str, str] | None = None,
+    ) -> pb.ModelInferResponse:
+        """As ``infer``, with the response as it came: large raw contents may lie beside the message."""
         with self._failures(trailer):
             rpc: Any = self.stub.ModelInfer(request, timeout=timeout_s, metadata=tuple(metadata))
             response = await response_of(rpc)
             if trailer is not None:
                 trailer.update(_pairs(await rpc.trailing_metadata()))
-        return result_from_response(response)
+        return response
 
     async def stream(
         self,
@@ -161,11 +175,10 @@ class V2Client:
         with self._failures():
             return bool((await self.stub.ServerReady(pb.ServerReadyRequest(), timeout=timeout_s)).ready)
 
-    async def server_metadata(self, *, timeout_s: float, metadata: Metadata = ()) -> pb.ServerMetadataResponse:
-        """Name, version and extensions of the server."""
-        request = pb.ServerMetadataRequest()
+    async def call(self, method: str, request: Message, *, timeout_s: float, metadata: Metadata = ()) -> Any:
+        """The response of a unary method of the V2 service, by its name."""
         with self._failures():
-            return await self.stub.ServerMetadata(request, timeout=timeout_s, metadata=tuple(metadata))
+            return await response_of(getattr(self.stub, method)(request, timeout=timeout_s, metadata=tuple(metadata)))
 
     async def index(
         self, *, ready_only: bool = False, timeout_s: float, metadata: Metadata = ()
