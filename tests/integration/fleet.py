@@ -140,13 +140,14 @@ def router_over(repository: Path, address: str, arguments: Sequence[str] = ()) -
 class Load:
     """Requests in a closed loop, each with a number of its own, until the block is left.
 
-    `outcomes` counts statuses; `errors` has the texts; `wrong` counts answers to another request.
+    `outcomes` counts statuses; `errors` has the texts; `wrong` counts answers to another request; `num_clients` are in
+    flight.
     """
 
     def __init__(self, address: str, model: str, num_clients: int = 16, **parameters: Any) -> None:
         self._address = address
         self._model = model
-        self._num_clients = num_clients
+        self.num_clients = num_clients
         self._parameters = parameters
         self._number = 0
         self._is_over = False
@@ -158,7 +159,7 @@ class Load:
     async def __aenter__(self) -> "Load":
         self._channel = grpc.aio.insecure_channel(self._address)
         self._infer = GRPCInferenceServiceStub(self._channel).ModelInfer
-        self._clients = [asyncio.create_task(self._client()) for _ in range(self._num_clients)]
+        self._clients = [asyncio.create_task(self._client()) for _ in range(self.num_clients)]
         return self
 
     async def __aexit__(self, *_: object) -> None:

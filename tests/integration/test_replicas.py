@@ -57,6 +57,26 @@ async def test_kill_9_of_one_replica_costs_no_request(router: Router, replicas: 
     assert num_retries > 0, "no call was in work at the replica that was killed"
 
 
+@pytest.mark.parametrize("name", ["plain", "work"])
+async def test_kill_9_costs_only_what_was_begun(router: Router, replicas: list[Service], name: str) -> None:
+    """Without `retry`, of a graph and a model by its name: calls in flight at most, as errors, and none that is later.
+
+    The same number of calls is in flight all the time, so those that were lost are at most so many.
+    """
+    async with Load(router.grpc, name) as load:
+        await load.answered(200)
+        await asyncio.to_thread(replicas[0].end, signal.SIGKILL)
+        await load.answered(load.num_clients)
+        num_lost = len(load.errors)
+        await load.answered(300)
+        await asyncio.to_thread(replicas[0].start)
+        await load.answered(100)
+    assert (0, num_lost) == (load.wrong, len(load.errors)), load.errors
+    assert num_lost <= load.num_clients
+    assert {"OK"} == set(load.outcomes) - {"UNAVAILABLE"}
+    assert all("cannot be reached" in error for error in load.errors)
+
+
 async def test_a_rolling_restart_loses_nothing(router: Router, replicas: list[Service]) -> None:
     """SIGTERM of one, and of the other the moment the first is back, without a retry policy; each ends well."""
     async with Load(router.grpc, "plain") as load:

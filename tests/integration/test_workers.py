@@ -19,6 +19,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from tests.integration.group import WAIT_S, channel_to, num_connections, wait_until, workers_of
 from tests.integration.routing import NamingCore, Router, command_of, message, naming_service, running_router, write
 from tests.ports import free_port
+from tests.processes import kill_and_wait
 
 from weft_protos.grpc_service_pb2 import ModelInferRequest, ModelStatisticsRequest
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
@@ -245,7 +246,7 @@ def test_a_unix_socket_is_served(tmp_path: Path, target: str, wire: str) -> None
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         killed = workers_of(router.process.pid)[1]
         if wire == "weft":
-            os.kill(killed, signal.SIGKILL)
+            kill_and_wait(killed)
         with grpc.insecure_channel(f"unix:{path}") as channel:
             assert ask(channel) == "root.alpha"
     assert list(tmp_path.iterdir()) == [tmp_path / "graphs"]

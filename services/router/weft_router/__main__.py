@@ -84,6 +84,7 @@ def make_core(
         repository_poll_s=options.repository_poll_secs,
         state_dir=options.state_dir,
         allow_route_header=options.allow_route_header,
+        retry_budget_percent=options.retry_budget_percent,
     )
 
 

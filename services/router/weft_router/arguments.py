@@ -6,6 +6,7 @@ from pathlib import Path
 
 from weft_common.repository.control import add_control_arguments, control_arguments, control_fault
 from weft_common.text.argument_types import is_metadata_name
+from weft_router.budgets.retry_budget import DEFAULT_PERCENT
 from weft_router.targets.specification import BalancingPolicy, parse_policy, policy_names
 
 
@@ -47,6 +48,15 @@ def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -
         help="of requests without the parameter 'priority'; 1 is the highest (default %(default)s)",
     )
     parser.add_argument(
+        "--retry-budget-percent",
+        type=float,
+        default=DEFAULT_PERCENT,
+        metavar="P",
+        help="of a hundred calls of a target so many may be repeated in the long run, and 100 at once: retries, hedges "
+        "and calls that a replica had not begun; 'budget_percent' of a graph's 'retry' goes before it for the graph's "
+        "calls (default %(default)g)",
+    )
+    parser.add_argument(
         "--target-policy",
         action="append",
         default=[],
@@ -81,6 +91,8 @@ def usage_fault(options: argparse.Namespace) -> str:
             f"--client-key-header '{options.client_key_header}' must be a name of ASCII metadata: lower-case letters, "
             "digits, '-', '_' and '.', not ending in '-bin'"
         )
+    if not 0 <= options.retry_budget_percent <= 100:
+        return f"--retry-budget-percent must be from 0 to 100, got {options.retry_budget_percent:g}"
     policies = [name for name, _ in options.target_policy]
     if len(policies) != len(set(policies)):
         return f"--target-policy: each name may be given once, got {', '.join(policies)}"
@@ -98,6 +110,7 @@ def given(options: argparse.Namespace) -> Iterator[str]:
     yield f"--max-inflight-per-client={options.max_inflight_per_client}"
     yield f"--client-key-header={options.client_key_header}"
     yield f"--default-priority={options.default_priority}"
+    yield f"--retry-budget-percent={options.retry_budget_percent:g}"
     yield from (f"--target-policy={name}={policy.text}" for name, policy in options.target_policy)
     if options.state_dir is not None:
         yield f"--state-dir={options.state_dir}"

@@ -17,6 +17,7 @@ from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.admission import AdmissionController, AdmissionSettings, admissible_priority
 from weft_router.admission.permit import Permit
 from weft_router.bandits.file import BanditFile
+from weft_router.budgets.retry_budget import DEFAULT_PERCENT, RetryBudget
 from weft_router.feedback import GraphServicer, Siblings
 from weft_router.metrics.admission_metrics import AdmissionCollector
 from weft_router.metrics.graph_metrics import RouterCollector
@@ -59,6 +60,8 @@ class RouterCore:
         state_dir: Folder where bandits keep what they have learned; None: nowhere.
         allow_route_header: Whether clients may choose the steps of splitters with the header ``x-graph-route``.
         num_workers: How many routers, each with its part of the limits, serve on one port.
+        retry_budget_percent: Of a hundred calls of a target so many may be repeated in the long run, where a graph's
+            ``retry`` does not say it.
     """
 
     #: As of ``GraphServicer``.
@@ -77,12 +80,16 @@ class RouterCore:
         state_dir: Path | None = None,
         allow_route_header: bool = False,
         num_workers: int = 1,
+        retry_budget_percent: float = DEFAULT_PERCENT,
     ) -> None:
         self._changed = asyncio.Event()
-        self._catalog = TargetCatalog(targets, poll_s=poll_s, on_change=self._on_catalog_change)
+        self._catalog = TargetCatalog(
+            targets, poll_s=poll_s, on_change=self._on_catalog_change, retry_percent=retry_budget_percent
+        )
         self._runtime = Runtime(
             self._catalog.targets,
-            throttles=self._catalog.throttles,
+            budgets=self._catalog.budgets,
+            node_budget=RetryBudget(retry_budget_percent),
             is_busy=lambda: self._admission.router.is_busy,
             is_pinning_allowed=allow_route_header,
             num_workers=num_workers,
@@ -146,7 +153,7 @@ class RouterCore:
             RouterCollector(self._graphs),
             StepCollector(self._graphs.step_counters),
             AdmissionCollector(self._admission),
-            ReplicaCollector(self._catalog.replicated, self._catalog.throttles),
+            ReplicaCollector(self._catalog.replicated, self._catalog.budgets),
         )
         return Extension(servicer.add_to, collectors, self._check_early)
 

@@ -126,7 +126,6 @@ class GraphExecutor:
                 self._admission.enter()
             except WeftError as error:
                 raise self._error_context.wrap(error, self.plan.root.path) from error
-        runtime.retry_budget.enter()
         return execution
 
     def result(self, execution: Execution, call: InferCall) -> InferResult:
@@ -141,7 +140,6 @@ class GraphExecutor:
     def end(self, execution: Execution, context: CallContext) -> None:
         """End a request, however it ended; adds its path to the trailing metadata."""
         runtime, record = self._runtime, execution.run.record
-        runtime.retry_budget.leave()
         if self._admission is not None:
             self._admission.leave(runtime.clock_ns() - execution.start_ns)
         usual_path = execution.selection.usual_path

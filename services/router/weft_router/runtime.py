@@ -9,7 +9,6 @@ from weft_common.limits import divided, share
 from weft_router.admission import InflightLimit
 from weft_router.bandits.store import BanditStore
 from weft_router.budgets.retry_budget import RetryBudget
-from weft_router.budgets.retry_throttle import RetryThrottle
 from weft_router.budgets.shadow_pool import ShadowPool
 from weft_router.reporting.step_counters import StepCounterTable
 from weft_router.target import Target
@@ -23,8 +22,8 @@ class Runtime:
         targets: By the names that plans use.
         clock_ns: What deadlines are measured on; ``time.monotonic_ns`` except in tests.
         generator: Draws of splitters without a key, of shadows, of the jitter between attempts.
-        retry_budget: Of all requests together.
-        throttles: By target: how many of its calls may be repeated, all graphs together.
+        budgets: By target: how many of its calls may be repeated, all graphs together.
+        node_budget: How many runs of nodes may be repeated, all graphs together.
         shadows: Background copies of requests.
         is_busy: Whether the router has so much to do that no shadow is started.
         is_pinning_allowed: Whether the header ``x-graph-route`` chooses the steps of splitters.
@@ -36,8 +35,8 @@ class Runtime:
     targets: Mapping[str, Target]
     clock_ns: Callable[[], int] = time.monotonic_ns
     generator: random.Random = field(default_factory=random.Random)
-    retry_budget: RetryBudget = field(default_factory=RetryBudget)
-    throttles: Mapping[str, RetryThrottle] = field(default_factory=dict)
+    budgets: Mapping[str, RetryBudget] = field(default_factory=dict)
+    node_budget: RetryBudget = field(default_factory=RetryBudget)
     shadows: ShadowPool = field(default_factory=ShadowPool)
     is_busy: Callable[[], bool] = lambda: False
     is_pinning_allowed: bool = False
@@ -58,6 +57,10 @@ class Runtime:
     def share(self, limit: int) -> int:
         """This router's part of a limit."""
         return share(limit, self.num_workers)
+
+    def retry_budget(self, target: str) -> RetryBudget:
+        """What pays for repeated calls of a target; of a node where there is no target of that name."""
+        return self.budgets.get(target, self.node_budget)
 
     async def close(self) -> None:
         """Stop all background copies."""

@@ -77,15 +77,14 @@ def interpret(dag: list[Node], x: bytes) -> tuple[list[bytes | None], set[int]]:
 class BoundlessBudget(RetryBudget):
     """Allows any number of retries."""
 
-    def take(self, percent: float) -> bool:
-        self.num_retries += 1
+    def take(self) -> bool:
         return True
 
 
 def policies() -> dict[str, Any]:
     """A runtime whose retries depend on nothing but the graph."""
     return {
-        "retry_budget": BoundlessBudget(),
+        "node_budget": BoundlessBudget(),
         "generator": FakeRandom(0.5),
     }
 
@@ -244,7 +243,7 @@ def test_a_graph_answers_as_one_step_at_a_time(
         except WeftError as error:
             found = error.code
         assert (expected, end_ns) == (found, clock())
-        assert (0, 0, 0) == (target.num_open, make.num_other_tasks(), options["retry_budget"].num_retries)
+        assert (0, 0) == (target.num_open, make.num_other_tasks())
 
     try:
         asyncio.run(check())
@@ -273,6 +272,6 @@ def test_a_cancel_at_any_moment_leaves_nothing_of_a_graph(
         assert was_over != request.cancelled()
         assert was_over or float(at_ms) == clock.elapsed_ms()
         assert isinstance(None if request.cancelled() else request.exception(), WeftError | None)
-        assert (0, 0, 0) == (target.num_open, make.num_other_tasks(), options["retry_budget"].num_retries)
+        assert (0, 0) == (target.num_open, make.num_other_tasks())
 
     asyncio.run(check())

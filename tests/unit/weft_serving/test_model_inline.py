@@ -31,12 +31,15 @@ class Noted(Echo):
 
 
 class Fragile(Noted):
-    """Is lost after its first execution."""
+    """Is lost after its first execution; its second load waits for ``may_load``."""
 
     num_loads, is_lost = 0, False
+    may_load = threading.Event()
 
     def load(self):
         super().load()
+        if type(self).num_loads:
+            assert self.may_load.wait(TIMEOUT_S)
         type(self).num_loads += 1
         self.is_lost = False
 
@@ -54,6 +57,7 @@ def _nothing_noted():
     Noted.batches.clear()
     Noted.threads.clear()
     Fragile.num_loads = 0
+    Fragile.may_load.clear()
 
 
 def _answer_of(result: InferResult) -> tuple[float, int]:
@@ -156,7 +160,8 @@ async def test_what_the_model_does_wrong_fails_its_own_requests(serve, backend, 
 async def test_a_lost_backend_is_loaded_again_on_its_thread(serve):
     """The request that comes meanwhile waits for it."""
     model = await serve(Fragile, is_inline=True)
-    assert (1.0, 1) == await _ask(model, 1)
+    assert (1.0, 1) == await _ask(model, 1)  # without a turn of the event loop, which would learn of the loss
+    asyncio.get_running_loop().call_soon(Fragile.may_load.set)
     assert (2.0, 1) == await _ask(model, 2)
     assert (2, 1) == (Fragile.num_loads, model.statistics.restart_count)
 

@@ -78,6 +78,15 @@ class ServiceProcess:
         """Status of the ended process, the negative signal number if a signal ended it; None before."""
         return None if self._process is None else self._process.returncode
 
+    def has_ended(self) -> bool:
+        """Whether the process has ended, even if the event loop has yet to learn of it."""
+        if self._process is None or not self.is_running:
+            return True
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # its status was taken, and is on its way to the event loop
+            return True
+
     async def start(self) -> None:
         """Start the process; it need not listen yet."""
         self._process = process = await asyncio.create_subprocess_exec(

@@ -215,7 +215,7 @@ class _Group:
 
     def _describe(self, index: int) -> str:
         process = self._workers[index].process
-        return f"worker {index} was not started" if process is None else process.describe_exit().partition(";")[0]
+        return f"worker {index} was not started" if process is None else _describe(process)
 
     def _log_line(self, _: str, line: str) -> None:
         logs.write(line)
@@ -237,8 +237,10 @@ class _Group:
         _log.info("stopping", extra={"service": self._service, "grace_s": grace_s})
         processes = [worker.process for worker in self._workers.values() if worker.process is not None]
         running = [process for process in processes if process.is_running]
-        # One that is stopped while it starts has no handler of its own yet, and its exit status says nothing.
-        served = [worker.process for worker in self._workers.values() if worker.is_up and worker.process in running]
+        # Only the exit status of those that serve now counts: one that is stopped while it starts has no handler of its
+        # own yet, and one that died just before would have been started again.
+        serving = [worker.process for worker in self._workers.values() if worker.process is not None and worker.is_up]
+        serving = [process for process in serving if not process.has_ended()]
         for process in running:
             process.close_stdin()
         ends = [asyncio.create_task(process.wait()) for process in running]
@@ -253,8 +255,10 @@ class _Group:
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
-        has_failed = self._failed.is_set() or any(process is not None and process.exit_status for process in served)
-        return int(has_failed)
+        failed = [process for process in serving if process.exit_status]
+        for process in failed:
+            _log.error("%s", _describe(process))
+        return int(bool(failed) or self._failed.is_set())
 
     async def metrics(self) -> list[Metric]:
         """The metrics of all workers as one, and which of them answer."""
@@ -271,6 +275,11 @@ class _Group:
             up.add_metric((str(index),), int(index in answered))
             restarts.add_metric((str(index),), worker.num_restarts)
         return [*self._sums.families(), up, restarts]
+
+
+def _describe(process: ServiceProcess) -> str:
+    """How it ended, without its last lines, which are in the log already."""
+    return process.describe_exit().partition(";")[0]
 
 
 class _GroupCollector(Collector):

@@ -1,42 +1,41 @@
-"""How many further calls may be in work: a failing service must not be called more often than a healthy one."""
+"""How many calls of a target may be repeated, all graphs together: what fails is not to be called twice as often."""
 
-#: So many retries may be in work however few requests are.
-MIN_RETRIES = 3
-#: Of requests in work, where the plan has no retry to say it (hedges).
+#: Of the calls, where neither the graph nor the command line says another share.
 DEFAULT_PERCENT = 20.0
+#: Most repeats that are saved: so many calls may be repeated at once, as when a replica dies with its calls.
+MAX_TOKENS = 100.0
 
 
 class RetryBudget:
-    """Counts requests of the router in work, and retries and hedges of them.
+    """A token bucket: each call earns a part of a token, each repeat of one, by whoever, costs a whole one.
+
+    Retries and hedges of graphs and calls that a replica had not begun are repeats; they earn nothing themselves.
+
+    Args:
+        percent: Of a hundred calls so many may be repeated in the long run, where the call does not say it; with 0
+            there is nothing in the bucket at first either.
+        max_tokens: Most that are saved; as many are there at first.
 
     Attributes:
-        num_requests: Requests in work.
-        num_retries: Further calls in work; the pause before one is part of it.
+        num_refused: Repeats that there was no token for.
     """
 
-    def __init__(self) -> None:
-        self.num_requests = 0
-        self.num_retries = 0
+    def __init__(self, percent: float = DEFAULT_PERCENT, *, max_tokens: float = MAX_TOKENS) -> None:
+        self._percent = percent
+        self._max_tokens = max_tokens
+        self._tokens = max_tokens if percent else 0.0
+        self.num_refused = 0
 
-    def enter(self) -> None:
-        """One more request is in work; ``leave`` must follow."""
-        self.num_requests += 1
+    def earn(self, percent: float = 0.0) -> None:
+        """A call is made for the first time; ``percent`` is its own share, 0 the router's."""
+        if self._tokens < self._max_tokens:
+            self._tokens = min(self._tokens + (percent or self._percent) / 100, self._max_tokens)
 
-    def leave(self) -> None:
-        """A request is over."""
-        self.num_requests -= 1
-
-    def take(self, percent: float) -> bool:
-        """Whether one more call may start; if so ``give_back`` must follow when it is over.
-
-        Args:
-            percent: Of the requests in work may have a further call in work; ``MIN_RETRIES`` always may.
-        """
-        if self.num_retries + 1 > max(MIN_RETRIES, percent / 100 * self.num_requests):
+    def take(self) -> bool:
+        """Whether one more call may be repeated, which costs a token."""
+        # Sums of hundredths fall short of 1 by rounding.
+        if self._tokens < 1 - 1e-9:
+            self.num_refused += 1
             return False
-        self.num_retries += 1
+        self._tokens = max(self._tokens - 1, 0.0)
         return True
-
-    def give_back(self, count: int = 1) -> None:
-        """So many further calls are over."""
-        self.num_retries -= count

@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from weft_router.budgets.retry_throttle import RetryThrottle
+from weft_router.budgets.retry_budget import RetryBudget
 from weft_router.targets.replica import Replica
 from weft_router.targets.replicated import ReplicatedTarget
 
@@ -18,12 +18,12 @@ class ReplicaCollector(Collector):
 
     Args:
         targets: Those with replicas.
-        throttles: By target.
+        budgets: By target.
     """
 
-    def __init__(self, targets: Sequence[ReplicatedTarget], throttles: Mapping[str, RetryThrottle]) -> None:
+    def __init__(self, targets: Sequence[ReplicatedTarget], budgets: Mapping[str, RetryBudget]) -> None:
         self._targets = targets
-        self._throttles = throttles
+        self._budgets = budgets
 
     def collect(self) -> Iterator[Metric]:
         """Every family."""
@@ -45,7 +45,7 @@ class ReplicaCollector(Collector):
         )
         refused = CounterMetricFamily(
             "weft_target_retries_refused",
-            "Retries and hedges that the target's throttle did not allow",
+            "Retries, hedges and calls that a replica had not begun that the target's budget did not allow",
             labels=("target",),
         )
         for target in self._targets:
@@ -58,8 +58,8 @@ class ReplicaCollector(Collector):
                 ejections.add_metric(labels, replica.record.num_ejected)
                 for status, count in list(replica.num_by_status.items()):
                     requests.add_metric((*labels, status), count)
-        for name, throttle in self._throttles.items():
-            refused.add_metric((name,), throttle.num_refused)
+        for name, budget in self._budgets.items():
+            refused.add_metric((name,), budget.num_refused)
         yield from (inflight, state, picks, ejections, requests, moved, refused)
 
 

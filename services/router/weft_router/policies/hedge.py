@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from weft_protos import graph_pb2 as pb
-from weft_router.budgets.retry_budget import DEFAULT_PERCENT
 from weft_router.graph.plan import Condition, StepPlan
 from weft_router.graph.policy import GivenPolicies, PolicyKind, PolicyPlan
 from weft_router.graph.syntax.parse import GraphFile
@@ -28,14 +27,14 @@ class HedgePlan(PolicyPlan):
     Attributes:
         after_ms: How long after the call before.
         max_extra: How many at most.
-        budget_percent: Of the retry budget, to which they belong.
+        budget_percent: As of ``RetryPlan``, whose budget is theirs too.
     """
 
     field: ClassVar[str] = "hedge"
 
     after_ms: int
     max_extra: int
-    budget_percent: float = DEFAULT_PERCENT
+    budget_percent: float = 0.0
 
     @property
     def num_calls(self) -> int:
@@ -70,7 +69,7 @@ class HedgePolicy(PolicyKind):
             return None
         outer = given.inner("retry")
         percent = outer.retry.budget_percent if outer is not None and outer.retry.attempts > 1 else 0.0
-        return HedgePlan(policy.hedge.after_ms, policy.hedge.max_extra or 1, percent or DEFAULT_PERCENT)
+        return HedgePlan(policy.hedge.after_ms, policy.hedge.max_extra or 1, percent)
 
     def check(
         self, file: GraphFile, policy: pb.Policy, path: str, around: Sequence[pb.Policy], report: GraphReport
@@ -107,7 +106,7 @@ class Hedged(PolicyAction):
         action: One call.
         step: The step that acts.
         plan: When, and how many.
-        runtime: Clock and retry budget.
+        runtime: Clock and retry budgets.
         counters: Of the step.
     """
 
@@ -131,6 +130,7 @@ class Hedged(PolicyAction):
             await self._action.act(run, record)
             return
         if record.tried is None:
+            self._runtime.retry_budget(self.target).earn(self._plan.budget_percent)
             record.tried = []  # all trials share it, so that each goes to another replica
         trials: list[_Trial] = []
         call = partial(self._call, trials, run, record)
@@ -141,7 +141,6 @@ class Hedged(PolicyAction):
         finally:
             if race.winner < 0:
                 record.node = trials[0].record.node
-            self._runtime.retry_budget.give_back(len(trials) - 1)
 
     def _call(self, trials: list[_Trial], run: Run, record: StepRecord) -> Coroutine[Any, Any, bool]:
         """One more call; it is the last of ``trials``."""
@@ -160,13 +159,9 @@ class Hedged(PolicyAction):
 
     def _may_hedge(self) -> bool:
         """Whether the budget has room for a further call, which is then counted."""
-        budget = self._runtime.retry_budget
-        if budget.take(self._plan.budget_percent):
-            throttle = self._runtime.throttles.get(self.target)
-            if throttle is None or throttle.take():
-                self._counters.events["hedges"] += 1
-                return True
-            budget.give_back()
+        if self._runtime.retry_budget(self.target).take():
+            self._counters.events["hedges"] += 1
+            return True
         self._counters.events["retries_refused"] += 1
         return False
 

@@ -8,7 +8,6 @@ from typing import ClassVar
 from weft_common.errors import WeftError
 from weft_common.text.pbtxt import suggestion
 from weft_protos import graph_pb2 as pb
-from weft_router.budgets.retry_budget import DEFAULT_PERCENT
 from weft_router.graph.plan import Condition
 from weft_router.graph.policy import GivenPolicies, PolicyKind, PolicyPlan
 from weft_router.graph.syntax.parse import GraphFile
@@ -48,7 +47,7 @@ class RetryPlan(PolicyPlan):
         attempts: The first included; 2 or more.
         backoff_ms: Pause before the second attempt; doubles with each further one. 0: none.
         codes: gRPC status names that are worth another attempt.
-        budget_percent: Retries in work at once, in relation to all requests of the router in work.
+        budget_percent: Of a hundred calls so many may be repeated in the long run; 0: as the router says.
     """
 
     field: ClassVar[str] = "retry"
@@ -86,7 +85,7 @@ class RetryPolicy(PolicyKind):
     is_inherited = True
     counters = (
         ("retries", "Attempts after the first"),
-        ("retries_refused", "Retries and hedges that the retry budget did not allow"),
+        ("retries_refused", "Retries and hedges that the budget of the target did not allow"),
     )
 
     def plan(self, given: GivenPolicies, condition: Condition | None) -> RetryPlan | None:
@@ -96,7 +95,7 @@ class RetryPolicy(PolicyKind):
             return None
         retry = policy.retry
         codes = frozenset(retry.on) or _DEFAULT_CODES
-        return RetryPlan(retry.attempts, retry.backoff_ms, codes, retry.budget_percent or DEFAULT_PERCENT)
+        return RetryPlan(retry.attempts, retry.backoff_ms, codes, retry.budget_percent)
 
     def check(
         self, file: GraphFile, policy: pb.Policy, path: str, around: Sequence[pb.Policy], report: GraphReport
@@ -124,7 +123,10 @@ class RetryPolicy(PolicyKind):
                 )
                 report.warning("G018", file, f"{path}.on[{i}]", text)
         if not 0 <= retry.budget_percent <= 100:
-            text = f"'budget_percent' is {retry.budget_percent:g}; give 0 to 100, where 0 means the default, 20"
+            text = (
+                f"'budget_percent' is {retry.budget_percent:g}; give 0 to 100, where 0 means what the router's "
+                "--retry-budget-percent says"
+            )
             report.error("G025", file, f"{path}.budget_percent", text)
         if 0 < 2 * policy.timeout_ms <= retry.backoff_ms:
             text = (
@@ -143,16 +145,15 @@ def _code_fault(code: str) -> str:
 
 
 class Retried(PolicyAction):
-    """Acts again after a failure that is worth it, as long as the budgets and the deadline allow.
+    """Acts again after a failure that is worth it, as long as the target's budget and the deadline allow.
 
     A further attempt goes to another replica of the target, if there is one, and not before the time that the service
-    asked for. Where nobody answered, as when a replica dies, its calls may all go elsewhere at once: then the target's
-    throttle alone counts. A request of a sequence is never tried again: it changes what its model remembers.
+    asked for. A request of a sequence is never tried again: it changes what its model remembers.
 
     Args:
         action: One attempt.
         plan: When and how often.
-        runtime: Clock, chance and the retry budget.
+        runtime: Clock, chance and the retry budgets.
         counters: Of the step.
     """
 
@@ -167,39 +168,33 @@ class Retried(PolicyAction):
         if run.request.is_in_sequence:
             await self._action.act(run, record)
             return
-        plan, budget = self._plan, self._runtime.retry_budget
-        throttle = self._runtime.throttles.get(self.target)
+        plan, budget = self._plan, self._runtime.retry_budget(self.target)
+        if record.tried is None:  # else it is a repeat itself
+            budget.earn(plan.budget_percent)
+            record.tried = []
         number = 1
-        is_counted = False
-        try:
-            while True:
-                try:
-                    await self._action.act(run, record)
-                    return
-                except WeftError as error:
-                    if error.code not in plan.codes:
-                        if number == 1:
-                            raise
-                        raise self._numbered(error, number) from error
-                    if number == plan.attempts:
-                        raise self._numbered(error, number) from error
-                    pause_ns = max(self._pause_ns(number), _pushback_ns(error))
-                    end_ns = _NEVER_NS if run.deadline_ns is None else run.deadline_ns
-                    if pause_ns > _MAX_PAUSE_NS or self._runtime.clock_ns() + pause_ns >= end_ns:
-                        raise self._numbered(error, number, ", no time for another") from error
-                    is_free = is_counted or (throttle is not None and getattr(error, "is_unanswered", False))
-                    if not is_free:
-                        is_counted = budget.take(plan.budget_percent)
-                    if not (is_free or is_counted) or (throttle is not None and not throttle.take()):
-                        self._counters.events["retries_refused"] += 1
-                        raise self._numbered(error, number, ", retry budget exhausted") from error
-                number += 1
-                self._counters.events["retries"] += 1
-                if pause_ns:
-                    await asyncio.sleep(pause_ns / 1e9)
-        finally:
-            if is_counted:
-                budget.give_back()
+        while True:
+            try:
+                await self._action.act(run, record)
+                return
+            except WeftError as error:
+                if error.code not in plan.codes:
+                    if number == 1:
+                        raise
+                    raise self._numbered(error, number) from error
+                if number == plan.attempts:
+                    raise self._numbered(error, number) from error
+                pause_ns = max(self._pause_ns(number), _pushback_ns(error))
+                end_ns = _NEVER_NS if run.deadline_ns is None else run.deadline_ns
+                if pause_ns > _MAX_PAUSE_NS or self._runtime.clock_ns() + pause_ns >= end_ns:
+                    raise self._numbered(error, number, ", no time for another") from error
+                if not budget.take():
+                    self._counters.events["retries_refused"] += 1
+                    raise self._numbered(error, number, ", retry budget exhausted") from error
+            number += 1
+            self._counters.events["retries"] += 1
+            if pause_ns:
+                await asyncio.sleep(pause_ns / 1e9)
 
     def _pause_ns(self, number: int) -> int:
         """How long to wait after attempt ``number``: it doubles each time, and half of it is left to chance."""

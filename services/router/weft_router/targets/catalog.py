@@ -12,7 +12,7 @@ from weft_common.observing.logs import get_logger
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
 from weft_common.versions import version_order
-from weft_router.budgets.retry_throttle import RetryThrottle
+from weft_router.budgets.retry_budget import DEFAULT_PERCENT, RetryBudget
 from weft_router.target import Target, TargetModel
 from weft_router.targets.in_process import InProcessTarget
 from weft_router.targets.observed import ObservedTarget
@@ -56,11 +56,19 @@ class TargetCatalog:
         targets: In the order of the command line.
         poll_s: Pause between two questions to a target, in seconds.
         on_change: Called when a model appears, disappears, changes, or becomes ready or not.
+        retry_percent: As of ``RetryBudget``, of each target.
     """
 
     def __init__(
-        self, targets: Sequence[Target], *, poll_s: float = POLL_S, on_change: Callable[[], None] = lambda: None
+        self,
+        targets: Sequence[Target],
+        *,
+        poll_s: float = POLL_S,
+        on_change: Callable[[], None] = lambda: None,
+        retry_percent: float = DEFAULT_PERCENT,
     ) -> None:
+        #: By name: how many calls may be repeated.
+        self.budgets: Mapping[str, RetryBudget] = {target.name: RetryBudget(retry_percent) for target in targets}
         self.statistics: dict[tuple[str, str], ModelStatistics] = {}
         self._watched = {
             target.name: _Watched(
@@ -69,6 +77,7 @@ class TargetCatalog:
                     None if isinstance(target, InProcessTarget) else self.statistics,
                     self.wake,
                     self._signature_of,
+                    self.budgets[target.name],
                 )
             )
             for target in targets
@@ -76,13 +85,10 @@ class TargetCatalog:
         #: By name; calls through them are counted, those of targets in this process by the targets themselves.
         self.targets: Mapping[str, Target] = {name: watched.target for name, watched in self._watched.items()}
         self._in_process = [target for target in targets if isinstance(target, InProcessTarget)]
-        #: By name: how many calls may be repeated.
-        self.throttles: Mapping[str, RetryThrottle] = {
-            name: watched.target.throttle for name, watched in self._watched.items()
-        }
         self.replicated = [target for target in targets if isinstance(target, ReplicatedTarget)]
         for target in self.replicated:
             target.on_change = self._watched[target.name].wake.set
+            target.budget = self.budgets[target.name]
         self._poll_s = poll_s
         self._on_change = on_change
         self._tasks: list[asyncio.Task[None]] = []

@@ -97,8 +97,18 @@ class ReplicaChooser:
                 if last_well_ns is None or not await self._comes(last_well_ns, LULL_S, context):
                     raise
 
-    async def instead(self, failed: Replica, call: InferCall, context: CallContext, error: WeftError) -> Replica:
-        """Another replica for a call that was not begun. Raises what is to be told where there is none."""
+    async def instead(
+        self, refused_by: Sequence[Replica], call: InferCall, context: CallContext, error: WeftError
+    ) -> Replica:
+        """Another replica for a call that was not begun. Raises what is to be told where there is none.
+
+        Args:
+            refused_by: Those that were called, the latest last.
+            call: The call.
+            context: Of the call.
+            error: What the latest has answered.
+        """
+        failed = refused_by[-1]
         sequence = _sequence_of(call)
         if sequence is not None and call.parameters.get("sequence_start") is not True:
             if error.code == "UNAVAILABLE" and (error.is_refused or getattr(error, "is_unanswered", False)):
@@ -107,7 +117,7 @@ class ReplicaChooser:
         if not error.is_refused:
             raise error
         since_ns = self._clock_ns()
-        while not (others := self._others(failed, call)):
+        while not (others := self._others(refused_by, call)):
             lull_s = SHORT_LULL_S if failed.is_healthy else LULL_S
             if error.code != "UNAVAILABLE" or not await self._comes(since_ns, lull_s, context):
                 raise error
@@ -116,12 +126,12 @@ class ReplicaChooser:
             self._pins.set(sequence, other.address)
         return other
 
-    def _others(self, failed: Replica, call: InferCall) -> Sequence[Replica]:
+    def _others(self, refused_by: Sequence[Replica], call: InferCall) -> Sequence[Replica]:
         try:
             ready = self._ready(call)
         except _NoReplicaError:
             return []
-        return _without(failed, ready.well) or _without(failed, ready.ill)
+        return _without(refused_by, ready.well) or _without(refused_by, ready.ill)
 
     async def _comes(self, since_ns: int, lull_s: float, context: CallContext) -> bool:
         """Whether there is something new before the lull, or the deadline, has passed."""
@@ -197,8 +207,8 @@ def _fresh(replicas: Sequence[Replica], context: CallContext) -> Sequence[Replic
     return [replica for replica in replicas if replica.address not in tried] if tried else replicas
 
 
-def _without(replica: Replica, replicas: Sequence[Replica]) -> Sequence[Replica]:
-    return [one for one in replicas if one is not replica]
+def _without(refused_by: Sequence[Replica], replicas: Sequence[Replica]) -> Sequence[Replica]:
+    return [one for one in replicas if one not in refused_by]
 
 
 def _sequence_of(call: InferCall) -> SequenceKey | None:

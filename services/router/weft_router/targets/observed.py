@@ -9,7 +9,7 @@ from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import WeftError
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics, failure_reason
-from weft_router.budgets.retry_throttle import RetryThrottle
+from weft_router.budgets.retry_budget import RetryBudget
 from weft_router.reporting.counters import count_answer
 from weft_router.target import Target, TargetModel
 
@@ -28,9 +28,7 @@ class ObservedTarget:
             counters itself.
         on_unavailable: Called with the target's name when an answer is UNAVAILABLE.
         signature_of: What is known of a model by name and version ("" = default); None for an unknown one.
-
-    Attributes:
-        throttle: Each call earns a part of a retry.
+        budget: Calls that no policy of a graph repeats earn a part of a repeat here.
     """
 
     def __init__(
@@ -39,6 +37,7 @@ class ObservedTarget:
         statistics: dict[ModelVersion, ModelStatistics] | None,
         on_unavailable: Callable[[str], None],
         signature_of: Callable[[str, str], ModelSignature | None],
+        budget: RetryBudget,
     ) -> None:
         self.name = target.name
         self.address = target.address
@@ -46,12 +45,13 @@ class ObservedTarget:
         self._statistics = statistics
         self._on_unavailable = on_unavailable
         self._signature_of = signature_of
-        self.throttle = RetryThrottle()
+        self._budget = budget
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``."""
         start_ns = time.monotonic_ns()
-        self.throttle.earn()
+        if context.tried is None:
+            self._budget.earn()
         try:
             result = await self._target.infer(call, context)
         except (WeftError, asyncio.CancelledError) as error:
@@ -64,7 +64,8 @@ class ObservedTarget:
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``; a stream is one request, which lasts until its end."""
         start_ns = time.monotonic_ns()
-        self.throttle.earn()
+        if context.tried is None:
+            self._budget.earn()
         version = ""
         try:
             async with contextlib.aclosing(self._target.stream_infer(call, context)) as results:

@@ -1,9 +1,9 @@
-"""A target of several replicas: each call goes to one, and to another one if that was lost before it began."""
+"""A target of several replicas: each call goes to one, and to others as long as none has begun it."""
 
 import contextlib
 import random
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from opentelemetry import trace
 
@@ -11,6 +11,7 @@ from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import UnavailableError, WeftError
 from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
+from weft_router.budgets.retry_budget import RetryBudget
 from weft_router.target import Target, TargetModel
 from weft_router.targets.chooser import ReplicaChooser
 from weft_router.targets.ejection import OutlierDetector, Record
@@ -32,8 +33,8 @@ class ReplicatedTarget:
     """A target whose calls are spread over replicas that serve the same models.
 
     A call goes to a replica that has the model ready, is healthy and not ejected; where there is none such, to any that
-    can be reached. One that was provably not begun is made once more, at another replica. A sequence stays on the
-    replica that it started on, or fails.
+    can be reached. One that was provably not begun is made at another replica, and so on, at each once at most, as far
+    as the budget allows. A sequence stays on the replica that it started on, or fails.
 
     Args:
         name: As given to the router.
@@ -43,6 +44,9 @@ class ReplicatedTarget:
         by_grpc: Reaches all replicas over one channel on which gRPC chooses; None unless the policy is one of gRPC's.
         clock_ns: Monotonic.
         generator: Source of chance.
+
+    Attributes:
+        budget: Pays for calls that are made at another replica.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class ReplicatedTarget:
         self.name = name
         self.address = address
         self.on_change: Callable[[], None] = lambda: None
+        self.budget = RetryBudget()
         self.num_moved = 0
         #: Address, model and version of what was odd at the last discovery.
         self._odd: set[tuple[str, str, str]] = set()
@@ -102,29 +107,31 @@ class ReplicatedTarget:
             WeftError: As the replica's target raised it.
         """
         replica = await self._chooser.choose(call, context)
-        try:
-            return await self._infer(replica, call, context)
-        except WeftError as error:
-            replica = await self._move(replica, call, context, error)
-        return await self._infer(replica, call, context)
+        refused_by: list[Replica] = []
+        while True:
+            try:
+                return await self._infer(replica, call, context)
+            except WeftError as error:
+                refused_by.append(replica)
+                replica = await self._move(refused_by, call, context, error)
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``; errors as of ``infer``."""
         replica = await self._chooser.choose(call, context)
         has_begun = False
-        try:
-            async with contextlib.aclosing(self._stream(replica, call, context)) as results:
-                async for result in results:
-                    has_begun = True
-                    yield result
-            return
-        except WeftError as error:
-            if has_begun:
-                raise
-            replica = await self._move(replica, call, context, error)
-        async with contextlib.aclosing(self._stream(replica, call, context)) as results:
-            async for result in results:
-                yield result
+        refused_by: list[Replica] = []
+        while True:
+            try:
+                async with contextlib.aclosing(self._stream(replica, call, context)) as results:
+                    async for result in results:
+                        has_begun = True
+                        yield result
+                return
+            except WeftError as error:
+                if has_begun:
+                    raise
+                refused_by.append(replica)
+                replica = await self._move(refused_by, call, context, error)
 
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
         """As ``Target.discover``: the models of all replicas that answer, each ready where one replica has it ready.
@@ -164,9 +171,22 @@ class ReplicatedTarget:
         self._chooser.note_news()
         self.on_change()
 
-    async def _move(self, failed: Replica, call: InferCall, context: CallContext, error: WeftError) -> Replica:
-        """Another replica for a call that was not begun. Raises the error for the client where there is none."""
-        other = await self._chooser.instead(failed, call, context, error)
+    async def _move(
+        self, refused_by: Sequence[Replica], call: InferCall, context: CallContext, error: WeftError
+    ) -> Replica:
+        """Another replica for a call that was not begun. Raises the error for the client where there is none.
+
+        Args:
+            refused_by: Those that have not begun it, the latest last; or, where the error says otherwise, the one that
+                has.
+            call: The call.
+            context: Of the call.
+            error: What the latest has answered.
+        """
+        failed = refused_by[-1]
+        other = await self._chooser.instead(refused_by, call, context, error)
+        if not self.budget.take():
+            raise error
         self.num_moved += 1
         if telemetry.is_enabled():
             attributes = {"weft.endpoint": other.address, "weft.refused_by": failed.address, "weft.reason": error.code}

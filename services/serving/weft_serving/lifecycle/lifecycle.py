@@ -165,15 +165,16 @@ class ManagedModel:
         _log.info("loaded", extra={"model": self.name, "versions": sorted(fresh)})
 
     async def unload(self) -> None:
-        """Stop every version, once its requests are answered or the grace has passed."""
+        """Stop every version, replaced ones too, once its requests are answered or the grace has passed."""
         async with self._lock:
             self.is_wanted = False
-            draining = [self._retire(version) for version in self.ready_versions()]
+            for version in self.ready_versions():
+                self._retire(version)
             self._state, self._reason = VersionState.UNAVAILABLE, _UNLOADED
             for version in self._versions.values():
                 version.reason = _UNLOADED
-            if draining:
-                await asyncio.wait(draining)
+            if self._draining:
+                await asyncio.wait(list(self._draining.values()))
         _log.info("unloaded", extra={"model": self.name})
 
     async def close(self, *, grace_s: float) -> None:

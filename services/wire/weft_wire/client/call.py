@@ -117,7 +117,7 @@ class ClientCall(CallOutcome):
         if self._status is not None:
             return
         if is_unprocessed:
-            if not self.connection.is_peer_leaving:
+            if not (self.connection.is_peer_leaving or self.connection.is_closed):
                 self._owner.hold()
             if self._retry():
                 return

@@ -60,6 +60,11 @@ class ClientProtocol(Http2Protocol):
         else:
             self.flush()
 
+    def eof_received(self) -> bool:
+        """The server sends no more: calls end now, and none begins before the socket is closed."""
+        self.connection.close("the peer closed the connection")
+        return False
+
     def abort(self, reason: str) -> None:
         """Close without writing anything more."""
         self.reason = self.reason or reason

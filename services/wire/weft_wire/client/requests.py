@@ -31,6 +31,7 @@ def check_body(body: object) -> None:
 class OneRequest(ClientCall):
     """A call with one request, which is sent in one piece with the fields."""
 
+    needs_whole_request = True
     _body: Body = b""
     _encoding: str = "identity"
 

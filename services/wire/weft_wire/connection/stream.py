@@ -25,6 +25,7 @@ class Stream:
         is_local_ended: END_STREAM or RST_STREAM was sent, or is queued.
         is_remote_ended: END_STREAM was received.
         is_open: The connection knows the stream.
+        needs_whole_request: The peer begins it when it has the end of the request, and not before.
         pending: Data that waits for a window or for the socket; None or not empty.
         final: Sent when ``pending`` is empty: the block of trailers, b"" for END_STREAM on the last data, or None.
     """
@@ -37,6 +38,7 @@ class Stream:
     is_local_ended: bool = False
     is_remote_ended: bool = False
     is_open: bool = False
+    needs_whole_request: bool = False
     pending: deque[Buffer] | None = None
     final: bytes | None = None
 
@@ -54,7 +56,7 @@ class Stream:
         Args:
             code: Error code of HTTP/2.
             reason: For messages.
-            is_unprocessed: The peer says that it has not begun the request.
+            is_unprocessed: The peer has not begun the request: it says so, or does not have it.
         """
         raise NotImplementedError
 

@@ -56,6 +56,8 @@ class StreamStates(Sender):
     Attributes:
         failure: Why this end closed the connection; None: it has not.
         last_peer_stream_id: Newest stream of the peer.
+        last_local_id: Newest stream of this end.
+        last_written_id: Newest stream of this end of which the socket was given something; kept by the owner.
         peer_max_streams: Streams that may be open at once towards the peer.
         has_peer_settings: The peer's first SETTINGS have come.
         is_peer_leaving: The peer has sent GOAWAY.
@@ -70,7 +72,7 @@ class StreamStates(Sender):
         self.budget = ControlBudget(limits, clock_s)
         self.failure: Http2ConnectionError | None = None
         self.last_peer_stream_id = 0
-        self._last_local_id = -1
+        self.last_local_id = self.last_written_id = -1
         self.peer_max_streams = frames.MAX_STREAM_ID
         self.has_peer_settings = False
         self.is_peer_leaving = False
@@ -83,20 +85,20 @@ class StreamStates(Sender):
 
     def open_stream(self, stream: Stream) -> None:
         """Client: register a new stream; send its headers at once."""
-        self._last_local_id += 2
-        self._register(stream, self._last_local_id)
+        self.last_local_id += 2
+        self._register(stream, self.last_local_id)
 
     @property
     def can_open_stream(self) -> bool:
         """Client: whether the peer accepts another stream now."""
         return not (self.is_closed or self.is_peer_leaving) and (
-            len(self.streams) < self.peer_max_streams and self._last_local_id < frames.MAX_STREAM_ID - 1
+            len(self.streams) < self.peer_max_streams and self.last_local_id < frames.MAX_STREAM_ID - 1
         )
 
     @property
     def has_stream_ids(self) -> bool:
         """Client: whether there is an id for another stream."""
-        return self._last_local_id < frames.MAX_STREAM_ID - 1
+        return self.last_local_id < frames.MAX_STREAM_ID - 1
 
     def grant(self, stream: Stream, num_held_bytes: int = 0) -> None:
         """Let the peer send as many bytes as were consumed on a stream; sent once they are half a window.
@@ -163,9 +165,11 @@ class StreamStates(Sender):
         self.streams.clear()
         self.waiting.clear()
         for stream in streams:
+            is_partial = stream.pending is not None and stream.needs_whole_request
+            is_unsent = self._is_client and (is_partial or stream.stream_id > self.last_written_id)
             stream.is_open = False
             stream.pending = None
-            stream.on_reset(code, reason)
+            stream.on_reset(code, reason, is_unprocessed=is_unsent)
 
     # States of streams.
 
@@ -188,7 +192,7 @@ class StreamStates(Sender):
     def _is_idle(self, stream_id: int) -> bool:
         """Whether a stream was never opened. Stream 0 counts as idle: no stream's frame may be on it."""
         if self._is_client == bool(stream_id & 1):
-            return stream_id > self._last_local_id or not stream_id
+            return stream_id > self.last_local_id or not stream_id
         return stream_id > self.last_peer_stream_id or not stream_id
 
     def _is_past_goaway(self, stream_id: int) -> bool:

@@ -109,8 +109,9 @@ class Http2Protocol(asyncio.Protocol):
         connection = self.connection
         output = connection.take_output()
         transport = self.transport
-        if transport is None or self.is_lost:
-            return
+        if transport is None or self.is_lost or transport.is_closing():
+            return  # a transport that closes for an error drops what it is given
+        connection.last_written_id = connection.last_local_id
         if len(output) == 1:
             transport.write(output[0])
         elif output:

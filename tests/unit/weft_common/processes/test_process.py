@@ -5,6 +5,8 @@ import os
 import signal
 import sys
 
+from tests.processes import kill_and_wait
+
 from weft_common.processes.process import Endpoint, ServiceProcess
 
 ANNOUNCE = 'print(\'{"service": "s", "grpc": "127.0.0.1:1", "metrics": "127.0.0.1:2"}\', flush=True); '
@@ -53,6 +55,20 @@ async def test_how_a_process_ended_is_told_with_its_last_lines() -> None:
     await killed.start()
     await killed.wait()
     assert killed.describe_exit().startswith("fake was ended by SIGSEGV")
+
+
+async def test_an_end_is_known_before_the_event_loop_learns_of_it() -> None:
+    """From the system, whether or not its status was taken already."""
+    process = service(ANNOUNCE + "import sys; sys.stdin.read()")
+    assert process.has_ended()
+    await process.start()
+    pid = (await process.endpoint()).pid
+    assert not process.has_ended()
+    kill_and_wait(pid)
+    assert process.has_ended()
+    assert process.is_running
+    await process.wait()
+    assert process.has_ended()
 
 
 async def test_only_the_last_lines_are_kept() -> None:

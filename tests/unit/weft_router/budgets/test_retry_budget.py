@@ -1,43 +1,33 @@
-"""The retry budget of a router."""
+"""How many calls of a target may be repeated."""
 
 import pytest
 
-from weft_router.budgets.retry_budget import RetryBudget
+from weft_router.budgets.retry_budget import MAX_TOKENS, RetryBudget
+
+
+def num_repeats(budget: RetryBudget) -> int:
+    count = 0
+    while budget.take():
+        count += 1
+    return count
 
 
 @pytest.mark.parametrize(
-    ("num_requests", "percent", "expected"),
-    [
-        (0, 20.0, 3),
-        (10, 20.0, 3),
-        (15, 20.0, 3),
-        (20, 20.0, 4),
-        (24, 20.0, 4),
-        (25, 20.0, 5),
-        (100, 50.0, 50),
-        (9, 0.0, 3),
-    ],
+    ("percent", "own", "expected"), [(20, 0, 20), (20, 100, 100), (20, 5, 5), (50, 0, 50), (0, 0, 0), (0, 30, 30)]
 )
-def test_retries_are_bounded_by_the_requests_in_work(num_requests: int, percent: float, expected: int) -> None:
-    """A percentage of them, but three in any case."""
-    budget = RetryBudget()
-    for _ in range(num_requests):
-        budget.enter()
-    assert expected == sum(budget.take(percent) for _ in range(200))
-    assert expected == budget.num_retries
+def test_a_share_of_the_calls_may_be_repeated(percent: float, own: float, expected: int) -> None:
+    """The router's, or the call's own, whichever of the two is more; once what was saved is spent."""
+    budget = RetryBudget(percent)
+    num_repeats(budget)
+    for _ in range(100):
+        budget.earn(own)
+    assert expected == num_repeats(budget)
 
 
-def test_a_retry_that_is_over_makes_room() -> None:
-    """And so does more traffic."""
+def test_as_many_as_are_saved_may_be_repeated_at_once() -> None:
+    """A replica that dies with its calls; with a share of 0 there is nothing at first. What is refused is counted."""
     budget = RetryBudget()
-    assert [True, True, True, False] == [budget.take(20) for _ in range(4)]
-    budget.give_back()
-    assert [True, False] == [budget.take(20) for _ in range(2)]
-    for _ in range(20):
-        budget.enter()
-    assert [True, False] == [budget.take(20) for _ in range(2)]
-    for _ in range(20):
-        budget.leave()
-    budget.give_back(2)
-    assert (0, 2) == (budget.num_requests, budget.num_retries)
-    assert [True, False] == [budget.take(20) for _ in range(2)]
+    for _ in range(1000):
+        budget.earn()
+    assert (MAX_TOKENS, 1) == (num_repeats(budget), budget.num_refused)
+    assert (False, 1) == ((none := RetryBudget(0)).take(), none.num_refused)

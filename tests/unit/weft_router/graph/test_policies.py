@@ -66,14 +66,14 @@ def test_a_node_step_inherits_nothing():
     outer = "retry { attempts: 2 } hedge { after_ms: 3 } min_remaining_ms: 4"
     assert {} == _policies(node=outer, graph=outer, is_call=False)[0]
     own = f"policy {{ {outer} }}"
-    expected = {"retry": RetryPlan(2, 0, UNAVAILABLE, 20.0), "hedge": HedgePlan(3, 1), "min_remaining_ms": 4}
+    expected = {"retry": RetryPlan(2, 0, UNAVAILABLE, 0.0), "hedge": HedgePlan(3, 1), "min_remaining_ms": 4}
     assert expected == _policies(own, is_call=False)[0]
 
 
 def test_what_is_left_out_has_a_default():
-    """UNAVAILABLE, 20 %, one more call, 64 MiB until evicted."""
+    """UNAVAILABLE, the share of the router, one more call, 64 MiB until evicted."""
     made, _ = _policies("policy { retry { attempts: 3 } hedge { after_ms: 9 } cache { } }")
-    expected = {"cache": CachePlan(0, 64 << 20), "retry": RetryPlan(3, 0, UNAVAILABLE, 20.0), "hedge": HedgePlan(9, 1)}
+    expected = {"cache": CachePlan(0, 64 << 20), "retry": RetryPlan(3, 0, UNAVAILABLE, 0.0), "hedge": HedgePlan(9, 1)}
     assert expected == made
 
 

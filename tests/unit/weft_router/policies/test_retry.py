@@ -13,6 +13,7 @@ from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext
 from weft_common.errors import RemoteError
+from weft_router.budgets.retry_budget import RetryBudget
 from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import GraphPlan
 from weft_router.kinds.sequence import SequencePlan
@@ -124,19 +125,13 @@ async def test_a_pause_up_to_the_deadline_is_one_for_nothing(virtual_clock: Virt
 async def test_an_empty_budget_leaves_the_first_error(virtual_clock: VirtualClock) -> None:
     """Retries are for few failures; when all fail they would make it worse."""
     target = FakeTarget(m=failing(after_ms=10))
-    runtime = Runtime({"model": target}, clock_ns=virtual_clock)
+    runtime = Runtime({"model": target}, clock_ns=virtual_clock, budgets={"model": RetryBudget(max_tokens=8)})
     executor = GraphExecutor(one(retry(3)), runtime)
     errors = await asyncio.gather(*(make.run(executor) for _ in range(20)), return_exceptions=True)
-    refused = [error for error in errors if error.message.endswith("gone, attempt 1 of 3, retry budget exhausted")]
-    tried = [error for error in errors if error.message.endswith("gone, attempt 3 of 3")]
-    assert (16, 4) == (len(refused), len(tried))
-    assert (20 + 4 * 2, 0, 0) == (
-        len(target.calls),
-        runtime.retry_budget.num_retries,
-        runtime.retry_budget.num_requests,
-    )
+    refused = [error for error in errors if error.message.endswith(", retry budget exhausted")]
+    assert (20, 20 + 8) == (len(refused), len(target.calls))
     (counters,) = runtime.step_counters
-    assert (8, 16, {"UNAVAILABLE": 20}) == (
+    assert (8, 20, {"UNAVAILABLE": 20}) == (
         counters.events["retries"],
         counters.events["retries_refused"],
         counters.failures,
@@ -144,16 +139,14 @@ async def test_an_empty_budget_leaves_the_first_error(virtual_clock: VirtualCloc
 
 
 @pytest.mark.parametrize("at_ms", [5, 50])
-async def test_a_cancel_gives_its_part_of_the_budget_back(virtual_clock: VirtualClock, at_ms: int) -> None:
+async def test_a_cancel_leaves_nothing(virtual_clock: VirtualClock, at_ms: int) -> None:
     """During the call and during the pause."""
     target = FakeTarget(m=failing(after_ms=10))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock)
     request = asyncio.create_task(make.run(GraphExecutor(one(retry(3, backoff_ms=100)), runtime)))
     await asyncio.sleep(at_ms / 1e3)
-    assert (1, int(at_ms > 10)) == (runtime.retry_budget.num_requests, runtime.retry_budget.num_retries)
     request.cancel()
     await asyncio.wait((request,))
-    assert (0, 0) == (runtime.retry_budget.num_requests, runtime.retry_budget.num_retries)
     assert (True, 0, 0) == (request.cancelled(), target.num_open, make.num_other_tasks())
 
 

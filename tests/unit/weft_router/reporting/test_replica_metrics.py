@@ -15,7 +15,7 @@ from tests.unit.weft_router.fake_target import FakeTarget
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError
 from weft_common.observing import telemetry
-from weft_router.budgets.retry_throttle import RetryThrottle
+from weft_router.budgets.retry_budget import RetryBudget
 from weft_router.metrics.replica_metrics import ReplicaCollector
 from weft_router.target import Target, TargetModel
 from weft_router.targets.membership import MembershipSettings, Tell
@@ -54,10 +54,10 @@ async def test_every_replica_has_its_figures() -> None:
     target, _ = await two_replicas()
     for _ in range(40):
         await target.infer(InferCall("m"), CallContext())
-    throttle = RetryThrottle(max_tokens=0)
-    throttle.take()
+    budget = RetryBudget(max_tokens=0)
+    budget.take()
     registry = CollectorRegistry()
-    registry.register(ReplicaCollector([target], {"model": throttle}))
+    registry.register(ReplicaCollector([target], {"model": budget}))
     text = generate_latest(registry).decode()
     for line in (
         f'weft_endpoint_requests_total{{endpoint="a:1",status="UNAVAILABLE",target="model"}} {float(target.num_moved)}',

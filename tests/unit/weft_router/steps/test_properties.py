@@ -10,7 +10,7 @@ from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import InferResult
 from weft_common.errors import RemoteError, WeftError
-from weft_router.budgets.retry_budget import MIN_RETRIES, RetryBudget
+from weft_router.budgets.retry_budget import RetryBudget
 from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import GraphPlan, ShadowPlan
 from weft_router.kinds.sequence import SequencePlan
@@ -22,6 +22,7 @@ from weft_router.target import Target
 
 CODES = ("UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED", "CANCELLED")
 PERCENT = 20.0
+MAX_SAVED = 3
 
 few_ms = st.integers(0, 60)
 outcomes = st.tuples(few_ms, st.sampled_from(["OK", "OK", *CODES]))
@@ -86,18 +87,18 @@ class Models(Target):
 
 
 class CheckedBudget(RetryBudget):
-    """Says when more is in work than may be."""
+    """Says when more is repeated than may be."""
 
-    most_requests = 0
+    num_earned = num_taken = 0
 
-    def enter(self) -> None:
-        super().enter()
-        self.most_requests = max(self.most_requests, self.num_requests)
+    def earn(self, percent: float = 0.0) -> None:
+        super().earn(percent)
+        self.num_earned += 1
 
-    def take(self, percent: float) -> bool:
-        is_taken = super().take(percent)
-        assert self.num_retries <= max(MIN_RETRIES, PERCENT / 100 * self.num_requests)
-        assert self.num_retries >= 0
+    def take(self) -> bool:
+        is_taken = super().take()
+        self.num_taken += is_taken
+        assert self.num_taken <= MAX_SAVED + PERCENT / 100 * self.num_earned + 1e-6
         return is_taken
 
 
@@ -151,8 +152,8 @@ def test_nothing_is_left_and_nothing_is_late(drawn: list[Any], script: list[Any]
     async def check() -> None:
         clock_ns = VirtualClock()
         models = Models(clock_ns, script)
-        budget = CheckedBudget()
-        runtime = Runtime({"model": models}, clock_ns=clock_ns, retry_budget=budget)
+        budget = CheckedBudget(PERCENT, max_tokens=MAX_SAVED)
+        runtime = Runtime({"model": models}, clock_ns=clock_ns, node_budget=budget)
         executor = GraphExecutor(plan_of(drawn), runtime)
 
         async def ask(start_ms: int, timeout_ms: int | None, value: int) -> float:
@@ -180,8 +181,8 @@ def test_nothing_is_left_and_nothing_is_late(drawn: list[Any], script: list[Any]
             else:
                 assert isinstance(outcome, (int, WeftError)), repr(outcome)
         await runtime.close()
-        assert (0, 0, 0, 0) == (models.num_open, make.num_other_tasks(), budget.num_requests, budget.num_retries)
-        assert models.most_open <= budget.most_requests + max(MIN_RETRIES, PERCENT / 100 * budget.most_requests)
+        assert (0, 0) == (models.num_open, make.num_other_tasks())
+        assert models.most_open <= len(asked) + budget.num_taken
         for admission in admissions_of(executor):
             assert 0 == admission.num_inflight
 

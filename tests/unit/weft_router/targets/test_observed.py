@@ -12,6 +12,7 @@ from tests.unit.weft_router.stream_targets import collected, stream_target
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
 from weft_common.statistics import ModelStatistics
+from weft_router.budgets.retry_budget import RetryBudget
 from weft_router.targets.observed import ObservedTarget
 
 
@@ -36,7 +37,9 @@ class Observed:
         inner.streams["llm"] = stream
         inner.answers["llm"] = hang
         batching = make.signature("llm", max_batch_size=8, version="3")
-        self.target = ObservedTarget(inner, self.statistics, self.lost.append, lambda name, version: batching)
+        self.target = ObservedTarget(
+            inner, self.statistics, self.lost.append, lambda name, version: batching, RetryBudget()
+        )
         self.call = InferCall("llm", inputs={"IN": make.tensor(1, 2, 3, shape=(3, 1))}, num_rows=3)
 
     @property

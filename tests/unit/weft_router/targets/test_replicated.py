@@ -15,6 +15,7 @@ from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError, UnavailableError
+from weft_router.budgets.retry_budget import RetryBudget
 from weft_router.target import Target, TargetModel
 from weft_router.targets.membership import REPLICAS_PER_DISCOVERY, MembershipSettings, Tell
 from weft_router.targets.replica import Health
@@ -182,6 +183,34 @@ async def test_a_refused_call_goes_elsewhere_once(fleet: Fleet) -> None:
         with pytest.raises(RemoteError, match="shutting down"):
             await infer(target)
         assert before + 2 == fleet.calls().total()
+
+
+async def test_a_call_that_nobody_begins_is_made_at_each_replica_within_the_budget() -> None:
+    """Of three two refuse, and calls and streams are answered by the third; without a budget they are not moved."""
+    fleet = Fleet(["a:1", "b:1", "c:1"])
+    async with replicated(fleet) as target:
+        for address in ("a:1", "b:1"):
+            fleet.fakes[address].answers["m"] = _raise(refusal)
+        for _ in range(40):
+            await infer(target)
+        assert (40, True) == (fleet.calls()["c:1"], target.num_moved > 40)
+        target.budget = RetryBudget(max_tokens=1)
+        fleet.fakes["c:1"].answers["m"] = _raise(refusal)
+        before = fleet.calls().total()
+        with pytest.raises(RemoteError, match="shutting down"):
+            await infer(target)
+        assert (2, 1) == (fleet.calls().total() - before, target.budget.num_refused)
+
+
+async def test_a_stream_that_gave_nothing_is_begun_at_each_replica() -> None:
+    """Two refuse, the third gives its responses."""
+    async with replicated(Fleet(["a:1", "b:1", "c:1"])) as target:
+        for replica, error, num_inflight in zip(target.replicas, (refusal(), refusal(), None), (0, 0, 9), strict=True):
+            replica.target = Streaming(replica.address, 0 if error else 3, error)  # type: ignore[assignment]
+            replica.num_inflight = num_inflight
+        for _ in range(10):
+            assert 4 == len([result async for result in target.stream_infer(call(), CallContext())])
+        assert target.num_moved > 10
 
 
 def _raise(error: Callable[[], Exception]) -> Any:

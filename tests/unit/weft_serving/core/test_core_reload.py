@@ -48,6 +48,21 @@ async def test_failed_reload_keeps_what_serves(repository: Any, values: dict[int
     assert core.index(ready_only=False) == [IndexEntry("m", "1", "READY", "")]
 
 
+async def test_an_unload_waits_for_what_a_reload_has_replaced(repository: Any, gate: Any) -> None:
+    """A replaced version that still answers is closed, too, when the unload ends."""
+    repository.write("m", {1: 1})
+    core = await repository.serve(gate.on_run())
+    request = asyncio.create_task(repository.infer(core))
+    await gate.has_entered()
+    await core.load("m", {})
+    unload = asyncio.create_task(core.unload("m", unload_dependents=False))
+    await asyncio.wait([unload], timeout=0.2)
+    assert not unload.done()
+    gate.is_open.set()
+    await unload
+    assert (gate.num_closed, await request) == (2, 1)
+
+
 async def test_versions_of_a_failed_load_are_closed(repository: Any) -> None:
     """When one version fails, those that were loaded beside it hold nothing any longer."""
     closed: list[str] = []

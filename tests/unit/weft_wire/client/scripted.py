@@ -55,10 +55,11 @@ class MemoryTransport:
         return 0
 
     def write(self, data: bytes) -> None:
-        self.written += data
+        if not self._is_closing:
+            self.written += data
 
     def writelines(self, pieces: list[bytes]) -> None:
-        self.written += b"".join(pieces)
+        self.write(b"".join(pieces))
 
     def is_closing(self) -> bool:
         return self._is_closing
@@ -115,6 +116,15 @@ class ScriptedServer:
     def lose(self, error: Exception | None = None) -> None:
         """The connection is lost at once."""
         self.protocol.connection_lost(error)
+
+    def eof(self) -> None:
+        """The server sends no more."""
+        if not self.protocol.eof_received():
+            self._transport.close()
+
+    def break_off(self) -> None:
+        """The socket has failed, which the client is told in the next turn."""
+        self._transport.close(ConnectionResetError("reset"))
 
     def is_closed(self) -> bool:
         """Whether the client has closed the connection."""

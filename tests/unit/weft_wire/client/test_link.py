@@ -20,8 +20,9 @@ from tests.unit.weft_wire.client.scripted import (
 )
 from tests.wire import peer
 
+from weft_wire.client import UnansweredError
 from weft_wire.client.link import Link
-from weft_wire.client.methods import UnaryCall, UnaryMethod
+from weft_wire.client.methods import StreamingMethod, UnaryCall, UnaryMethod
 from weft_wire.rpc.timeouts import decode_timeout
 
 REFUSED = "failed to connect to all addresses; last error: refused"
@@ -35,6 +36,14 @@ async def failure(call: Any) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await call
     return failed.value
+
+
+async def is_unprocessed(call: Any) -> bool:
+    """Whether the server has not begun a call that fails without an answer."""
+    error = await failure(call)
+    assert isinstance(error, UnansweredError)
+    assert error.code() is StatusCode.UNAVAILABLE
+    return error.is_unprocessed
 
 
 def fail(_: Any) -> None:
@@ -200,6 +209,41 @@ async def test_a_call_is_sent_once_more_at_most(link: Link, dialler: ScriptedDia
     error = await failure(call)
     assert error.code() is StatusCode.UNAVAILABLE
     assert "GOAWAY" in (error.details() or "")
+
+
+async def test_what_a_lost_server_was_not_sent_is_sent_to_the_next(link: Link, dialler: ScriptedDialler) -> None:
+    """Calls that begin between the loss of a socket and its report were not sent; the one that was sent fails."""
+    for lose in (ScriptedServer.break_off, ScriptedServer.eof):
+        server = await connected(link, dialler)
+        num_servers = len(dialler.servers)
+        sent = begin(link, b"sent")
+        await server.frames_of(peer.DATA)
+        dialler.accept()
+        lose(server)
+        unsent = [begin(link, b"%d" % number) for number in range(2)]
+        assert not await is_unprocessed(sent)
+        new = await dialler.server(num_servers)
+        await new.frames_of(peer.DATA)
+        new.answer(1, b"yes")
+        new.answer(3, b"yes")
+        assert [b"yes", b"yes"] == await asyncio.gather(*unsent)
+        new.lose()
+        await until(lambda: link.connectivity.state is ChannelConnectivity.IDLE)
+
+
+async def test_a_request_that_was_sent_in_part_was_not_begun(link: Link, dialler: ScriptedDialler) -> None:
+    """One request of a call, without whose end no server begins; of a stream of requests it may have begun."""
+    server = await connected(link, dialler)
+    call = begin(link, bytes(1 << 16))
+    stream = StreamingMethod(link, "/a.B/C", None, None)()
+    writing = asyncio.create_task(stream.write(bytes(1)))
+    await server.frames_of(peer.DATA)
+    await turns()
+    dialler.refuse(REFUSED)
+    server.lose()
+    assert await is_unprocessed(call)
+    assert not await is_unprocessed(stream.read())
+    assert not await is_unprocessed(writing)
 
 
 async def test_a_refused_stream_is_sent_once_more(link: Link, dialler: ScriptedDialler) -> None:
