@@ -94,9 +94,7 @@ EXAMPLES: Final = (
     _http("reuse_infer_objects_client", "-i", "http"),
     Example("memory_growth_test", ("-i", "http", "-r", "100"), http=True, has_url=False),
     *(
-        Example(
-            "image_client", ("-m", "densenet_onnx", "-s", how, "-c", "3", "-i", protocol, *more, IMAGE), http=http
-        )
+        Example("image_client", ("-m", "densenet_onnx", "-s", how, "-c", "3", "-i", protocol, *more, IMAGE), http=http)
         for protocol, http in (("grpc", False), ("http", True))
         for how, more in (("INCEPTION", ()), ("NONE", ("-a",)))
     ),

@@ -45,7 +45,7 @@ def _add_up(commands: "Commands") -> None:
         "--openai-port",
         type=port,
         metavar="N",
-        help="serve V2 over HTTP there, and OpenAI's interface to language models; 0 is any free port (default: do not)",
+        help="serve V2 over HTTP and OpenAI's interface there; 0 is any free port (default: do not)",
     )
     parser.add_argument(
         "--in-process",

@@ -26,7 +26,7 @@ CALL_TIMEOUT_S = 10.0
 _EXTENSIONS = ("binary_tensor_data", "generate")
 
 
-class Control:
+class ControlHandlers:
     """Handlers of everything but inference; each is a call of the router with the client's key.
 
     Args:

@@ -1,4 +1,4 @@
-"""Inference: ``infer``, ``generate`` and ``generate_stream``."""
+"""InferenceHandlers: ``infer``, ``generate`` and ``generate_stream``."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ _MAX_CACHED = 1024
 _SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 
 
-class Inference:
+class InferenceHandlers:
     """Handlers of inference.
 
     Args:

@@ -18,7 +18,7 @@ HEADER_LENGTH = "inference-header-content-length"
 _MAX_INLINE_TEXT_BYTES = 1 << 20
 
 
-class Body(NamedTuple):
+class ResponseBody(NamedTuple):
     """A response body.
 
     Attributes:
@@ -35,7 +35,7 @@ async def make_body(
     parameters: Mapping[str, Mapping[str, Any]],
     is_binary: Callable[[str], bool],
     resources: Resources,
-) -> Body:
+) -> ResponseBody:
     """The body of a response.
 
     Args:
@@ -72,7 +72,7 @@ async def make_body(
     if result.parameters:
         head["parameters"] = dict(result.parameters)
     text = _json(head)[:-1] + b',"outputs":[' + b",".join(outputs) + b"]}"
-    return Body([text, *tail], len(text) if has_binary else None)
+    return ResponseBody([text, *tail], len(text) if has_binary else None)
 
 
 class InferResponse:
@@ -83,7 +83,7 @@ class InferResponse:
         encoding: ``gzip``, ``deflate`` or "".
     """
 
-    def __init__(self, body: Body, encoding: str) -> None:
+    def __init__(self, body: ResponseBody, encoding: str) -> None:
         self._body = body
         self._encoding = encoding
 

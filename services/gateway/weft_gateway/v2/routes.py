@@ -4,9 +4,9 @@ from starlette.routing import Route
 
 from weft_gateway.http.endpoint import Handler, endpoint
 from weft_gateway.http.resources import Resources
-from weft_gateway.v2.control import Control
+from weft_gateway.v2.control import ControlHandlers
 from weft_gateway.v2.errors import error_answer
-from weft_gateway.v2.inference import Inference
+from weft_gateway.v2.inference import InferenceHandlers
 
 PREFIX = "/v2"
 #: What metrics and spans tell apart.
@@ -15,7 +15,7 @@ _NAMED = ("infer", "generate", "generate_stream")
 
 def routes(resources: Resources) -> list[Route]:
     """The routes, each with its handler."""
-    control, inference = Control(resources), Inference(resources)
+    control, inference = ControlHandlers(resources), InferenceHandlers(resources)
     model = "/models/{name}"
     versions = (model, model + "/versions/{version}")
     system, cuda = "/systemsharedmemory", "/cudasharedmemory"

@@ -42,6 +42,10 @@ def bytes_of(data: Any, datatype: str, name: str) -> bytes:
         values: Array = np.asarray(data)
     except (ValueError, OverflowError):
         raise RequestError(f"the data of input '{name}' is ragged; every row must have the same length") from None
+    if datatype == "UINT64" and values.dtype.kind == "f":  # numpy's type for small and large integers together
+        values = np.asarray(data, np.object_)
+        if all(type(value) is int and 0 <= value < 1 << 64 for value in values.ravel()):
+            values = values.astype(dtype)
     if values.size == 0:
         return b""
     if datatype in INTEGERS:
@@ -81,7 +85,7 @@ def elements(tensor: WireTensor, name: str) -> list[Any]:
 
 
 def _check_integers(values: Array, datatype: str, dtype: "np.dtype[Any]", name: str) -> None:
-    if values.dtype.kind == "O" or values.dtype.kind not in "iu":
+    if values.dtype.kind not in "iu":
         raise _wrong_kind(name, datatype, values)
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     if int(values.min()) < low or int(values.max()) > high:
