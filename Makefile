@@ -21,7 +21,7 @@ ON_OTHER_WIRE := $(addprefix tests/,integration/test_transport.py integration/te
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire protos models up compat foreign-clients clean
+.PHONY: demo test lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire protos models up compat test-alerts foreign-clients clean
 
 demo: models  ## start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -79,6 +79,9 @@ compat: $(STAMP)  ## tritonclient's own gRPC and HTTP examples against `weft up`
 	    && git -C $(COMPAT) checkout --quiet $(TRITON_CLIENT_COMMIT); }; then \
 	    rm -rf $(COMPAT); echo "skipped: $(TRITON_CLIENT) cannot be had; TRITON_CLIENT=DIR names a checkout"; exit 0; fi; fi; \
 	  $(BIN)/python -m tests.compat "$$checkout/src/python/examples"
+
+test-alerts: $(STAMP)  ## a real Prometheus (Debian: prometheus) over a real mesh: boards and alerts; a minute
+	WEFT_ALERTS=1 $(BIN)/python -m pytest tests/e2e/test_prometheus.py tests/unit/deploy/test_alerts.py -rs
 
 foreign-clients: $(STAMP)  ## gRPC clients in Go, Node and C++ on every wire, those whose tools are installed: tests/foreign; minutes
 	WEFT_FOREIGN=1 $(BIN)/python -m pytest tests/foreign -rs

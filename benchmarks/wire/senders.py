@@ -84,7 +84,8 @@ class H2Load:
                 *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
             )
             try:
-                output, _ = await asyncio.wait_for(process.communicate(), _SEND_TIMEOUT_S)
+                async with asyncio.timeout(_SEND_TIMEOUT_S):
+                    output, _ = await process.communicate()
             except TimeoutError:
                 process.kill()
                 await process.wait()

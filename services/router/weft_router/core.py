@@ -23,6 +23,7 @@ from weft_router.metrics.admission_metrics import AdmissionCollector
 from weft_router.metrics.graph_metrics import RouterCollector
 from weft_router.metrics.replica_metrics import ReplicaCollector
 from weft_router.metrics.step_metrics import StepCollector
+from weft_router.metrics.target_metrics import TargetCollector
 from weft_router.repository.control import GraphControl
 from weft_router.repository.files import GraphRepository
 from weft_router.repository.lifecycle import GraphLifecycle
@@ -150,9 +151,10 @@ class RouterCore:
         """The service ``weft.graph.GraphService``, and the router's own metrics."""
         servicer = GraphServicer(self._graphs, self._runtime.bandits, self._catalog, self.siblings)
         collectors = (
-            RouterCollector(self._graphs),
+            RouterCollector(self._graphs, self._repository),
             StepCollector(self._graphs.step_counters),
             AdmissionCollector(self._admission),
+            TargetCollector(self._catalog),
             ReplicaCollector(self._catalog.replicated, self._catalog.budgets),
         )
         return Extension(servicer.add_to, collectors, self._check_early)
@@ -164,8 +166,15 @@ class RouterCore:
         )
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Whether a graph with all that it needs, or a target's model, is ready. Raises NotFoundError."""
-        return self._served(name, version).is_ready
+        """Whether a graph with all that it needs, or a target's model, is ready; False for a version that is not there.
+
+        Raises NotFoundError.
+        """
+        try:
+            return self._served(name, version).is_ready
+        except NotFoundError:
+            self._served(name, "")
+            return False
 
     def signature(self, name: str, version: str) -> ModelSignature:
         """Signature of a graph or of a target's model. Raises NotFoundError or UnavailableError."""
@@ -209,7 +218,11 @@ class RouterCore:
             UnavailableError: The graph cannot run; says why.
             WeftError: As validation or a step raised it.
         """
-        served = self._served(call.model_name, call.model_version)
+        try:
+            served = self._served(call.model_name, call.model_version)
+        except WeftError:
+            self._catalog.count_missed()
+            raise
         if not served.can_answer_once:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
         with self._admit(served, call.parameters, context) as permit:
@@ -228,7 +241,11 @@ class RouterCore:
         Raises:
             WeftError: As ``infer``, also after some responses.
         """
-        served = self._served(call.model_name, call.model_version)
+        try:
+            served = self._served(call.model_name, call.model_version)
+        except WeftError:
+            self._catalog.count_missed()
+            raise
         if not served.is_decoupled:
             yield await self.infer(call, context)  # a client that is slow to read it holds no place
             return
@@ -284,6 +301,8 @@ class RouterCore:
             return admission.admit(limit, level, admission.client_of(context), context)
         except WeftError as error:
             served.count_refusal(error, context)
+            if error.code == "UNAVAILABLE":
+                self._catalog.count_missed()
             raise
 
     async def _wait(self, permit: Permit, served: Served) -> None:

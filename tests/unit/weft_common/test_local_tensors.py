@@ -17,10 +17,9 @@ import pytest
 from weft_common.client.local_tensors import LocalTensors
 from weft_common.client.v2_client import V2Client
 from weft_common.core import InferCall
-from weft_common.protocol.large_messages import serialize_request
+from weft_common.protocol.known_messages import result_of, serialize_call
 from weft_common.protocol.local_socket import tensors_path
 from weft_common.protocol.tensor_memory import PARAMETER, UNKNOWN
-from weft_common.protocol.wire import result_from_response
 from weft_common.server.unix_socket import address_of
 from weft_common.tensors import WireTensor
 from weft_protos import grpc_service_pb2 as pb
@@ -56,13 +55,13 @@ class Caller:
 
     async def infer(self, call: InferCall) -> bytes:
         """The tensor that comes back."""
-        invoke = partial(self.client.stub.ModelInfer, timeout=20, wait_for_ready=True)
+        invoke = partial(self.client.model_infer, timeout=20, wait_for_ready=True)
 
         def noted(request: Any) -> Any:
-            self.requests.append(pb.ModelInferRequest.FromString(serialize_request(request)))
+            self.requests.append(pb.ModelInferRequest.FromString(serialize_call(request)))
             return invoke(request)
 
-        result = result_from_response(await self.tensors.infer(call, noted))
+        result = result_of(await self.tensors.infer(call, noted))
         assert not result.parameters
         return result.outputs["x"].data
 

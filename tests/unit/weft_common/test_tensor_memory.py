@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from weft_common.core import InferResult
 from weft_common.errors import InvalidArgumentError, ResourceExhaustedError
 from weft_common.protocol import tensor_memory
 from weft_common.protocol.tensor_memory import (
@@ -19,6 +20,7 @@ from weft_common.protocol.tensor_memory import (
     make_tensor_memory,
 )
 from weft_common.server.local_tensors import LocalTensorService
+from weft_common.tensors import WireTensor
 from weft_protos import grpc_service_pb2 as pb
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory")
@@ -199,16 +201,19 @@ def request_to(reference: str) -> pb.ModelInferRequest:
     return request
 
 
+def result(contents, parameters=()):
+    outputs = {f"O{index}": WireTensor("UINT8", (len(data),), data) for index, data in enumerate(contents)}
+    return InferResult("m", "1", "", dict(parameters), outputs)
+
+
 def test_a_small_request_may_have_a_large_response(memories):
     """A request that only offers memory gets its response there, without the parameter of a model that forges one."""
     service, caller = memories
     request, memory = service.received(request_to("t"))
     assert not request.parameters
-    response = pb.ModelInferResponse(model_name="m")
-    response.parameters[PARAMETER].string_param = "1 0 5"
-    small = service.answered(response, [b"small"], memory)
+    small = service.answered(result([b"small"], {PARAMETER: "1 0 5"}), memory)
     assert ([*small.raw_output_contents], [*small.parameters]) == ([b"small"], [])
-    large = service.answered(pb.ModelInferResponse(), [b"x" * 500_000, b"y"], memory)
+    large = service.answered(result([b"x" * 500_000, b"y"]), memory)
     assert not large.raw_output_contents
     assert caller.read(large.parameters[PARAMETER].string_param) == [b"x" * 500_000, b"y"]
 

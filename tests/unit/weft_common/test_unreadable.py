@@ -89,7 +89,7 @@ async def test_a_request_without_memory_for_it_is_resource_exhausted(wire, monke
             raise MemoryError
         return pb.ModelInferRequest.FromString(bytes(data))
 
-    monkeypatch.setattr(made, "deserialize_request", read)
+    monkeypatch.setattr(made, "deserialize_call", read)
     server = made.make_server(wire=wire)
     port = server.add_insecure_port("127.0.0.1:0")
     await set_serving(add_services(server, ScriptedCore(), "weft.test"), True)

@@ -126,7 +126,7 @@ async def test_the_timeout_parameter_shortens_the_deadline(tmp_path: Path, targe
 
 
 async def test_unknown_names_and_versions_are_not_found(tmp_path: Path, target: FakeTarget) -> None:
-    """The texts are those that clients of Triton Inference Server look for."""
+    """The texts are those that clients of Triton Inference Server look for; an unknown version is not ready."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
         for name, version, error, text in (
@@ -141,7 +141,12 @@ async def test_unknown_names_and_versions_are_not_found(tmp_path: Path, target: 
         ):
             with pytest.raises(error, match=text):
                 await s.core.infer(make.request(name, version), CallContext())
-            for ask in (s.core.is_model_ready, s.core.signature, s.core.config, s.core.statistics):
+            if version == "9":
+                assert not s.core.is_model_ready(name, version)
+            else:
+                with pytest.raises(error, match=text):
+                    s.core.is_model_ready(name, version)
+            for ask in (s.core.signature, s.core.config, s.core.statistics):
                 with pytest.raises(WeftError, match=text):
                     ask(name, version)
 

@@ -125,8 +125,15 @@ class LocalTensors:
         """Whether the service maps the memory."""
         return self._shared is not None and self._shared.is_accepted
 
-    async def infer(self, call: InferCall, invoke: Callable[[Any], Any]) -> pb.ModelInferResponse:
-        """The response to a call. Cancelling the awaiting task cancels the call.
+    def is_for(self, call: InferCall) -> bool:
+        """Whether a call has large tensors, or one of its model had a large answer."""
+        num_bytes = 0
+        for tensor in call.inputs.values():
+            num_bytes += len(tensor.data)
+        return num_bytes >= LOCAL_BYTES or call.model_name in self._large_answers
+
+    async def infer(self, call: InferCall, invoke: Callable[[Any], Any]) -> Any:
+        """The response to a call, as its deserializer gives it. Cancelling the awaiting task cancels the call.
 
         Args:
             call: The call.
@@ -135,25 +142,25 @@ class LocalTensors:
         Raises:
             AioRpcError: It has failed.
         """
-        request, contents = _split(call)
-        shared = None
-        if call.model_name in self._large_answers or sum(map(len, contents)) >= LOCAL_BYTES:
-            shared = self._open()
+        shared = self._open() if self.is_for(call) else None
         if shared is not None:
             try:
-                return await shared.infer(request, contents, invoke)
+                return await shared.infer(*_split(call), invoke)
             except grpc.aio.AioRpcError as error:
                 if error.details() != UNKNOWN:
                     raise
             if self._shared is shared:
                 self._drop()  # the service is another process by now
-            request, contents = _split(call)
-        response = await response_of(invoke(request_with(request, contents)))
-        if isinstance(response, LargeResponse):
-            if len(self._large_answers) >= _MAX_MODELS:
-                self._large_answers.clear()
-            self._large_answers.add(call.model_name)
+        response: Any = await response_of(invoke(call))
+        if type(response) is LargeResponse:
+            self.note(call.model_name)
         return response
+
+    def note(self, model: str) -> None:
+        """A model has had a large answer: the next ones are for this memory."""
+        if len(self._large_answers) >= _MAX_MODELS:
+            self._large_answers.clear()
+        self._large_answers.add(model)
 
     def close(self) -> None:
         """Share no more."""

@@ -10,13 +10,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from weft_common.client.channels import open_channel
 from weft_common.client.wires import WireName
-from weft_common.core import CallContext, InferResult, ParameterValue
+from weft_common.core import CallContext, InferCall, InferResult, ParameterValue
 from weft_common.errors import RemoteError, UnavailableError, WeftError
 from weft_common.observing import telemetry
+from weft_common.protocol.known_messages import deserialize_result, result_of, serialize_call
 from weft_common.protocol.large_messages import deserialize_response, serialize_request
 from weft_common.protocol.rpc import EOF, SEND_STATUS, cancel, drain, response_of, stream_result, wait_started
 from weft_common.protocol.status import from_rpc_error
-from weft_common.protocol.wire import fill_parameters, result_from_response
+from weft_common.protocol.wire import fill_parameters
 from weft_common.security.channel import ChannelSecurity
 from weft_protos import graph_service_pb2 as graph_pb
 from weft_protos import grpc_service_pb2 as pb
@@ -67,7 +68,10 @@ class V2Client:
     ) -> None:
         self.channel = open_channel(address, options=options, security=security, wire=wire)
         self.stub: GRPCInferenceServiceAsyncStub = GRPCInferenceServiceStub(self.channel)
-        self.stub.ModelInfer = self.channel.unary_unary(
+        self.model_infer: grpc.aio.UnaryUnaryMultiCallable[Any, Any] = self.channel.unary_unary(
+            _MODEL_INFER, request_serializer=serialize_call, response_deserializer=deserialize_result
+        )
+        self._infer_message: grpc.aio.UnaryUnaryMultiCallable[Any, Any] = self.channel.unary_unary(
             _MODEL_INFER, request_serializer=serialize_request, response_deserializer=deserialize_response
         )
         self._health = health_pb2_grpc.HealthStub(self.channel)
@@ -85,7 +89,7 @@ class V2Client:
 
     async def infer(
         self,
-        request: pb.ModelInferRequest,
+        request: pb.ModelInferRequest | InferCall,
         *,
         timeout_s: float | None,
         metadata: Metadata = (),
@@ -99,25 +103,19 @@ class V2Client:
             metadata: Sent with the call.
             trailer: Receives the trailing metadata, also of an error.
         """
-        return result_from_response(
-            await self.infer_message(request, timeout_s=timeout_s, metadata=metadata, trailer=trailer)
-        )
-
-    async def infer_message(
-        self,
-        request: pb.ModelInferRequest,
-        *,
-        timeout_s: float | None,
-        metadata: Metadata = (),
-        trailer: dict[str, str] | None = None,
-    ) -> pb.ModelInferResponse:
-        """As ``infer``, with the response as it came: large raw contents may lie beside the message."""
         with self._failures(trailer):
-            rpc: Any = self.stub.ModelInfer(request, timeout=timeout_s, metadata=tuple(metadata))
+            rpc: Any = self.model_infer(request, timeout=timeout_s, metadata=tuple(metadata))
             response = await response_of(rpc)
             if trailer is not None:
                 trailer.update(_pairs(await rpc.trailing_metadata()))
-        return response
+        return result_of(response)
+
+    async def infer_message(
+        self, request: pb.ModelInferRequest, *, timeout_s: float | None, metadata: Metadata = ()
+    ) -> pb.ModelInferResponse:
+        """As ``infer``, with the message as it came, whose outputs have parameters; large contents lie beside it."""
+        with self._failures():
+            return await response_of(self._infer_message(request, timeout=timeout_s, metadata=tuple(metadata)))
 
     async def stream(
         self,

@@ -5,11 +5,12 @@ the raw contents stay beside the message: they are cut out of the bytes that cam
 What is sent is byte for byte what protobuf would send, and whatever is unusual about what came is left to protobuf.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-from weft_common.core import InferCall
-from weft_common.protocol.wire import fill_request
+from weft_common.core import InferCall, InferResult
+from weft_common.protocol.shared_memory import TensorLocation
+from weft_common.protocol.wire import fill_request, fill_response
 from weft_protos import grpc_service_pb2 as pb
 from weft_wire.connection.parts import Parts
 
@@ -20,6 +21,7 @@ LARGE_BYTES: Final = 64 << 10
 _MAX_HEAD_BYTES: Final = 6
 #: Type of a field of bytes.
 _BYTES: Final = 2
+_NO_LOCATIONS: Final[Mapping[str, TensorLocation]] = {}
 
 Piece = bytes | bytearray | memoryview
 
@@ -74,6 +76,16 @@ def infer_request(call: InferCall) -> pb.ModelInferRequest:
     return request_with(request, contents)
 
 
+def infer_response(
+    result: InferResult, locations: Mapping[str, TensorLocation] = _NO_LOCATIONS
+) -> pb.ModelInferResponse:
+    """The response message of a result, to be sent with ``serialize_response``; raises as ``fill_response``."""
+    response = pb.ModelInferResponse()
+    contents: list[bytes] = []
+    fill_response(response, result, locations, contents)
+    return response_with(response, contents)
+
+
 class Serializer:
     """Makes bytes of a message; on Weft's own wire pieces, of which tensors are not copied.
 
@@ -102,7 +114,7 @@ class Serializer:
         pieces: list[bytes] = []
         head = message.message.SerializeToString()
         for content in getattr(message, self._field):
-            pieces += (head + self._tag + _varint(len(content)), content)
+            pieces += (head + self._tag + encoded_length(len(content)), content)
             head = b""
         return pieces
 
@@ -213,7 +225,8 @@ def _read_on(pieces: Sequence[Piece], index: int, value: list[memoryview], size:
     return index, 0
 
 
-def _varint(value: int) -> bytes:
+def encoded_length(value: int) -> bytes:
+    """A length as protobuf writes it."""
     encoded = bytearray()
     while value >= 0x80:
         encoded.append(value & 0x7F | 0x80)

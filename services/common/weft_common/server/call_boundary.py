@@ -173,4 +173,10 @@ def withdrawal(call_context: CallContext) -> WeftError:
 
 def sendable(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """Metadata with values escaped to printable ASCII, as gRPC requires."""
-    return tuple((key, value.encode("unicode_escape").decode()) for key, value in pairs)
+    return tuple([(key, _escaped(value)) for key, value in pairs])
+
+
+def _escaped(value: str) -> str:
+    if value.isascii() and value.isprintable() and "\\" not in value:
+        return value
+    return value.encode("unicode_escape").decode()

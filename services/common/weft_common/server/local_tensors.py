@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+from weft_common.core import InferResult
 from weft_common.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from weft_common.observing.logs import get_logger
-from weft_common.protocol.large_messages import LargeRequest, response_with
+from weft_common.protocol.large_messages import LargeRequest, LargeResponse, infer_response
 from weft_common.protocol.local_socket import is_same_user, tensors_path
 from weft_common.protocol.tensor_memory import (
     HALF_BYTES,
@@ -99,16 +99,22 @@ class LocalTensorService:
             raise InvalidArgumentError(f"parameter '{PARAMETER}' and raw_input_contents are given; give one of them")
         return cast(pb.ModelInferRequest, LargeRequest(_message_of(request), contents)), memory
 
-    def answered(
-        self, response: pb.ModelInferResponse, contents: Sequence[bytes], memory: TensorMemory
-    ) -> pb.ModelInferResponse:
-        """A response with its tensors in the memory, if they are large and have room, and else in it."""
+    def answered(self, response: InferResult | pb.ModelInferResponse, memory: TensorMemory) -> Any:
+        """A response with its tensors in the memory, if they are large and have room, and else as it is."""
+        if isinstance(response, InferResult):
+            response = infer_response(response)
         if PARAMETER in response.parameters:
             del response.parameters[PARAMETER]  # a model's
-        if sum(map(len, contents)) >= LOCAL_BYTES and (reference := memory.write_until_read(contents)):
-            response.parameters[PARAMETER].string_param = reference
-            return response
-        return response_with(response, contents)
+        contents = response.raw_output_contents
+        if (
+            isinstance(response, LargeResponse)
+            and sum(map(len, contents)) >= LOCAL_BYTES
+            and (reference := memory.write_until_read(contents))
+        ):
+            message = response.message
+            message.parameters[PARAMETER].string_param = reference
+            return message
+        return response
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

@@ -9,7 +9,7 @@ import grpc
 
 from weft_common.client.channels import server_options
 from weft_common.client.wires import WireName, default_wire
-from weft_common.protocol.large_messages import deserialize_request, serialize_response
+from weft_common.protocol.known_messages import deserialize_call, serialize_result
 from weft_common.security.tls import ServerTls
 from weft_common.server.limits import grpcio_limits, limits_of
 from weft_common.server.unreadable import UnreadableInterceptor
@@ -87,7 +87,7 @@ def add_v2_service(servicer: pb_grpc.GRPCInferenceServiceServicer, server: grpc.
     generated: Any = _Generated()
     pb_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, generated)
     generated.handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(
-        servicer.ModelInfer, request_deserializer=deserialize_request, response_serializer=serialize_response
+        servicer.ModelInfer, request_deserializer=deserialize_call, response_serializer=serialize_result
     )
     generic = grpc.method_handlers_generic_handler(generated.name, generated.handlers)
     server.add_generic_rpc_handlers((generic,))

@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
+from typing import Any
 
 from opentelemetry.trace import INVALID_SPAN
 
@@ -15,13 +16,12 @@ from weft_common.core import CallContext, InferCall, InferenceCore, Parameters
 from weft_common.errors import InvalidArgumentError, UnsupportedError, WeftError
 from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
-from weft_common.protocol.large_messages import response_with
+from weft_common.protocol.large_messages import infer_response
 from weft_common.protocol.shared_memory import SharedMemory, TensorLocation
 from weft_common.protocol.statistics import summed
 from weft_common.protocol.tensor_memory import PARAMETER, UNKNOWN, TensorMemory
 from weft_common.protocol.wire import (
     call_from_request,
-    fill_response,
     metadata_from_signature,
     output_locations,
     parameters_from,
@@ -52,6 +52,7 @@ EXTENSIONS = (
     "statistics",
 )
 
+_NO_PLACES: Mapping[str, TensorLocation] = {}
 _SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests"
 
 #: Takes model, version, a function that returns the parameters, and the context of the call.
@@ -169,30 +170,26 @@ class V2Servicer(SharedMemoryServicer):
 
     # Inference.
 
-    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        """One request, one response."""
+    async def ModelInfer(self, request: pb.ModelInferRequest | InferCall, context: Context) -> Any:
+        """One request, one response: of protobuf or what stands for it, see ``known_messages``."""
         if self._released is not None:
             await self._wait_for_release()
         memory = None
-        if request.parameters and PARAMETER in request.parameters:
+        if not isinstance(request, InferCall) and request.parameters and PARAMETER in request.parameters:
             try:
                 request, memory = self._received(request)
             except WeftError as error:
                 self._edge.fail(context, error)
                 return pb.ModelInferResponse()  # not sent
-        response = pb.ModelInferResponse()
-        contents: list[bytes] = []
-        call_context, failure = await self._infer(
-            request, response, headers_of(context), deadline_ns_of(context), contents
-        )
-        if failure is not None:
-            self._edge.fail(context, failure, call_context=call_context)
+        response, call_context = await self._infer(request, headers_of(context), deadline_ns_of(context))
+        if isinstance(response, WeftError):
+            self._edge.fail(context, response, call_context=call_context)
             return pb.ModelInferResponse()  # not sent
         if call_context.trailing_metadata:
             context.set_trailing_metadata(sendable(call_context.trailing_metadata))
         if memory is not None and self.local_tensors is not None:
-            return self.local_tensors.answered(response, contents, memory)
-        return response_with(response, contents)
+            return self.local_tensors.answered(response, memory)
+        return response
 
     def _received(self, request: pb.ModelInferRequest) -> tuple[pb.ModelInferRequest, TensorMemory]:
         if self.local_tensors is None:
@@ -200,54 +197,51 @@ class V2Servicer(SharedMemoryServicer):
         return self.local_tensors.received(request)
 
     async def _infer(
-        self,
-        request: pb.ModelInferRequest,
-        response: pb.ModelInferResponse,
-        headers: Mapping[str, str],
-        deadline_ns: int | None,
-        contents: list[bytes],
-    ) -> tuple[CallContext, WeftError | None]:
-        """Fill the response to one request; what surrounded it, and why it failed. A cancel withdraws the request.
-
-        Raw contents are added to ``contents``, in place of the response.
-        """
+        self, request: pb.ModelInferRequest | InferCall, headers: Mapping[str, str], deadline_ns: int | None
+    ) -> tuple[Any, CallContext]:
+        """The response to one request, or why it failed, and what surrounded it. A cancel withdraws the request."""
         call_context, span = self._edge.begin(request.model_name, headers, deadline_ns)
         failure: WeftError | None = None
         try:
             with access.admission(request.model_name):
                 call, places = self._read_call(request, call_context)
-                fill_response(response, await self._core.infer(call, call_context), places, contents)
+                result = await self._core.infer(call, call_context)
+                response = infer_response(result, places) if places or result.parameters else result
         except asyncio.CancelledError:
             failure = withdrawal(call_context)
             raise
         except Exception as error:
             failure = self._edge.as_weft_error(error, request.model_name, call_context)
-            return call_context, failure
+            return failure, call_context
         else:
-            return call_context, None
+            return response, call_context
         finally:
             if span is not INVALID_SPAN:
                 telemetry.end_span(span, failure)
             del failure  # it holds this frame, and with it the tensors
 
     def _read_call(
-        self, request: pb.ModelInferRequest, call_context: CallContext
+        self, request: pb.ModelInferRequest | InferCall, call_context: CallContext
     ) -> tuple[InferCall, Mapping[str, TensorLocation]]:
         """Parse a request into a call and the locations of its outputs. Raises like the precheck."""
+        if isinstance(request, InferCall):  # without parameters
+            if self._precheck is not None:
+                self._precheck(request.model_name, request.model_version, dict, call_context)
+            return request, _NO_PLACES
         if self._precheck is not None:
             self._precheck(request.model_name, request.model_version, partial(_parameters_of, request), call_context)
         call = call_from_request(request, self._memory)
         if call.parameters:
             access.clamp_priority(call.parameters)
-        return call, {} if self._memory is None else output_locations(request, self._memory)
+        return call, _NO_PLACES if self._memory is None else output_locations(request, self._memory)
 
     async def ModelStreamInfer(
         self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
         """Concurrent requests; responses come in the order of requests, those of decoupled models as they are produced.
 
-        An error is a message in ``error_message``, prefixed with its status name, and the stream continues; with the
-        metadata ``triton_grpc_error: true`` the first error ends the stream with its status. Cancelling the stream
+        An error is a message in ``error_message``, its status a parameter, and the stream continues; with the metadata
+        ``triton_grpc_error: true`` the first error ends the stream with its status. Cancelling the stream
         cancels its requests. Responses are produced no faster than the client reads, apart from a small buffer.
         """
         if self._released is not None:

@@ -146,12 +146,10 @@ def _stream_response(result: InferResult, places: Mapping[str, TensorLocation]) 
 
 
 def _stream_error(error: WeftError, stream_call: StreamCall, *, is_final: bool) -> pb.ModelStreamInferResponse:
-    """The error as a message, which is all that some clients show; status and metadata are parameters too."""
+    """The error as a message, which is all that some clients show; status and metadata are parameters."""
     response = pb.ModelInferResponse(id=stream_call.request.id)
     response.parameters["triton_final_response"].bool_param = is_final
     response.parameters[_STATUS].string_param = error.code
     for key, value in trailing_of(error, stream_call.context):
         response.parameters[key].string_param = value
-    return pb.ModelStreamInferResponse(
-        error_message=cut_message(f"{error.code}: {error.message}"), infer_response=response
-    )
+    return pb.ModelStreamInferResponse(error_message=cut_message(error.message), infer_response=response)

@@ -1,8 +1,10 @@
 """The call of a decoupled model: any number of responses, the first of which is the step's answer."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
+from weft_common.cancellation import cancel_and_wait
 from weft_common.core import CallContext, InferResult, ParameterValue
 from weft_common.errors import WeftError
 from weft_common.tensors import WireTensor
@@ -108,6 +110,8 @@ class StreamAction(CallAction):
 class OpenStream:
     """The further responses of a decoupled model.
 
+    While a response is on its way to the client one is read ahead: models often tell the end after their last response.
+
     Attributes:
         is_fitted: Whether the batch dimension of an input had to be added or taken away.
         captured: Names of the outputs that the client requested by the step's path.
@@ -131,11 +135,34 @@ class OpenStream:
         self._action: StreamAction | None = action
         self._results = results
         self._record = record
+        self._is_final = False
+        self._ahead: asyncio.Task[InferResult | None] | None = None
 
     @property
     def has_response(self) -> bool:
         """Whether there was one at all."""
         return self._record.responses > 0
+
+    @property
+    def num_responses(self) -> int:
+        """Responses so far."""
+        return self._record.responses
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is known that no response follows the latest."""
+        if self._is_final or self._action is None:
+            return True
+        ahead = self._ahead
+        if ahead is None or not ahead.done() or ahead.cancelled() or ahead.exception() is not None:
+            return False
+        result = ahead.result()
+        return result is None or result.is_null
+
+    async def settle(self, timeout_s: float) -> None:
+        """Read ahead until ``has_ended`` is settled for the latest response, for at most so many seconds."""
+        if not (self._is_final or self._action is None):
+            await asyncio.wait((self._reading(),), timeout=timeout_s)
 
     async def read(self, frame: Frame) -> bool:
         """Read the next response into ``frame``, in place of the one before; False: there are no more.
@@ -149,12 +176,13 @@ class OpenStream:
         if action is None:
             return False
         try:
-            async for result in self._results:
+            while (result := await self._next()) is not None:
                 if not result.is_null:
                     action.accept(self, result, frame)
                     record.responses += 1
                     if result.model_version:
                         record.version = result.model_version
+                    self._is_final = result.is_final
                     return True
         except WeftError as error:
             raise action.placed(error, record) from error
@@ -178,12 +206,33 @@ class OpenStream:
             if self._record.status == "OK":
                 self._record.status = "CANCELLED"
             self._end()
+            if self._ahead is not None:
+                await cancel_and_wait((self._ahead,))
+                self._ahead = None
             await self._results.aclose()
+
+    async def _next(self) -> InferResult | None:
+        """The next response as it came; None after the last."""
+        if not self.has_response:  # nobody else asks yet
+            return await anext(self._results, None)
+        try:
+            return await self._reading()
+        finally:
+            self._ahead = None
+
+    def _reading(self) -> "asyncio.Task[InferResult | None]":
+        if self._ahead is None:
+            self._ahead = asyncio.create_task(_next_of(self._results))
+        return self._ahead
 
     def _end(self) -> None:
         if self._action is not None:
             self._action.ended(self._record)
             self._action = None
+
+
+async def _next_of(results: AsyncGenerator[InferResult, None]) -> InferResult | None:
+    return await anext(results, None)
 
 
 async def _only(answer: Coroutine[Any, Any, InferResult]) -> AsyncGenerator[InferResult, None]:

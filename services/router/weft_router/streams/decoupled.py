@@ -116,6 +116,7 @@ def _of_response(run: Run, stream: OpenStream) -> Run:
         response_parameters=run.request.response_parameters | stream.parameters,
         captured=run.request.captured | stream.outputs,
         stream=None,
+        parts=(*run.request.parts, (stream, stream.num_responses)),
     )
     return Run(run.frame.copy(), request, run.deadline_ns, run.context, run.record)
 

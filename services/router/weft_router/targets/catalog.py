@@ -28,6 +28,20 @@ FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 0.5
 _log = get_logger("weft.router.catalog")
 
 
+class Availability(NamedTuple):
+    """How far a target is there.
+
+    Attributes:
+        target: Its name.
+        num_serving: Its replicas that take calls; of one server 1 while it answers.
+        num_unavailable: Requests that it was not there for.
+    """
+
+    target: str
+    num_serving: int
+    num_unavailable: int
+
+
 class CatalogEntry(NamedTuple):
     """A model version and the target that serves it."""
 
@@ -101,6 +115,22 @@ class TargetCatalog:
     def unreachable(self) -> list[str]:
         """Targets that did not answer the last question, as ``name (address)``."""
         return [f"{w.target.name} ({w.target.address})" for w in self._watched.values() if not w.is_reachable]
+
+    def availability(self) -> list[Availability]:
+        """Of every target; on any thread."""
+        replicated = {target.name: target for target in self.replicated}
+        found = []
+        for name, watched in self._watched.items():
+            replicas = replicated.get(name)
+            num_serving = int(watched.is_reachable) if replicas is None else replicas.num_serving
+            found.append(Availability(name, num_serving, watched.target.num_unavailable))
+        return found
+
+    def count_missed(self) -> None:
+        """Count a request for what may be on any target that does not answer: nothing says on which."""
+        for watched in self._watched.values():
+            if not watched.is_reachable:
+                watched.target.num_unavailable += 1
 
     async def start(self) -> None:
         """Discover every target once, and from now on periodically."""

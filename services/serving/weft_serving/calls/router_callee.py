@@ -7,7 +7,6 @@ from weft_common.client.channels import MAX_TIMEOUT_S
 from weft_common.client.v2_client import V2Client, metadata_of
 from weft_common.client.wires import WireName
 from weft_common.core import CallContext, InferCall, InferResult
-from weft_common.protocol.large_messages import infer_request
 from weft_common.protocol.rpc import SEND_EMPTY_FINAL
 from weft_common.protocol.wire import request_from_call
 from weft_common.security.channel import ChannelSecurity
@@ -27,9 +26,7 @@ class RouterCallee:
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """The answer of a graph or model. Raises as ``V2Client``."""
-        return await self._client.infer(
-            infer_request(call), timeout_s=_timeout_s(context), metadata=metadata_of(context)
-        )
+        return await self._client.infer(call, timeout_s=_timeout_s(context), metadata=metadata_of(context))
 
     def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """The responses of a graph or model, which may be decoupled. Raises as ``V2Client``."""

@@ -26,6 +26,7 @@ class DecoupledRequests:
         recorder: Counts each request once, when it ends, and each response.
         withdraw: Ends a request with an error that is not the model's.
         on_end: Called with a request that has ended.
+        checks_outputs: As of the backend.
 
     Attributes:
         unfinished: Requests that have not had their last response.
@@ -38,9 +39,10 @@ class DecoupledRequests:
         *,
         withdraw: Callable[[InferenceRequest, WeftError], None],
         on_end: Callable[[InferenceRequest], None],
+        checks_outputs: bool = True,
     ) -> None:
         self._signature = signature
-        self._encoder = OutputEncoder(signature)
+        self._encoder = OutputEncoder(signature, is_checked=checks_outputs)
         self._recorder = recorder
         self._withdraw = withdraw
         self._on_end = on_end

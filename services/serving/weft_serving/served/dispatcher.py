@@ -90,7 +90,11 @@ class Dispatcher:
         self.recorder = Recorder(statistics)
         self.answers = Answers(signature.name, self.recorder, is_ordered=settings.preserve_ordering, drop=self.drop)
         self.decoupled = DecoupledRequests(
-            signature, self.recorder, withdraw=self.answers.withdraw, on_end=self._on_stream_end
+            signature,
+            self.recorder,
+            withdraw=self.answers.withdraw,
+            on_end=self._on_stream_end,
+            checks_outputs=backend.checks_outputs,
         )
         self.outages = Outages(signature.name, len(places))
         self.times = ExecutionTimes()
@@ -139,7 +143,8 @@ class Dispatcher:
         self.dispatch()
         if not self._drained.is_set():
             try:
-                await asyncio.wait_for(self._drained.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await self._drained.wait()
             except TimeoutError:
                 self._abandon()
         await self._close(max(end_s - time.monotonic(), _MIN_CLOSE_S))

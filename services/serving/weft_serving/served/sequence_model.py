@@ -48,7 +48,8 @@ class SequenceDispatcher(Dispatcher):
         self.sequences.is_closing = True
         if self.is_open and self.sequences.num_sequences:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.all_over.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await self.all_over.wait()
         await super().stop(grace_s=max(end_s - time.monotonic(), 0.0))
 
     def dispatch(self) -> None:

@@ -288,10 +288,11 @@ class Link:
             if self._is_over is None:
                 self._is_over = self.loop.create_future()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._is_over), _CLOSE_S)
+                async with asyncio.timeout(_CLOSE_S):
+                    await asyncio.shield(self._is_over)
             for protocol in list(self._leaving):
                 protocol.abort("the channel was closed")
-            await self._is_over
+            await asyncio.shield(self._is_over)
 
     def _cancel(self, calls: list[ClientCall]) -> None:
         for call in calls:
@@ -300,7 +301,8 @@ class Link:
     async def _wait_idle(self, grace_s: float) -> None:
         self._idle = self.loop.create_future()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle, grace_s)
+            async with asyncio.timeout(grace_s):
+                await self._idle
 
     def _protocols(self) -> list[ClientProtocol]:
         return [*self._leaving, *([self._protocol] if self._protocol is not None else [])]

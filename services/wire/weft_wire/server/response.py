@@ -1,6 +1,7 @@
 """The response of a call at a server: what its handler sets and sends, and how the call ends."""
 
 import asyncio
+import functools
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +28,15 @@ _RESPONSE_HEADERS = encode(_RESPONSE_FIELDS)
 _OK_TRAILERS = encode([("grpc-status", "0")])
 
 _log = logging.getLogger("weft_wire.server")
+
+
+@functools.lru_cache(maxsize=256)
+def _ok_trailers(metadata: tuple[tuple[str, str | bytes], ...], details: str) -> bytes:
+    """The block of the trailers of a call that went well: services repeat theirs. Raises what makes them unsendable."""
+    fields = [("grpc-status", "0")]
+    if details:
+        fields.append(("grpc-message", encode_message(details)))
+    return encode([*fields, *encode_metadata(metadata)])
 
 
 class ResponseHalf(Stream):
@@ -79,7 +89,10 @@ class ResponseHalf(Stream):
         body = self._serialized(method, response)
         trailers = _OK_TRAILERS
         if self._trailing or self._details:
-            trailers = encode(self._trailer_fields(StatusCode.OK, self._details))
+            try:
+                trailers = _ok_trailers(self._trailing, self._details)
+            except Exception:  # not hashable, or not sendable, which the status then says
+                trailers = encode(self._trailer_fields(StatusCode.OK, self._details))
         headers = None
         if not self._has_sent_headers:
             headers = _RESPONSE_HEADERS if not (self._initial or self._encoding) else self._header_block()

@@ -132,7 +132,8 @@ class Server(grpc.aio.Server):
             for bound, _ in self._sockets[len(self._listeners) :]:
                 bound.close()
         try:
-            await asyncio.wait_for(self._none_left.wait(), grace or 0)
+            async with asyncio.timeout(grace or 0):
+                await self._none_left.wait()
         except TimeoutError:
             await self._end_calls()
         self.deadlines.close()
@@ -146,7 +147,8 @@ class Server(grpc.aio.Server):
             protocol.connection.finish_draining()
             protocol.close()
         try:
-            await asyncio.wait_for(self._none_left.wait(), _CLOSE_TIMEOUT_S)
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await self._none_left.wait()
         except TimeoutError:
             for protocol in tuple(self.protocols):
                 protocol.abort("the server has stopped")
@@ -154,7 +156,8 @@ class Server(grpc.aio.Server):
     async def wait_for_termination(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109  # the name in grpc.aio
         """Wait until the server has stopped; False when ``timeout`` seconds have passed before."""
         try:
-            await asyncio.wait_for(self._stopped.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._stopped.wait()
         except TimeoutError:
             return False
         return True

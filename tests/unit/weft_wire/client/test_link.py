@@ -359,6 +359,16 @@ async def test_closing_cancels_calls(link: Link, dialler: ScriptedDialler) -> No
     await link.close(None)
 
 
+async def test_closing_that_is_cancelled_as_it_ends_is_cancelled(link: Link, dialler: ScriptedDialler) -> None:
+    """The caller's task learns of its cancellation, also in the turn of the event loop in which the connection ends."""
+    server = await connected(link, dialler)
+    closing, other = (asyncio.ensure_future(link.close(None)) for _ in range(2))
+    await until(lambda: server.protocol.is_lost)
+    closing.cancel()
+    await asyncio.wait([closing, other])
+    assert (closing.cancelled(), other.cancelled()) == (True, False)
+
+
 async def test_closing_with_grace_waits_for_calls(link: Link, dialler: ScriptedDialler) -> None:
     """Closing with grace returns when the calls in flight have ended; new ones are refused meanwhile."""
     server = await connected(link, dialler, {peer.MAX_CONCURRENT_STREAMS: 1})
