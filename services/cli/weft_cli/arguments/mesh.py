@@ -98,6 +98,11 @@ def _add_up(commands: "Commands") -> None:
         "--no-restart", action="store_true", help="a service that dies stays dead, and the others go on"
     )
     parser.add_argument(
+        "--exit-on-error",
+        action="store_true",
+        help="end if a model or graph cannot be loaded; without it the others are served, and it is told",
+    )
+    parser.add_argument(
         "--hang-timeout-s",
         type=not_negative,
         default=30.0,

@@ -89,7 +89,8 @@ def _router_arguments(options: argparse.Namespace) -> list[str]:
 
 def _shared_arguments(options: argparse.Namespace) -> list[str]:
     """Arguments of every process that has a gRPC port."""
-    return [f"--wire={options.wire}", *given_limits(options)]
+    is_strict = str(options.exit_on_error).lower()
+    return [f"--wire={options.wire}", f"--strict-readiness={is_strict}", *given_limits(options)]
 
 
 def _worker_arguments(options: argparse.Namespace) -> list[str]:

@@ -377,6 +377,25 @@ async def test_the_odd_one_is_left_out(caplog: pytest.LogCaptureFixture) -> None
         assert "a:1" in fleet.calls()
 
 
+async def test_a_replica_that_loads_keeps_what_is_known_of_a_model(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It lists the model and tells no more, which is no other signature; it gets no calls of it."""
+    async with replicated(fleet) as target:
+        (model,) = fleet.models
+        fleet.fakes["a:1"].models = [TargetModel.undescribed("m", "1", "LOADING", "")]
+        for is_ready in (True, False):
+            fleet.fakes["b:1"].models = [model._replace(is_ready=is_ready)]
+            (found,) = await target.discover(timeout_s=1)
+            assert (model.signature, is_ready) == (found.signature, found.is_ready)
+        fleet.fakes["b:1"].models = [model]
+        await target.discover(timeout_s=1)
+        for _ in range(20):
+            await infer(target)
+        assert {"b:1": 20} == fleet.calls()
+    assert "another signature" not in caplog.text
+
+
 async def test_the_target_answers_as_long_as_one_replica_does(fleet: Fleet) -> None:
     """Models of one that does not are not ready there; without any the error of the first is told."""
     async with replicated(fleet) as target:
