@@ -34,7 +34,7 @@ class Up:
     """
 
     def __init__(self, repository: Path, log: Path, *arguments: str) -> None:
-        self._log = log
+        self._log, self.repository = log, repository
         command = [sys.executable, "-m", "weft_cli", "up", "--json", "--repository", str(repository), *arguments]
         with log.open("w") as stderr:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)

@@ -28,7 +28,7 @@ def test_workers_serve_through_deaths_and_restarts(up: Start) -> None:
     hung = workers_of(parent)[2]
     os.kill(hung, signal.SIGSTOP)
     wait_until(lambda: workers_of(parent).get(2, hung) != hung, "another worker 2")
-    wait_until(lambda: 'weft_router_worker_up{worker="2"} 1.0' in scrape(), "an answer of it")
+    wait_until(lambda: 'weft_worker_up{worker="2"} 1.0' in scrape(), "an answer of it")
     assert workers_of(parent).keys() == {1, 2}
     with load(address) as outcomes:
         wait_until(lambda: outcomes["OK"] > 20, "load")

@@ -201,6 +201,15 @@ class Stream:
             return response.id, "", is_final
         return response.id, result.as_numpy(response.outputs[0].name)[0].decode().replace(" ", ""), is_final
 
+    def take_all(self) -> list[tuple[str, str]]:
+        """Id and text of each response to one request, which asks for its end: with its last one, or empty after it."""
+        got, is_final = [], False
+        while not is_final:
+            request_id, text, is_final = self.take()
+            if text or not is_final:
+                got.append((request_id, text))
+        return got
+
     def close(self, *, cancels: bool = False) -> None:
         """The stream has ended; with ``cancels`` its requests are cancelled."""
         self.is_reading.set()

@@ -54,7 +54,7 @@ LLM_FILES = {
 def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set[str]]]:
     """Sample names of a mesh that has answered and failed, with the labels seen; some have no sample yet."""
     folder = tmp_path_factory.mktemp("dashboards")
-    with contextlib.closing(Mesh(folder)) as mesh:
+    with contextlib.closing(Mesh(folder, router_arguments=["--workers=2"])) as mesh:
         mesh.start()
         models = write_repository(folder / "on_demand") / "model"
         for name, text in LLM_FILES.items():

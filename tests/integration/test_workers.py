@@ -67,7 +67,7 @@ def ask(channel: grpc.Channel, request: ModelInferRequest | None = None) -> str:
 
 
 def up(router: Router, worker: int) -> float:
-    return router.scrape()[f'weft_router_worker_up{{worker="{worker}"}}']
+    return router.scrape()[f'weft_worker_up{{worker="{worker}"}}']
 
 
 def test_connections_spread_and_figures_are_sums(tmp_path: Path, target: str) -> None:
@@ -90,7 +90,7 @@ def test_connections_spread_and_figures_are_sums(tmp_path: Path, target: str) ->
         assert samples['weft_admission_limit{graph=""}'] == 2048
         for worker in workers:
             assert samples[f'process_resident_memory_bytes{{worker="{worker}"}}'] > 0
-            assert samples[f'weft_router_worker_up{{worker="{worker}"}}'] == 1
+            assert samples[f'weft_worker_up{{worker="{worker}"}}'] == 1
             with channel_to(router, worker) as channel:
                 (counters,) = (
                     GRPCInferenceServiceStub(channel)
@@ -132,7 +132,7 @@ def test_a_worker_that_dies_takes_its_calls_and_no_others(tmp_path: Path, target
             assert counts.keys() == {"root.alpha", "UNAVAILABLE"}
         samples = router.scrape()
         assert samples[REQUESTS] >= before
-        assert samples['weft_router_worker_restarts_total{worker="1"}'] == 1
+        assert samples['weft_worker_restarts_total{worker="1"}'] == 1
         with channel_to(router, 1) as channel:
             assert ask(channel) == "root.alpha"
 
@@ -146,8 +146,8 @@ def test_a_worker_that_hangs_is_seen_and_replaced(tmp_path: Path, target: str) -
         hung = workers_of(router.process.pid)[1]
         os.kill(hung, signal.SIGSTOP)
         samples = router.scrape()
-        assert samples['weft_router_worker_up{worker="1"}'] == 0
-        assert samples['weft_router_worker_up{worker="2"}'] == 1
+        assert samples['weft_worker_up{worker="1"}'] == 0
+        assert samples['weft_worker_up{worker="2"}'] == 1
         assert samples[REQUESTS] == 1
         with channel_to(router, 2) as channel:
             assert ask(channel) == "root.alpha"
@@ -219,7 +219,7 @@ def test_a_worker_told_to_stop_drains_and_is_started_again(tmp_path: Path, targe
         while workers_of(router.process.pid).get(2, told) == told:
             assert ask(channel) == "root.alpha"
         wait_until(lambda: up(router, 2) == 1, "an answer of it")
-        assert router.scrape()['weft_router_worker_restarts_total{worker="2"}'] == 1
+        assert router.scrape()['weft_worker_restarts_total{worker="2"}'] == 1
 
 
 def test_a_group_that_cannot_start_ends(tmp_path: Path, target: str) -> None:

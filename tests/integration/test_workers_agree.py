@@ -129,7 +129,7 @@ def test_a_worker_that_starts_again_serves_what_the_other_serves(tmp_path: Path,
         killed = workers_of(router.process.pid)[1]
         os.kill(killed, signal.SIGKILL)
         wait_until(lambda: workers_of(router.process.pid).get(1, killed) != killed, "another worker")
-        wait_until(lambda: router.scrape()['weft_router_worker_up{worker="1"}'] == 1, "an answer of it")
+        wait_until(lambda: router.scrape()['weft_worker_up{worker="1"}'] == 1, "an answer of it")
         with channel_to(router, 1) as channel:
             again = Client(channel)
             assert (again.ask(), two.ask()) == ("root.beta", "root.beta")
@@ -180,7 +180,7 @@ def test_what_was_learned_outlives_workers_and_the_group(tmp_path: Path, target:
             killed = workers_of(router.process.pid)[worker]
             os.kill(killed, signal.SIGKILL)
             wait_until(lambda w=worker, k=killed: workers_of(router.process.pid).get(w, k) != k, "another")
-            name = f'weft_router_worker_up{{worker="{worker}"}}'
+            name = f'weft_worker_up{{worker="{worker}"}}'
             wait_until(lambda name=name: router.scrape()[name] == 1, "an answer of it")
             with channel_to(router, worker) as channel:
                 assert learned(Client(channel)) == (10, 10.0)

@@ -147,11 +147,11 @@ class ModelStatistics:
 
 
 def failure_reason(code: str) -> str:
-    """Label of ``nv_inference_request_failure`` for a gRPC status name."""
+    """Label of ``nv_inference_request_failure`` for a gRPC status name; BACKEND is the server's fault."""
     if code in ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"):
         return "REJECTED"
     if code == "CANCELLED":
         return "CANCELED"
-    if code in ("INTERNAL", "UNKNOWN"):
+    if code in ("INTERNAL", "UNKNOWN", "UNAVAILABLE"):
         return "BACKEND"
     return "OTHER"

@@ -20,12 +20,19 @@ def is_large(data: bytes | memoryview) -> bool:
     return data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_INLINE_VALUES
 
 
-def parse_json(data: bytes) -> dict[str, Any]:
-    """Parse a JSON object with finite numbers only and no name twice in an object. Raises RequestError."""
+def parse_json(data: bytes, *, is_finite: bool = True) -> dict[str, Any]:
+    """Parse a JSON object with no name twice in an object.
+
+    Args:
+        data: The text.
+        is_finite: Whether numbers must be finite; else they may also be NaN, Infinity and -Infinity.
+
+    Raises:
+        RequestError: It is none.
+    """
+    hooks: dict[str, Any] = {"parse_constant": _refuse_constant, "parse_float": _finite} if is_finite else {}
     try:
-        value = json.loads(
-            data.decode(), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_object
-        )
+        value = json.loads(data.decode(), object_pairs_hook=_object, **hooks)
     except RequestError:
         raise
     except UnicodeDecodeError as error:

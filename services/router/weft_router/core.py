@@ -23,6 +23,7 @@ from weft_router.metrics.admission_metrics import AdmissionCollector
 from weft_router.metrics.graph_metrics import RouterCollector
 from weft_router.metrics.replica_metrics import ReplicaCollector
 from weft_router.metrics.step_metrics import StepCollector
+from weft_router.metrics.target_metrics import TargetCollector
 from weft_router.repository.control import GraphControl
 from weft_router.repository.files import GraphRepository
 from weft_router.repository.lifecycle import GraphLifecycle
@@ -150,9 +151,10 @@ class RouterCore:
         """The service ``weft.graph.GraphService``, and the router's own metrics."""
         servicer = GraphServicer(self._graphs, self._runtime.bandits, self._catalog, self.siblings)
         collectors = (
-            RouterCollector(self._graphs),
+            RouterCollector(self._graphs, self._repository),
             StepCollector(self._graphs.step_counters),
             AdmissionCollector(self._admission),
+            TargetCollector(self._catalog),
             ReplicaCollector(self._catalog.replicated, self._catalog.budgets),
         )
         return Extension(servicer.add_to, collectors, self._check_early)
@@ -164,8 +166,17 @@ class RouterCore:
         )
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Whether a graph with all that it needs, or a target's model, is ready. Raises NotFoundError."""
-        return self._served(name, version).is_ready
+        """Whether a graph with all that it needs, or a target's model, is ready; False for a version that is not there.
+
+        Raises NotFoundError.
+        """
+        try:
+            return self._served(name, version).is_ready
+        except UnavailableError:
+            return False
+        except NotFoundError:
+            self._served(name, "")
+            return False
 
     def signature(self, name: str, version: str) -> ModelSignature:
         """Signature of a graph or of a target's model. Raises NotFoundError or UnavailableError."""
@@ -184,6 +195,11 @@ class RouterCore:
         entries = [self._graphs.index_entry(graph) for graph in self._graphs]
         entries += (IndexEntry(name, "", "UNAVAILABLE", fault) for name, fault in self._repository.faults.items())
         entries += [_model_entry(entry) for entry in self._catalog.entries() if entry.model.signature.name not in names]
+        entries += (
+            IndexEntry(name, "", "UNAVAILABLE", reason)
+            for name, reason in self._catalog.awaited().items()
+            if name not in names
+        )
         return [entry for entry in entries if not ready_only or entry.state == "READY"]
 
     def statistics(self, name: str, version: str) -> list[ModelStatistics]:
@@ -209,7 +225,11 @@ class RouterCore:
             UnavailableError: The graph cannot run; says why.
             WeftError: As validation or a step raised it.
         """
-        served = self._served(call.model_name, call.model_version)
+        try:
+            served = self._served(call.model_name, call.model_version)
+        except WeftError:
+            self._catalog.count_missed()
+            raise
         if not served.can_answer_once:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
         with self._admit(served, call.parameters, context) as permit:
@@ -228,7 +248,11 @@ class RouterCore:
         Raises:
             WeftError: As ``infer``, also after some responses.
         """
-        served = self._served(call.model_name, call.model_version)
+        try:
+            served = self._served(call.model_name, call.model_version)
+        except WeftError:
+            self._catalog.count_missed()
+            raise
         if not served.is_decoupled:
             yield await self.infer(call, context)  # a client that is slow to read it holds no place
             return
@@ -284,6 +308,8 @@ class RouterCore:
             return admission.admit(limit, level, admission.client_of(context), context)
         except WeftError as error:
             served.count_refusal(error, context)
+            if error.code == "UNAVAILABLE":
+                self._catalog.count_missed()
             raise
 
     async def _wait(self, permit: Permit, served: Served) -> None:
@@ -329,12 +355,20 @@ class RouterCore:
         return ServedTargetModel(self._catalog.targets[entry.target], entry.model)
 
     def _model(self, name: str, version: str) -> CatalogEntry:
-        """A target's model, ready or not. Raises NotFoundError, or InvalidArgumentError for a version that is none."""
+        """A target's model, ready or not.
+
+        Raises:
+            InvalidArgumentError: The version is none.
+            NotFoundError: No target has it.
+            UnavailableError: No target has it yet, but one may have it soon.
+        """
         entry = self._catalog.entry(name, version)
         if entry is None and version and self._catalog.entry(name, "") is not None:
             version = str(version_number(version))
             entry = self._catalog.entry(name, version)
         if entry is None:
+            if (reason := self._catalog.awaited().get(name)) is not None:
+                raise UnavailableError(f"Request for unknown model: '{name}' is not at ready state; {reason}")
             shown = f"'{name}' version {version[:80]}" if version else f"'{name}'"
             silent = self._catalog.unreachable
             hint = f"; targets that do not answer: {', '.join(silent)}" if silent else ""

@@ -23,6 +23,10 @@ from weft_router.runtime import Runtime
 from weft_router.scope import RequestScope
 from weft_router.steps import GraphRequest, Run, earlier
 
+#: How long a response of a stream is held back to learn whether it is the last, in seconds: models tell the end right
+#: behind their last response, and a client that does not ask for empty responses learns it by a flag of that one.
+_LAST_GRACE_S = 0.002
+
 
 @dataclass(slots=True)
 class Execution:
@@ -149,9 +153,10 @@ class GraphExecutor:
             settle(pulls, record)
 
     async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """The responses of a decoupled graph to a valid call, as they are made; the last is null.
+        """The responses of a decoupled graph to a valid call, as they are made; the last is final.
 
-        Path and trace are there with the last. With a trace it is not null: the client requested what it carries.
+        It is null where the end came later than the response before it. Path and trace are there with the last. With a
+        trace it is neither of them: the client requested what it carries.
 
         Raises:
             WeftError: As ``execute``, after the responses that were made before.
@@ -159,15 +164,20 @@ class GraphExecutor:
         Closing the generator, or cancelling the task that awaits it, cancels every call in flight; no task is left.
         """
         name, version = self.plan.signature.name, self.plan.signature.version
+        is_traced, is_over = call.parameters.get(TRACE_PARAMETER) is True, False
         execution = self.begin(call, context)
         try:
             async with contextlib.aclosing(self._responses(execution)) as responses:
                 async for response in responses:
-                    outputs = execution.selection.outputs(response)
-                    parameters = response.request.response_parameters
-                    yield InferResult(name, version, call.request_id, parameters, outputs, is_final=False)
+                    is_over = not is_traced and await response.request.is_last(_LAST_GRACE_S)
+                    result = InferResult(name, version, call.request_id, response.request.response_parameters)
+                    result.outputs = execution.selection.outputs(response)
+                    result.is_final, result.is_unordered = is_over, True
+                    yield result
         finally:
             self.end(execution, context)
+        if is_over:
+            return
         execution.run.request.response_parameters, execution.outputs = {}, {}
         last = self.result(execution, call)
         last.is_null = not last.parameters

@@ -18,8 +18,8 @@ from weft_router.core import RouterCore
 from weft_router.feedback import rewarded
 from weft_router.repository.handover import GraphHandover
 
-#: Gauges that are no sums over workers: 1 where one of them has it.
-GREATEST = ("weft_graph_degraded", "weft_endpoint_state")
+#: Gauges that are no sums over workers: what one of them has, they all have.
+GREATEST = ("weft_graph_degraded", "weft_graph_load_failed", "weft_endpoint_state", "weft_target_serving_replicas")
 
 
 class WorkerCore(RouterCore):

@@ -225,4 +225,38 @@ def test_the_model_service_scales_to_zero_and_wakes() -> None:
     """KEDA takes it to no pod, and the first request, which only the router sees, is above the activation threshold."""
     spec = of_kind("overlays/production", "ScaledObject")["model"]["spec"]
     assert spec["minReplicaCount"] == 0
-    assert any(trigger["metadata"].get("activationThreshold") == "0" for trigger in spec["triggers"])
+    waking = [trigger for trigger in spec["triggers"] if trigger["metadata"].get("activationThreshold") == "0"]
+    assert "weft_target_unavailable_total" in waking[0]["metadata"]["query"]
+    targets = [arg for arg in container_of(of_kind("base", "Deployment")["router"])["args"] if "--target=model=" in arg]
+    assert targets, "the query asks by the target's name"
+
+
+def test_keda_finds_prometheus_from_its_own_namespace() -> None:
+    """A bare name would be looked for in the namespace of KEDA: the address names that of the mesh, and its port."""
+    namespace = yaml.safe_load((FOLDER / "overlays/production/kustomization.yaml").read_text())["namespace"]
+    (port,) = of_kind("overlays/production", "Service")["prometheus"]["spec"]["ports"]
+    addresses = [
+        trigger["metadata"]["serverAddress"]
+        for scaled in of_kind("overlays/production", "ScaledObject").values()
+        for trigger in scaled["spec"]["triggers"]
+        if trigger["type"] == "prometheus"
+    ]
+    assert set(addresses) == {f"http://prometheus.{namespace}.svc:{port['port']}"}
+    adapter = yaml.safe_load((FOLDER / "components/hpa/prometheus-adapter.yaml").read_text())["prometheus"]
+    assert set(addresses) == {f"{adapter['url']}:{adapter['port']}"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_an_autoscaler_goes_by_is_collected(overlay: str) -> None:
+    """Where one asks for more than Kubernetes measures itself, there is a Prometheus that scrapes the pods."""
+    asks = any(
+        trigger["type"] == "prometheus"
+        for one in of_kind(overlay, "ScaledObject").values()
+        for trigger in one["spec"]["triggers"]
+    )
+    asks |= any(
+        metric["type"] == "Pods"
+        for one in of_kind(overlay, "HorizontalPodAutoscaler").values()
+        for metric in one["spec"]["metrics"]
+    )
+    assert asks == ("prometheus" in of_kind(overlay, "Deployment"))

@@ -52,5 +52,6 @@ def test_every_error_has_a_reason(cls):
         "CANCELLED": "CANCELED",
         "INTERNAL": "BACKEND",
         "UNKNOWN": "BACKEND",
+        "UNAVAILABLE": "BACKEND",
     }
     assert expected.get(cls.code, "OTHER") == failure_reason(cls.code)

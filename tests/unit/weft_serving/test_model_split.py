@@ -174,7 +174,7 @@ async def test_stop_fails_it_once(serve, gate):
     await model.stop(grace_s=0.01)
     with pytest.raises(UnavailableError):
         await task
-    assert {"OTHER": 1} == model.statistics.failures_by_reason
+    assert {"BACKEND": 1} == model.statistics.failures_by_reason
     gate_opens.cancel()
 
 

@@ -267,9 +267,9 @@ class _Group:
         for answer in answers:
             if answer.error is None:
                 self._sums.update(answer.worker, load(answer.payload))
-        up = GaugeMetricFamily(f"weft_{self._service}_worker_up", "1: the worker answers", labels=("worker",))
+        up = GaugeMetricFamily("weft_worker_up", "1: the worker answers", labels=("worker",))
         restarts = CounterMetricFamily(
-            f"weft_{self._service}_worker_restarts", "Times that a worker was started again", labels=("worker",)
+            "weft_worker_restarts", "Times that a worker was started again", labels=("worker",)
         )
         for index, worker in self._workers.items():
             up.add_metric((str(index),), int(index in answered))

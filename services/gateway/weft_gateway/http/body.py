@@ -59,8 +59,8 @@ class BytesInWork:
             self._give_back()
 
 
-async def read_body(request: Request, context: RequestContext, in_work: BytesInWork, max_bytes: int) -> bytes:
-    """Read the body; its bytes are in work until the request ends.
+async def read_body(request: Request, context: RequestContext, in_work: BytesInWork, max_bytes: int) -> list[bytes]:
+    """Read the body, in parts; its bytes are in work until the request ends.
 
     Args:
         request: The request, with its body unread.
@@ -95,7 +95,7 @@ def check_content_type(request: Request) -> None:
         )
 
 
-async def _read(request: Request, context: RequestContext, in_work: BytesInWork, max_bytes: int) -> bytes:
+async def _read(request: Request, context: RequestContext, in_work: BytesInWork, max_bytes: int) -> list[bytes]:
     declared_size = request.headers.get("content-length", "")
     size = int(declared_size) if declared_size.isdecimal() and len(declared_size) < 20 else 0
     if size > max_bytes:
@@ -111,7 +111,7 @@ async def _read(request: Request, context: RequestContext, in_work: BytesInWork,
         in_work.add(len(part))
         num_counted = num_bytes
         parts.append(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return parts
 
 
 def too_large(got: str, max_bytes: int) -> RequestError:

@@ -7,6 +7,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from weft_router.bandit_algorithms import Arm
+from weft_router.repository.files import GraphRepository
 from weft_router.repository.table import GraphTable
 
 
@@ -15,15 +16,22 @@ class RouterCollector(Collector):
 
     Args:
         graphs: What is served.
+        repository: Where it was found; a folder that is left out counts as a graph without a version.
     """
 
-    def __init__(self, graphs: GraphTable) -> None:
+    def __init__(self, graphs: GraphTable, repository: GraphRepository) -> None:
         self._graphs = graphs
+        self._repository = repository
 
     def collect(self) -> Iterator[Metric]:
         """Every family."""
         failures = CounterMetricFamily(
             "weft_graph_load_failures", "Graph files that could not be loaded", labels=("graph", "version")
+        )
+        failed = GaugeMetricFamily(
+            "weft_graph_load_failed",
+            "1: its file could not be loaded, for another reason than a target that does not answer yet",
+            labels=("graph", "version"),
         )
         degraded = GaugeMetricFamily(
             "weft_graph_degraded", "1: ready, but answers without a model that is not", labels=("graph", "version")
@@ -31,17 +39,20 @@ class RouterCollector(Collector):
         arms: dict[tuple[str, str, str], Arm] = {}
         for entry in self._graphs:
             if entry.is_wanted:
-                failures.add_metric((entry.file.name, entry.file.version), entry.num_load_failures)
-                is_degraded = bool(self._graphs.why_degraded(entry))
-                degraded.add_metric((entry.file.name, entry.file.version), float(is_degraded))
+                names = (entry.file.name, entry.file.version)
+                failures.add_metric(names, entry.num_load_failures)
+                failed.add_metric(names, entry.is_failing)
+                degraded.add_metric(names, bool(self._graphs.why_degraded(entry)))
             if (serving := entry.serving) is not None:
                 arms |= {(graph, node, step): arm for graph, node, step, arm in serving.arms}
-        yield from (failures, degraded)
+        for name in self._repository.faults:
+            failed.add_metric((name, ""), 1)
+        yield from (failures, failed, degraded)
         labels = ("graph", "node", "step")
         pulls = CounterMetricFamily("weft_bandit_pulls", "Requests that a bandit sent to the step", labels=labels)
         rewards = CounterMetricFamily("weft_bandit_rewards", "Rewards that the step was given", labels=labels)
         sums = CounterMetricFamily("weft_bandit_reward_sum", "Sum of the rewards", labels=labels)
-        for names, arm in arms.items():
+        for key, arm in arms.items():
             for family, value in ((pulls, arm.num_pulls), (rewards, arm.num_rewards), (sums, arm.reward_sum)):
-                family.add_metric(names, value)
+                family.add_metric(key, value)
         yield from (pulls, rewards, sums)

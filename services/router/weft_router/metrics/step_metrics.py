@@ -47,7 +47,7 @@ class StepCollector(Collector):
         for one, labels in steps:
             num_ok = sum(one.latency.counts)
             requests.add_metric((*labels, "OK"), num_ok)
-            for status, count in list(one.failures.items()):
+            for status, count in ({"UNAVAILABLE": 0} | one.failures).items():
                 requests.add_metric((*labels, status), count)
             latency.add_metric(labels, cumulative_buckets(one.latency), one.latency.sum_s)
         yield requests

@@ -5,12 +5,15 @@ from collections.abc import Callable, Mapping
 
 from weft_common.errors import InternalError, UnavailableError, WeftError
 from weft_common.observing.logs import get_logger
-from weft_router.graph.syntax.source import GraphSource
+from weft_router.graph.syntax.source import GraphError, GraphSource
 from weft_router.repository.files import GraphRepository, VersionFile
 from weft_router.repository.serving import GraphSources, ServedSources, ServingGraph, compiled, why_not_ready
 from weft_router.repository.versions import GraphVersion
 from weft_router.runtime import Runtime
 from weft_router.targets.catalog import TargetCatalog
+
+#: Code of an error that names what there is not.
+_UNKNOWN_NAME = "G002"
 
 _log = get_logger("weft.router.graphs")
 
@@ -104,7 +107,9 @@ class GraphLoader:
     def report(self, entry: GraphVersion, failure: WeftError) -> None:
         """Keep the reason for the index; count it and log it once."""
         reason = failure.message
-        if unreachable := self._catalog.unreachable:
+        unreachable = self._catalog.unreachable
+        entry.is_failing = not (unreachable and _is_of_unknown_names(failure))
+        if unreachable:
             reason += f"\ntargets that do not answer yet: {', '.join(unreachable)}"
         entry.reason = reason
         if reason != entry.logged:
@@ -146,3 +151,10 @@ class GraphLoader:
 
     def _sources(self) -> GraphSources:
         return GraphSources(self._served, self._repository)
+
+
+def _is_of_unknown_names(failure: WeftError) -> bool:
+    """Whether all that is wrong with a graph is names, which a target that does not answer yet may have."""
+    if not isinstance(failure, GraphError):
+        return False
+    return all(found.code == _UNKNOWN_NAME for found in failure.diagnostics if found.severity == "error")

@@ -23,6 +23,7 @@ class GraphVersion:
         reason: Why it is not wanted, why ``candidate`` cannot be loaded, or why it serves without a file.
         is_loading: Whether its first load is in progress.
         logged: The reason that was logged last.
+        is_failing: Whether its last load failed, for another reason than a target that does not answer yet.
         num_load_failures: Failed loads; those with the same reason in a row count once.
     """
 
@@ -35,6 +36,7 @@ class GraphVersion:
     reason: str = ""
     is_loading: bool = False
     logged: str = field(default="", repr=False)
+    is_failing: bool = False
     num_load_failures: int = 0
 
     @property
@@ -45,12 +47,12 @@ class GraphVersion:
     def put(self, serving: ServingGraph) -> None:
         """Put a graph into service."""
         self.serving, self.candidate, self.reason, self.logged = serving, None, "", ""
-        self.is_wanted, self.is_gone = True, False
+        self.is_wanted, self.is_gone, self.is_failing = True, False, False
 
     def withdraw(self, reason: str) -> None:
         """Take it out of service, and want it no longer; requests in flight finish."""
         self.serving, self.candidate, self.reason, self.logged = None, None, reason, ""
-        self.is_wanted, self.is_gone = False, False
+        self.is_wanted, self.is_gone, self.is_failing = False, False, False
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ class GraphRequest:
         is_collected: Decoupled models are called for one response with everything.
         pulls: What bandits chose for it so far; None for a copy that gets no feedback.
         stream: Of the decoupled step that ran: more responses may come.
+        parts: Responses of decoupled steps that it goes on with: the streams, and the number of each in its stream.
     """
 
     scope: RequestScope
@@ -44,6 +45,16 @@ class GraphRequest:
     is_collected: bool = False
     pulls: list[Pull] | None = field(default_factory=list)
     stream: "OpenStream | None" = None
+    parts: "tuple[tuple[OpenStream, int], ...]" = ()
+
+    async def is_last(self, timeout_s: float) -> bool:
+        """Whether no further response of its decoupled steps follows, as far as is known in so many seconds."""
+        for stream, number in self.parts:
+            if stream.num_responses == number and not stream.has_ended:
+                await stream.settle(timeout_s)
+            if stream.num_responses != number or not stream.has_ended:
+                return False
+        return True
 
     @property
     def is_in_sequence(self) -> bool:

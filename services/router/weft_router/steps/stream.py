@@ -1,10 +1,14 @@
 """The call of a decoupled model: any number of responses, the first of which is the step's answer."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
+from opentelemetry.trace import INVALID_SPAN, Span, get_current_span
+
+from weft_common.cancellation import cancel_and_wait
 from weft_common.core import CallContext, InferResult, ParameterValue
-from weft_common.errors import WeftError
+from weft_common.errors import RequestCancelledError, WeftError
 from weft_common.tensors import WireTensor
 from weft_router.admission import InflightLimit
 from weft_router.graph.plan import CallPlan, Frame, StepPlan
@@ -68,7 +72,8 @@ class StreamAction(CallAction):
             results = _only(self._target_object.infer(call, context))
         else:
             results = self._target_object.stream_infer(call, context)
-        stream = OpenStream(self, results, record, captured, is_fitted=is_fitted)
+        span = get_current_span(run.context) if request.is_traced else INVALID_SPAN
+        stream = OpenStream(self, results, record, captured, span, is_fitted=is_fitted)
         try:
             await stream.read(frame)
         except BaseException:
@@ -108,7 +113,19 @@ class StreamAction(CallAction):
 class OpenStream:
     """The further responses of a decoupled model.
 
+            try:
+                if self._ahead is not None:
+                    await cancel_and_wait((self._ahead,))
+                    self._ahead = None
+                await self._results.aclose()
+            finally:
+                cancelled = None if self._is_final else RequestCancelledError("the stream was closed before its end")
+                self._tell_end(self._failure or cancelled)
+
     Attributes:
+        record: Of the step.
+        on_end: Called once, the latest first, when the stream has ended, with the error that ended it, if one did: the
+            spans around the call end then.
         is_fitted: Whether the batch dimension of an input had to be added or taken away.
         captured: Names of the outputs that the client requested by the step's path.
         outputs: Those of the latest response, by path and name.
@@ -121,21 +138,48 @@ class OpenStream:
         results: AsyncGenerator[InferResult, None],
         record: StepRecord,
         captured: Sequence[str],
+        span: Span,
         *,
         is_fitted: bool,
     ) -> None:
+        self.record = record
+        self.on_end: list[Callable[[BaseException | None], None]] = []
         self.is_fitted = is_fitted
         self.captured = captured
         self.outputs: dict[str, WireTensor] = {}
         self.parameters: dict[str, ParameterValue] = {}
         self._action: StreamAction | None = action
         self._results = results
-        self._record = record
+        self._span = span
+        self._failure: WeftError | None = None
+        self._is_final = False
+        self._ahead: asyncio.Task[InferResult | None] | None = None
 
     @property
     def has_response(self) -> bool:
         """Whether there was one at all."""
-        return self._record.responses > 0
+        return self.record.responses > 0
+
+    @property
+    def num_responses(self) -> int:
+        """Responses so far."""
+        return self.record.responses
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is known that no response follows the latest."""
+        if self._is_final or self._action is None:
+            return True
+        ahead = self._ahead
+        if ahead is None or not ahead.done() or ahead.cancelled() or ahead.exception() is not None:
+            return False
+        result = ahead.result()
+        return result is None or result.is_null
+
+    async def settle(self, timeout_s: float) -> None:
+        """Read ahead until ``has_ended`` is settled for the latest response, for at most so many seconds."""
+        if not (self._is_final or self._action is None):
+            await asyncio.wait((self._reading(),), timeout=timeout_s)
 
     async def read(self, frame: Frame) -> bool:
         """Read the next response into ``frame``, in place of the one before; False: there are no more.
@@ -145,20 +189,25 @@ class OpenStream:
 
         Cancelling the awaiting task cancels the call.
         """
-        action, record = self._action, self._record
+        action, record = self._action, self.record
         if action is None:
             return False
         try:
-            async for result in self._results:
+            while (result := await self._next()) is not None:
                 if not result.is_null:
                     action.accept(self, result, frame)
                     record.responses += 1
                     if result.model_version:
                         record.version = result.model_version
+                    self._is_final = result.is_final
+                    if self._span is not INVALID_SPAN:
+                        self._span.add_event("response", {"weft.response": record.responses})
                     return True
         except WeftError as error:
-            raise action.placed(error, record) from error
+            self._failure = action.placed(error, record)
+            raise self._failure from error
         self._end()
+        self._tell_end(None)
         return False
 
     async def read_on(self, run: Run) -> bool:
@@ -169,21 +218,51 @@ class OpenStream:
         except WeftError as error:
             if action is None or not action.may_end_early(error, run.request):
                 raise
-            self._record.error = error.message
+            self.record.error = error.message
             return False
 
     async def close(self) -> None:
         """End the call; cancel it if it still runs."""
         if self._action is not None:
-            if self._record.status == "OK":
-                self._record.status = "CANCELLED"
+            if self.record.status == "OK":
+                self.record.status = "CANCELLED"
             self._end()
-            await self._results.aclose()
+            try:
+                if self._ahead is not None:
+                    await cancel_and_wait((self._ahead,))
+                    self._ahead = None
+                await self._results.aclose()
+            finally:
+                cancelled = None if self._is_final else RequestCancelledError("the stream was closed before its end")
+                self._tell_end(self._failure or cancelled)
+
+    async def _next(self) -> InferResult | None:
+        """The next response as it came; None after the last."""
+        if not self.has_response:  # nobody else asks yet
+            return await anext(self._results, None)
+        try:
+            return await self._reading()
+        finally:
+            self._ahead = None
+
+    def _reading(self) -> "asyncio.Task[InferResult | None]":
+        if self._ahead is None:
+            self._ahead = asyncio.create_task(_next_of(self._results))
+        return self._ahead
 
     def _end(self) -> None:
         if self._action is not None:
-            self._action.ended(self._record)
+            self._action.ended(self.record)
             self._action = None
+
+    def _tell_end(self, failure: WeftError | None) -> None:
+        self._failure = None
+        while self.on_end:
+            self.on_end.pop()(failure)
+
+
+async def _next_of(results: AsyncGenerator[InferResult, None]) -> InferResult | None:
+    return await anext(results, None)
 
 
 async def _only(answer: Coroutine[Any, Any, InferResult]) -> AsyncGenerator[InferResult, None]:

@@ -29,6 +29,9 @@ class ObservedTarget:
         on_unavailable: Called with the target's name when an answer is UNAVAILABLE.
         signature_of: What is known of a model by name and version ("" = default); None for an unknown one.
         budget: Calls that no policy of a graph repeats earn a part of a repeat here.
+
+    Attributes:
+        num_unavailable: Calls that ended UNAVAILABLE, and requests that ``TargetCatalog.count_missed`` adds.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class ObservedTarget:
         self._on_unavailable = on_unavailable
         self._signature_of = signature_of
         self._budget = budget
+        self.num_unavailable = 0
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``."""
@@ -109,6 +113,7 @@ class ObservedTarget:
         if isinstance(error, WeftError):
             reason = failure_reason(error.code)
             if error.code == "UNAVAILABLE":
+                self.num_unavailable += 1
                 self._on_unavailable(self.name)
         if self._statistics is None:
             return

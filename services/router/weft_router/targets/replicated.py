@@ -95,6 +95,14 @@ class ReplicatedTarget:
         """Every replica, and what gRPC chooses, if it does; may be read on any thread."""
         return [*([] if self._by_grpc is None else [self._by_grpc]), *list(self._membership.replicas.values())]
 
+    @property
+    def num_serving(self) -> int:
+        """Replicas that have answered, are healthy and not ejected, and stay; may be read on any thread."""
+        return sum(
+            replica.failure is None and replica.is_healthy and not replica.is_leaving and not self.is_ejected(replica)
+            for replica in list(self._membership.replicas.values())
+        )
+
     def is_ejected(self, replica: Replica) -> bool:
         """Whether a replica is left out now because it answered badly."""
         return replica.record.until_ns > self._clock_ns()

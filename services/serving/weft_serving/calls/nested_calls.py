@@ -74,8 +74,7 @@ class NestedCalls:
                         return
                     if result.error is not None:
                         raise result.error.with_message(result.error.message)
-                    if not result.is_null:
-                        yield result
+                    yield result
 
 
 class NestedResponses:
@@ -93,15 +92,18 @@ class NestedResponses:
         self._calls = calls
         self._results = results
         self._parents = parents
+        self._awaited: Future[InferResult | None] | None = None
 
     def next(self) -> "Future[InferResult | None]":
         """As ``NestedStream.next``."""
-        future = self._calls.submit(self._next())
+        future = self._awaited = self._calls.submit(self._next())
         with_parents(self._parents, future)
         return future
 
     def cancel(self) -> None:
         """As ``NestedStream.cancel``."""
+        if self._awaited is not None:
+            self._awaited.cancel()
         self._calls.submit(self._close())
 
     async def _next(self) -> InferResult | None:

@@ -28,13 +28,13 @@ def build() -> Plans:
 
 
 async def test_what_follows_runs_for_each_response(build: Plans, target: Any) -> None:
-    """One response of the graph for each of the model's, in order; what comes before runs once; then a null one."""
+    """One response of the graph for each of the model's, in order, the last final; what comes before runs once."""
     target.streams["llm"] = counting(3)
     context = CallContext()
     got, error = await collected(stream_of(build.chat(), target, context=context))
     assert error is None
     assert [1, 2, 3] == numbers(got)
-    assert [(False, False)] * 3 + [(True, True)] == [(result.is_final, result.is_null) for result in got]
+    assert [(False, False), (False, False), (True, False)] == [(result.is_final, result.is_null) for result in got]
     assert {("g", "1", "r")} == {(r.model_name, r.model_version, r.request_id) for r in got}
     assert ["pre", "llm", "post", "post", "post"] == target.called()
     assert [("x-graph-path", "root.pre;llm;post")] == context.trailing_metadata
@@ -52,7 +52,7 @@ async def test_no_response_is_an_end_and_nothing_else(build: Plans, target: Any)
 
 
 async def test_a_last_response_may_carry_outputs(build: Plans, target: Any) -> None:
-    """A model that marks a real response as its last: it is one of the graph's, whose end comes after it."""
+    """A model that marks a real response as its last: so does the graph, and no empty one follows."""
 
     async def script(call: InferCall, context: CallContext) -> AsyncIterator[Any]:
         yield make.tensor(1)
@@ -61,7 +61,36 @@ async def test_a_last_response_may_carry_outputs(build: Plans, target: Any) -> N
     target.streams["llm"] = script
     got, _ = await collected(stream_of(build.chat(), target))
     assert [1, 2] == numbers(got)
-    assert [False, False, True] == [result.is_final for result in got]
+    assert [(False, False), (True, False)] == [(result.is_final, result.is_null) for result in got]
+
+
+async def test_an_end_that_comes_late_is_a_response_of_its_own(build: Plans, target: Any) -> None:
+    """A response is not held back for an end that is not there yet: an empty one is final then."""
+    ends = asyncio.Event()
+
+    async def script(call: InferCall, context: CallContext) -> AsyncIterator[Any]:
+        yield make.tensor(1)
+        await ends.wait()
+
+    target.streams["llm"] = script
+    async with aclosing(stream_of(build.chat(), target)) as results:
+        first = await anext(results)
+        ends.set()
+        rest = [result async for result in results]
+    assert [(False, False), (True, True)] == [(result.is_final, result.is_null) for result in (first, *rest)]
+
+
+async def test_a_client_that_leaves_while_a_response_is_read_ahead_leaves_nothing(build: Plans, target: Any) -> None:
+    """The stream is closed, and its call cancelled, with the response that nobody waits for."""
+
+    async def script(call: InferCall, context: CallContext) -> AsyncIterator[Any]:
+        yield make.tensor(1)
+        await asyncio.Event().wait()
+
+    target.streams["llm"] = script
+    async with aclosing(stream_of(build.chat(), target)) as results:
+        await anext(results)
+    assert (["llm"], 0, 0) == (target.cancelled, target.num_open, make.num_other_tasks())
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
@@ -117,14 +146,14 @@ async def test_steps_beside_the_stream_run_once_and_at_the_same_time(build: Plan
 
 
 async def test_a_stream_is_not_read_faster_than_its_responses_are_taken(build: Plans, target: Any) -> None:
-    """With no limit given one response is in work at once; the model makes no other before it is taken."""
+    """With no limit given one response is in work at once; one more is read ahead, to know whether there is one."""
     target.streams["llm"] = counting(5)
     async with aclosing(stream_of(build.chat(), target)) as results:
         for number in (1, 2, 3):
             await anext(results)
             for _ in range(20):
                 await asyncio.sleep(0)
-            assert number == target.num_made
+            assert number + 1 == target.num_made
 
 
 @pytest.mark.parametrize("limit", [1, 2, 9])
@@ -255,5 +284,5 @@ async def test_a_stream_without_limit_ends_well_however_long(build: Plans, targe
     target.streams["llm"] = counting(3_000)
     context = CallContext()
     got, error = await collected(stream_of(build.chat(max_inflight_responses=8), target, context=context))
-    assert (None, 3_001) == (error, len(got))
+    assert (None, 3_000) == (error, len(got))
     assert [("x-graph-path", "root.pre;llm;post")] == context.trailing_metadata

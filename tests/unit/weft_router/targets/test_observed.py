@@ -58,7 +58,9 @@ async def test_a_whole_stream_is_one_success() -> None:
     assert {"1": (3, 1, {})} == observed.counted
 
 
-@pytest.mark.parametrize(("code", "reason", "lost"), [("UNAVAILABLE", "OTHER", ["model"]), ("INTERNAL", "BACKEND", [])])
+@pytest.mark.parametrize(
+    ("code", "reason", "lost"), [("UNAVAILABLE", "BACKEND", ["model"]), ("INTERNAL", "BACKEND", [])]
+)
 async def test_a_stream_that_fails_is_one_failure(code: str, reason: str, lost: list[str]) -> None:
     """Though responses came before; a target that is not there is told of."""
     observed = Observed(RemoteError(code, "boom"))

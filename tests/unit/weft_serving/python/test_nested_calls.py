@@ -34,6 +34,36 @@ from weft_common.tensors import decode, encode
 from weft_serving.calls.nested_calls import NestedCalls
 from weft_serving.request.call_path import CALL_PATH_HEADER, MAX_CALL_DEPTH
 
+#: Cancels an iteration after a response, or from another thread while it waits for the next; sends 1 for a response,
+#: -1 for the error that says so, and -2 for an end.
+CANCELLING = """
+import threading
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        (request,) = requests
+        tensor = pb_utils.Tensor("IN", request.inputs()[0].as_numpy())
+        called = pb_utils.InferenceRequest(model_name="other", inputs=[tensor], requested_output_names=["OUT"])
+        answers = called.exec(decoupled=True)
+        got = [len(next(answers).output_tensors())]
+        if tensor.as_numpy()[0, 0] == 1:
+            answers.cancel()
+        else:
+            threading.Timer(0.1, answers.cancel).start()
+        for answer in answers:
+            assert answer.has_error() and answer.error().code() == pb_utils.TritonError.CANCELLED
+            got.append(-1)
+        got.append(-2 - len(list(answers)))
+        sender = request.get_response_sender()
+        for value in got:
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.float32([[value]]))]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
 
 class Callee:
     """Doubles IN; keeps what it was asked. ``ask`` may be replaced."""
@@ -302,21 +332,41 @@ async def test_calls_run_side_by_side(serve_python, callee):
 
 
 async def test_responses_of_a_decoupled_model_are_iterated(serve_python, callee):
-    """exec(decoupled=True) iterates over the responses as they come; one that is left early is closed."""
+    """exec(decoupled=True) iterates over the responses as they come, the last of which is empty here."""
+    sizes = []
 
     def execute(requests, pb_utils):
         sender = requests[0].get_response_sender()
         for answer in _request(pb_utils, requests[0]).exec(decoupled=True):
-            sender.send(pb_utils.InferenceResponse(answer.output_tensors()))
-        early = _request(pb_utils, requests[0]).exec(decoupled=True)
-        next(early)
-        early.cancel()
-        assert [] == list(early)
+            sizes.append(len(answer.output_tensors()))
+            if answer.output_tensors():
+                sender.send(pb_utils.InferenceResponse(answer.output_tensors()))
         sender.send(flags=FINAL)
 
     model = await serve_python(execute, caller=_calls(callee))
     assert [0.0, 1.0, 2.0] == await values(model, call(3))
+    assert [1, 1, 1, 0] == sizes
     assert callee.closed.is_set()
+
+
+@pytest.mark.parametrize("parameters", [{}, {"EXECUTION": "process"}], ids=["thread", "process"])
+async def test_an_iteration_that_is_cancelled_ends_with_an_error(serve_python, callee, parameters):
+    """After ``cancel``, between two responses or while one is awaited, there is CANCELLED once, and then the end."""
+
+    async def stream_infer(call, context):
+        callee.seen.append((call, context))
+        try:
+            yield InferResult("other", "1", outputs={"OUT": encode(np.float32([[1]]))}, is_final=False)  # type: ignore[arg-type]
+            await asyncio.Event().wait()
+        finally:
+            callee.closed.set()
+
+    callee.stream_infer = stream_infer
+    model = await serve_python(None, source=CANCELLING, caller=_calls(callee), parameters=parameters)
+    for value in (1, 2):
+        callee.closed.clear()
+        assert [1.0, -1.0, -2.0] == await values(model, call(value))
+        assert await asyncio.to_thread(callee.closed.wait, TIMEOUT_S)
 
 
 async def test_responses_are_iterated_in_a_coroutine(serve_python, callee):
@@ -325,9 +375,11 @@ async def test_responses_are_iterated_in_a_coroutine(serve_python, callee):
     async def execute(requests, pb_utils):
         sender = requests[0].get_response_sender()
         for answer in await _request(pb_utils, requests[0]).async_exec(decoupled=True):
-            sender.send(pb_utils.InferenceResponse(answer.output_tensors()))
+            if answer.output_tensors():
+                sender.send(pb_utils.InferenceResponse(answer.output_tensors()))
         async for answer in await _request(pb_utils, requests[0]).async_exec(decoupled=True):
-            sender.send(pb_utils.InferenceResponse(answer.output_tensors()))
+            if answer.output_tensors():
+                sender.send(pb_utils.InferenceResponse(answer.output_tensors()))
         failing = pb_utils.InferenceRequest(model_name="other", inputs=[], requested_output_names=[])
         answers = [answer async for answer in await failing.async_exec(decoupled=True)]
         sender.send(answers[-1], flags=FINAL)
@@ -337,6 +389,79 @@ async def test_responses_are_iterated_in_a_coroutine(serve_python, callee):
     with pytest.raises(InternalError, match="the call of model 'other' failed"):
         await values(model, call(2), got=got)
     assert [0.0, 1.0, 0.0, 1.0] == got
+
+
+@pytest.mark.parametrize("error", [None, NotFoundError("no such model")])
+async def test_awaited_stream_has_its_first_response(serve_python, callee, error):
+    """``await async_exec(decoupled=True)`` returns with the first response, or the error, and not before."""
+    is_open, got = threading.Event(), []
+
+    async def stream_infer(call, context):
+        await asyncio.to_thread(is_open.wait, TIMEOUT_S)
+        if error is not None:
+            raise error
+        yield InferResult(call.model_name, "1", outputs={"OUT": encode(np.full((1, 1), 5, np.float32))}, is_final=False)
+
+    async def execute(requests, pb_utils):
+        awaiting = asyncio.ensure_future(_request(pb_utils, requests[0]).async_exec(decoupled=True))
+        await asyncio.wait([awaiting], timeout=0.05)
+        got.append(awaiting.done())
+        is_open.set()
+        for answer in await awaiting:  # the first is there: a plain loop does not hold the event loop up
+            got.append(answer.has_error() or answer.output_tensors()[0].as_numpy()[0, 0])
+            break
+        return [response(pb_utils, 1)]
+
+    callee.stream_infer = stream_infer
+    model = await serve_python(execute, is_decoupled=False, caller=_calls(callee), source=ASYNC_SOURCE)
+    await asyncio.wait_for(model.infer(call(3), CallContext()), TIMEOUT_S)
+    assert [False, 5.0 if error is None else True] == got
+
+
+async def test_awaited_stream_may_be_withdrawn(serve_python, callee):
+    """Cancelling the task that awaits the first response withdraws the call."""
+    entered, closed = threading.Event(), threading.Event()
+
+    async def stream_infer(call, context):
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            closed.set()
+
+    async def execute(requests, pb_utils):
+        task = asyncio.ensure_future(_request(pb_utils, requests[0]).async_exec(decoupled=True))
+        await asyncio.to_thread(entered.wait, TIMEOUT_S)
+        task.cancel()
+        assert await asyncio.to_thread(closed.wait, TIMEOUT_S)
+        return [response(pb_utils, 1)]
+
+    callee.stream_infer = stream_infer
+    model = await serve_python(execute, is_decoupled=False, caller=_calls(callee), source=ASYNC_SOURCE)
+    assert 1.0 == value_of(await asyncio.wait_for(model.infer(call(1), CallContext()), 2 * TIMEOUT_S))
+
+
+async def test_names_may_be_bytes(serve_python, callee):
+    """As the elements of a BYTES tensor are; what is no UTF-8 is an error in the model."""
+
+    def execute(requests, pb_utils):
+        names = {"model_name": b"other", "requested_output_names": [b"OUT"], "request_id": b"x", "correlation_id": b"s"}
+        with pytest.raises(pb_utils.TritonModelException, match="names must be UTF-8"):
+            pb_utils.InferenceRequest(model_name=b"\xff")
+        return [
+            pb_utils.InferenceResponse(
+                pb_utils.InferenceRequest(inputs=request.inputs(), **names).exec().output_tensors()
+            )
+            for request in requests
+        ]
+
+    model = await serve_python(execute, is_decoupled=False, caller=_calls(callee))
+    assert 10.0 == value_of(await model.infer(call(5), CallContext()))
+    ((sent, _),) = callee.seen
+    assert ("other", "x", ["OUT"], "s") == (
+        sent.model_name, sent.request_id, [output.name for output in sent.outputs], sent.parameters["sequence_id"],
+    )  # fmt: skip
 
 
 async def test_wrong_calls_are_errors_in_the_model(serve_python, callee):

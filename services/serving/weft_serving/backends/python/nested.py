@@ -18,44 +18,69 @@ from weft_serving.request.request import InferenceRequest
 class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceResponse]):
     """The responses to one call, as they come; an error is the last of them.
 
-    The called model waits while its responses are not read.
+    The last one is empty where the called model told the end after its last outputs. The called model waits while its
+    responses are not read.
     """
 
     def __init__(self, stream: NestedStream) -> None:
         self._stream: NestedStream | None = stream
+        self._awaited: Future[InferResult | None] | None = None
+        self._is_withdrawn = False
+        self._first: Future[InferResult | None] | None = None
+
+    async def begin(self) -> None:
+        """Wait until the first response is there, or the error; cancelling the awaiting task withdraws the call."""
+        self._first = self._next()
+        if self._first is not None:
+            await _ended(self._first)
 
     def __next__(self) -> InferenceResponse:
-        if self._stream is None:
-            raise StopIteration
-        response = _response_of(self._stream.next())
+        future = self._next()
+        response = None if future is None else self._noted(future)
         if response is None:
-            self._stream = None
             raise StopIteration
-        return self._noted(response)
+        return response
 
     async def __anext__(self) -> InferenceResponse:
-        if self._stream is None:
-            raise StopAsyncIteration
-        future = self._stream.next()
-        await _ended(future)
-        response = _response_of(future)
+        future = self._next()
+        if future is not None:
+            await _ended(future)
+        response = None if future is None else self._noted(future)
         if response is None:
-            self._stream = None
             raise StopAsyncIteration
-        return self._noted(response)
+        return response
 
     def cancel(self) -> None:
-        """Withdraw the call and end the iteration."""
+        """Withdraw the call; any thread. An iteration that goes on gets an error, CANCELLED, and ends."""
         stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.cancel()
+        if stream is None:
+            return
+        self._is_withdrawn, self._first = True, None
+        stream.cancel()
+        if self._awaited is not None:
+            self._awaited.cancel()
 
     def __del__(self) -> None:
         self.cancel()
 
-    def _noted(self, response: InferenceResponse) -> InferenceResponse:
-        if response.has_error():
-            self._stream = None
+    def _next(self) -> "Future[InferResult | None] | None":
+        """The next response to come; None after the last."""
+        if self._first is not None:
+            future, self._first = self._first, None
+            return future
+        if self._stream is not None:
+            self._awaited = self._stream.next()
+        elif self._is_withdrawn:
+            self._awaited = Future()
+            self._awaited.cancel()
+        else:
+            return None
+        return self._awaited
+
+    def _noted(self, future: "Future[InferResult | None]") -> InferenceResponse | None:
+        response = _response_of(future)
+        if response is None or response.has_error():
+            self._stream, self._is_withdrawn = None, False
         return response
 
 

@@ -123,6 +123,11 @@ class Reply:
         """Whether ``wait`` returns at once."""
         return self._ended.is_set()
 
+    @property
+    def answer(self) -> InferenceResponse | None:
+        """The response, once it was sent as the last: nothing that the model does later takes it back."""
+        return self._response if self._ended.is_set() and self._error is None else None
+
     def wait(self) -> InferenceResponse:
         """Wait for the response. Raises a WeftError where there is none."""
         self._ended.wait()
