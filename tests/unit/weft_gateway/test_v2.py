@@ -1,5 +1,6 @@
 """V2 over HTTP: bodies of requests and responses, and the generate extension."""
 
+import asyncio
 import contextlib
 import gzip
 import json
@@ -15,9 +16,12 @@ from hypothesis import strategies as st
 from weft_common.core import InferResult
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import DATATYPE_BY_NUMPY, WireTensor, bytes_tensor, encode
-from weft_gateway.app import endpoint_of
+from weft_gateway.app import Gateway, endpoint_of
 from weft_gateway.errors import RequestError
 from weft_gateway.http.content_encoding import accepted_encoding, compressed, decompressed
+from weft_gateway.http.request_context import RequestTracker
+from weft_gateway.http.resources import Limits, Resources
+from weft_gateway.openai.models import Models
 from weft_gateway.v2 import messages
 from weft_gateway.v2.generate import generate_request, generate_response, raw_request
 from weft_gateway.v2.request import cut, parse_head
@@ -241,6 +245,41 @@ def test_the_encoding_of_a_response_is_one_that_the_client_takes() -> None:
     """The first that is known."""
     wanted = {"gzip": "gzip", "br, deflate;q=0.5": "deflate", "gzip;q=0, deflate": "deflate", "br": "", "": ""}
     assert wanted == {header: accepted_encoding(header) for header in wanted}
+
+
+async def test_a_client_that_leaves_cancels_its_call() -> None:
+    """And the call has ended when the request has."""
+    called, has_ended = asyncio.Event(), asyncio.Event()
+
+    class Router:
+        async def call(self, method: str, request: Any, **_: Any) -> None:
+            assert method == "ServerMetadata"
+
+        async def infer_message(self, request: Any, **_: Any) -> None:
+            called.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                has_ended.set()
+
+    resources = Resources(Router(), Limits(1000, 1000, 1000, 1.0))  # type: ignore[arg-type]
+    app = RequestTracker(Gateway(resources, Models(Router(), {})).app(), endpoint_of, ())  # type: ignore[arg-type]
+    events = [{"type": "http.request", "body": b"{}", "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if events:
+            return events.pop()
+        await called.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        assert message.get("status", 499) == 499
+
+    scope = {"type": "http", "method": "POST", "path": "/v2/models/m/infer", "headers": [], "query_string": b""}
+    async with asyncio.timeout(60):
+        await app(scope, receive, send)
+    assert has_ended.is_set()
+    assert 0 == resources.in_work.num_bytes
 
 
 def model(*inputs: tuple[str, str, list[int]]) -> pb.ModelMetadataResponse:
