@@ -36,8 +36,6 @@ CACHE_TTL_S = 2.0
 #: The JSON of larger outputs is made elsewhere.
 MAX_INLINE_OUTPUT_BYTES = 64 << 10
 _MAX_CACHED = 1024
-#: Content types that a browser sends for a foreign page without asking.
-_SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 
 
 class InferenceHandlers:
@@ -109,23 +107,17 @@ class InferenceHandlers:
     async def _body(self, request: Request, context: RequestContext) -> list[bytes]:
         """The body, decompressed."""
         limits = self._resources.limits
-        if "origin" in request.headers:
-            declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if declared in _SIMPLE_TYPES:
-                raise RequestError(
-                    f"content-type '{declared}' is not taken of a page of another origin; send "
-                    "'content-type: application/json'",
-                    http_status=415,
-                )
         parts = await self._resources.body(request, context, limits.max_body_bytes)
         encoding = request.headers.get("content-encoding", "").strip().lower()
         if encoding in ("", "identity"):
             return parts
-        content = await decompressed(parts, encoding, limits.max_body_bytes)
-        size = sum(map(len, content))
-        self._resources.in_work.add(size)
-        context.at_end.callback(self._resources.in_work.remove, size)
-        return content
+        in_work = self._resources.in_work
+
+        def count(num_bytes: int) -> None:
+            in_work.add(num_bytes)
+            context.at_end.callback(in_work.remove, num_bytes)
+
+        return await decompressed(parts, encoding, limits.max_body_bytes, count)
 
     async def _request(
         self, request: Request, context: RequestContext, header: str | None, body: list[bytes]
