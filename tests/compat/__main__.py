@@ -40,8 +40,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         image = Path(folder) / "image.png"
         Image.fromarray(np.full((240, 320, 3), (200, 120, 40), np.uint8)).save(image)
-        for models, group in groupby(sorted(wanted, key=lambda one: one.models, reverse=True), lambda one: one.models):
-            with mesh(models, has_fixed_ports=True) as (grpc, http, has_fixed_ports):
+        ordered = sorted(wanted, key=repository_of, reverse=True)
+        for (models, is_explicit), group in groupby(ordered, repository_of):
+            with mesh(models, is_explicit=is_explicit) as (grpc, http, has_fixed_ports):
                 for example in group:
                     title = " ".join((example.name, *example.arguments)).replace(IMAGE, "image.png")
                     reason = example.not_run
@@ -67,10 +68,16 @@ def main() -> int:
     return int(bool(failures))
 
 
+def repository_of(example: Example) -> tuple[tuple[str, ...], bool]:
+    """What the repository has, and whether models are loaded and unloaded by name."""
+    return example.models, example.is_explicit
+
+
 @contextlib.contextmanager
-def mesh(models: Sequence[str], *, has_fixed_ports: bool) -> Iterator[tuple[str, str, bool]]:
+def mesh(models: Sequence[str], *, is_explicit: bool) -> Iterator[tuple[str, str, bool]]:
     """``weft up`` over these models; addresses of gRPC and HTTP, and whether they are 8001 and 8000."""
-    has_fixed_ports = has_fixed_ports and all(map(is_free, _FIXED_PORTS))
+    has_fixed_ports = all(map(is_free, _FIXED_PORTS))
+    explicit = ["--model-control-mode=explicit", "--load-model=*"] if is_explicit else []
     http_port, grpc_port = _FIXED_PORTS if has_fixed_ports else (0, 0)
     with tempfile.TemporaryDirectory() as repository:
         for model in models:
@@ -79,6 +86,7 @@ def mesh(models: Sequence[str], *, has_fixed_ports: bool) -> Iterator[tuple[str,
             sys.executable, "-m", "weft_cli", "up", "--repository", repository, "--router-port", str(grpc_port),
             "--metrics-port", "0", "--http-port", str(http_port), "--json", "--stop-with-stdin",
             "--service-args=router=--server-id triton --allow-client-shm", "--service-args=model=--allow-client-shm",
+            *explicit, *([f"--service-args=model={' '.join(explicit)}"] if explicit else []),
         ]  # fmt: skip
         log = Path(repository).with_suffix(".log")
         with (

@@ -27,6 +27,7 @@ class Example:
         arguments: Further arguments.
         models: What the repository has.
         http: Whether it calls the HTTP port; else gRPC.
+        is_explicit: Whether it loads and unloads models, so that the mesh must allow it.
         has_url: Whether it takes ``--url``; else it calls 8000 or 8001.
         not_run: Why it is not run; "": it is.
     """
@@ -35,6 +36,7 @@ class Example:
     arguments: tuple[str, ...] = ()
     models: tuple[str, ...] = ALL
     http: bool = False
+    is_explicit: bool = False
     has_url: bool = True
     not_run: str = ""
 
@@ -67,7 +69,7 @@ EXAMPLES: Final = (
     ),
     _grpc("simple_grpc_shm_client"),
     _grpc("simple_grpc_shm_string_client"),
-    Example("simple_grpc_model_control", models=_EIGHT),
+    Example("simple_grpc_model_control", models=_EIGHT, is_explicit=True),
     Example("simple_grpc_cudashm_client", not_run=_CUDA),
     _grpc("grpc_client"),
     _grpc("grpc_explicit_int_content_client"),
@@ -89,7 +91,7 @@ EXAMPLES: Final = (
     _http("simple_http_sequence_sync_infer_client", "--dyna"),
     _http("simple_http_shm_client"),
     _http("simple_http_shm_string_client"),
-    Example("simple_http_model_control", models=_EIGHT[:7], http=True),
+    Example("simple_http_model_control", models=_EIGHT[:7], http=True, is_explicit=True),
     Example("simple_http_cudashm_client", not_run=_CUDA),
     _http("reuse_infer_objects_client", "-i", "http"),
     Example("memory_growth_test", ("-i", "http", "-r", "100"), http=True, has_url=False),

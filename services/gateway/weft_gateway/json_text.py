@@ -69,6 +69,13 @@ def is_encodable(text: str) -> bool:
     return True
 
 
+def whole(text: str, name: str) -> str:
+    """The text of a field, which UTF-8 can encode. Raises RequestError."""
+    if not is_encodable(text):
+        raise RequestError(f"'{name[:80]}' has half of a surrogate pair; send whole characters", param=name)
+    return text
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Reject objects with duplicate names, or names that cannot be encoded in an error message."""
     value = dict(pairs)

@@ -84,6 +84,29 @@ async def test_nothing_is_read_of_who_has_no_key(path: str) -> None:
     resources.close()
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/repository/models/m/unload",
+        "/v2/repository/models/m/load",
+        "/v2/repository/index",
+        "/v2/logging",
+        "/v2/systemsharedmemory/region/r/register",
+        "/v2/systemsharedmemory/unregister",
+        "/v2/models/m/infer",
+    ],
+)
+async def test_a_page_of_another_origin_does_nothing(path: str) -> None:
+    """What a browser sends for a foreign page without asking is refused, and the router hears nothing of it."""
+    router = Router()
+    resources, app = app_of(router)
+    page = {"origin": "https://elsewhere.example", **dict(IDENTITY)}
+    for kind in ({"content-type": "text/plain"}, {}):
+        assert (415, 0) == await call(app, path, page | kind, [b"{}"])
+    assert 0 == router.num_asked
+    resources.close()
+
+
 async def test_a_valid_key_is_asked_for_once_in_two_seconds() -> None:
     """An invalid one each time, and never taken for valid."""
     now_s, router = [0.0], Router()

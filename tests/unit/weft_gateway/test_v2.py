@@ -1,9 +1,11 @@
 """V2 over HTTP: bodies of requests and responses, and the generate extension."""
 
+import asyncio
 import contextlib
 import gzip
 import json
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft_common.core import InferResult
-from weft_common.errors import InvalidArgumentError
+from weft_common.errors import InvalidArgumentError, ResourceExhaustedError
 from weft_common.tensors import DATATYPE_BY_NUMPY, WireTensor, bytes_tensor, encode
-from weft_gateway.app import endpoint_of
+from weft_gateway.app import Gateway, endpoint_of
 from weft_gateway.errors import RequestError
 from weft_gateway.http.content_encoding import accepted_encoding, compressed, decompressed
+from weft_gateway.http.request_context import RequestTracker
+from weft_gateway.http.resources import Limits, Resources
+from weft_gateway.openai.models import Models
 from weft_gateway.v2 import messages
 from weft_gateway.v2.generate import generate_request, generate_response, raw_request
 from weft_gateway.v2.request import cut, parse_head
@@ -222,25 +227,95 @@ async def test_a_response_has_json_and_binary_outputs() -> None:
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 async def test_compressed_bodies_are_read_and_written(encoding: str) -> None:
     """In parts of any size; cut off, too large or garbage they are refused."""
-    data = bytes(100_000)
+    data, sizes = bytes(100_000), list[int]()
     sent = b"".join(await compressed([data[:7], data[7:]], encoding))
     assert data == (gzip if encoding == "gzip" else zlib).decompress(sent)
     parts = [sent[index : index + 10] for index in range(0, len(sent), 10)]
-    assert data == b"".join(await decompressed(parts, encoding, len(data)))
+    assert data == b"".join(await decompressed(parts, encoding, len(data), sizes.append))
+    assert [len(data)] == sizes
     for wrong, message in ((sent[:-1], "is cut off"), (sent + b"x", "goes on"), (b"garbage", "is not of its")):
         with pytest.raises(RequestError, match=message):
-            await decompressed([wrong], encoding, len(data))
+            await decompressed([wrong], encoding, len(data), sizes.append)
     with pytest.raises(RequestError, match="more than 99999 bytes when decompressed") as caught:
-        await decompressed([sent], encoding, len(data) - 1)
+        await decompressed([sent], encoding, len(data) - 1, sizes.append)
     assert 413 == caught.value.http_status
     with pytest.raises(RequestError, match="content-encoding 'br' is not taken"):
-        await decompressed([sent], "br", 1)
+        await decompressed([sent], "br", 1, sizes.append)
+
+
+async def test_what_a_bomb_becomes_is_counted_as_it_is_made() -> None:
+    """Each megabyte before the next is made, so that many at once take no more memory than the bytes in work."""
+    made: list[int] = []
+
+    def count(num_bytes: int) -> None:
+        made.append(num_bytes)
+        if sum(made) > 4 << 20:
+            raise ResourceExhaustedError("enough")
+
+    with pytest.raises(ResourceExhaustedError):
+        await decompressed([gzip.compress(bytes(64 << 20))], "gzip", 64 << 20, count)
+    assert 4 << 20 < sum(made) <= 6 << 20
+
+
+@pytest.mark.parametrize("data", ['{"id": "\\ud800"}', '{"T": ' + "[" * 700 + '"a"' + "]" * 700 + "}"])
+def test_what_no_message_can_have_is_the_clients_mistake(data: str) -> None:
+    """Half of a surrogate pair as the id is refused; brackets count no elements, as many as JSON may have."""
+    metadata = model(("T", "BYTES", [-1])).SerializeToString()
+    if "id" not in data:
+        assert [1] == list(
+            pb.ModelInferRequest.FromString(generate_request(data.encode(), metadata, "")).inputs[0].shape
+        )
+        return
+    with pytest.raises(RequestError, match="'id' has half of a surrogate pair"):
+        generate_request(data.encode(), metadata, "")
+
+
+@pytest.mark.parametrize("make", [lambda body: messages.trace_request("", body), messages.log_request])
+def test_settings_are_whole_characters(make: Callable[[dict[str, Any]], Any]) -> None:
+    """Half of a surrogate pair is refused."""
+    with pytest.raises(RequestError, match="'a' has half of a surrogate pair"):
+        make({"a": "\ud800"})
 
 
 def test_the_encoding_of_a_response_is_one_that_the_client_takes() -> None:
     """The first that is known."""
     wanted = {"gzip": "gzip", "br, deflate;q=0.5": "deflate", "gzip;q=0, deflate": "deflate", "br": "", "": ""}
     assert wanted == {header: accepted_encoding(header) for header in wanted}
+
+
+async def test_a_client_that_leaves_cancels_its_call() -> None:
+    """And the call has ended when the request has."""
+    called, has_ended = asyncio.Event(), asyncio.Event()
+
+    class Router:
+        async def call(self, method: str, request: Any, **_: Any) -> None:
+            assert method == "ServerMetadata"
+
+        async def infer_message(self, request: Any, **_: Any) -> None:
+            called.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                has_ended.set()
+
+    resources = Resources(Router(), Limits(1000, 1000, 1000, 1.0))  # type: ignore[arg-type]
+    app = RequestTracker(Gateway(resources, Models(Router(), {})).app(), endpoint_of, ())  # type: ignore[arg-type]
+    events = [{"type": "http.request", "body": b"{}", "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if events:
+            return events.pop()
+        await called.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        assert message.get("status", 499) == 499
+
+    scope = {"type": "http", "method": "POST", "path": "/v2/models/m/infer", "headers": [], "query_string": b""}
+    async with asyncio.timeout(60):
+        await app(scope, receive, send)
+    assert has_ended.is_set()
+    assert 0 == resources.in_work.num_bytes
 
 
 def model(*inputs: tuple[str, str, list[int]]) -> pb.ModelMetadataResponse:

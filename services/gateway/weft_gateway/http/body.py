@@ -13,6 +13,8 @@ from weft_gateway.http.request_context import RequestContext
 BODY_TIMEOUT_S = 60.0
 #: When a client that was refused for the bytes in work may ask again, in milliseconds.
 _RETRY_MS = 1000
+#: Content types that a browser sends for a foreign page without asking.
+_SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 #: Freed memory is given back after as many bytes in work.
 _LARGE_BYTES = 4 << 20
 
@@ -92,6 +94,21 @@ def check_content_type(request: Request) -> None:
     if declared != "application/json":
         raise RequestError(
             f"content-type '{declared}' is not taken; send JSON with 'content-type: application/json'", http_status=415
+        )
+
+
+def check_origin(request: Request) -> None:
+    """Check that no page of another origin sends this without the browser's asking first: it may unload models.
+
+    Raises:
+        RequestError: It may be one (415).
+    """
+    declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if "origin" in request.headers and declared in _SIMPLE_TYPES:
+        raise RequestError(
+            f"content-type '{declared}' is not taken of a page of another origin; send "
+            "'content-type: application/json'",
+            http_status=415,
         )
 
 

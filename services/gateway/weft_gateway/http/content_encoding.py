@@ -2,7 +2,7 @@
 
 import asyncio
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from weft_gateway.errors import RequestError
 from weft_gateway.http.body import too_large
@@ -16,13 +16,16 @@ _LEVEL = 1
 MIN_COMPRESSED_BYTES = 1024
 
 
-async def decompressed(parts: Sequence[bytes], encoding: str, max_bytes: int) -> list[bytes]:
+async def decompressed(
+    parts: Sequence[bytes], encoding: str, max_bytes: int, count: Callable[[int], object]
+) -> list[bytes]:
     """The content of a compressed body, made on a thread.
 
     Args:
         parts: The body.
         encoding: Value of ``content-encoding``.
         max_bytes: Size limit of the content.
+        count: Called with the size of each piece as it is made; may raise to make no more.
 
     Raises:
         RequestError: The encoding is not known (415), the body is not of it (400), or its content is larger than
@@ -33,29 +36,39 @@ async def decompressed(parts: Sequence[bytes], encoding: str, max_bytes: int) ->
         raise RequestError(
             f"content-encoding '{encoding[:40]}' is not taken; send gzip, deflate, or none", http_status=415
         )
-    return await asyncio.to_thread(_decompress, parts, encoding, wbits, max_bytes)
-
-
-def _decompress(parts: Sequence[bytes], encoding: str, wbits: int, max_bytes: int) -> list[bytes]:
-    reader = zlib.decompressobj(wbits)
+    made = _decompressed(parts, encoding, wbits)
     pieces: list[bytes] = []
+    size = 0
+    while (piece := await asyncio.to_thread(next, made, None)) is not None:
+        size += len(piece)
+        if size > max_bytes:
+            raise too_large(f"more than {max_bytes} bytes when decompressed", max_bytes)
+        count(len(piece))
+        pieces.append(piece)
+    return pieces
+
+
+def _decompressed(parts: Sequence[bytes], encoding: str, wbits: int) -> Iterator[bytes]:
+    """Pieces of at most twice ``_PIECE_BYTES``."""
+    reader = zlib.decompressobj(wbits)
+    found: list[bytes] = []
     size = 0
     try:
         for part in parts:
             rest = part
             while rest and not reader.eof:
-                piece = reader.decompress(rest, _PIECE_BYTES)
+                found.append(reader.decompress(rest, _PIECE_BYTES))
                 rest = reader.unconsumed_tail
-                size += len(piece)
-                if size > max_bytes:
-                    raise too_large(f"more than {max_bytes} bytes when decompressed", max_bytes)
-                pieces.append(piece)
+                size += len(found[-1])
+                if size >= _PIECE_BYTES:
+                    yield b"".join(found)
+                    found, size = [], 0
     except zlib.error as error:
         raise RequestError(f"the body is not of its content-encoding {encoding}: {error}") from None
     if not reader.eof or reader.unused_data:
         what = "goes on after its end" if reader.eof else "is cut off"
         raise RequestError(f"the body, of content-encoding {encoding}, {what}")
-    return pieces
+    yield b"".join(found)
 
 
 def accepted_encoding(header: str) -> str:

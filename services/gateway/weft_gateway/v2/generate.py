@@ -5,7 +5,7 @@ from typing import Any
 from weft_common.core import InferResult
 from weft_common.protocol.wire import fill_parameters
 from weft_gateway.errors import RequestError
-from weft_gateway.json_text import json_type, parse_json
+from weft_gateway.json_text import json_type, parse_json, whole
 from weft_gateway.v2.values import bytes_of, elements
 from weft_protos import grpc_service_pb2 as pb
 
@@ -44,7 +44,7 @@ def generate_request(data: bytes, metadata: bytes, version: str) -> bytes:
                     raise RequestError(f"'{_NESTED}' must be an object, got {json_type(value)}", param=_NESTED)
                 read(value, is_nested=True)
             elif name == _ID and not is_nested:
-                request.id = value if isinstance(value, str) else str(value)
+                request.id = whole(value if isinstance(value, str) else str(value), _ID)
             elif value is not None:
                 parameters[name] = value
 
@@ -103,7 +103,14 @@ def _add(request: pb.ModelInferRequest, tensor: Any, value: Any) -> None:
 
 
 def _count(values: list[Any]) -> int:
-    return sum(_count(value) if isinstance(value, list) else 1 for value in values)
+    count, waiting = 0, list(values)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        else:
+            count += 1
+    return count
 
 
 def _shape(tensor: Any, num_elements: int) -> list[int]:

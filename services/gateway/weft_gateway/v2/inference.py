@@ -21,7 +21,7 @@ from weft_gateway.http.disconnect import run_until_disconnect
 from weft_gateway.http.request_context import RequestContext
 from weft_gateway.http.resources import Resources
 from weft_gateway.http.sse import EventStream, with_first
-from weft_gateway.json_text import MAX_INLINE_BYTES, is_large
+from weft_gateway.json_text import is_large
 from weft_gateway.v2.errors import error_body
 from weft_gateway.v2.generate import generate_request, generate_response, raw_request
 from weft_gateway.v2.request import InferHead, parse_head
@@ -33,9 +33,9 @@ T = TypeVar("T")
 #: How long the router has for a model's metadata, in seconds, and how long they are kept.
 LOOKUP_TIMEOUT_S = 5.0
 CACHE_TTL_S = 2.0
+#: The JSON of larger outputs is made elsewhere.
+MAX_INLINE_OUTPUT_BYTES = 64 << 10
 _MAX_CACHED = 1024
-#: Content types that a browser sends for a foreign page without asking.
-_SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 
 
 class InferenceHandlers:
@@ -84,8 +84,7 @@ class InferenceHandlers:
                     "generate expects the model to give exactly 1 response, and it gave "
                     f"{'several' if found else 'none'}; use generate_stream"
                 )
-            size = sum(len(tensor.data) for tensor in found[0].outputs.values())
-            text = await self._resources.run(size > MAX_INLINE_BYTES, _generate_text, found[0])
+            text = await self._resources.run(_is_large(found[0]), _generate_text, found[0])
             return Response(text, media_type="application/json")
 
         return await run_until_disconnect(request.receive, self._resources.stopping, respond())
@@ -97,7 +96,7 @@ class InferenceHandlers:
         async def events() -> AsyncGenerator[dict[str, Any], None]:
             async with contextlib.aclosing(self._results(request, context, body)) as results:
                 async for result in results:
-                    yield generate_response(result)
+                    yield await self._resources.run(_is_large(result), generate_response, result)
 
         async def respond() -> ASGIApp:
             first = await with_first(events())
@@ -108,23 +107,17 @@ class InferenceHandlers:
     async def _body(self, request: Request, context: RequestContext) -> list[bytes]:
         """The body, decompressed."""
         limits = self._resources.limits
-        if "origin" in request.headers:
-            declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if declared in _SIMPLE_TYPES:
-                raise RequestError(
-                    f"content-type '{declared}' is not taken of a page of another origin; send "
-                    "'content-type: application/json'",
-                    http_status=415,
-                )
         parts = await self._resources.body(request, context, limits.max_body_bytes)
         encoding = request.headers.get("content-encoding", "").strip().lower()
         if encoding in ("", "identity"):
             return parts
-        content = await decompressed(parts, encoding, limits.max_body_bytes)
-        size = sum(map(len, content))
-        self._resources.in_work.add(size)
-        context.at_end.callback(self._resources.in_work.remove, size)
-        return content
+        in_work = self._resources.in_work
+
+        def count(num_bytes: int) -> None:
+            in_work.add(num_bytes)
+            context.at_end.callback(in_work.remove, num_bytes)
+
+        return await decompressed(parts, encoding, limits.max_body_bytes, count)
 
     async def _request(
         self, request: Request, context: RequestContext, header: str | None, body: list[bytes]
@@ -206,6 +199,10 @@ def _split(parts: list[bytes], size: int) -> tuple[bytes, list[memoryview]]:
         text.append(rest[0][:size])
         rest[0] = rest[0][size:]
     return b"".join(text), rest
+
+
+def _is_large(result: InferResult) -> bool:
+    return sum(len(tensor.data) for tensor in result.outputs.values()) > MAX_INLINE_OUTPUT_BYTES
 
 
 def _generate_text(result: InferResult) -> bytes:

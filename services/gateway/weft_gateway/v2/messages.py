@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 
 from weft_common.protocol.wire import fill_parameters
 from weft_gateway.errors import RequestError
-from weft_gateway.json_text import json_type
+from weft_gateway.json_text import json_type, whole
 from weft_protos import grpc_service_pb2 as pb
 
 _FILE_PREFIX = "file:"
@@ -76,7 +76,7 @@ def trace_request(name: str, body: dict[str, Any]) -> pb.TraceSettingRequest:
     request = pb.TraceSettingRequest(model_name=name)
     for key, value in body.items():
         values = value if isinstance(value, list) else [] if value is None else [value]
-        request.settings[key].value.extend(_text(item) for item in values)
+        request.settings[key].value.extend(whole(_text(item), key) for item in values)
     return request
 
 
@@ -90,7 +90,7 @@ def log_request(body: dict[str, Any]) -> pb.LogSettingsRequest:
         elif isinstance(value, int) and 0 <= value < 1 << 32:
             target.uint32_param = value
         elif isinstance(value, str):
-            target.string_param = value
+            target.string_param = whole(value, key)
         else:
             raise RequestError(f"'{key[:80]}' must be true or false, a number from 0 on, or a string", param=key)
     return request

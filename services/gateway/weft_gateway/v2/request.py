@@ -8,7 +8,7 @@ from weft_common.errors import InvalidArgumentError
 from weft_common.protocol.large_messages import request_with
 from weft_common.protocol.wire import fill_parameters
 from weft_gateway.errors import RequestError
-from weft_gateway.json_text import json_type, parse_json
+from weft_gateway.json_text import json_type, parse_json, whole
 from weft_gateway.v2.values import bytes_of
 from weft_protos import grpc_service_pb2 as pb
 
@@ -152,8 +152,5 @@ def _typed(value: dict[str, Any], name: str, kind: type, default: Any) -> Any:
         wanted = "a string" if kind is str else "an object" if kind is dict else "an array"
         raise RequestError(f"'{name}' must be {wanted}, got {json_type(found)}", param=name)
     if isinstance(found, str):
-        try:
-            found.encode()
-        except UnicodeEncodeError:
-            raise RequestError(f"'{name}' has half of a surrogate pair; send whole characters", param=name) from None
+        whole(found, name)
     return found

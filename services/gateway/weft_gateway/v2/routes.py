@@ -1,8 +1,12 @@
 """Paths of V2."""
 
+from starlette.requests import Request
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
+from weft_gateway.http.body import check_origin
 from weft_gateway.http.endpoint import Handler, endpoint
+from weft_gateway.http.request_context import RequestContext
 from weft_gateway.http.resources import Resources
 from weft_gateway.v2.control import ControlHandlers
 from weft_gateway.v2.errors import error_answer
@@ -63,9 +67,19 @@ def routes(resources: Resources) -> list[Route]:
         }
     return [
         Route(PREFIX + path, endpoint(handle, error_answer), methods=[method])
-        for method, handlers in (("GET", get), ("POST", post))
+        for method, handlers in (("GET", get), ("POST", {path: _checked(handle) for path, handle in post.items()}))
         for path, handle in handlers.items()
     ]
+
+
+def _checked(handle: Handler) -> Handler:
+    """The handler, for clients alone and pages of this origin."""
+
+    async def checked(request: Request, context: RequestContext) -> ASGIApp:
+        check_origin(request)
+        return await handle(request, context)
+
+    return checked
 
 
 def endpoint_of(path: str) -> str:

@@ -6,6 +6,15 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     """OUTPUT0 is INPUT0 + INPUT1, OUTPUT1 is INPUT0 - INPUT1."""
 
+    @staticmethod
+    def auto_complete_config(config):
+        """What a configuration without tensors, as that of a load by a client, leaves out."""
+        tensors = [{"name": f"PUT{index}", "data_type": "TYPE_INT32", "dims": [16]} for index in range(2)]
+        for tensor in tensors:
+            config.add_input(tensor | {"name": "IN" + tensor["name"]})
+            config.add_output(tensor | {"name": "OUT" + tensor["name"]})
+        return config
+
     def execute(self, requests):
         """One response for each request."""
         responses = []
