@@ -180,7 +180,7 @@ def test_the_image_for_gpus_can_compile() -> None:
     assert "--no-install-recommends g++" in text
     folders = re.findall(r"(?:TRITON_CACHE_DIR|TORCHINDUCTOR_CACHE_DIR|XDG_CACHE_HOME)=(\S+)", text)
     assert len(folders) == 3
-    assert all(folder.startswith("/tmp/") for folder in folders)  # noqa: S108  # in the container
+    assert all(folder.startswith("/tmp/") for folder in folders)  # in the container
 
 
 def test_the_image_without_cuda_has_no_compiler() -> None:
