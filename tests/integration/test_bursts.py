@@ -18,6 +18,8 @@ from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from weft_wire.client import Channel
 
 NUM_CALLS = 5000
+#: A hundred connections at once, made while others call already, may take seconds on a busy machine.
+PATIENT = {"grpc.min_reconnect_backoff_ms": 60_000}
 MODEL = '''
 """Answers with what it is given."""
 import triton_python_backend_utils as pb_utils
@@ -78,8 +80,8 @@ async def test_a_burst(service: Service, client: str, num_channels: int) -> None
         if client == "weft":
             channels.append(Channel(service.address))
         else:
-            options = [*channel_options(), ("grpc.use_local_subchannel_pool", 1)]
-            channels.append(grpc.aio.insecure_channel(service.address, options=options))
+            options = dict(channel_options()) | {"grpc.use_local_subchannel_pool": 1} | PATIENT
+            channels.append(grpc.aio.insecure_channel(service.address, options=[*options.items()]))
     stubs = [GRPCInferenceServiceStub(channel) for channel in channels]
     calls = [asyncio.ensure_future(_ask(stubs[i % num_channels], i)) for i in range(NUM_CALLS)]
     done, lost = await asyncio.wait(calls, timeout=150)

@@ -100,7 +100,7 @@ class EchoService:
 
     def stats(self, request: bytes = b"") -> dict[str, Any]:
         """What the process holds; with ``b"collect"`` after a garbage collection, ``b"peak"`` forgets the peak."""
-        found = json.loads(self.call("Stats", request))
+        found = json.loads(self.call("Stats", request, timeout_s=60.0))
         assert isinstance(found, dict)
         return found
 
