@@ -33,6 +33,7 @@ from weft_router.serving.served import Served, ServedGraph, ServedTargetModel
 from weft_router.steps import earlier
 from weft_router.target import Target
 from weft_router.targets.catalog import CatalogEntry, TargetCatalog
+from weft_router.targets.model_control import TargetControl
 
 #: Pause between two scans when a graph has changed, in seconds: a file that is being written changes meanwhile.
 SETTLE_S = 0.1
@@ -108,6 +109,7 @@ class RouterCore:
         )
         self._repository_poll_s = repository_poll_s
         self._control = GraphControl(self._lifecycle, model_control)
+        self._targets = TargetControl(targets, self._catalog)
         self._is_polling = model_control == "poll"
         self._load_graphs = tuple(load_graphs) if model_control == "explicit" else ("*",)
         self._admission = AdmissionController(admission, num_workers=num_workers)
@@ -268,17 +270,23 @@ class RouterCore:
         """Whether a graph of that name is known, ready or not."""
         return any(graph.file.name == name for graph in self._graphs)
 
+    async def is_graph(self, name: str) -> bool:
+        """Whether a graph of that name is known or in the repository."""
+        return self.has_graph(name) or name in await self._lifecycle.scan()
+
     async def refresh(self, target: str) -> None:
         """What a target serves now is known; graphs follow."""
         await self._catalog.refresh(target)
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """As ``GraphControl.load``."""
-        await self._control.load(name, parameters)
+        """As ``TargetControl.load`` of a model, else as ``GraphControl.load``."""
+        if "rollback" in parameters or await self.is_graph(name) or not await self._targets.load(name, parameters):
+            await self._control.load(name, parameters)
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """As ``GraphControl.unload``."""
-        await self._control.unload(name, unload_dependents=unload_dependents)
+        """As ``TargetControl.unload`` of a model, else as ``GraphControl.unload``."""
+        if await self.is_graph(name) or not await self._targets.unload(name, unload_dependents=unload_dependents):
+            await self._control.unload(name, unload_dependents=unload_dependents)
 
     def _on_catalog_change(self) -> None:
         self._graphs.choose_defaults()

@@ -88,6 +88,9 @@ class WorkerCore(RouterCore):
             UnavailableError: Another worker could not do it; it can be done again.
         """
         await self._has_started.wait()
+        if "rollback" not in parameters and not await self.is_graph(name):
+            await super().load(name, parameters)  # the other workers see it when they ask the target
+            return
         # Of parameters that are not supported only the names count.
         body = json.dumps([name, dict(parameters)], default=lambda _: "").encode()
         self._check(await self._link.change("load", body))
@@ -95,6 +98,9 @@ class WorkerCore(RouterCore):
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """As ``RouterCore.unload``, at every worker. Raises as ``load``."""
         await self._has_started.wait()
+        if not await self.is_graph(name):
+            await super().unload(name, unload_dependents=unload_dependents)
+            return
         self._check(await self._link.change("unload", json.dumps([name, unload_dependents]).encode()))
 
     async def _load_at_start(self) -> None:

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from weft_common.core import InferCall, InferResult, Parameters, RequestedOutput
+from weft_common.core import InferCall, InferResult, ParameterValue, RequestedOutput
 from weft_common.errors import InvalidArgumentError, RemoteError, UnsupportedError
 from weft_common.limits import (
     MAX_DIMS,
@@ -59,7 +59,7 @@ def parameters_from(message: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def fill_parameters(message: Any, parameters: Parameters) -> None:
+def fill_parameters(message: Any, parameters: Mapping[str, ParameterValue | bytes]) -> None:
     """Write plain values into a parameter map of a message.
 
     ``priority`` is written as uint64, as tritonclient does; other integers as int64.
@@ -79,9 +79,11 @@ def fill_parameters(message: Any, parameters: Parameters) -> None:
                     target.int64_param = value
             elif isinstance(value, float):
                 target.double_param = value
+            elif isinstance(value, bytes):
+                target.bytes_param = value
             else:
                 target.string_param = value
-        except (ValueError, OverflowError, TypeError) as error:
+        except (ValueError, OverflowError, TypeError, AttributeError) as error:
             raise InvalidArgumentError(
                 f"parameter '{key}' has value {value!r}, which the protocol cannot carry"
             ) from error

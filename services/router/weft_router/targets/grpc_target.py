@@ -6,7 +6,7 @@ Python calls more.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from weft_common.client.channels import MAX_TIMEOUT_S
 from weft_common.client.local_tensors import LocalTensors
 from weft_common.client.v2_client import RpcFailure, V2Client, metadata_of
 from weft_common.client.wires import WireName
-from weft_common.core import CallContext, InferCall, InferResult
+from weft_common.core import CallContext, InferCall, InferResult, ParameterValue
 from weft_common.errors import DeadlineExceededError, RemoteError, UnavailableError, UnsupportedError, WeftError
 from weft_common.observing.logs import get_logger
 from weft_common.protocol.known_messages import result_of
@@ -34,6 +34,8 @@ from weft_wire.client import UnaryCall
 #: A configuration is read when the state of its model changes. A reloaded model may differ while the index looks the
 #: same, so each discovery also reads so many others, in turn: 64 take about 10 ms.
 CONFIGS_PER_DISCOVERY = 64
+#: How long the other side has to load or unload a model, in seconds.
+CONTROL_TIMEOUT_S = 3600.0
 
 _log = get_logger("weft.router.targets")
 
@@ -113,6 +115,14 @@ class GrpcTarget:
         except WeftError:
             self._known = {}
             raise
+
+    async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
+        """As ``ControlledTarget.load``."""
+        await self._client.load(name, parameters, timeout_s=CONTROL_TIMEOUT_S)
+
+    async def unload(self, name: str, *, unload_dependents: bool) -> None:
+        """As ``ControlledTarget.unload``."""
+        await self._client.unload(name, unload_dependents=unload_dependents, timeout_s=CONTROL_TIMEOUT_S)
 
     async def close(self) -> None:
         """As ``Target.close``."""
