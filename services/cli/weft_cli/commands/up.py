@@ -58,8 +58,11 @@ def _process_fault(options: argparse.Namespace) -> str:
 
 
 def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
-    polling = ["--model-control-mode=poll", f"--repository-poll-secs={options.repository_poll_secs}"]
-    arguments = {name: polling if options.model_control_mode == "poll" else [] for name in MODEL_SERVICES}
+    control = {
+        "poll": ["--model-control-mode=poll", f"--repository-poll-secs={options.repository_poll_secs}"],
+        "explicit": ["--model-control-mode=explicit", "--load-model=*"],
+    }
+    arguments = {name: control.get(options.model_control_mode, []) for name in MODEL_SERVICES}
     # The router checks the keys.
     arguments[GATEWAY] = [argument for argument in given_to_server(options) if argument.startswith("--tls-")]
     limits = [*_shared_arguments(options)]
