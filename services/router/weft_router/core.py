@@ -33,7 +33,7 @@ from weft_router.serving.served import Served, ServedGraph, ServedTargetModel
 from weft_router.steps import earlier
 from weft_router.target import Target
 from weft_router.targets.catalog import CatalogEntry, TargetCatalog
-from weft_router.targets.model_control import ModelControl
+from weft_router.targets.model_control import TargetModelControl
 
 #: Pause between two scans when a graph has changed, in seconds: a file that is being written changes meanwhile.
 SETTLE_S = 0.1
@@ -88,7 +88,7 @@ class RouterCore:
         self._catalog = TargetCatalog(
             targets, poll_s=poll_s, on_change=self._on_catalog_change, retry_percent=retry_budget_percent
         )
-        self._models = ModelControl(targets)
+        self._models = TargetModelControl(targets)
         self._runtime = Runtime(
             self._catalog.targets,
             budgets=self._catalog.budgets,
@@ -275,12 +275,12 @@ class RouterCore:
         await self._catalog.refresh(target)
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """Load a graph, as ``GraphControl.load``, or else a model, as ``ModelControl.load``."""
+        """Load a graph, as ``GraphControl.load``, or else a model, as ``TargetModelControl.load``."""
         if not await self._has_loaded_model(name, parameters):
             await self._control.load(name, parameters)
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """Unload a graph, as ``GraphControl.unload``, or else a model, as ``ModelControl.unload``."""
+        """Unload a graph, as ``GraphControl.unload``, or else a model, as ``TargetModelControl.unload``."""
         if not await self._has_unloaded_model(name, unload_dependents=unload_dependents):
             await self._control.unload(name, unload_dependents=unload_dependents)
 

@@ -15,7 +15,7 @@ INDEX_TIMEOUT_S = 5.0
 LOAD_TIMEOUT_S = 3600.0
 
 
-class ModelControl:
+class TargetModelControl:
     """Passes loads and unloads on to the service that has the model in its repository, each replica of it.
 
     Whether that may be is for the service to say, which has a mode of its own. Models of services in this process are
