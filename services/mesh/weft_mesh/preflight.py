@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from weft_common.processes.ports import reserve_port
-from weft_common.repository.layout import is_ensemble
+from weft_common.repository.layout import folders_of_models, has_files, is_ensemble, is_model_folder
 from weft_common.server.unix_socket import path_fault
-from weft_common.versions import is_version
 from weft_mesh.service_names import GRAPHS
 
 
@@ -29,8 +28,9 @@ def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path
     Raises:
         MeshError: It is neither, or models have no files; names each.
     """
-    folders = {name: repository / name for name in (*services, GRAPHS) if (repository / name).is_dir()}
-    if not folders and any(repository.glob("*/config.pbtxt")):
+    folders = folders_of_models(repository, (*services, GRAPHS))
+    has_services = GRAPHS in folders and len(folders) > 1
+    if not has_services and repository.is_dir() and any(map(is_model_folder, repository.iterdir())):
         folders = {"model": repository, GRAPHS: repository}
     if GRAPHS not in folders or len(folders) == 1:
         raise MeshError(
@@ -42,15 +42,11 @@ def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path
         str(config.parent.relative_to(repository))
         for name, folder in folders.items()
         for config in sorted(folder.glob("*/config.pbtxt"))
-        if name != GRAPHS and not is_ensemble(config) and not _has_files(config.parent)
+        if name != GRAPHS and not is_ensemble(config) and not has_files(config.parent)
     ]
     if empty:
         raise MeshError(f"no model files for {', '.join(empty)} in '{repository}': run `make models` to build them")
     return folders
-
-
-def _has_files(model: Path) -> bool:
-    return any(is_version(folder.name) and folder.is_dir() and any(folder.iterdir()) for folder in model.iterdir())
 
 
 def socket_paths(folder: Path, services: Iterable[str]) -> dict[str, Path]:

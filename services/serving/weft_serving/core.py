@@ -68,6 +68,7 @@ class ServingCore(InferenceCore):
         rate_limits: Resources that instances share, as for ``RateLimiter``; None: ``rate_limiter`` of the
             configurations has no effect.
         response_cache_bytes: Of the cached answers of all models.
+        completes_configs: Whether what configurations leave out is taken from the models' files.
     """
 
     def __init__(
@@ -88,9 +89,11 @@ class ServingCore(InferenceCore):
         callee: Callee | None = None,
         rate_limits: Mapping[ResourceKey, int] | None = None,
         response_cache_bytes: int = DEFAULT_RESPONSE_CACHE_BYTES,
+        completes_configs: bool = True,
     ) -> None:
         self._repository = ModelRepository(repository)
         self._backends = backends
+        self._completes_configs = completes_configs
         self._clients = ClientControl(model_control, "service")
         self._load_models = load_models
         self._num_gpus = count_gpus() if num_gpus is None else num_gpus
@@ -280,6 +283,7 @@ class ServingCore(InferenceCore):
             self._repository.versions(name),
             self._backends,
             num_gpus=self._num_gpus,
+            completes=self._completes_configs,
             override=override,
             caller=self._caller,
             metrics=self._metrics,

@@ -10,6 +10,7 @@ from google.protobuf import json_format
 from weft_common.core import ParameterValue
 from weft_common.errors import InternalError, InvalidArgumentError, UnavailableError, UnsupportedError, WeftError
 from weft_common.observing.logs import get_logger
+from weft_common.repository.layout import CONFIG_FILENAME
 from weft_common.signature import COLLECTS_PARAMETER, ModelSignature
 from weft_common.text.pbtxt import parse
 from weft_protos.model_config_pb2 import ModelConfig
@@ -35,8 +36,6 @@ from weft_serving.config.versions import select_versions
 from weft_serving.config.warmup import warmup_samples
 from weft_serving.config.warmup_samples import warmed
 from weft_serving.scheduler.settings import SchedulerSettings
-
-CONFIG_FILENAME = "config.pbtxt"
 
 _log = get_logger("weft.serving.config")
 
@@ -66,6 +65,7 @@ def define_model(
     backends: Mapping[str, type[Backend]],
     *,
     num_gpus: int,
+    completes: bool = True,
     override: str | None = None,
     caller: ModelCaller | None = None,
     metrics: MetricSink | None = None,
@@ -79,7 +79,8 @@ def define_model(
         versions: Numbers of the version folders.
         backends: By name; reading a value may import it.
         num_gpus: CUDA devices of this process.
-        override: A whole configuration as JSON, in place of ``config.pbtxt``.
+        completes: Whether what the configuration leaves out, up to the whole file, is taken from the model's files.
+        override: A configuration as JSON, in place of ``config.pbtxt``.
         caller: Calls other models for this one.
         metrics: Keeps the metrics of the model.
         control: Loads and unloads other models for this one.
@@ -89,12 +90,16 @@ def define_model(
         PbtxtError: Every fault of the configuration, each with file, line and column.
         WeftError: The backend could not complete the configuration.
     """
-    config, report = _read(directory, override)
+    config, report = _read(directory, override, completes=completes)
+    if completes and versions:
+        checks.name_backend(config, directory / str(max(versions)))
+    if override is None and not config.backend and not (directory / CONFIG_FILENAME).exists():
+        raise InvalidArgumentError(f"{directory} has no {CONFIG_FILENAME}, and {checks.TELLING_FILES}")
     checks.check_declared(config, directory.name, backends, report)
     selected = select_versions(config, versions, report)
-    if not report.diagnostics:  # user code sees sound configurations only
+    if completes and not report.diagnostics:  # user code sees sound configurations only
         backend = _imported(backends, config.backend)
-        if backend.completes_always or not (config.input and config.output):
+        if backend.completes_always or checks.is_incomplete(config):
             declared = {tensor.name for tensor in config.input} | {tensor.name for tensor in config.output}
             config = _complete(config, backend, directory / str(selected[-1]))
             drop_added(config, declared)
@@ -154,16 +159,24 @@ def define_model(
     )
 
 
-def _read(directory: Path, override: str | None) -> tuple[ModelConfig, ConfigReport]:
-    """The configuration as written, and a report with the positions of its fields."""
+def _read(directory: Path, override: str | None, *, completes: bool) -> tuple[ModelConfig, ConfigReport]:
+    """The configuration as written, an empty one without a file, and a report with the positions of its fields."""
     if override is not None:
         try:
             return json_format.Parse(override, ModelConfig()), ConfigReport("config parameter")
         except (json_format.ParseError, RecursionError) as error:
             raise InvalidArgumentError(f"parameter 'config' is not a model configuration in JSON: {error}") from None
     path = directory / CONFIG_FILENAME
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise InvalidArgumentError(f"cannot read {path}: it is no regular file")
     try:
         text = path.read_bytes()
+    except FileNotFoundError:
+        if completes:
+            return ModelConfig(), ConfigReport(str(path))
+        raise InvalidArgumentError(
+            f"there is no {path}; a model needs this file where --disable-auto-complete-config is given"
+        ) from None
     except OSError as error:
         raise InvalidArgumentError(f"cannot read {path}: {error.strerror}; a model needs this file") from None
     config, positions = parse(text, ModelConfig(), file=str(path))
