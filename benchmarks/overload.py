@@ -60,6 +60,7 @@ class TritonPythonModel:
 """
 _CONFIG = f"""
 backend: "python"
+parameters {{ key: "EXECUTION" value {{ string_value: "thread" }} }}
 max_batch_size: 0
 instance_group {{ count: {NUM_INSTANCES} }}
 input {{ name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }}

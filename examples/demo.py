@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from queue import Queue
 from typing import Any, NamedTuple
@@ -147,25 +147,39 @@ def main() -> int:
     """0 when every graph answered, else 1."""
     parser = argparse.ArgumentParser(description="Send one request to each sample graph.")
     parser.add_argument("url", nargs="?", default="127.0.0.1:8001", metavar="HOST:PORT", help="the router")
-    url = parser.parse_args().url
-    digit = min(DIGITS.glob("*.png"))
+    parser.add_argument("--part", choices=("quick", "written"), help="all but the language model, or it alone")
+    options = parser.parse_args()
     num_errors = 0
-    with triton.InferenceServerClient(url) as client:
-        for question in questions(digit):
-            print(f"\n{question.graph}: {question.what}")
-            try:
-                ask(client, question)
-            except InferenceServerException as error:
-                print(f"  {error.status()}: {error.message()}")
-                num_errors += 1
-        print("\nwrite: a small language model, token by token")
-        try:
-            write(client, PROMPT)
-        except InferenceServerException as error:
-            print(f"  {error.status()}: {error.message()}")
-            num_errors += 1
-    print(f"\n{num_errors} errors" if num_errors else "\nEvery graph answered.")
+    with triton.InferenceServerClient(options.url) as client:
+        for question in questions(min(DIGITS.glob("*.png"))) if options.part != "written" else []:
+            print(f"\n{question.graph}: {question.what}", flush=True)
+            num_errors += not answers(lambda question=question: ask(client, question))
+        if options.part != "quick":
+            wait_until_ready(client, "write")
+            print("\nwrite: a small language model, token by token")
+            num_errors += not answers(lambda: write(client, PROMPT))
+    if num_errors:
+        print(f"\n{num_errors} errors")
+    elif options.part != "quick":
+        print("\nEvery graph answered.")
     return 1 if num_errors else 0
+
+
+def answers(request: Callable[[], None]) -> bool:
+    """Whether the request is answered; an error is printed."""
+    try:
+        request()
+    except InferenceServerException as error:
+        print(f"  {error.status()}: {error.message()}")
+        return False
+    return True
+
+
+def wait_until_ready(client: triton.InferenceServerClient, model: str) -> None:
+    """Wait until the model is ready, for a while: the request says why it is not."""
+    end_s = time.monotonic() + TIMEOUT_S
+    while not client.is_model_ready(model) and time.monotonic() < end_s:
+        time.sleep(0.2)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from recipes.recipe import (
     SOURCE,
     Figures,
     MissingPackageError,
+    Recipe,
     build,
     built_figures,
     fingerprint,
@@ -32,29 +33,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     repository = arguments.output.resolve()
     if repository != SOURCE:
         _copy_committed_files(repository)
-    chosen = in_order(RECIPES, arguments.only)
-    with only_builder(repository), tqdm(chosen, unit="sample", disable=None, leave=False) as progress:
+    chosen = [recipe for recipe in in_order(RECIPES, arguments.only) if recipe.name not in arguments.skip]
+    with tqdm(chosen, unit="sample", disable=None, leave=False) as progress:
         for recipe in progress:
             progress.set_description(recipe.name)
-            stamp = fingerprint(recipe, RECIPES)
-            figures = None if arguments.force else built_figures(repository, recipe, stamp)
-            if figures is not None:
-                tqdm.write(_line(recipe.name, "up to date", figures))
-                continue
-            start = time.perf_counter()
             try:
-                figures = build(repository, recipe, stamp)
+                with only_builder(repository, recipe.name):
+                    line = _up_to_date(repository, recipe, is_forced=arguments.force)
             except MissingPackageError as error:
                 tqdm.write(f"{recipe.name}: {error}", file=sys.stderr)
                 return 1
-            tqdm.write(_line(recipe.name, f"built in {time.perf_counter() - start:.1f} s", figures))
+            tqdm.write(line)
+            sys.stdout.flush()
     return 0
+
+
+def _up_to_date(repository: Path, recipe: Recipe, *, is_forced: bool) -> str:
+    """Build the sample unless it is built; what was done. Raises MissingPackageError."""
+    stamp = fingerprint(recipe, RECIPES)
+    figures = None if is_forced else built_figures(repository, recipe, stamp)
+    if figures is not None:
+        return _line(recipe.name, "up to date", figures)
+    start_s = time.perf_counter()
+    figures = build(repository, recipe, stamp)
+    return _line(recipe.name, f"built in {time.perf_counter() - start_s:.1f} s", figures)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Build the sample models.")
     parser.add_argument(
         "--only", action="append", default=[], choices=RECIPES, metavar="NAME", help="this sample and what it needs"
+    )
+    parser.add_argument(
+        "--skip", action="append", default=[], choices=RECIPES, metavar="NAME", help="leave this sample out"
     )
     parser.add_argument("--force", action="store_true", help="build even what is up to date")
     parser.add_argument(

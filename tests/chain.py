@@ -27,6 +27,7 @@ class TritonPythonModel:
 '''
 CONFIG = """
 backend: "python"
+parameters {{ key: "EXECUTION" value {{ string_value: "thread" }} }}
 max_batch_size: 8
 input [ {{ name: "{source}" data_type: TYPE_FP32 dims: [ 1 ] }} ]
 output [ {{ name: "{sink}" data_type: TYPE_FP32 dims: [ 1 ] }} ]

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from torch import nn
 from torch.nn.functional import cross_entropy
-from tqdm import trange
 
 from recipes.onnx_file import save_graph, tensor
+from recipes.progress import steps
 
 MAX_BATCH_SIZE = 32
 BRIGHTEST = 16.0
@@ -97,7 +97,7 @@ def train(
     num_steps = _NUM_EPOCHS * -(-len(x) // _BATCH_SIZE)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=_LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LEARNING_RATE, total_steps=num_steps)
-    for _ in trange(_NUM_EPOCHS, desc=f"training {name}", unit="epoch", leave=False, disable=None):
+    for _ in steps(_NUM_EPOCHS, f"training {name}"):
         order: Any = torch.randperm(len(x))
         for rows in order.split(_BATCH_SIZE):
             optimizer.zero_grad()

@@ -109,11 +109,11 @@ def build(repository: Path, recipe: Recipe, stamp: str) -> Figures:
 
 
 @contextmanager
-def only_builder(repository: Path) -> Iterator[None]:
-    """No other process builds into ``repository`` inside the block; waits for one that does."""
+def only_builder(repository: Path, name: str) -> Iterator[None]:
+    """No other process builds the recipe of that name inside the block; waits for one that does."""
     folder = repository / CACHE
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    with (folder / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -60,6 +60,7 @@ class TritonPythonModel:
 '''
 CONFIG = """
 backend: "python"
+parameters { key: "EXECUTION" value { string_value: "thread" } }
 max_batch_size: 1
 input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]

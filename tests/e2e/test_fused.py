@@ -61,6 +61,7 @@ class TritonPythonModel:
 '''
 MOODY_CONFIG = """
 backend: "python"
+parameters { key: "EXECUTION" value { string_value: "thread" } }
 max_batch_size: 8
 input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
@@ -86,6 +87,7 @@ class TritonPythonModel:
 '''
 COUNT_CONFIG = """
 backend: "python"
+parameters { key: "EXECUTION" value { string_value: "thread" } }
 input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 model_transaction_policy { decoupled: true }
@@ -316,10 +318,10 @@ def test_some_services_may_be_fused_and_each_hop_is_traced(up: Start, otlp_colle
 
 
 def test_a_model_that_cannot_be_loaded_ends_a_fused_start(up: Start, tmp_path: Path) -> None:
-    """The model and the reason are named beside the graph that needs it."""
+    """With `--exit-on-error`; the model and the reason are named beside the graph that needs it."""
     broken = write_repository(tmp_path / "repository")
     (broken / "model/work/1/model.py").write_text("import nothing_of_that_name\n")
-    mesh = up("--in-process", repository=broken, must_serve=False)
+    mesh = up("--in-process", "--exit-on-error", repository=broken, must_serve=False)
     assert mesh.process.wait(30) == 1
     assert "work/1 is UNAVAILABLE: " in mesh.log()
     assert "nothing_of_that_name" in mesh.log()

@@ -27,6 +27,7 @@ class TritonPythonModel:
 """
 CONFIG = """
 backend: "python"
+parameters { key: "EXECUTION" value { string_value: "thread" } }
 input [ { name: "X" data_type: TYPE_FP32 dims: [ 1, 1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1, 1 ] } ]
 """

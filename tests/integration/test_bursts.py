@@ -30,6 +30,7 @@ class TritonPythonModel:
 '''
 CONFIG = """
 backend: "python"
+parameters { key: "EXECUTION" value { string_value: "thread" } }
 max_batch_size: 64
 dynamic_batching {}
 input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]

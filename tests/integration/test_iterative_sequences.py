@@ -67,15 +67,15 @@ sequence_batching {
   oldest { max_candidate_sequences: 4 }
 }
 """
-PROCESS = 'parameters { key: "EXECUTION" value { string_value: "process" } }'
+THREAD = 'parameters { key: "EXECUTION" value { string_value: "thread" } }'
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 BOUNDED = 'parameters { key: "max_sequence_backlog" value { string_value: "1" } }'
 MODELS = {
-    "plain": "",
-    "process": PROCESS,
-    "stream": DECOUPLED,
-    "stream_process": DECOUPLED + PROCESS,
-    "bounded": BOUNDED,
+    "plain": THREAD,
+    "process": "",
+    "stream": DECOUPLED + THREAD,
+    "stream_process": DECOUPLED,
+    "bounded": BOUNDED + THREAD,
 }
 
 

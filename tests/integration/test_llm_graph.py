@@ -63,6 +63,7 @@ class TritonPythonModel:
 """
 ECHO_CONFIG = """
 backend: "python"
+parameters { key: "EXECUTION" value { string_value: "thread" } }
 model_transaction_policy { decoupled: true }
 input [
   { name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] },

@@ -20,6 +20,7 @@ input { name: "IN" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] }
 """
 PROCESS = 'parameters { key: "EXECUTION" value { string_value: "process" } }'
+THREAD = PROCESS.replace("process", "thread")
 HEAD = """
 import threading
 import numpy as np
@@ -135,7 +136,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         folder = repository / name / "1"
         folder.mkdir(parents=True)
         (folder / "model.py").write_text(HEAD + body)
-        (folder.parent / "config.pbtxt").write_text(CONFIG + options)
+        (folder.parent / "config.pbtxt").write_text(CONFIG + options + ("" if PROCESS in options else THREAD))
     with running_service(repository) as endpoints, triton.InferenceServerClient(endpoints["grpc"]) as client:
         yield Service(client, endpoints["grpc"], endpoints["metrics"])
 
@@ -230,7 +231,7 @@ def test_a_stream_goes_on_after_an_error(service: Service, model: str) -> None:
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     with grpc.insecure_channel(service.grpc) as channel:
         responses = list(GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([request]), timeout=TIMEOUT_S))
-    assert ["", "NOT_FOUND: not this one", "", ""] == [response.error_message for response in responses]
+    assert ["", "not this one", "", ""] == [response.error_message for response in responses]
     assert [False, False, False, True] == [
         response.infer_response.parameters["triton_final_response"].bool_param for response in responses
     ]

@@ -134,6 +134,7 @@ DIES = (
 )
 DECOUPLED = "model_transaction_policy { decoupled: true } "
 PROCESS = 'parameters { key: "EXECUTION" value { string_value: "process" } } '
+THREAD = PROCESS.replace("process", "thread")
 MODELS = {
     "count": (COUNT, DECOUPLED + "instance_group { count: 2 kind: KIND_CPU }"),
     "count_process": (COUNT, DECOUPLED + PROCESS),
@@ -177,7 +178,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         version = root / "model" / name / "1"
         version.mkdir(parents=True)
         (version / "model.py").write_text(HEAD + source)
-        (version.parent / "config.pbtxt").write_text(CONFIG + config)
+        (version.parent / "config.pbtxt").write_text(CONFIG + config + ("" if PROCESS in config else THREAD))
         os.mkfifo(version.parent / "left")
     for name, steps in GRAPHS.items():
         version = root / "graphs" / name / "1"

@@ -54,8 +54,8 @@ output { name: "Y" data_type: TYPE_FP32 dims: [ -1, 1 ] reshape { shape: [ 1, -1
 dynamic_batching { }
 """
 OPTIONS = {
-    "thread": "response_cache { enable: true }",
-    "process": 'parameters { key: "EXECUTION" value { string_value: "process" } }',
+    "thread": 'response_cache { enable: true } parameters { key: "EXECUTION" value { string_value: "thread" } }',
+    "process": "",
     "decoupled": "model_transaction_policy { decoupled: true }",
 }
 VECTOR_CONFIG = """

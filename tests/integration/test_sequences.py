@@ -123,6 +123,7 @@ control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY bool_false_
 control_input { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }
 """
 STATE = 'state { input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: [ 1 ] }'
+THREAD = 'parameters { key: "EXECUTION" value { string_value: "thread" } }'
 LONG_IDLE = "max_sequence_idle_microseconds: 60000000"
 TWO = "instance_group { count: 2 kind: KIND_CPU }"
 MODELS = {
@@ -133,8 +134,7 @@ MODELS = {
     ),
     "process": (
         SUMMING,
-        f"sequence_batching {{ {LONG_IDLE} direct {{ }} {CONTROLS} }} {TWO} "
-        'parameters { key: "EXECUTION" value { string_value: "process" } }',
+        f"sequence_batching {{ {LONG_IDLE} direct {{ }} {CONTROLS} }} {TWO}",
     ),
     "stateful": (STATEFUL, f"sequence_batching {{ {LONG_IDLE} oldest {{ }} {STATE} }} {TWO}"),
     "single": (STATEFUL, f"sequence_batching {{ {LONG_IDLE} oldest {{ max_candidate_sequences: 1 }} {STATE} }}"),
@@ -183,7 +183,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = root / name
         (folder / "1").mkdir(parents=True)
         (folder / "1" / "model.py").write_text(code)
-        (folder / "config.pbtxt").write_text(BASE + config)
+        (folder / "config.pbtxt").write_text(BASE + config + ("" if name == "process" else THREAD))
         for pipe in ("running", "go"):
             os.mkfifo(folder / pipe)
     write_onnx(root)

@@ -36,6 +36,7 @@ class TritonPythonModel:
 '''
 CONFIG = f"""
 backend: "python"
+parameters {{ key: "EXECUTION" value {{ string_value: "thread" }} }}
 max_batch_size: {MAX_BATCH_SIZE}
 dynamic_batching {{ }}
 input [ {{ name: "X" data_type: TYPE_FP32 dims: [ 1 ] }} ]

@@ -165,7 +165,7 @@ def test_a_failure_in_mid_stream_is_that_requests_alone(core: TokenCore, stream:
     for graph in ("chat", "wide"):
         stream.send(graph, "a", "a", count=9, fail_after=3)
         assert [f"a,pre.{n},post" for n in range(3)] == [stream.take()[1] for _ in range(3)]
-        assert f"RESOURCE_EXHAUSTED: {graph}/1: root/llm -> llm@1: out of blocks" == stream.take()[1]
+        assert f"{graph}/1: root/llm -> llm@1: out of blocks" == stream.take()[1]
         stream.send(graph, "b", "b", asks_for_final=True, count=1)
         assert [("b", "b,pre.0,post")] == stream.take_all()
 
@@ -223,9 +223,7 @@ def test_a_deadline_passes_in_mid_stream(core: TokenCore, stream: Stream, router
     stream.send("brief", "a", "a", count=9, hang_after=2)
     assert ["a,pre.0,post", "a,pre.1,post"] == [stream.take()[1] for _ in range(2)]
     text = stream.take()[1]
-    assert text.startswith(
-        "DEADLINE_EXCEEDED: brief/1: root/llm -> llm@1: the stream of model 'llm' on target 'model'"
-    ), text
+    assert text.startswith("brief/1: root/llm -> llm@1: the stream of model 'llm' on target 'model'"), text
     stream.send("chat", "b", "b", count=1)
     assert "b,pre.0,post" == stream.take()[1]
     limited = Stream(router.grpc, stream_timeout=0.5)
@@ -244,9 +242,9 @@ def test_a_target_that_dies_in_mid_stream_is_named(repository: Path) -> None:
         target.kill()
         text = stream.take()[1]
         where = f"wide/1: root/llm -> llm@1: model 'llm' on target 'model' ({address}) cannot be reached"
-        assert text.startswith(f"UNAVAILABLE: {where}"), text
+        assert text.startswith(where), text
         stream.send("wide", "b", "b", count=1)
-        assert "UNAVAILABLE" in stream.take()[1]
+        assert "cannot be reached" in stream.take()[1]
         stream.close()
 
 

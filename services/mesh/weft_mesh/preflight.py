@@ -26,7 +26,7 @@ def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path
         services: Names of the folders that hold models.
 
     Raises:
-        MeshError: It is neither, or models have no files; names each.
+        MeshError: It is neither, or not one of its models has files.
     """
     folders = folders_of_models(repository, (*services, GRAPHS))
     has_services = GRAPHS in folders and len(folders) > 1
@@ -38,14 +38,15 @@ def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path
             f"{', '.join(services)}, or models side by side as Triton Inference Server has them; give one with "
             "--repository"
         )
-    empty = [
-        str(config.parent.relative_to(repository))
+    models = [
+        config.parent
         for name, folder in folders.items()
         for config in sorted(folder.glob("*/config.pbtxt"))
-        if name != GRAPHS and not is_ensemble(config) and not has_files(config.parent)
+        if name != GRAPHS and not is_ensemble(config)
     ]
-    if empty:
-        raise MeshError(f"no model files for {', '.join(empty)} in '{repository}': run `make models` to build them")
+    if models and not any(map(has_files, models)):
+        empty = ", ".join(str(model.relative_to(repository)) for model in models)
+        raise MeshError(f"no model files for {empty} in '{repository}': run `make models` to build them")
     return folders
 
 
@@ -72,6 +73,6 @@ def hold_port(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise MeshError(
                 f"port {port} on {host} is in use: stop what listens there, or choose others with --router-port, "
-                "--metrics-port and --openai-port (0 is any free port)"
+                "--metrics-port and --http-port (0 is any free port)"
             ) from error
         raise MeshError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error

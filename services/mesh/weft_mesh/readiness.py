@@ -1,4 +1,4 @@
-"""Waits until a service serves; the error says why it does not."""
+"""Waits until a service serves; says what of it does not."""
 
 import asyncio
 from typing import NamedTuple
@@ -38,7 +38,7 @@ async def wait_ready(
     deadline_s: float,
     security: ChannelSecurity | None = None,
     wire: WireName | None = None,
-) -> None:
+) -> list[str]:
     """Wait until the service answers SERVING to ``grpc.health.v1`` and is ready by ``ServerReady``.
 
     Args:
@@ -47,6 +47,9 @@ async def wait_ready(
         deadline_s: Until when to wait, on the clock of the running loop, seconds.
         security: Of the calls; None: plaintext without a key.
         wire: Implementation of gRPC for the calls; None: ``default_wire``.
+
+    Returns:
+        What is not READY all the same, a line for each; some of a service whose readiness is not strict.
 
     Raises:
         MeshError: The deadline passed, or no model loads any more and some cannot serve.
@@ -64,6 +67,7 @@ async def wait_ready(
                 reasons = "".join(f"\n  {obstacle}" for obstacle in seen) or " it does not answer SERVING"
                 raise MeshError(f"{name} at {address} is not ready:{reasons}")
             await asyncio.sleep(_POLL_INTERVAL_S)
+        return [str(obstacle) for obstacle in await _obstacles(service)]
 
 
 async def _is_ready(service: V2Client) -> bool:

@@ -104,7 +104,9 @@ class SupervisedService:
         """
         await self._process.start()
         endpoint = await self._announced(self._process, deadline_s)
-        await self._or_died(self._process, self._ready(endpoint, deadline_s))
+        lacks = await self._or_died(self._process, self._ready(endpoint, deadline_s))
+        if lacks:
+            self._report(f"{self.name} serves, but not all of it:{_indented(lacks)}")
         self._policy.serves()
         return endpoint
 
@@ -187,15 +189,17 @@ class SupervisedService:
     def _dialed(self, endpoint: Endpoint) -> str:
         return self._own_address or dialable(endpoint.grpc)
 
-    async def _ready(self, endpoint: Endpoint, deadline_s: float) -> None:
-        if self._speaks_grpc:
-            await wait_ready(
-                self.name,
-                self._dialed(endpoint),
-                deadline_s=deadline_s,
-                security=self._security,
-                wire=self._supervision.wire,
-            )
+    async def _ready(self, endpoint: Endpoint, deadline_s: float) -> list[str]:
+        """Wait until the process serves; what it does not serve. Raises MeshError."""
+        if not self._speaks_grpc:
+            return []
+        return await wait_ready(
+            self.name,
+            self._dialed(endpoint),
+            deadline_s=deadline_s,
+            security=self._security,
+            wire=self._supervision.wire,
+        )
 
     async def _start_again(self) -> None:
         """Start a new process, in as many attempts as it takes."""
@@ -224,14 +228,15 @@ class SupervisedService:
             self._policy.serves()
             _finish(request)
             try:
-                await self._or_died(process, self._ready(endpoint, deadline_s))
+                lacks = await self._or_died(process, self._ready(endpoint, deadline_s))
             except MeshError as error:
                 if not process.is_running:
                     self._report(str(error))
                     continue
                 self._report(f"{self.name} runs again, but not all of it: {error}")
                 return
-            self._report(f"{self.name} serves again after {now() - died_s:.1f} s, pid {endpoint.pid}")
+            rest = f", but not all of it:{_indented(lacks)}" if lacks else ""
+            self._report(f"{self.name} serves again after {now() - died_s:.1f} s, pid {endpoint.pid}{rest}")
             return
 
     async def _requested_within(self, pause_s: float) -> Replacement | None:
@@ -314,6 +319,10 @@ class SupervisedService:
         finally:
             task.cancel()
             died.cancel()
+
+
+def _indented(lines: list[str]) -> str:
+    return "".join(f"\n  {line}" for line in lines)
 
 
 def _finish(request: Replacement | None) -> None:

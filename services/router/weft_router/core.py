@@ -166,8 +166,17 @@ class RouterCore:
         )
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Whether a graph with all that it needs, or a target's model, is ready. Raises NotFoundError."""
-        return self._served(name, version).is_ready
+        """Whether a graph with all that it needs, or a target's model, is ready; False for a version that is not there.
+
+        Raises NotFoundError.
+        """
+        try:
+            return self._served(name, version).is_ready
+        except UnavailableError:
+            return False
+        except NotFoundError:
+            self._served(name, "")
+            return False
 
     def signature(self, name: str, version: str) -> ModelSignature:
         """Signature of a graph or of a target's model. Raises NotFoundError or UnavailableError."""
@@ -186,6 +195,11 @@ class RouterCore:
         entries = [self._graphs.index_entry(graph) for graph in self._graphs]
         entries += (IndexEntry(name, "", "UNAVAILABLE", fault) for name, fault in self._repository.faults.items())
         entries += [_model_entry(entry) for entry in self._catalog.entries() if entry.model.signature.name not in names]
+        entries += (
+            IndexEntry(name, "", "UNAVAILABLE", reason)
+            for name, reason in self._catalog.awaited().items()
+            if name not in names
+        )
         return [entry for entry in entries if not ready_only or entry.state == "READY"]
 
     def statistics(self, name: str, version: str) -> list[ModelStatistics]:
@@ -341,12 +355,20 @@ class RouterCore:
         return ServedTargetModel(self._catalog.targets[entry.target], entry.model)
 
     def _model(self, name: str, version: str) -> CatalogEntry:
-        """A target's model, ready or not. Raises NotFoundError, or InvalidArgumentError for a version that is none."""
+        """A target's model, ready or not.
+
+        Raises:
+            InvalidArgumentError: The version is none.
+            NotFoundError: No target has it.
+            UnavailableError: No target has it yet, but one may have it soon.
+        """
         entry = self._catalog.entry(name, version)
         if entry is None and version and self._catalog.entry(name, "") is not None:
             version = str(version_number(version))
             entry = self._catalog.entry(name, version)
         if entry is None:
+            if (reason := self._catalog.awaited().get(name)) is not None:
+                raise UnavailableError(f"Request for unknown model: '{name}' is not at ready state; {reason}")
             shown = f"'{name}' version {version[:80]}" if version else f"'{name}'"
             silent = self._catalog.unreachable
             hint = f"; targets that do not answer: {', '.join(silent)}" if silent else ""

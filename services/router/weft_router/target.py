@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from weft_protos.model_config_pb2 import ModelConfig
 
 
+#: Why a model that is being loaded is not ready.
+LOADING = "it is loading"
+
+
 class TargetModel(NamedTuple):
     """One model that a target serves.
 
@@ -19,6 +23,8 @@ class TargetModel(NamedTuple):
         config: The full configuration; None where the target has none to give.
         reason: Why it is not ready, as the target says; "" if it does not.
         not_ready_since: When that was seen, as ISO time; "" while it is ready.
+        is_described: False where the target lists it and tells no more, as while it loads: the signature has its name,
+            and its version unless that is unknown too.
     """
 
     signature: ModelSignature
@@ -26,6 +32,18 @@ class TargetModel(NamedTuple):
     config: "ModelConfig | None" = None
     reason: str = ""
     not_ready_since: str = ""
+    is_described: bool = True
+
+    @classmethod
+    def undescribed(cls, name: str, version: str, state: str, reason: str) -> "TargetModel":
+        """A model that the target lists as not ready; ``state`` and ``reason`` are those of the index."""
+        signature = ModelSignature(name, version, "", 0, (), ())
+        return cls(signature, False, reason=reason or (LOADING if state == "LOADING" else ""), is_described=False)
+
+
+def is_to_come(state: str, reason: str) -> bool:
+    """Whether the state of a model in an index says that it is not ready, but was not unloaded on purpose."""
+    return state in ("LOADING", "UNLOADING") or (state == "UNAVAILABLE" and reason != "unloaded")
 
 
 class Target(Protocol):

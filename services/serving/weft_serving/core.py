@@ -158,13 +158,13 @@ class ServingCore(InferenceCore):
         return self._is_started and all(model.is_ready for model in self._models.values() if model.is_wanted)
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Whether the version ("" = any) serves. Raises NotFoundError for an unknown model or version."""
+        """Whether the version ("" = any) serves; False for one that is not there. Raises NotFoundError."""
         model = self._find(name)
         if not version:
             return any(not ready.served.outages.is_total for ready in model.ready_versions())
         try:
             return not model.select(version).served.outages.is_total
-        except UnavailableError:
+        except (NotFoundError, UnavailableError):
             return False
 
     async def has_model(self, name: str) -> bool:

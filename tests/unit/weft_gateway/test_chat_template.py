@@ -79,7 +79,7 @@ def test_a_prompt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         start_s = time.monotonic()
         with pytest.raises(RequestError, match=r"took more than 0\.05 s"):
             render(source)
-        assert time.monotonic() - start_s < 5
+        assert time.monotonic() - start_s < 30
 
 
 def test_what_templates_of_hugging_face_use() -> None:

@@ -54,17 +54,18 @@ def test_a_folder_without_graphs_is_no_repository(tmp_path: Path) -> None:
 
 
 def test_models_without_files_are_named_with_the_cure(tmp_path: Path) -> None:
-    """Every model that was never built is named at once, those that have files are not."""
+    """Every model is named at once where none was ever built; where one was, the services say what the others lack."""
     (tmp_path / "graphs").mkdir()
-    for name in ("model/unbuilt", "model/empty/1", "preprocess/notes/docs", "model/built/1"):
+    for name in ("model/unbuilt", "model/empty/1", "preprocess/notes/docs"):
         (tmp_path / name).mkdir(parents=True)
-    for name in ("model/unbuilt", "model/empty", "preprocess/notes", "model/built"):
+    for name in ("model/unbuilt", "model/empty", "preprocess/notes"):
         (tmp_path / name / "config.pbtxt").touch()
-    (tmp_path / "model/built/1/model.onnx").touch()
     with pytest.raises(MeshError) as failure:
         service_folders(tmp_path, SERVICES)
     assert "no model files for preprocess/notes, model/empty, model/unbuilt in" in str(failure.value)
     assert "`make models`" in str(failure.value)
+    (tmp_path / "model/empty/1/model.onnx").touch()
+    assert {"preprocess", "model", "graphs"} == set(service_folders(tmp_path, SERVICES))
 
 
 def test_models_and_ensembles_side_by_side(tmp_path: Path) -> None:

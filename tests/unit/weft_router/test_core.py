@@ -20,6 +20,7 @@ from weft_common.errors import (
     WeftError,
 )
 from weft_router.admission import AdmissionSettings
+from weft_router.target import TargetModel
 
 #: A deadline that does not pass.
 LATER_NS = 1 << 62
@@ -126,7 +127,7 @@ async def test_the_timeout_parameter_shortens_the_deadline(tmp_path: Path, targe
 
 
 async def test_unknown_names_and_versions_are_not_found(tmp_path: Path, target: FakeTarget) -> None:
-    """The texts are those that clients of Triton Inference Server look for."""
+    """The texts are those that clients of Triton Inference Server look for; an unknown version is not ready."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target) as s:
         for name, version, error, text in (
@@ -141,7 +142,12 @@ async def test_unknown_names_and_versions_are_not_found(tmp_path: Path, target: 
         ):
             with pytest.raises(error, match=text):
                 await s.core.infer(make.request(name, version), CallContext())
-            for ask in (s.core.is_model_ready, s.core.signature, s.core.config, s.core.statistics):
+            if version == "9":
+                assert not s.core.is_model_ready(name, version)
+            else:
+                with pytest.raises(error, match=text):
+                    s.core.is_model_ready(name, version)
+            for ask in (s.core.signature, s.core.config, s.core.statistics):
                 with pytest.raises(WeftError, match=text):
                     ask(name, version)
 
@@ -224,8 +230,8 @@ async def test_a_graph_waits_for_its_models(tmp_path: Path, target: FakeTarget) 
     async with make.started(tmp_path, target) as s:
         assert not s.core.is_ready()
         assert not s.core.is_model_ready("pipe", "")
-        (entry,) = s.core.index(ready_only=False)
-        assert "UNAVAILABLE" == entry.state
+        entry, model = s.core.index(ready_only=False)
+        assert ("UNAVAILABLE", "double", "UNAVAILABLE") == (entry.state, model.name, model.state)
         assert "'double'" in entry.reason
         assert "targets that do not answer yet: model (fake:1)" in entry.reason
         with pytest.raises(UnavailableError, match="graph 'pipe' version 1 is not at ready state"):
@@ -233,6 +239,59 @@ async def test_a_graph_waits_for_its_models(tmp_path: Path, target: FakeTarget) 
         make.serve(target, "double")
         await s.refresh(s.core.is_ready)
         await s.core.infer(make.request(), CallContext())
+
+
+@pytest.mark.parametrize("version", ["", "1"])
+async def test_a_model_that_is_to_come_is_unavailable(tmp_path: Path, target: FakeTarget, version: str) -> None:
+    """By its name, before it was ever served: one that a target is loading, or that a graph names while one is down.
+
+    What nobody knows is not found, nor is what a target that answers does not list.
+    """
+
+    async def answers() -> list[str]:
+        found = []
+        for name in ("double", "other"):
+            with pytest.raises(WeftError) as caught:
+                await s.core.infer(make.request(name, version), CallContext())
+            found.append(caught.value.code)
+            if caught.value.code == "UNAVAILABLE":
+                assert not s.core.is_model_ready(name, version)
+                assert name in [entry.name for entry in s.core.index(ready_only=False)]
+                assert "is not at ready state; " in caught.value.message
+        return found
+
+    target.models = RemoteError("UNAVAILABLE", "refused")
+    make.write(tmp_path, make.PIPE)
+    async with make.started(tmp_path, target) as s:
+        assert ["UNAVAILABLE", "NOT_FOUND"] == await answers()
+        target.models = [TargetModel.undescribed("other", version, "LOADING", "")]
+        await s.core.refresh("model")
+        assert ["NOT_FOUND", "UNAVAILABLE"] == await answers()
+        make.serve(target, "double", "other")
+        await s.refresh(s.core.is_ready)
+        for name in ("double", "other"):
+            await s.core.infer(make.request(name, version), CallContext())
+
+
+@pytest.mark.parametrize(("version", "state"), [("1", "LOADING"), ("", "LOADING"), ("1", "UNAVAILABLE")])
+async def test_what_was_served_is_unavailable_until_its_server_says_otherwise(
+    tmp_path: Path, target: FakeTarget, version: str, state: str
+) -> None:
+    """After a crash of the service its models are listed, and no more is told of them; then one is gone."""
+    make.write(tmp_path, make.PIPE)
+    make.serve(target, "double", "other")
+    async with make.started(tmp_path, target) as s:
+        target.models = RemoteError("UNAVAILABLE", "refused")
+        await s.core.refresh("model")
+        target.models = [TargetModel.undescribed("double", version, state, "")]
+        await s.core.refresh("model")
+        assert not s.core.is_model_ready("double", "1")
+        assert not s.core.is_model_ready("pipe", "")
+        assert "X" == s.core.signature("double", "").inputs[0].name
+        with pytest.raises(NotFoundError):
+            s.core.is_model_ready("other", "")
+        make.serve(target, "double")
+        await s.refresh(s.core.is_ready)
 
 
 async def test_readiness_follows_the_models(tmp_path: Path, target: FakeTarget) -> None:

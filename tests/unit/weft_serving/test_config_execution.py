@@ -30,15 +30,24 @@ def test_nothing_is_inline_unless_declared(tmp_path: Path) -> None:
     assert not any(place.is_inline for place in define_model(directory, (1,), {"echo": Echo}, num_gpus=0).instances)
 
 
-def test_a_process_is_the_backends_own_affair(tmp_path: Path) -> None:
-    """A Python model may have one, and reads the parameter itself."""
+@pytest.mark.parametrize(
+    ("text", "parameters"),
+    [
+        ("", {"EXECUTION": "process"}),
+        (INLINE.replace("inline", "process"), {"EXECUTION": "process"}),
+        (INLINE.replace("inline", "thread"), {}),
+    ],
+)
+def test_python_model_has_a_process_unless_it_says_otherwise(
+    tmp_path: Path, text: str, parameters: dict[str, str]
+) -> None:
+    """The backend starts it, and is told so."""
     directory = tmp_path / "m"
     (directory / "1").mkdir(parents=True)
     (directory / "1" / "model.py").write_text("")
-    text = BASE.replace("echo", "python") + INLINE.replace("inline", "process")
-    (directory / "config.pbtxt").write_text(text)
+    (directory / "config.pbtxt").write_text(BASE.replace("echo", "python") + text)
     definition = define_model(directory, (1,), {"python": PythonBackend}, num_gpus=0)
-    assert {"EXECUTION": "process"} == definition.contexts[1].parameters
+    assert parameters == definition.contexts[1].parameters
     assert not definition.instances[0].is_inline
 
 

@@ -1,5 +1,6 @@
 """The ``python`` backend: a ``model.py`` written for Triton Inference Server runs as it is."""
 
+import itertools
 import json
 import logging
 import sys
@@ -232,7 +233,7 @@ def test_request_tells_what_the_client_sent(executing, pair):
     pair[1].is_cancelled = True
     execute_batch(backend, *pair)
     assert [
-        ("a", [], "{}", 0, False, 0),
+        ("a", ["OUTPUT0", "OUTPUT1"], "{}", 0, False, 0),
         ("b", ["OUTPUT0"], '{"flag": true}', 250, True, 7),
     ] == backend._runner._model.seen
 
@@ -381,7 +382,7 @@ def test_sent_response_must_be_exactly_one(executing, pair, body, message):
     ("after", "message"),
     [
         ("raise ValueError('late')", "failed to execute the request"),
-        ("raise pb_utils.TritonModelException('late')", "failed to execute the request"),
+        ("raise pb_utils.TritonModelException('late')", "message: TritonModelException: late"),
         ("return [pb_utils.InferenceResponse(error=pb_utils.TritonError('late'))] * 2", "late"),
         ("return [pb_utils.InferenceResponse(), pb_utils.InferenceResponse(error=pb_utils.TritonError('b'))]", "b"),
     ],
@@ -464,6 +465,78 @@ def test_models_load_on_several_threads_at_once(write_model, make_model_context,
     for thread in threads:
         thread.join()
     assert [0, 1, 2, 3] == [backend._runner._module.NUMBER for backend in backends]
+
+
+def test_modules_go_while_others_come(make_backend, monkeypatch):
+    """A model closes, its modules and metrics with it, while another thread imports."""
+    released = []
+    is_over = threading.Event()
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def importing():
+        for number in itertools.count():
+            if is_over.is_set():
+                return
+            sys.modules[f"imported_{number % 1000}"] = sys
+            sys.modules.pop(f"imported_{(number + 500) % 1000}", None)
+
+    before = _model_modules()
+    thread = threading.Thread(target=importing)
+    thread.start()
+    try:
+        for _ in range(50):
+            backend = make_backend(HEAD + "    def execute(self, r): pass\n")
+            monkeypatch.setattr(backend._runner, "_release_metrics", lambda: released.append(1))
+            backend.close()
+    finally:
+        is_over.set()
+        thread.join()
+        sys.setswitchinterval(interval_s)
+        for name in [name for name in sys.modules if name.startswith("imported_")]:
+            del sys.modules[name]
+    assert (50, before) == (len(released), _model_modules())
+
+
+def test_execute_may_be_set_by_initialize(make_backend, pair):
+    """A function, or a coroutine function, that initialize puts on the instance is what is executed."""
+    for kind in ("", "async "):
+        source = f"""
+            import triton_python_backend_utils as pb_utils
+
+
+            class TritonPythonModel:
+                def initialize(self, args):
+                    self.execute = self.run
+
+                {kind}def run(self, requests):
+                    return [pb_utils.InferenceResponse([request.inputs()[0]]) for request in requests]
+        """
+        outcomes = execute_batch(make_backend(source), *pair)
+        assert [["INPUT0"], ["INPUT0"]] == [list(outcome.outputs) for outcome in outcomes]
+
+
+def test_model_may_import_itself(make_backend, monkeypatch, tmp_path):
+    """``import model`` is the model's file, also where the folder of the service has a folder of that name."""
+    (tmp_path / "elsewhere" / "model").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    monkeypatch.delitem(sys.modules, "model", raising=False)
+    backend = make_backend(
+        """
+        import json
+        import model as itself
+
+        NUMBER = 7
+
+
+        class TritonPythonModel:
+            def execute(self, requests): pass
+            def number(self):
+                import model
+                return model.NUMBER, itself is model
+        """
+    )
+    assert (7, True) == backend._runner._model.number()
 
 
 def test_raising_finalize_is_logged(make_backend, caplog):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_common.errors import InternalError, InvalidArgumentError
+from weft_common.errors import InternalError, InvalidArgumentError, UnavailableError
 from weft_protos import model_config_pb2
 from weft_serving.backends.python import PythonBackend
 from weft_serving.backends.python.model_config import INTEGER_FIELDS, ModelConfig
@@ -163,7 +163,12 @@ def test_complete_configuration_does_not_import_a_model_without_the_function(ver
             InvalidArgumentError,
             "auto_complete_config failed: .*model.py:7: ValueError: here",
         ),
-        ("sys.exit(3)", InternalError, "auto-complete of model 'model' by backend 'python' failed"),
+        ("sys.exit(3)", InternalError, "auto_complete_config failed: .*model.py:7: SystemExit: 3"),
+        (
+            "__import__('os')._exit(3)",
+            UnavailableError,
+            "auto_complete_config of model 'model' ended with exit status 3",
+        ),
         ("return 1", InvalidArgumentError, "must return the pb_utils.ModelConfig, got int"),
         ("config.as_dict()['nonsense'] = 1", InvalidArgumentError, "gave no valid configuration: .*nonsense"),
         ("config.add_output({'name': 'A'})", InvalidArgumentError, "lacks .*'data_type', 'dims'"),

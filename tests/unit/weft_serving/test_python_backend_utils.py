@@ -52,6 +52,26 @@ def test_tensors_share_memory_with_torch():
     assert source.tolist() == torch.from_dlpack(capsule.to_dlpack()).tolist()
 
 
+def test_bfloat16_goes_both_ways():
+    """DLPack carries BF16 to torch and back, as an object and as a bare capsule."""
+    values = np.array([1.5, -2, 3e38], ml_dtypes.bfloat16)
+    tensor = pb_utils.Tensor("X", values)
+    seen = torch.from_dlpack(tensor.to_dlpack())
+    assert (torch.bfloat16, values.tolist()) == (seen.dtype, seen.tolist())
+    seen[0] = 4
+    assert 4 == values[0]
+    for back in (torch.from_dlpack(tensor), torch.utils.dlpack.to_dlpack(seen), tensor, tensor.to_dlpack()):
+        again = pb_utils.Tensor.from_dlpack("Y", back)
+        assert ("BF16", values.tolist()) == (again.datatype, again.as_numpy().tolist())
+
+
+@pytest.mark.parametrize("given", [3, "x", None, np.zeros(1, np.complex64)])
+def test_what_is_no_tensor_is_an_error(given):
+    """Of DLPack's types those that the protocol lacks, and other objects, raise in the model."""
+    with pytest.raises(pb_utils.TritonModelException):
+        pb_utils.Tensor.from_dlpack("X", given)
+
+
 def test_tensors_are_found_by_name():
     """A tensor that is not there is None."""
     response = pb_utils.InferenceResponse([pb_utils.Tensor("A", np.zeros(1)), pb_utils.Tensor("B", np.ones(1))])

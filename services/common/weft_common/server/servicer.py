@@ -74,6 +74,7 @@ class V2Servicer(SharedMemoryServicer):
         precheck: Called with each request before its tensors are parsed; may raise like ``core.infer``.
 
     Attributes:
+        server_id: Name in ``ServerMetadata``.
         local_tensors: Memory for tensors that callers on this machine share; None: they cannot.
         more_statistics: Gives counters of models that other processes on the same port have; None: there are none.
     """
@@ -89,6 +90,7 @@ class V2Servicer(SharedMemoryServicer):
         super().__init__(CallBoundary(service), memory)
         self._core = core
         self._precheck = precheck
+        self.server_id = service
         self.more_statistics: MoreStatistics | None = None
         self.local_tensors: LocalTensorService | None = None
         self._is_ready = is_ready
@@ -126,7 +128,7 @@ class V2Servicer(SharedMemoryServicer):
     async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
         """Name, version, extensions."""
         return pb.ServerMetadataResponse(
-            name=self._edge.service,
+            name=self.server_id,
             version=metadata.version("weft"),
             extensions=(*EXTENSIONS, *(() if self._memory is None else self._memory.extensions)),
         )
@@ -238,8 +240,8 @@ class V2Servicer(SharedMemoryServicer):
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
         """Concurrent requests; responses come in the order of requests, those of decoupled models as they are produced.
 
-        An error is a message in ``error_message``, prefixed with its status name, and the stream continues; with the
-        metadata ``triton_grpc_error: true`` the first error ends the stream with its status. Cancelling the stream
+        An error is a message in ``error_message``, its status a parameter, and the stream continues; with the metadata
+        ``triton_grpc_error: true`` the first error ends the stream with its status. Cancelling the stream
         cancels its requests. Responses are produced no faster than the client reads, apart from a small buffer.
         """
         if self._released is not None:

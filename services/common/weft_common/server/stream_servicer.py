@@ -67,7 +67,11 @@ class StreamServicer:
             with contextlib.suppress(grpc.RpcError):  # the client broke the stream off
                 async for request in request_iterator:
                     await free.acquire()
-                    stream_call = StreamCall(request, *self._edge.begin(request.model_name, headers, deadline_ns), turn)
+                    stream_call = StreamCall(
+                        request,
+                        *self._edge.begin(request.model_name, headers, deadline_ns, method="ModelStreamInfer"),
+                        turn,
+                    )
                     turn = stream_call.is_passed
                     task = asyncio.create_task(self._answer(stream_call, outgoing))
                     running.add(task)
@@ -146,12 +150,10 @@ def _stream_response(result: InferResult, places: Mapping[str, TensorLocation]) 
 
 
 def _stream_error(error: WeftError, stream_call: StreamCall, *, is_final: bool) -> pb.ModelStreamInferResponse:
-    """The error as a message, which is all that some clients show; status and metadata are parameters too."""
+    """The error as a message, which is all that some clients show; status and metadata are parameters."""
     response = pb.ModelInferResponse(id=stream_call.request.id)
     response.parameters["triton_final_response"].bool_param = is_final
     response.parameters[_STATUS].string_param = error.code
     for key, value in trailing_of(error, stream_call.context):
         response.parameters[key].string_param = value
-    return pb.ModelStreamInferResponse(
-        error_message=cut_message(f"{error.code}: {error.message}"), infer_response=response
-    )
+    return pb.ModelStreamInferResponse(error_message=cut_message(error.message), infer_response=response)

@@ -13,7 +13,7 @@ from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
 from weft_common.versions import version_order
 from weft_router.budgets.retry_budget import DEFAULT_PERCENT, RetryBudget
-from weft_router.target import Target, TargetModel
+from weft_router.target import LOADING, Target, TargetModel
 from weft_router.targets.in_process import InProcessTarget
 from weft_router.targets.observed import ObservedTarget
 from weft_router.targets.replicated import ReplicatedTarget
@@ -63,8 +63,8 @@ class _Watched:
 class TargetCatalog:
     """The models of all targets; of those where a model is ready, the one that was given first is used.
 
-    A model of a target that does not answer stays known, but is not ready. Readiness, names and versions are read
-    without waiting.
+    A model of a target that does not answer stays known, but is not ready, and so does one that the target has served
+    before and lists as loading or broken now. Readiness, names and versions are read without waiting.
 
     Args:
         targets: In the order of the command line.
@@ -110,6 +110,10 @@ class TargetCatalog:
         #: Replaced as a whole, never changed, so that another thread may read it.
         self._models: dict[str, dict[str, CatalogEntry]] = {}
         self._defaults: dict[str, CatalogEntry] = {}
+        #: Models that were never served so far: the target that is loading one, by name.
+        self._loading: dict[str, str] = {}
+        #: Models that graphs ask for and that no target has served yet.
+        self._missed: set[str] = set()
 
     @property
     def unreachable(self) -> list[str]:
@@ -158,7 +162,21 @@ class TargetCatalog:
     def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
         """Name of the target that serves a model, and its signature, for the compiler."""
         entry = self.entry(model_name, version)
-        return None if entry is None else (entry.target, entry.model.signature)
+        if entry is None:
+            self._missed.add(model_name)
+            return None
+        return entry.target, entry.model.signature
+
+    def awaited(self) -> Mapping[str, str]:
+        """Models that may be served soon, and why they are not yet: what targets load, and what graphs ask for.
+
+        The latter only while a target does not answer, because it may have them.
+        """
+        found = {name: f"target '{target}' is loading it" for name, target in self._loading.items()}
+        if silent := self.unreachable:
+            reason = f"a graph calls it, and these targets do not answer: {', '.join(silent)}"
+            found = dict.fromkeys(self._missed, reason) | found
+        return {name: reason for name, reason in found.items() if name not in self._models}
 
     def counters(self) -> list[ModelStatistics]:
         """Of every model: its own, where it is in this process, else what was seen of it from here."""
@@ -215,25 +233,32 @@ class TargetCatalog:
                 _log.info("target '%s' (%s) answers: %d models", target.name, target.address, len(models))
         watched.models = {
             key: _stamped(model, known.get(key))
-            for model in models
+            for model in _with_former(models, known)
             for key in [(model.signature.name, model.signature.version)]
         }
         self._publish()
 
     def _publish(self) -> None:
         models: dict[str, dict[str, CatalogEntry]] = {}
+        loading: dict[str, str] = {}
         used = self._targets_in_use()
         known = {key for watched in self._watched.values() for key in watched.models}
         for key in self.statistics.keys() - known:
             del self.statistics[key]
         for name, watched in self._watched.items():
             for (model, version), found in watched.models.items():
+                if not found.is_described:
+                    if found.reason == LOADING:
+                        loading.setdefault(model, name)
+                    continue
                 if used[model] != name:
                     self._warn_twice_served(model, used[model], name)
                     continue
                 models.setdefault(model, {})[version] = CatalogEntry(name, found)
                 if (model, version) not in self.statistics:  # a model that was never called has counters too
                     self.statistics[model, version] = ModelStatistics(model, version)
+        self._loading = loading
+        self._missed.difference_update(models)
         if models != self._models:
             self._models = models
             self._defaults = {name: max(versions.values(), key=_preference) for name, versions in models.items()}
@@ -245,7 +270,8 @@ class TargetCatalog:
         known: dict[str, str] = {}
         for name, watched in self._watched.items():
             for (model, _), found in watched.models.items():
-                known.setdefault(model, name)
+                if found.is_described:
+                    known.setdefault(model, name)
                 if found.is_ready:
                     ready.setdefault(model, name)
         return known | ready
@@ -257,6 +283,22 @@ class TargetCatalog:
                 "model '%s' is served by the targets '%s' and '%s'; of those where it is ready, the one that was given "
                 "first is used", model, used, other,
             )  # fmt: skip
+
+
+def _with_former(models: Sequence[TargetModel], known: Mapping[tuple[str, str], TargetModel]) -> list[TargetModel]:
+    """The models, and for those that are listed and not described what was known of them before, as not ready."""
+    found = {(model.signature.name, model.signature.version): model for model in models if model.is_described}
+    names = {name for name, _ in found}
+    for model in models:
+        if not model.is_described:
+            name, version = model.signature.name, model.signature.version
+            former = {
+                key: before._replace(is_ready=False, reason=model.reason)
+                for key, before in known.items()
+                if before.is_described and key[0] == name and (key[1] == version or (not version and name not in names))
+            }
+            found |= former or {(name, version): model}
+    return list(found.values())
 
 
 def _stamped(model: TargetModel, before: TargetModel | None) -> TargetModel:

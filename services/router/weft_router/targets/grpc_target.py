@@ -28,7 +28,7 @@ from weft_common.protocol.wire import request_from_call
 from weft_common.security.channel import ChannelSecurity
 from weft_common.server.call_boundary import CLIENT_AHEAD_NS
 from weft_common.signature import ModelSignature, TensorSpec
-from weft_router.target import TargetModel
+from weft_router.target import TargetModel, is_to_come
 from weft_wire.client import UnaryCall
 
 #: A configuration is read when the state of its model changes. A reloaded model may differ while the index looks the
@@ -122,22 +122,29 @@ class GrpcTarget:
 
     async def _discover(self, timeout_s: float) -> list[TargetModel]:
         index = await self._client.index(timeout_s=timeout_s)
+        if not index and not await self._client.is_ready(timeout_s=timeout_s):
+            raise UnavailableError(f"target '{self.name}' ({self.address}) is starting: it lists no model yet")
+        listed = {(m.name, m.version): m for m in index if is_to_come(m.state, m.reason)}
         # A model without a version is one that failed to load, or is on a server that has no versions.
         states = {(m.name, m.version): m.state for m in index if m.version or m.state == "READY"}
         reasons = {(m.name, m.version): m.reason for m in index if m.state != "READY"}
         due = set(islice(self._known, CONFIGS_PER_DISCOVERY))
         asked = [key for key, state in states.items() if key in due or self._is_news(key, state)]
-        models = await asyncio.gather(*(self._model(*key, timeout_s=timeout_s) for key in asked))
+        answers = await asyncio.gather(*(self._model(*key, timeout_s=timeout_s) for key in asked))
         known = {key: entry for key, entry in self._known.items() if key in states and key not in asked}
-        for key, model in zip(asked, models, strict=True):
+        for key, model in zip(asked, answers, strict=True):
             earlier = self._known.get(key)
             known[key] = _Known(states[key], model or (earlier.model if earlier else None))
         self._known = known
-        return [
-            model._replace(is_ready=state == "READY", reason=reasons.get(key, ""))
+        models = {
+            key: model._replace(is_ready=state == "READY", reason=reasons.get(key, ""))
             for key, state in states.items()
             if (model := known[key].model) is not None
-        ]
+        }
+        others = (
+            TargetModel.undescribed(*key, listed[key].state, listed[key].reason) for key in listed if key not in models
+        )
+        return [*models.values(), *others]
 
     def _is_news(self, key: tuple[str, str], state: str) -> bool:
         known = self._known.get(key)

@@ -15,7 +15,7 @@ from weft_common.security.access import caller_name
 from weft_common.server.call_boundary import CLIENT_AHEAD_NS, CallBoundary, withdrawal
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
-from weft_router.target import TargetModel
+from weft_router.target import TargetModel, is_to_come
 from weft_router.tasks.deadlines import Deadlines
 
 T = TypeVar("T")
@@ -80,6 +80,7 @@ class InProcessTarget:
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
         """As ``Target.discover``; answers at once."""
         known: dict[tuple[str, str], TargetModel] = {}
+        undescribed: list[TargetModel] = []
         for entry in self._core.index(ready_only=False):
             key = entry.name, entry.version
             model = self._known.get(key)
@@ -87,6 +88,8 @@ class InProcessTarget:
                 config = self._core.config(*key)
             except WeftError:  # it failed to load, or is not ready now
                 if model is None:
+                    if is_to_come(entry.state, entry.reason):
+                        undescribed.append(TargetModel.undescribed(*key, entry.state, entry.reason))
                     continue
             else:
                 if model is None or model.config is not config:
@@ -97,7 +100,7 @@ class InProcessTarget:
             known[key] = model._replace(is_ready=is_ready, reason="" if is_ready else entry.reason)
         self._known = known
         self._counters = {key: counters for key, counters in self._counters.items() if key in known} | self._current()
-        return list(known.values())
+        return [*known.values(), *undescribed]
 
     def statistics(self) -> list[ModelStatistics]:
         """The counters that the core keeps itself, of its models that serve, and the last ones of those that have."""

@@ -138,7 +138,8 @@ def merged(replicas: Sequence[Replica]) -> list[TargetModel]:
             found.setdefault(key, []).append((replica, model))
     odd: dict[Replica, set[ModelVersion]] = {replica: set() for replica in replicas}
     models: list[TargetModel] = []
-    for key, offers in found.items():
+    for key, listed in found.items():
+        offers = [offer for offer in listed if offer[1].is_described] or listed
         num_ready: Counter[ModelSignature] = Counter()
         for _, model in offers:
             num_ready[model.signature] += model.is_ready

@@ -215,7 +215,14 @@ class Backend(ABC):
     #: Whether the outcome may be ``RESCHEDULED``: the request is executed again. For iterative sequences.
     can_reschedule: ClassVar[bool] = False
 
-    #: Values of the parameter ``EXECUTION``: where an instance executes.
+    #: Whether a configuration may declare no inputs.
+    needs_inputs: ClassVar[bool] = True
+
+    #: Whether outputs must be as the configuration says. False: they are passed on with the datatype and shape that the
+    #: model gave them, and those that the configuration does not have are left out.
+    checks_outputs: ClassVar[bool] = True
+
+    #: Values of the parameter ``EXECUTION``: where an instance executes. The first is the default.
     execution_modes: ClassVar[tuple[str, ...]] = ("thread", "inline")
 
     #: Whether instances may be placed on a GPU. False: KIND_AUTO means CPU, KIND_GPU is refused.

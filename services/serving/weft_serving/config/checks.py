@@ -207,15 +207,21 @@ def path_fault(filename: str, folder: str) -> str:
     return ""
 
 
-def check_tensors(config: ModelConfig, report: ConfigReport) -> None:
-    """Check ``input`` and ``output``: there is at least one of each, and each can be served."""
+def check_tensors(config: ModelConfig, report: ConfigReport, *, needs_inputs: bool = True) -> None:
+    """Check ``input`` and ``output``: there is at least one of each, and each can be served.
+
+    Args:
+        config: Completed.
+        report: Receives the faults.
+        needs_inputs: Whether there must be an input.
+    """
     is_complete = not report.diagnostics  # else the backend has not completed it
     kinds: tuple[tuple[str, Sequence[ModelInput | ModelOutput]], ...] = (
         ("input", config.input),
         ("output", config.output),
     )
     for kind, tensors in kinds:
-        if not tensors and is_complete:
+        if not tensors and is_complete and (needs_inputs or kind == "output"):
             report.error(
                 "", f"model must have at least one {kind}; backend '{config.backend}' does not name them, so declare it"
             )

@@ -104,16 +104,17 @@ def define_model(
             config = _complete(config, backend, directory / str(selected[-1]))
             drop_added(config, declared)
             checks.check_declared(config, directory.name, backends, report)
-    checks.check_tensors(config, report)
+    backend = _imported(backends, config.backend) if config.backend in backends else Backend
+    checks.check_tensors(config, report, needs_inputs=backend.needs_inputs)
     settings = scheduling.scheduler_settings(config, report)
     samples = warmup_samples(config, directory, report)
     labels = {version: read_labels(config, directory, version, report) for version in selected}
-    backend = _imported(backends, config.backend) if config.backend in backends else Backend
+    execution = execution_of(config, backend.execution_modes)
     instances = place_instances(
         config,
         num_gpus=num_gpus,
         can_use_gpu=backend.can_use_gpu,
-        is_inline=execution_of(config) == INLINE,
+        is_inline=execution == INLINE,
         report=report,
     )
     check_execution(config, settings, backend.execution_modes, report)
@@ -133,9 +134,10 @@ def define_model(
         _log.warning("%s: ignored, without effect in this version: %s", config.name, ", ".join(ignored))
     as_json = _to_json(config)
     ours = {*scheduling.SCHEDULING_PARAMETERS, *LAYOUT_PARAMETERS, COLLECTS_PARAMETER}
-    if execution_of(config) != PROCESS:  # the backend's own affair
-        ours.add(EXECUTION)
     parameters = {key: parameter.string_value for key, parameter in config.parameters.items() if key not in ours}
+    parameters.pop(EXECUTION, None)
+    if execution == PROCESS:  # the backend's own affair
+        parameters[EXECUTION] = PROCESS
     return ModelDefinition(
         config=config,
         backend=warmed(backend, samples) if samples else backend,

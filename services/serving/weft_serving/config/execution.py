@@ -7,15 +7,15 @@ from weft_serving.config.report import ConfigReport
 from weft_serving.scheduler.settings import SchedulerSettings
 
 EXECUTION = "EXECUTION"
-#: On the thread of the instance, which is the default; on the event loop; in a process of the instance's own.
+#: On the thread of the instance; on the event loop; in a process of the instance's own.
 THREAD, INLINE, PROCESS = "thread", "inline", "process"
 
 _PATH = f"parameters[{EXECUTION}].string_value"
 
 
-def execution_of(config: ModelConfig) -> str:
-    """The parameter ``EXECUTION``; ``thread`` where it is not given."""
-    return config.parameters[EXECUTION].string_value if EXECUTION in config.parameters else THREAD
+def execution_of(config: ModelConfig, modes: Sequence[str]) -> str:
+    """The parameter ``EXECUTION``; the first of ``modes``, which the backend allows, where it is not given."""
+    return config.parameters[EXECUTION].string_value if EXECUTION in config.parameters else modes[0]
 
 
 def check_execution(
@@ -29,7 +29,7 @@ def check_execution(
         modes: Values of the parameter that the backend allows.
         report: Receives the faults.
     """
-    mode = execution_of(config)
+    mode = execution_of(config, modes)
     if mode not in modes:
         allowed = f"{', '.join(modes[:-1])} or {modes[-1]}"
         report.error(_PATH, f"model '{config.name}': parameter '{EXECUTION}' must be {allowed}, got '{mode}'")

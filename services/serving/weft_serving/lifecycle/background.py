@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from weft_common.errors import UnavailableError
+from weft_common.processes.forks import IN_COPY, is_copy
 
 T = TypeVar("T")
 
@@ -40,12 +41,17 @@ def on_loop(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop
     Args:
         coroutine: Not started.
         loop: Where it runs.
-        too_late: Text of the UnavailableError that the future has if the loop is closed.
+        too_late: Text of the UnavailableError that the future has if the loop is closed. In a forked copy of the
+            process, where nothing runs the loop, it has one too.
     """
-    try:
-        return asyncio.run_coroutine_threadsafe(coroutine, loop)
-    except RuntimeError:  # the loop is closed
-        coroutine.close()
-        future: Future[Any] = Future()
-        future.set_exception(UnavailableError(too_late))
-        return future
+    if not is_copy():
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, loop)
+        except RuntimeError:  # the loop is closed
+            pass
+    else:
+        too_late = IN_COPY
+    coroutine.close()
+    future: Future[Any] = Future()
+    future.set_exception(UnavailableError(too_late))
+    return future

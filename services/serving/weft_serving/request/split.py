@@ -129,8 +129,8 @@ def _joined(results: Sequence[InferResult]) -> InferResult:
     outputs: dict[str, WireTensor] = {}
     for name, (datatype, shape, _) in first.outputs.items():
         tensors = [result.outputs.get(name) for result in results]
-        shapes = {None if tensor is None else tensor.shape[1:] for tensor in tensors}
-        if shapes != {shape[1:]}:
+        shapes = {None if tensor is None else (tensor.datatype, *tensor.shape[1:]) for tensor in tensors}
+        if shapes != {(datatype, *shape[1:])} or not shape:
             raise InvalidArgumentError(
                 f"the parts of the request cannot be joined: output '{name}' has rows of shapes "
                 f"{sorted(map(str, shapes))}; send at most as many rows as the model's max_batch_size in one request"

@@ -90,7 +90,11 @@ class Dispatcher:
         self.recorder = Recorder(statistics)
         self.answers = Answers(signature.name, self.recorder, is_ordered=settings.preserve_ordering, drop=self.drop)
         self.decoupled = DecoupledRequests(
-            signature, self.recorder, withdraw=self.answers.withdraw, on_end=self._on_stream_end
+            signature,
+            self.recorder,
+            withdraw=self.answers.withdraw,
+            on_end=self._on_stream_end,
+            checks_outputs=backend.checks_outputs,
         )
         self.outages = Outages(signature.name, len(places))
         self.times = ExecutionTimes()
@@ -229,7 +233,9 @@ class Dispatcher:
             self.times.add(execution.num_rows, duration_ns, execution.end_ns)
         self.answers.deliver(execution)
         if telemetry.is_enabled():
-            spans.record_execution(self._signature.name, instance.name, execution)
+            spans.record_execution(
+                self._signature.name, instance.name, execution, is_decoupled=self._signature.is_decoupled
+            )
 
     def _on_stream_end(self, request: InferenceRequest) -> None:
         """A request of a decoupled model has ended: free its slot, if it had one."""

@@ -51,12 +51,13 @@ class BatchRunner:
     Args:
         signature: Of the model, as clients see it.
         instance: Name, for the log.
+        checks_outputs: As of the backend.
     """
 
-    def __init__(self, signature: ModelSignature, instance: str) -> None:
+    def __init__(self, signature: ModelSignature, instance: str, *, checks_outputs: bool = True) -> None:
         self._signature = signature
         self._instance = instance
-        self._encoder = OutputEncoder(signature)
+        self._encoder = OutputEncoder(signature, is_checked=checks_outputs)
 
     def run(self, backend: Backend, requests: Sequence[InferenceRequest]) -> BatchExecution:
         """Execute the requests that are not cancelled, and encode their answers."""

@@ -62,7 +62,7 @@ class Instance:
         self._context = context
         self._report = report
         self._report_outage = report_outage
-        self._runner = BatchRunner(model.signature, context.name)
+        self._runner = BatchRunner(model.signature, context.name, checks_outputs=backend.checks_outputs)
         self._inbox: SimpleQueue[Sequence[InferenceRequest] | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[WeftError | None] | None = None

@@ -1,5 +1,6 @@
 """Checks a backend's response against the model's signature and encodes it."""
 
+from collections.abc import Mapping
 from operator import attrgetter
 
 import numpy as np
@@ -19,42 +20,54 @@ class OutputEncoder:
 
     Args:
         signature: As clients see it.
+        is_checked: Whether outputs must be as the signature says; see ``Backend.checks_outputs``.
     """
 
-    def __init__(self, signature: ModelSignature) -> None:
+    def __init__(self, signature: ModelSignature, *, is_checked: bool = True) -> None:
+        self._is_checked = is_checked
         self._model = signature.name
         self._version = signature.version
         self._specs = {spec.name: spec for spec in signature.outputs}
         self._has_batch = signature.max_batch_size > 0
 
     def encode(self, request: InferenceRequest, response: InferenceResponse) -> InferResult:
-        """The result of a request: the outputs it asked for, or all outputs of the model.
+        """The result of a request: of the outputs it asked for, or of all, those that the model gave.
 
         Raises:
-            InternalError: An output is unknown, missing, or differs from the signature in datatype or shape.
+            InternalError: An output is unknown, missing, or differs from the signature in datatype or shape, where that
+                is checked.
         """
         call = request.call
         outputs = response.outputs
-        for name in outputs:
-            if name not in self._specs:
-                raise InternalError(
-                    f"model '{self._model}' gave unknown output '{name}'; its configuration has "
-                    f"{', '.join(self._specs)}"
-                )
+        specs = self._specs
         encoded: dict[str, WireTensor] = {}
+        if not outputs.keys() <= specs.keys():
+            outputs = self._known(outputs)
         for name in map(_name, call.outputs) if call.outputs else outputs:
             array = outputs.get(name)
-            if array is None:
+            if array is not None:
+                encoded[name] = self._encode(specs[name], array, request.num_rows)
+            elif self._is_checked:
                 raise InternalError(f"model '{self._model}' did not give output '{name}', which the request asked for")
-            encoded[name] = self._encode(self._specs[name], array, request.num_rows)
         return InferResult(self._model, self._version, call.request_id, response.parameters, encoded)
+
+    def _known(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs that the signature has. Raises InternalError for another one, where that is checked."""
+        unknown = sorted(outputs.keys() - self._specs.keys())
+        if self._is_checked:
+            raise InternalError(
+                f"model '{self._model}' gave unknown output '{unknown[0]}'; its configuration has "
+                f"{', '.join(self._specs)}"
+            )
+        return {name: array for name, array in outputs.items() if name in self._specs}
 
     def _encode(self, spec: TensorSpec, array: Array, num_rows: int) -> WireTensor:
         if not isinstance(array, np.ndarray):
             raise InternalError(
                 f"model '{self._model}' gave output '{spec.name}' as {type(array).__name__}; it must be a numpy array"
             )
-        if array.dtype != NUMPY_BY_DATATYPE[spec.datatype]:
+        has_datatype = array.dtype == NUMPY_BY_DATATYPE[spec.datatype]
+        if not has_datatype and self._is_checked:
             self._check_datatype(spec, array)
         shape = array.shape
         dims = spec.dims if spec.reshape is None else spec.reshape
@@ -62,11 +75,13 @@ class OutputEncoder:
         if shape != expected and (
             len(shape) != len(expected) or any(want not in (-1, got) for got, want in zip(shape, expected, strict=True))
         ):
+            if not self._is_checked:
+                return encode(array)
             raise InternalError(
                 f"model '{self._model}' gave output '{spec.name}' with shape {list(shape)} for {num_rows} rows; its "
                 f"configuration says {list(expected)}"
             )
-        if spec.datatype == "BYTES" or array.dtype != NUMPY_BY_DATATYPE[spec.datatype]:
+        if spec.datatype == "BYTES" or not has_datatype:
             tensor = encode(array)
         else:
             tensor = WireTensor(spec.datatype, shape, array.tobytes())

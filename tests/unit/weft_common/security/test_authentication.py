@@ -161,7 +161,7 @@ async def test_requests_of_a_stream_are_checked_one_by_one(ports, keys):
             iter([make_request("fail", "1"), make_request("echo", "2")]), timeout=5
         )
         answers = [answer async for answer in stream]
-    assert [True, False] == [answer.error_message.startswith("PERMISSION_DENIED") for answer in answers]
+    assert [True, False] == ["does not allow" in answer.error_message for answer in answers]
     assert "2" == answers[1].infer_response.id
 
 
@@ -287,7 +287,7 @@ async def test_revoked_key_ends_at_once(listen, keys, core):
         keys.drop("shop")
         assert "UNAUTHENTICATED" == await code(stub.ModelInfer(make_request("echo"), timeout=5))
         queue.put_nowait(make_request("echo"))
-        assert (await stream.read()).error_message.startswith("UNAUTHENTICATED")  # type: ignore[attr-defined]
+        assert "is not valid any more" in (await stream.read()).error_message  # type: ignore[attr-defined]
         queue.put_nowait(None)
 
 

@@ -305,12 +305,29 @@ async def test_a_replica_that_loses_calls_is_ejected(fleet: Fleet, caplog: pytes
         assert 5 == num_failed
         ejected = [one.address for one in target.replicas if target.is_ejected(one)]
         assert ["a:1"] == ejected
-        assert ["replica a:1 of target 'model' is ejected for 5 s"] == caplog.messages
+        assert ["replica a:1 of target 'model' is ejected for 1 s"] == caplog.messages
         fleet.now_ns += 5_000_000_001
         del fleet.fakes["a:1"].answers["m"]
         for _ in range(20):
             await infer(target)
         assert fleet.calls()["a:1"] > 5
+
+
+@pytest.mark.parametrize("policy", ["least_outstanding", "round_robin"])
+async def test_a_replica_that_fails_at_once_is_ejected_and_counted(fleet: Fleet, policy: str) -> None:
+    """INTERNAL, which is soon answered and so draws calls: after a few of them, whoever chooses."""
+    async with replicated(fleet, policy) as target:
+        for _ in range(40):
+            await infer(target)
+        fleet.fakes["a:1"].answers["m"] = _raise(lambda: RemoteError("INTERNAL", "broken"))
+        num_failed = 0
+        for _ in range(200):
+            with contextlib.suppress(RemoteError):
+                await infer(target)
+                continue
+            num_failed += 1
+        assert 0 < num_failed <= 20
+        assert [1, 0] == [one.record.num_ejected for one in target.replicas]
 
 
 async def test_a_new_process_at_the_address_is_called_at_once(fleet: Fleet) -> None:
@@ -375,6 +392,25 @@ async def test_the_odd_one_is_left_out(caplog: pytest.LogCaptureFixture) -> None
         for _ in range(30):
             await infer(target, call("n"))
         assert "a:1" in fleet.calls()
+
+
+async def test_a_replica_that_loads_keeps_what_is_known_of_a_model(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It lists the model and tells no more, which is no other signature; it gets no calls of it."""
+    async with replicated(fleet) as target:
+        (model,) = fleet.models
+        fleet.fakes["a:1"].models = [TargetModel.undescribed("m", "1", "LOADING", "")]
+        for is_ready in (True, False):
+            fleet.fakes["b:1"].models = [model._replace(is_ready=is_ready)]
+            (found,) = await target.discover(timeout_s=1)
+            assert (model.signature, is_ready) == (found.signature, found.is_ready)
+        fleet.fakes["b:1"].models = [model]
+        await target.discover(timeout_s=1)
+        for _ in range(20):
+            await infer(target)
+        assert {"b:1": 20} == fleet.calls()
+    assert "another signature" not in caplog.text
 
 
 async def test_the_target_answers_as_long_as_one_replica_does(fleet: Fleet) -> None:
@@ -542,7 +578,7 @@ async def test_sticky_calls_of_one_key_stay_together() -> None:
 async def test_grpc_chooses_where_its_policy_is_asked_for(fleet: Fleet) -> None:
     """As long as every healthy replica has the model; else the router chooses among those that have it."""
     by_grpc = FakeTarget("grpc")
-    async with replicated(fleet, "round_robin", by_grpc) as target:
+    async with replicated(fleet, "weighted_round_robin", by_grpc) as target:
         await infer(target)
         assert (1, {}) == (len(by_grpc.calls), fleet.calls())
         fleet.fakes["a:1"].models = []

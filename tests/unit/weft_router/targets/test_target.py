@@ -13,7 +13,13 @@ from tests.unit.weft_router import make
 
 from weft_common.client.wires import WireName
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
-from weft_common.errors import DeadlineExceededError, NotFoundError, RemoteError, ResourceExhaustedError
+from weft_common.errors import (
+    DeadlineExceededError,
+    NotFoundError,
+    RemoteError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services
 from weft_protos import grpc_service_pb2 as pb
@@ -200,8 +206,11 @@ async def test_an_error_keeps_code_text_and_retry_hint(core: TinyCore, target: T
 
 
 async def test_discovery_lists_what_has_a_configuration(core: TinyCore, target: Target) -> None:
-    """Ready or not; a model that failed to load has none and is left out."""
-    (found,) = await target.discover(timeout_s=5)
+    """Ready or not; of a model that failed to load there is a name and a reason."""
+    found, broken = await target.discover(timeout_s=5)
+    assert ("broken", "1", "bad file", False, False) == (
+        broken.signature.name, broken.signature.version, broken.reason, broken.is_ready, broken.is_described
+    )  # fmt: skip
     assert ("double", "3", True) == (found.signature.name, found.signature.version, found.is_ready)
     assert (("X", "FP32", (2,)), 4) == (
         (found.signature.inputs[0].name, found.signature.inputs[0].datatype, found.signature.inputs[0].dims),
@@ -209,8 +218,20 @@ async def test_discovery_lists_what_has_a_configuration(core: TinyCore, target: 
     )
     assert core.model_config == found.config
     core.state = "UNAVAILABLE"
-    (found,) = await target.discover(timeout_s=5)
+    found, _ = await target.discover(timeout_s=5)
     assert not found.is_ready
+
+
+async def test_a_server_that_starts_lists_nothing_that_counts(core: TinyCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its index is empty before it knows its repository: it does not answer yet. One that is ready has no models."""
+    monkeypatch.setattr(core, "index", lambda *, ready_only: [])
+    async with serving(core) as port:
+        target = GrpcTarget("model", f"127.0.0.1:{port}")
+        assert [] == await target.discover(timeout_s=5)
+        monkeypatch.setattr(core, "is_ready", lambda: False)
+        with pytest.raises(UnavailableError, match="is starting: it lists no model yet"):
+            await target.discover(timeout_s=5)
+        await target.close()
 
 
 class ManyModels(TinyCore):
@@ -258,9 +279,9 @@ async def test_a_ready_model_without_a_configuration_is_asked_again(core: TinyCo
     config, core.model_config = core.model_config, None
     async with serving(core) as port:
         target = GrpcTarget("model", f"127.0.0.1:{port}")
-        assert [] == await target.discover(timeout_s=5)
+        assert ["broken"] == [model.signature.name for model in await target.discover(timeout_s=5)]
         core.model_config = config
-        assert ["double"] == [model.signature.name for model in await target.discover(timeout_s=5)]
+        assert ["double", "broken"] == [model.signature.name for model in await target.discover(timeout_s=5)]
         await target.close()
 
 

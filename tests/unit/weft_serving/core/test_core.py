@@ -82,7 +82,7 @@ async def test_model_that_fails_does_not_stop_the_others(repository: Any, core: 
 
 
 async def test_readiness_of_models(repository: Any, core: ServingCore) -> None:
-    """A model that failed is known but not ready; one that is unknown is an error."""
+    """A model that failed, and a version that is not there, are not ready; an unknown model is an error."""
     assert core.is_model_ready("good", "")
     assert core.is_model_ready("good", "2")
     assert not core.is_model_ready("bad_file", "")
@@ -90,8 +90,9 @@ async def test_readiness_of_models(repository: Any, core: ServingCore) -> None:
     assert not core.is_model_ready("bad_config", "")
     with pytest.raises(NotFoundError):
         core.is_model_ready("absent", "")
+    assert not core.is_model_ready("good", "3")
     with pytest.raises(NotFoundError):
-        core.is_model_ready("good", "3")
+        core.is_model_ready("absent", "3")
 
 
 async def test_server_is_ready_when_every_model_is(repository: Any) -> None:

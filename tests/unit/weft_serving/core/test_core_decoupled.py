@@ -16,6 +16,7 @@ from weft_serving.lifecycle.warm_pool import WarmLimits
 
 CONFIG = """
 backend: "python"
+parameters { key: "EXECUTION" value { string_value: "thread" } }
 input { name: "N" data_type: TYPE_INT32 dims: [ 1 ] }
 output { name: "VALUE" data_type: TYPE_FP32 dims: [ 2 ] }
 model_transaction_policy { decoupled: true }

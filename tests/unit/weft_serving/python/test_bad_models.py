@@ -62,24 +62,39 @@ async def _ask(model, value):
         ("return [good]", "returned ndarray in place of an InferenceResponse"),
         ("return [None]", "returned NoneType in place of an InferenceResponse"),
         ("return [requests[0]]", "returned InferenceRequest in place of an InferenceResponse"),
-        ("return [out(np.zeros((1, 1)))]", "gave output 'OUT' with datatype FP64"),
-        ("return [out(np.zeros((2, 1), np.float32))]", r"gave output 'OUT' with shape \[2, 1\] for 1 rows"),
-        ("return [out(np.zeros((), np.float32))]", r"gave output 'OUT' with shape \[\] for 1 rows"),
-        ("return [out(np.array([['a']], object))]", "gave output 'OUT' with datatype BYTES"),
-        ("return [pb_utils.InferenceResponse([pb_utils.Tensor('X', good)])]", "gave unknown output 'X'"),
         ("return [pb_utils.InferenceResponse([good])]", "failed to execute the request"),
         ("return [pb_utils.InferenceResponse(error='secret')]", "secret"),
         ("return [pb_utils.InferenceResponse(error=pb_utils.TritonError('so', 99))]", "so"),
         ("def f(): f()\nf()", "failed to execute the request"),
+        ("raise pb_utils.TritonModelException('no such user')", "message: TritonModelException: no such user"),
     ],
 )
 async def test_bad_answer_is_internal_and_the_model_serves_on(serve, body, message):
-    """INTERNAL with what was wrong, never the text of an exception; a good request is answered after it."""
+    """INTERNAL with what was wrong, the text of a TritonModelException alone; a good request is answered after it."""
     model = await serve(body)
     with pytest.raises(InternalError, match=message) as error:
         await _ask(model, 1)
     assert ("secret" in error.value.message) == (message == "secret")  # a model may say something itself
     assert 42.0 == value_of(await _ask(model, 0))
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs"),
+    [
+        ("return [out(np.ones((1, 1), np.int64))]", {"OUT": ("INT64", (1, 1))}),
+        ("return [out(np.zeros((2, 1), np.float32))]", {"OUT": ("FP32", (2, 1))}),
+        ("return [out(np.zeros((), np.float32))]", {"OUT": ("FP32", ())}),
+        ("return [out(np.array([['a']], object))]", {"OUT": ("BYTES", (1, 1))}),
+        ("return [pb_utils.InferenceResponse([pb_utils.Tensor('X', good)])]", {}),
+        ("return [pb_utils.InferenceResponse()]", {}),
+    ],
+)
+async def test_what_the_configuration_says_otherwise_is_passed_on(serve, body, outputs):
+    """Datatype and shape are the answer's own; what is not declared, or not given, is left out, asked for or not."""
+    model = await serve(body)
+    for asked in ((), ("OUT",)):
+        result = await asyncio.wait_for(model.infer(call(1, asked), CallContext()), TIMEOUT_S)
+        assert outputs == {name: (tensor.datatype, tensor.shape) for name, tensor in result.outputs.items()}
 
 
 async def test_huge_answer_arrives(serve):

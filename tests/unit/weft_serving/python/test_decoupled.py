@@ -6,7 +6,6 @@ import threading
 import time
 import weakref
 
-import numpy as np
 import pytest
 from tests.unit.weft_serving.python.python_models import (
     ASYNC_SOURCE,
@@ -164,9 +163,9 @@ def _forget(requests, pb_utils):
     requests[0].get_response_sender().send(response(pb_utils, 1))
 
 
-def _misshape(requests, pb_utils):
+def _raise_on_purpose(requests, pb_utils):
     requests[0].get_response_sender().send(response(pb_utils, 1))
-    requests[0].get_response_sender().send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros((2, 1)))]))
+    raise pb_utils.TritonModelException("no such user")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +175,7 @@ def _misshape(requests, pb_utils):
         (_exit, "model 'm' failed to execute the request"),
         (_return, "'m' is using the decoupled mode and the execute function must return None, got list"),
         (_forget, "the model dropped the request without a last response"),
-        (_misshape, "gave output 'OUT' with datatype FP64"),
+        (_raise_on_purpose, "for model 'm_0', message: TritonModelException: no such user"),
     ],
 )
 async def test_bad_model_fails_its_request_after_what_it_sent(serve_python, execute, message):

@@ -391,6 +391,79 @@ async def test_responses_are_iterated_in_a_coroutine(serve_python, callee):
     assert [0.0, 1.0, 0.0, 1.0] == got
 
 
+@pytest.mark.parametrize("error", [None, NotFoundError("no such model")])
+async def test_awaited_stream_has_its_first_response(serve_python, callee, error):
+    """``await async_exec(decoupled=True)`` returns with the first response, or the error, and not before."""
+    is_open, got = threading.Event(), []
+
+    async def stream_infer(call, context):
+        await asyncio.to_thread(is_open.wait, TIMEOUT_S)
+        if error is not None:
+            raise error
+        yield InferResult(call.model_name, "1", outputs={"OUT": encode(np.full((1, 1), 5, np.float32))}, is_final=False)
+
+    async def execute(requests, pb_utils):
+        awaiting = asyncio.ensure_future(_request(pb_utils, requests[0]).async_exec(decoupled=True))
+        await asyncio.wait([awaiting], timeout=0.05)
+        got.append(awaiting.done())
+        is_open.set()
+        for answer in await awaiting:  # the first is there: a plain loop does not hold the event loop up
+            got.append(answer.has_error() or answer.output_tensors()[0].as_numpy()[0, 0])
+            break
+        return [response(pb_utils, 1)]
+
+    callee.stream_infer = stream_infer
+    model = await serve_python(execute, is_decoupled=False, caller=_calls(callee), source=ASYNC_SOURCE)
+    await asyncio.wait_for(model.infer(call(3), CallContext()), TIMEOUT_S)
+    assert [False, 5.0 if error is None else True] == got
+
+
+async def test_awaited_stream_may_be_withdrawn(serve_python, callee):
+    """Cancelling the task that awaits the first response withdraws the call."""
+    entered, closed = threading.Event(), threading.Event()
+
+    async def stream_infer(call, context):
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            closed.set()
+
+    async def execute(requests, pb_utils):
+        task = asyncio.ensure_future(_request(pb_utils, requests[0]).async_exec(decoupled=True))
+        await asyncio.to_thread(entered.wait, TIMEOUT_S)
+        task.cancel()
+        assert await asyncio.to_thread(closed.wait, TIMEOUT_S)
+        return [response(pb_utils, 1)]
+
+    callee.stream_infer = stream_infer
+    model = await serve_python(execute, is_decoupled=False, caller=_calls(callee), source=ASYNC_SOURCE)
+    assert 1.0 == value_of(await asyncio.wait_for(model.infer(call(1), CallContext()), 2 * TIMEOUT_S))
+
+
+async def test_names_may_be_bytes(serve_python, callee):
+    """As the elements of a BYTES tensor are; what is no UTF-8 is an error in the model."""
+
+    def execute(requests, pb_utils):
+        names = {"model_name": b"other", "requested_output_names": [b"OUT"], "request_id": b"x", "correlation_id": b"s"}
+        with pytest.raises(pb_utils.TritonModelException, match="names must be UTF-8"):
+            pb_utils.InferenceRequest(model_name=b"\xff")
+        return [
+            pb_utils.InferenceResponse(
+                pb_utils.InferenceRequest(inputs=request.inputs(), **names).exec().output_tensors()
+            )
+            for request in requests
+        ]
+
+    model = await serve_python(execute, is_decoupled=False, caller=_calls(callee))
+    assert 10.0 == value_of(await model.infer(call(5), CallContext()))
+    ((sent, _),) = callee.seen
+    assert ("other", "x", ["OUT"], "s") == (
+        sent.model_name, sent.request_id, [output.name for output in sent.outputs], sent.parameters["sequence_id"],
+    )  # fmt: skip
+
+
 async def test_wrong_calls_are_errors_in_the_model(serve_python, callee):
     """A call without a model, with no tensors, of a received request, or where there is no caller."""
     texts = []

@@ -22,6 +22,7 @@ from weft_common.errors import (
     NotFoundError,
     UnavailableError,
 )
+from weft_common.processes.forks import end_copies
 from weft_common.tensors import WireTensor, decode, encode
 from weft_serving.backends.base import Batch
 from weft_serving.backends.python.channel import MessageChannel
@@ -72,9 +73,6 @@ class TritonPythonModel:
             if what == 5:
                 error = pb_utils.TritonError("no", pb_utils.TritonError.NOT_FOUND)
                 responses.append(pb_utils.InferenceResponse(error=error))
-                continue
-            if what == 6:
-                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros((3, 1), np.float32))]))
                 continue
             if what == 7:
                 (FOLDER / "entered").write_text("x")  # a pipe
@@ -202,7 +200,6 @@ async def test_each_instance_is_a_process(serve, folder, capfd):
         (3, InternalError, "model 'm' failed to execute the request"),
         (4, InternalError, "model 'm' failed to execute the request"),
         (5, NotFoundError, "^no$"),
-        (6, InternalError, "gave output 'OUT' with shape"),
     ],
 )
 async def test_errors_cross_over(serve, value, error, message):
@@ -213,6 +210,62 @@ async def test_errors_cross_over(serve, value, error, message):
         await _ask(model, value)
     assert "secret" not in raised.value.message
     assert pid == await _ask(model, 0)
+
+
+FORKING = """
+import os, pathlib, signal, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FOLDER = pathlib.Path(pb_utils.get_model_dir())
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        if requests[0].inputs()[0].as_numpy()[0, 0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        copy = os.fork()
+        if not copy:
+            try:
+                called = pb_utils.InferenceRequest(model_name="other", inputs=requests[0].inputs())
+                said = called.exec().error().message()
+            except pb_utils.TritonModelException as error:
+                said = str(error)
+            (FOLDER / "said").write_text(said)
+            (FOLDER / "entered").write_text("x")  # a pipe
+            time.sleep(1000)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full((1, 1), copy, np.float32))])]
+"""
+
+
+async def test_forked_copy_reaches_no_service_and_ends_with_its_process(serve, folder):
+    """A nested call out of it is an error at once; the death of the process is seen although the copy lives on."""
+    model = await serve(FORKING, caller=object())
+    copy = int(await _ask(model, 0))
+    await asyncio.wait_for(asyncio.to_thread((folder / "entered").read_text), TIMEOUT_S)
+    assert "a copy that the model has forked" in (folder / "said").read_text()
+    with pytest.raises(UnavailableError, match="was killed by SIGKILL"):
+        await _ask(model, 1)
+    await _until(lambda: not is_running(copy))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+async def test_nested_call_out_of_a_copy_of_the_service_fails_at_once(folder):
+    """A model on a thread forks the service itself: the copy has nothing that makes the call."""
+    calls = NestedCalls(_Doubles(), asyncio.get_running_loop())
+    end_copies()
+    reading, writing = os.pipe()
+    copy = os.fork()
+    if not copy:
+        try:
+            calls.infer(call(0), (), "").result(TIMEOUT_S)
+        except BaseException as error:
+            os.write(writing, f"{type(error).__name__}: {error}".encode())
+        os._exit(0)
+    os.close(writing)
+    assert "UnavailableError: this process is a copy" in (await asyncio.to_thread(os.read, reading, 1000)).decode()
+    os.close(reading)
+    await asyncio.to_thread(os.waitpid, copy, 0)
 
 
 @pytest.mark.parametrize(("value", "how"), [(1, "was killed by SIGKILL"), (2, "ended with exit status 3")])

@@ -1,18 +1,15 @@
 """The backend ``python``: runs a ``model.py`` on the instance's thread, or in a process of its own."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from weft_common.errors import InternalError, InvalidArgumentError, WeftError
+from weft_common.errors import InternalError
 from weft_serving.backends.base import Backend, Batch
 from weft_serving.backends.loading import existing_file
-from weft_serving.backends.python.loader import describe, load_module, unload_module
-from weft_serving.backends.python.model_config import ModelConfig
-from weft_serving.backends.python.pb_utils import utils_of
-from weft_serving.backends.python.process import ModelProcess
-from weft_serving.backends.python.runner import FILENAME, PythonModelRunner, model_class_of
+from weft_serving.backends.python.loader import COMPLETER, complete_config
+from weft_serving.backends.python.process import ModelProcess, complete_in_process
+from weft_serving.backends.python.runner import FILENAME, PythonModelRunner
 from weft_serving.request.request import Outcome
 
 #: How long a model's Python code may keep other threads, the event loop among them, from the interpreter, in seconds.
@@ -21,31 +18,17 @@ from weft_serving.request.request import Outcome
 #: CPU, so that services without a Python model keep the 5 ms. 2 cores, CPython 3.11.
 SWITCH_INTERVAL_S = 0.0005
 
-_COMPLETER = "auto_complete_config"
-
 
 def _auto_complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """The configuration as ``auto_complete_config`` of the model completes it; unchanged without that function."""
+    """The configuration as ``auto_complete_config`` of the model completes it; unchanged without that function.
+
+    It runs where the model does: in a process of its own, unless the configuration says otherwise.
+    """
     path = existing_file(directory, config.get("default_model_filename") or FILENAME)
-    if config.get("input") and config.get("output") and _COMPLETER.encode() not in path.read_bytes():
+    if config.get("input") and config.get("output") and COMPLETER.encode() not in path.read_bytes():
         return config
-    module = load_module(path, utils_of(directory, model=config.get("name", "")))
-    try:
-        complete = getattr(model_class_of(module, path), _COMPLETER, None)
-        if complete is None:
-            return config
-        completed = complete(ModelConfig(json.dumps(config)))
-        if not isinstance(completed, ModelConfig):
-            raise InvalidArgumentError(
-                f"{path}: auto_complete_config must return the pb_utils.ModelConfig, got {type(completed).__name__}"
-            )
-        return completed.as_dict()
-    except WeftError:
-        raise
-    except Exception as error:
-        raise InvalidArgumentError(f"auto_complete_config failed: {describe(error, directory.parent)}") from error
-    finally:
-        unload_module(module)
+    execution = config.get("parameters", {}).get("EXECUTION", {}).get("string_value", "process")
+    return (complete_in_process if execution == "process" else complete_config)(config, path)
 
 
 class PythonBackend(Backend):
@@ -55,20 +38,24 @@ class PythonBackend(Backend):
     ``execute(requests)``, plain or a coroutine, which returns one ``pb_utils.InferenceResponse`` per request, in order.
     Of a decoupled model it returns None, and the responses are sent by each request's ``get_response_sender()``. It
     imports ``triton_python_backend_utils``. Parameters of the configuration are the model's own, but for ``EXECUTION``:
-    with ``process`` each instance runs the model in a process of its own, which is started again when it dies; with
-    ``thread``, the default, on a thread of the service; with ``inline`` on the event loop, for a model that computes a
-    few microseconds and calls nobody.
+    with ``process``, the default, each instance runs the model in a process of its own, which is started again when it
+    dies; with ``thread`` on a thread of the service, which ends with a model that crashes; with ``inline`` on the event
+    loop, for a model that computes a few microseconds and calls nobody. In the parameters of the context ``process`` is
+    always said, and is not the default.
 
     A response with an error fails its request with the status of the error's code. What ``execute`` raises fails every
-    request of the batch with INTERNAL, and so does a wrong number of responses. When a process dies, its requests fail
+    request of the batch with INTERNAL, a ``TritonModelException`` with its text; so does a wrong number of responses.
+    When a process dies, its requests fail
     with UNAVAILABLE.
     """
 
     auto_complete = staticmethod(_auto_complete)  # type: ignore[assignment]  # mypy takes the base's for a method
     completes_always = True
+    needs_inputs = False
+    checks_outputs = False
     can_stream = True
     can_reschedule = True
-    execution_modes = ("thread", "process", "inline")
+    execution_modes = ("process", "thread", "inline")
 
     _runner: PythonModelRunner | ModelProcess | None = None
 

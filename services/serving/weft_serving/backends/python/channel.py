@@ -14,7 +14,9 @@ import threading
 from typing import Any
 
 from weft_common.errors import ERROR_BY_CODE, InternalError, RemoteError, WeftError
+from weft_common.processes.forks import IN_COPY, is_copy
 from weft_common.tensors import WireTensor
+from weft_serving.backends.python.errors import TritonModelException
 
 _COUNT = struct.Struct("<QQ")  # bytes of the pickle, number of buffers
 _SIZE = struct.Struct("<Q")
@@ -34,7 +36,14 @@ class MessageChannel:
         self._sending = threading.Lock()
 
     def send(self, message: object) -> None:
-        """Send a message; waits while the other end is slow. Raises OSError when that is gone."""
+        """Send a message; waits while the other end is slow.
+
+        Raises:
+            OSError: The other end is gone.
+            TritonModelException: This is a forked copy of the process that has the connection.
+        """
+        if is_copy():
+            raise TritonModelException(IN_COPY)
         text = io.BytesIO()
         pickler = _Pickler(text, pickle.HIGHEST_PROTOCOL)
         pickler.dump(message)
@@ -53,6 +62,10 @@ class MessageChannel:
         body = self._read(body_size)
         buffers = [self._read(size) for (size,) in _SIZE.iter_unpack(sizes)]
         return _Unpickler(io.BytesIO(body), buffers).load()
+
+    def leave(self) -> None:
+        """Close this end in a forked copy of the process, which leaves the connection as it is."""
+        self._connection.close()
 
     def close(self) -> None:
         """Close this end, which ends the stream at the other."""

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,9 +21,11 @@ import numpy as np
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import InternalError, WeftError
 from weft_common.observing import logs
+from weft_common.processes.forks import end_copies
 from weft_common.tensors import WireTensor, datatype_of, encode
 from weft_serving.backends.base import Batch, InstanceContext, ModelContext
 from weft_serving.backends.python.channel import MessageChannel, packed, unpacked
+from weft_serving.backends.python.loader import complete_config, describe
 from weft_serving.backends.python.runner import PythonModelRunner
 from weft_serving.request.request import RESCHEDULED, InferenceRequest, Outcome
 from weft_serving.request.stream import SendWindow
@@ -226,7 +229,11 @@ class Child:
         """Serve the model until the service closes it."""
         for target in (self._read, self._write):
             threading.Thread(target=target, name=target.__name__, daemon=True).start()
-        _, model, instance = self._inbox.get()
+        kind, *rest = self._inbox.get()
+        if kind == "complete":
+            self.channel.send(_completed(*rest))
+            return
+        model, instance = rest
         runner = self._loaded(
             ModelContext(
                 **model, caller=self._calls, metrics=ChildMetrics(self._calls), control=ChildControl(self._calls)
@@ -323,7 +330,7 @@ class Child:
             self.forget(message[1])
         elif kind == "answer":
             self._calls.answered(*message[1:])
-        elif kind in ("load", "execute", "close"):
+        elif kind in ("load", "complete", "execute", "close"):
             self._inbox.put(message)
 
     def _note(self, kind: str, request: InferenceRequest | None) -> None:
@@ -342,6 +349,18 @@ class Child:
     def _write(self) -> None:
         while True:
             self.channel.send(self._outbox.get())
+
+
+def _completed(config: dict[str, Any], path: Path) -> tuple[Any, dict[str, Any] | None]:
+    """The error of ``complete_config``, or its result."""
+    try:
+        return None, complete_config(config, path)
+    except WeftError as error:
+        return packed(error), None
+    except BaseException as cause:  # an exit too
+        failure = InternalError(f"auto_complete_config failed: {describe(cause, path.parent.parent)}")
+        _log.error(failure.message, exc_info=cause, extra={"error_id": failure.error_id})
+        return packed(failure), None
 
 
 def wire_outcome(outcome: Outcome) -> tuple[dict[str, WireTensor] | None, Any]:
@@ -371,7 +390,9 @@ def main(argv: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service decides when this process ends
     if sys.platform == "linux":  # also when a model holds the interpreter for ever
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    Child(MessageChannel(socket.socket(fileno=int(descriptor)))).run()
+    channel = MessageChannel(socket.socket(fileno=int(descriptor)))
+    end_copies(channel.leave)
+    Child(channel).run()
     logs.flush()
     os._exit(0)  # threads that the model has left behind do not hold the process up
 

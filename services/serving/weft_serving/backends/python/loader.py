@@ -8,6 +8,7 @@ import builtins
 import importlib
 import importlib.util
 import itertools
+import json
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -24,9 +25,12 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from weft_common.errors import InvalidArgumentError
+from weft_common.errors import InvalidArgumentError, WeftError
 from weft_serving.backends.loading import importing
 from weft_serving.backends.python import pb_utils
+from weft_serving.backends.python.model_config import ModelConfig
+
+COMPLETER = "auto_complete_config"
 
 _PREFIX = "weft_python_model_"
 _UTILS = "triton_python_backend_utils"
@@ -63,8 +67,43 @@ def load_module(path: Path, utils: ModuleType = pb_utils) -> ModuleType:
 def unload_module(module: ModuleType) -> None:
     """Remove a module of ``load_module`` and everything that it imported from its folders."""
     package = module.__name__.partition(".")[0]
-    for name in [name for name in list(sys.modules) if name == package or name.startswith(f"{package}.")]:
-        del sys.modules[name]
+    for name in sys.modules.copy():  # other models load meanwhile
+        if name == package or name.startswith(f"{package}."):
+            sys.modules.pop(name, None)
+
+
+def model_class_of(module: ModuleType, path: Path) -> Any:
+    """The class of a module. Raises InvalidArgumentError where it is missing."""
+    model_class = getattr(module, "TritonPythonModel", None)
+    if model_class is None:
+        raise InvalidArgumentError(f"{path} has no class TritonPythonModel; a Python model must define it")
+    return model_class
+
+
+def complete_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The configuration as ``auto_complete_config`` of the model at ``path`` completes it.
+
+    Raises:
+        InvalidArgumentError: The model does not import, or its function raises or returns something else.
+    """
+    directory = path.parent
+    module = load_module(path, pb_utils.utils_of(directory, model=config.get("name", "")))
+    try:
+        complete = getattr(model_class_of(module, path), COMPLETER, None)
+        if complete is None:
+            return config
+        completed = complete(ModelConfig(json.dumps(config)))
+        if not isinstance(completed, ModelConfig):
+            raise InvalidArgumentError(
+                f"{path}: auto_complete_config must return the pb_utils.ModelConfig, got {type(completed).__name__}"
+            )
+        return completed.as_dict()
+    except WeftError:
+        raise
+    except Exception as error:
+        raise InvalidArgumentError(f"auto_complete_config failed: {describe(error, directory.parent)}") from error
+    finally:
+        unload_module(module)
 
 
 def describe(error: BaseException, folder: Path) -> str:
@@ -113,6 +152,16 @@ _FINDER = _Finder()
 def _importer(package: str) -> Any:
     """An ``__import__`` that searches ``package`` for modules that are not installed."""
 
+    def is_own(first: str) -> bool:
+        """Whether ``first`` is the model's: one is loaded, or elsewhere only a folder without code has that name."""
+        top = f"{package}.{first}"
+        if top in sys.modules:
+            return True
+        installed = sys.modules.get(first)
+        spec = importlib.util.find_spec(first) if installed is None else getattr(installed, "__spec__", None)
+        is_code = installed is not None if spec is None else bool(spec.origin) or not spec.submodule_search_locations
+        return not is_code and importlib.util.find_spec(top) is not None
+
     def import_(
         name: str,
         globals: Mapping[str, object] | None = None,  # the names of builtins.__import__
@@ -120,13 +169,8 @@ def _importer(package: str) -> Any:
         fromlist: Sequence[str] = (),
         level: int = 0,
     ) -> ModuleType:
-        top = f"{package}.{name.partition('.')[0]}"
-        if level or top not in sys.modules:
-            try:
-                return builtins.__import__(name, globals, locals, fromlist, level)
-            except ModuleNotFoundError as error:
-                if level or error.name != name.partition(".")[0] or importlib.util.find_spec(top) is None:
-                    raise
+        if level or not is_own(name.partition(".")[0]):
+            return builtins.__import__(name, globals, locals, fromlist, level)
         return builtins.__import__(name, {"__package__": package}, None, fromlist, 1)
 
     return import_

@@ -26,6 +26,13 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
         self._stream: NestedStream | None = stream
         self._awaited: Future[InferResult | None] | None = None
         self._is_withdrawn = False
+        self._first: Future[InferResult | None] | None = None
+
+    async def begin(self) -> None:
+        """Wait until the first response is there, or the error; cancelling the awaiting task withdraws the call."""
+        self._first = self._next()
+        if self._first is not None:
+            await _ended(self._first)
 
     def __next__(self) -> InferenceResponse:
         future = self._next()
@@ -48,7 +55,7 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
         stream, self._stream = self._stream, None
         if stream is None:
             return
-        self._is_withdrawn = True
+        self._is_withdrawn, self._first = True, None
         stream.cancel()
         if self._awaited is not None:
             self._awaited.cancel()
@@ -58,6 +65,9 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
 
     def _next(self) -> "Future[InferResult | None] | None":
         """The next response to come; None after the last."""
+        if self._first is not None:
+            future, self._first = self._first, None
+            return future
         if self._stream is not None:
             self._awaited = self._stream.next()
         elif self._is_withdrawn:

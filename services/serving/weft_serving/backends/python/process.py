@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -25,6 +26,8 @@ from weft_serving.request.stream import ResponseStream
 
 #: Time for ``finalize`` of a process that should end, in seconds; then it is killed.
 CLOSE_WAIT_S = 10.0
+#: Time for ``auto_complete_config``, in seconds; more than the load waits for it.
+COMPLETE_LIMIT_S = 200.0
 
 _STDERR = 2  # standard output belongs to the service
 _EXITED = ("exited",)
@@ -54,14 +57,7 @@ class ModelProcess:
         self._calls: dict[int, Future[Any] | NestedStream] = {}
         self._replies: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
         self._outbox: SimpleQueue[object] = SimpleQueue()
-        mine, its = socket.socketpair()
-        with its:
-            level = logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
-            command = [sys.executable, "-P", "-m", "weft_serving.backends.python.child", str(its.fileno()), level]
-            self._process = subprocess.Popen(  # noqa: S603  # our own module
-                command, stdin=subprocess.DEVNULL, stdout=_STDERR, pass_fds=[its.fileno()]
-            )
-        self._channel = MessageChannel(mine)
+        self._process, self._channel = _started()
         for target in (self._read, self._write):
             threading.Thread(target=target, name=f"{instance.name}{target.__name__}", daemon=True).start()
 
@@ -267,9 +263,7 @@ class ModelProcess:
     def _end(self) -> None:
         """Handle the end of the process: its requests fail, and ``on_exit`` is called if it was unexpected."""
         self._channel.close()
-        status = self._process.wait()
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
-        self.exit_text = f"{self._where} {how}"
+        self.exit_text = f"{self._where} {_ending(self._process.wait())}"
         if self._model.metrics is not None:
             self._model.metrics.release(self._instance.origin(self._model.signature))
         self._outbox.put(None)
@@ -283,6 +277,51 @@ class ModelProcess:
             if (stream := self._forget(number)) is not None:
                 stream.lose(UnavailableError(f"{self.exit_text} before it had answered; it is started again"))
         self._on_exit()
+
+
+def complete_in_process(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """As ``complete_config``, in a process of its own.
+
+    Raises:
+        UnavailableError: The process has ended, or was killed after ``COMPLETE_LIMIT_S``.
+        WeftError: As ``complete_config``.
+    """
+    process, channel = _started()
+    limit = threading.Timer(COMPLETE_LIMIT_S, process.kill)
+    limit.daemon = True
+    limit.start()
+    try:
+        channel.send(("complete", config, path))
+        error, completed = channel.receive()
+    except (EOFError, OSError):
+        how = _ending(process.wait())
+        name = config.get("name", "")
+        raise UnavailableError(f"the process that ran auto_complete_config of model '{name}' {how}") from None
+    finally:
+        limit.cancel()
+        channel.close()
+        process.kill()
+        process.wait()
+    if error is not None:
+        raise unpacked(error)
+    return completed  # type: ignore[no-any-return]  # what the child has sent
+
+
+def _started() -> "tuple[subprocess.Popen[bytes], MessageChannel]":
+    """A process for a model, and the connection to it."""
+    mine, its = socket.socketpair()
+    with its:
+        level = logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
+        command = [sys.executable, "-P", "-m", "weft_serving.backends.python.child", str(its.fileno()), level]
+        process = subprocess.Popen(  # noqa: S603  # our own module
+            command, stdin=subprocess.DEVNULL, stdout=_STDERR, pass_fds=[its.fileno()]
+        )
+    return process, MessageChannel(mine)
+
+
+def _ending(status: int) -> str:
+    """How a process ended that has this exit status."""
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
 
 
 def _outcome(outputs: Any, rest: Any) -> Outcome:

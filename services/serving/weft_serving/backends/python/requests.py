@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from weft_common.core import InferCall, ParameterValue, RequestedOutput
 from weft_common.errors import InvalidArgumentError, WeftError
@@ -79,6 +79,7 @@ class InferenceRequest:
     is_rescheduled = False
     reply: Reply | None = None
     _tensors: list[Tensor] | None = None
+    _all_outputs: Sequence[str] = ()
     _trace: InferenceTrace | None = None
     _caller: ClassVar[ModelCaller | None] = None
     _origin: ClassVar[str] = ""
@@ -99,6 +100,7 @@ class InferenceRequest:
         *,
         priority: int = 0,
     ) -> None:
+        model_name, request_id, names = _text(model_name), _text(request_id), list(map(_text, requested_output_names))
         if not model_name:
             raise TritonModelException("model_name must not be empty: it says which model is called")
         if any(not isinstance(tensor, Tensor) for tensor in inputs):
@@ -106,7 +108,7 @@ class InferenceRequest:
         sent: dict[str, ParameterValue] = dict(parameters or {})
         check_parameters(sent, "request")
         if correlation_id:
-            sent["sequence_id"] = correlation_id
+            sent["sequence_id"] = _text(correlation_id)
         if flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
             sent["sequence_start"] = True
         if flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END:
@@ -123,12 +125,17 @@ class InferenceRequest:
             request_id,
             sent,
             {},
-            tuple(RequestedOutput(name, {}) for name in requested_output_names),
+            tuple(RequestedOutput(name, {}) for name in names),
         )
 
     @classmethod
     def wrap(
-        cls, served: ServedRequest, outlet: OutputStream | None = None, *, can_reschedule: bool = False
+        cls,
+        served: ServedRequest,
+        outlet: OutputStream | None = None,
+        *,
+        can_reschedule: bool = False,
+        all_outputs: Sequence[str] = (),
     ) -> "InferenceRequest":
         """The view of a request for a model.
 
@@ -136,9 +143,11 @@ class InferenceRequest:
             served: The request.
             outlet: Takes its responses; None: the model returns one, or sends it, which makes a ``reply``.
             can_reschedule: The model has iterative sequences.
+            all_outputs: Names of the model's outputs.
         """
         request = cls.__new__(cls)
         request._served = served
+        request._all_outputs = all_outputs
         request._call = served.call
         if outlet is not None:
             request._outlet = outlet
@@ -178,8 +187,8 @@ class InferenceRequest:
         }
 
     def requested_output_names(self) -> list[str]:
-        """Outputs that the client asked for, in its order; empty means all."""
-        return [output.name for output in self._call.outputs]
+        """Outputs that the client asked for, in its order; all outputs of the model where it named none."""
+        return [output.name for output in self._call.outputs] or list(self._all_outputs)
 
     def model_name(self) -> str:
         """The model."""
@@ -255,13 +264,16 @@ class InferenceRequest:
     async def async_exec(
         self, decoupled: bool = False
     ) -> "InferenceResponse | Iterator[InferenceResponse] | AsyncIterator[InferenceResponse]":
-        """As ``exec``, awaited; the iterator serves ``for`` and ``async for``.
+        """As ``exec``, awaited; the iterator serves ``for`` and ``async for``, and has its first response.
 
-        Cancelling the task withdraws the call.
+        Between later ones a plain ``for`` blocks the event loop, ``async for`` does not. Cancelling the task withdraws
+        the call.
         """
         caller, call, parents = self._prepared()
         if decoupled:
-            return ResponseIterator(caller.stream(call, parents, self._origin))
+            responses = ResponseIterator(caller.stream(call, parents, self._origin))
+            await responses.begin()
+            return responses
         return await result_of_async(caller.infer(call, parents, self._origin))
 
     def fail(self, error: WeftError) -> None:
@@ -291,3 +303,13 @@ class InferenceRequest:
             raise TritonModelException(error.message) from None
         parents = in_work.get() if self._trace is None else (self._trace._served,)
         return self._caller, self._call, parents
+
+
+def _text(value: Any) -> Any:
+    """A name that a model gives as ``bytes``, as elements of a BYTES tensor are, as text; anything else as it is."""
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise TritonModelException(f"names must be UTF-8, got {value[:80]!r}") from None

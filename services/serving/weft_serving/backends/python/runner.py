@@ -9,12 +9,13 @@ from typing import Any
 
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 from weft_common.observing.logs import get_logger
+from weft_common.processes.forks import end_copies
 from weft_serving.backends.base import Batch, InstanceContext, ModelContext
 from weft_serving.backends.loading import model_file
 from weft_serving.backends.python.control import InlineControl
 from weft_serving.backends.python.coroutines import Coroutines
-from weft_serving.backends.python.errors import weft_error
-from weft_serving.backends.python.loader import describe, load_module, unload_module
+from weft_serving.backends.python.errors import TritonModelException, weft_error
+from weft_serving.backends.python.loader import describe, load_module, model_class_of, unload_module
 from weft_serving.backends.python.model_config import for_model
 from weft_serving.backends.python.nested import InlineCaller
 from weft_serving.backends.python.pb_utils import utils_of
@@ -27,14 +28,6 @@ from weft_serving.request.request import InferenceResponse as Response
 FILENAME = "model.py"
 
 _log = get_logger("weft.python")
-
-
-def model_class_of(module: Any, path: Path) -> Any:
-    """The class of a module. Raises InvalidArgumentError where it is missing."""
-    model_class = getattr(module, "TritonPythonModel", None)
-    if model_class is None:
-        raise InvalidArgumentError(f"{path} has no class TritonPythonModel; a Python model must define it")
-    return model_class
 
 
 class PythonModelRunner:
@@ -50,12 +43,14 @@ class PythonModelRunner:
         self._instance = instance
         self._name = model.signature.name
         self._coroutines: Coroutines | None = None
+        self._output_names = tuple(spec.name for spec in model.signature.outputs)
         self._is_iterative = bool(model.config.get("sequence_batching", {}).get("iterative_sequence"))
         self.execute = self._execute_decoupled if model.signature.is_decoupled else self._execute
 
     def load(self) -> None:
         """Import the model and call its ``initialize``. Raises a WeftError with the reason of a failure."""
         context = self._context
+        end_copies()
         path = model_file(context, FILENAME)
         origin = self._instance.origin(context.signature)
         caller, control = context.caller, context.control
@@ -65,8 +60,8 @@ class PythonModelRunner:
         try:
             self._model = self._initialized(model_class_of(module, path), path)
         except BaseException:
-            unload_module(module)
             self._release_metrics()
+            unload_module(module)
             raise
         self._module = module
 
@@ -80,21 +75,14 @@ class PythonModelRunner:
         except BaseException:  # a SystemExit too: the instance ends anyway, in its own way
             _log.exception("finalize failed", extra={"model": self._name})
         finally:
-            unload_module(self._module)
             self._release_metrics()
+            unload_module(self._module)
 
     def _release_metrics(self) -> None:
         if self._context.metrics is not None:
             self._context.metrics.release(self._instance.origin(self._context.signature))
 
     def _initialized(self, model_class: Any, path: Path) -> Any:
-        execute = getattr(model_class, "execute", None)
-        if execute is None:
-            raise InvalidArgumentError(f"{path}: TritonPythonModel has no method execute")
-        if self._instance.is_inline and inspect.iscoroutinefunction(execute):
-            raise InvalidArgumentError(
-                f"{path}: execute is a coroutine, which runs on a thread; remove the parameter EXECUTION inline"
-            )
         context = self._context
         try:
             model = model_class()
@@ -114,13 +102,23 @@ class PythonModelRunner:
             raise InvalidArgumentError(
                 f"model '{self._name}' failed to initialize: {describe(error, context.directory.parent)}"
             ) from error
+        execute = getattr(model, "execute", None)  # ``initialize`` may have set it
+        if execute is None:
+            raise InvalidArgumentError(f"{path}: TritonPythonModel has no method execute")
         if inspect.iscoroutinefunction(execute):
+            if self._instance.is_inline:
+                raise InvalidArgumentError(
+                    f"{path}: execute is a coroutine, which runs on a thread; remove the parameter EXECUTION inline"
+                )
             self._coroutines = Coroutines(self._instance.name)
         return model
 
     def _execute(self, batch: Batch) -> list[Outcome]:
         """Execute a batch of a model that answers each request once."""
-        requests = [InferenceRequest.wrap(r, can_reschedule=self._is_iterative) for r in batch.requests]
+        requests = [
+            InferenceRequest.wrap(r, can_reschedule=self._is_iterative, all_outputs=self._output_names)
+            for r in batch.requests
+        ]
         token = in_work.set(batch.requests)
         try:
             batch.infer_start_ns = time.monotonic_ns()
@@ -132,6 +130,8 @@ class PythonModelRunner:
             for request in requests:
                 request.disclaim()
             if not any(answers):
+                if isinstance(error, TritonModelException):
+                    raise self._failed(error) from error
                 raise
             return self._but(answers, error)
         finally:
@@ -165,7 +165,7 @@ class PythonModelRunner:
         """The answers that the model had sent before its ``execute`` raised an error; the other requests fail."""
         failure = error if isinstance(error, WeftError) else None
         if failure is None:
-            failure = InternalError(f"model '{self._name}' failed to execute the request")
+            failure = self._failed(error)
             _log.error(failure.message, exc_info=error, extra={"model": self._name, "error_id": failure.error_id})
         return [failure if answer is None else self._outcome(answer) for answer in answers]
 
@@ -197,7 +197,7 @@ class PythonModelRunner:
         """Execute a batch of a decoupled model."""
         outlets = [self._outlet(request) for request in batch.requests]
         requests = [
-            InferenceRequest.wrap(*pair, can_reschedule=self._is_iterative)
+            InferenceRequest.wrap(*pair, can_reschedule=self._is_iterative, all_outputs=self._output_names)
             for pair in zip(batch.requests, outlets, strict=True)
         ]
         result = None
@@ -210,9 +210,11 @@ class PythonModelRunner:
                 result = self._coroutines.run(self._model.execute(requests.copy()))
             else:
                 self._coroutines.start(self._model.execute(requests.copy()), partial(self._on_end, requests))
-        except BaseException:
+        except BaseException as error:
             for request in requests:
                 request.disclaim()
+            if isinstance(error, TritonModelException):
+                raise self._failed(error) from error
             raise
         finally:
             in_work.reset(token)
@@ -245,12 +247,21 @@ class PythonModelRunner:
         """Handle the end of the coroutine of a batch; after an error its unanswered requests fail."""
         failure = None if result is None else self._not_none(result)
         if error is not None:
-            failure = InternalError(f"model '{self._name}' failed to execute the request")
+            failure = self._failed(error)
         if failure is not None:
             _log.error(failure.message, exc_info=error, extra={"model": self._name, "error_id": failure.error_id})
             for request in requests:
                 request.fail(failure)
         requests.clear()
+
+    def _failed(self, error: BaseException) -> InternalError:
+        """The error for clients: with the text of what a model raises on purpose, and of nothing else."""
+        if not isinstance(error, TritonModelException):
+            return InternalError(f"model '{self._name}' failed to execute the request")
+        return InternalError(
+            f"Failed to process the request(s) for model '{self._instance.name}', message: "
+            f"TritonModelException: {error}"
+        )
 
     def _not_none(self, result: object) -> InternalError:
         return InternalError(

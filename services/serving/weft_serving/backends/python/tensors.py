@@ -1,7 +1,9 @@
 """Tensors of a ``model.py``."""
 
+import ctypes
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from weft_common.errors import InvalidArgumentError
@@ -59,21 +61,46 @@ class Tensor:
 
     def to_dlpack(self) -> Any:
         """A DLPack capsule, for example for ``torch.from_dlpack``; shares the memory, unless that is read-only."""
-        return writable(self._array).__dlpack__()
+        return self.__dlpack__()
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> "Tensor":
         """A tensor that shares the memory of ``tensor``: a DLPack capsule, or an object with ``__dlpack__``."""
         try:
-            return Tensor(name, np.from_dlpack(tensor if hasattr(tensor, "__dlpack__") else _Capsule(tensor)))
-        except (BufferError, RuntimeError, TypeError) as error:
+            is_bare = not hasattr(tensor, "__dlpack__")
+            capsule = tensor if is_bare else tensor.__dlpack__()
+            type_code = _type_code(capsule)
+            if type_code.value == _BFLOAT:
+                type_code.value = _UINT
+                return Tensor(name, np.from_dlpack(_Capsule(capsule)).view(ml_dtypes.bfloat16))
+            return Tensor(name, np.from_dlpack(_Capsule(capsule) if is_bare else tensor))
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise TritonModelException(f"tensor '{name}' must be in host memory: {error}") from error
 
     def __dlpack__(self, **options: Any) -> Any:
-        return writable(self._array).__dlpack__(**options)
+        array = writable(self._array)
+        if self.datatype != "BF16":
+            return array.__dlpack__(**options)
+        capsule = array.view(np.uint16).__dlpack__()
+        _type_code(capsule).value = _BFLOAT
+        return capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self._array.__dlpack_device__()
+        return 1, 0  # kDLCPU
+
+
+#: ``DLDataTypeCode`` of DLPack. numpy exchanges no bfloat16, which here passes it as integers of its size.
+_UINT, _BFLOAT = 1, 4
+#: Of ``DLTensor.dtype.code``: behind a pointer, a device of two int32 and the number of dimensions.
+_TYPE_CODE_OFFSET = ctypes.sizeof(ctypes.c_void_p) + 12
+
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.argtypes, _pointer_of.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+
+
+def _type_code(capsule: Any) -> ctypes.c_uint8:
+    """The type code in a DLPack capsule, to be read and written. Raises ValueError for something else."""
+    return ctypes.c_uint8.from_address(_pointer_of(capsule, b"dltensor") + _TYPE_CODE_OFFSET)
 
 
 class _Capsule:
