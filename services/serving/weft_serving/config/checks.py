@@ -106,7 +106,7 @@ def name_backend(config: ModelConfig, directory: Path) -> None:
 
 def is_incomplete(config: ModelConfig) -> bool:
     """Whether inputs, outputs, or types or shapes of some, are left to the model's file."""
-    tensors = (*config.input, *config.output)
+    tensors: list[ModelInput | ModelOutput] = [*config.input, *config.output]
     return not (config.input and config.output) or any(not (t.data_type and t.dims) for t in tensors)
 
 
