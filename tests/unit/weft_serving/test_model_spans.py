@@ -20,6 +20,7 @@ from weft_serving.backends.base import InstanceContext
 from weft_serving.backends.layout import BatchLayout
 from weft_serving.scheduler.grouping import LengthBuckets
 from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
+from weft_serving.served import spans
 from weft_serving.served.model import ServedModel
 
 
@@ -44,6 +45,32 @@ def _by_name(exporter):
     for span in exporter.get_finished_spans():
         spans.setdefault(span.name, []).append(span)
     return spans
+
+
+class Clocks:
+    """Both clocks of ``time``, for a thread that is held up for 5 ms after one of its readings."""
+
+    UNIX_NS = 1_700_000_000_000_000_000
+
+    def __init__(self, held_up_after: int) -> None:
+        self._held_up_after = held_up_after
+        self._num_readings = self._now_ns = 0
+
+    def monotonic_ns(self) -> int:
+        now_ns = self._now_ns
+        self._num_readings += 1
+        self._now_ns += 5_000_000 if self._num_readings == self._held_up_after else 100
+        return now_ns
+
+    def time_ns(self) -> int:
+        return self.UNIX_NS + self.monotonic_ns()
+
+
+@pytest.mark.parametrize("held_up_after", range(1, 10))
+def test_spans_begin_where_others_end_on_a_busy_machine(monkeypatch, held_up_after):
+    """Times of one request on the clock of Weft are as far from one another as on that of its spans."""
+    monkeypatch.setattr(spans, "time", Clocks(held_up_after))
+    assert abs(spans._unix_offset_ns() - Clocks.UNIX_NS) < 1_000
 
 
 async def test_spans_of_a_batch(serve, gate, exporter):

@@ -113,14 +113,7 @@ class StreamAction(CallAction):
 class OpenStream:
     """The further responses of a decoupled model.
 
-            try:
-                if self._ahead is not None:
-                    await cancel_and_wait((self._ahead,))
-                    self._ahead = None
-                await self._results.aclose()
-            finally:
-                cancelled = None if self._is_final else RequestCancelledError("the stream was closed before its end")
-                self._tell_end(self._failure or cancelled)
+    While a response is on its way to the client one is read ahead: models often tell the end after their last response.
 
     Attributes:
         record: Of the step.
@@ -224,7 +217,8 @@ class OpenStream:
     async def close(self) -> None:
         """End the call; cancel it if it still runs."""
         if self._action is not None:
-            if self.record.status == "OK":
+            is_complete = self.has_ended
+            if self.record.status == "OK" and not is_complete:
                 self.record.status = "CANCELLED"
             self._end()
             try:
@@ -233,7 +227,7 @@ class OpenStream:
                     self._ahead = None
                 await self._results.aclose()
             finally:
-                cancelled = None if self._is_final else RequestCancelledError("the stream was closed before its end")
+                cancelled = None if is_complete else RequestCancelledError("the stream was closed before its end")
                 self._tell_end(self._failure or cancelled)
 
     async def _next(self) -> InferResult | None:

@@ -228,8 +228,9 @@ class Dispatcher:
             self._overruns.add(duration_ns, execution.end_ns)
         if self._slots is None:  # else the requests still run
             self.retry_after.measured(len(requests), duration_ns)
-        if not execution.has_failed:
+        if execution.num_rows:
             self.recorder.executed(execution)
+        if not execution.has_failed:
             self.times.add(execution.num_rows, duration_ns, execution.end_ns)
         self.answers.deliver(execution)
         if telemetry.is_enabled():

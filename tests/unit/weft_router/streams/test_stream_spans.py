@@ -103,6 +103,19 @@ async def test_a_stream_that_is_left_ends_its_span(exporter: InMemorySpanExporte
     assert 1 == (llm.attributes or {})["rpc.grpc.status_code"]
 
 
+async def test_a_stream_that_is_left_after_its_last_response_was_not_cancelled(exporter: InMemorySpanExporter) -> None:
+    """Clients leave when they see the flag of the last one; nothing is withdrawn, and the step's status is OK."""
+    target = stream_target()
+    target.streams["llm"] = counting(2)
+    async with aclosing(stream_of(Plans().chat(), target, context=traced())) as results:
+        async for result in results:
+            if result.is_final:
+                break
+    assert result.outputs
+    (llm,) = of(exporter, "step root/llm")
+    assert 0 == (llm.attributes or {})["rpc.grpc.status_code"]
+
+
 async def test_what_fails_for_a_later_response_is_recorded(exporter: InMemorySpanExporter) -> None:
     """Its span, though unsampled, ends with an error, and is exported for it."""
     target = stream_target()
