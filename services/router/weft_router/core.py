@@ -13,6 +13,7 @@ from weft_common.server.server import Extension
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
 from weft_common.versions import version_number
+from weft_protos import grpc_service_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.admission import AdmissionController, AdmissionSettings, admissible_priority
 from weft_router.admission.permit import Permit
@@ -159,7 +160,7 @@ class RouterCore:
             TargetCollector(self._catalog),
             ReplicaCollector(self._catalog.replicated, self._catalog.budgets),
         )
-        return Extension(servicer.add_to, collectors, self._check_early)
+        return Extension(servicer.add_to, collectors, self._check_early, own_statistics=self._own_statistics)
 
     def is_ready(self) -> bool:
         """Whether every graph that is not unloaded is ready."""
@@ -283,6 +284,12 @@ class RouterCore:
         """Unload a graph, as ``GraphControl.unload``, or else a model, as ``TargetModelControl.unload``."""
         if not await self._has_unloaded_model(name, unload_dependents=unload_dependents):
             await self._control.unload(name, unload_dependents=unload_dependents)
+
+    async def _own_statistics(self, name: str, version: str) -> Sequence[pb.ModelStatistics]:
+        """Counters of models as their services keep them, but for those that a graph hides."""
+        if name and self.has_graph(name):
+            return ()
+        return [one for one in await self._models.statistics(name, version) if not self.has_graph(one.name)]
 
     async def _has_loaded_model(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> bool:
         """Load a model of a target; False if there is none of that name, or a graph hides it."""

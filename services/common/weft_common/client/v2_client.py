@@ -217,6 +217,12 @@ class V2Client:
         with self._failures():
             await self.stub.RepositoryModelUnload(request, timeout=timeout_s)
 
+    async def statistics(self, name: str, version: str, *, timeout_s: float) -> Sequence[pb.ModelStatistics]:
+        """Counters of a model, or of all with the name ""."""
+        request = pb.ModelStatisticsRequest(name=name, version=version)
+        with self._failures():
+            return (await self.stub.ModelStatistics(request, timeout=timeout_s)).model_stats
+
     async def graph_feedback(
         self, request: graph_pb.GraphFeedbackRequest, *, timeout_s: float
     ) -> graph_pb.GraphFeedbackResponse:
