@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -445,7 +446,7 @@ async def test_awaited_stream_may_be_withdrawn(serve_python, callee):
 
 async def test_parameters_of_responses_come_along(serve_python, callee):
     """Those of the called model are the model's to read, and each response of a stream has its own."""
-    given = {"a": 1, "b": True, "c": "x", "d": 0.5, "e": 2**63}
+    given: dict[str, Any] = {"a": 1, "b": True, "c": "x", "d": 0.5, "e": 2**63}
 
     async def answer(call):
         return InferResult(call.model_name, "1", parameters=given, outputs={"OUT": call.inputs["IN"]})
