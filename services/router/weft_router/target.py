@@ -1,9 +1,9 @@
 """The one interface between the graph executor and whatever answers a step."""
 
-from collections.abc import AsyncGenerator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from weft_common.core import CallContext, InferCall, InferResult, ParameterValue
+from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.signature import ModelSignature
 
 if TYPE_CHECKING:
@@ -88,16 +88,3 @@ class Target(Protocol):
 
     async def close(self) -> None:
         """Close the transport; calls in flight are cancelled."""
-
-
-@runtime_checkable
-class ControlledTarget(Protocol):
-    """A target whose models can be loaded and unloaded; the other side says whether clients may."""
-
-    name: str
-
-    async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """Load or reload a model, at every replica. Raises WeftError, NOT_FOUND where it has no such model."""
-
-    async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """Unload a model, at every replica. Raises as ``load``."""

@@ -4,13 +4,14 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from weft_common.core import InferCall, InferResult, ParameterValue, RequestedOutput
+from weft_common.core import InferCall, InferResult, Parameters, RequestedOutput
 from weft_common.errors import InvalidArgumentError, RemoteError, UnsupportedError
 from weft_common.limits import (
     MAX_DIMS,
     MAX_PARAMETERS,
     MAX_STRINGS,
     MAX_TENSORS,
+    MAX_TYPED_STRINGS,
     check_call,
     check_count,
     check_parameters,
@@ -59,7 +60,7 @@ def parameters_from(message: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def fill_parameters(message: Any, parameters: Mapping[str, ParameterValue | bytes]) -> None:
+def fill_parameters(message: Any, parameters: Parameters) -> None:
     """Write plain values into a parameter map of a message.
 
     ``priority`` is written as uint64, as tritonclient does; other integers as int64.
@@ -79,11 +80,9 @@ def fill_parameters(message: Any, parameters: Mapping[str, ParameterValue | byte
                     target.int64_param = value
             elif isinstance(value, float):
                 target.double_param = value
-            elif isinstance(value, bytes):
-                target.bytes_param = value
             else:
                 target.string_param = value
-        except (ValueError, OverflowError, TypeError, AttributeError) as error:
+        except (ValueError, OverflowError, TypeError) as error:
             raise InvalidArgumentError(
                 f"parameter '{key}' has value {value!r}, which the protocol cannot carry"
             ) from error
@@ -391,7 +390,7 @@ def _typed_contents(tensor: Any, kind: str, model_name: str) -> bytes:
             f"{kind} '{tensor.name}' of datatype '{datatype}' must fill {field}, but {', '.join(filled)} is set"
         )
     if datatype == "BYTES":
-        check_count(f"{kind} '{tensor.name}'", len(tensor.contents.bytes_contents), MAX_STRINGS, "strings")
+        check_count(f"{kind} '{tensor.name}'", len(tensor.contents.bytes_contents), MAX_TYPED_STRINGS, "strings")
     values = getattr(tensor.contents, field)[:]
     if datatype == "BYTES":
         return encode_bytes(values)

@@ -2,12 +2,12 @@
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
-from weft_common.core import CallContext, InferCall, InferenceCore, InferResult, ParameterValue
+from weft_common.core import CallContext, InferCall, InferenceCore, InferResult
 from weft_common.errors import DeadlineExceededError, RemoteError, WeftError
 from weft_common.observing import telemetry
 from weft_common.protocol.status import cut_message
@@ -109,14 +109,6 @@ class InProcessTarget:
     def _current(self) -> dict[tuple[str, str], ModelStatistics]:
         """The counters of the models that serve; none of a core that counts nothing."""
         return {(counters.name, counters.version): counters for counters in self._core.statistics("", "") or ()}
-
-    async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """As ``ControlledTarget.load``."""
-        await self._core.load(name, parameters)
-
-    async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """As ``ControlledTarget.unload``."""
-        await self._core.unload(name, unload_dependents=unload_dependents)
 
     async def close(self) -> None:
         """As ``Target.close``; there is no transport."""

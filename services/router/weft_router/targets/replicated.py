@@ -3,16 +3,16 @@
 import contextlib
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from opentelemetry import trace
 
-from weft_common.core import CallContext, InferCall, InferResult, ParameterValue
+from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import UnavailableError, WeftError
 from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
 from weft_router.budgets.retry_budget import RetryBudget
-from weft_router.target import ControlledTarget, Target, TargetModel
+from weft_router.target import Target, TargetModel
 from weft_router.targets.chooser import ReplicaChooser
 from weft_router.targets.ejection import OutlierDetector, Record
 from weft_router.targets.membership import Membership, MembershipSettings
@@ -168,20 +168,6 @@ class ReplicatedTarget:
         if failure is not None:
             raise failure
         return models
-
-    async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """As ``ControlledTarget.load``; replicas after one that fails are not asked."""
-        for target in self._controlled():
-            await target.load(name, parameters)
-
-    async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """As ``ControlledTarget.unload``."""
-        for target in self._controlled():
-            await target.unload(name, unload_dependents=unload_dependents)
-
-    def _controlled(self) -> list[ControlledTarget]:
-        replicas = list(self._membership.replicas.values())
-        return [replica.target for replica in replicas if isinstance(replica.target, ControlledTarget)]
 
     async def close(self) -> None:
         """As ``Target.close``."""
