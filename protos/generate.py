@@ -1,8 +1,8 @@
 """Generate ``weft_protos`` (messages, gRPC stubs, type stubs) from the ``.proto`` files beside this script.
 
 The files keep the flat names that tritonclient's descriptors carry, so that both may live in one process; protoc
-therefore writes ``import model_config_pb2``, which is rewritten here to an import from the package. Options for Go and Java
-are left out of the Python modules for the same reason.
+therefore writes ``import model_config_pb2``, which is rewritten here to an import from the package. Options for Go and
+Java are left out of the Python modules for the same reason.
 
 Usage: ``python protos/generate.py [OUTPUT_DIR]`` (default: ``protos/weft_protos``).
 """
