@@ -28,7 +28,7 @@ ON_OTHER_WIRE := $(addprefix tests/,integration/test_transport.py integration/te
 unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire protos models up test-alerts foreign-clients clean
+.PHONY: demo test lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire protos models up compat test-alerts foreign-clients clean
 
 demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -73,6 +73,19 @@ soak-wire: $(STAMP)  ## twenty minutes of hard use of the wire (or WEFT_SOAK_S s
 
 fuzz: $(STAMP) models  ## many thousand inputs to every RPC, file format and expression; minutes
 	WEFT_FUZZ_INPUTS=200 WEFT_FUZZ_REPORT=benchmarks/results/fuzz.json $(BIN)/python -m pytest tests/fuzz
+
+# tritonclient's repository, or a checkout of it, and the commit whose examples are run.
+TRITON_CLIENT ?= https://github.com/triton-inference-server/client.git
+TRITON_CLIENT_COMMIT ?= 58a44caa
+COMPAT := benchmarks/results/triton-client
+
+compat: $(STAMP)  ## tritonclient's own gRPC and HTTP examples against `weft up`: one table; minutes
+	$(PIP) --quiet --editable ".[compat]"
+	@if [ -d "$(TRITON_CLIENT)/src" ]; then checkout="$(TRITON_CLIENT)"; else checkout=$(COMPAT); \
+	  if [ ! -d $(COMPAT)/src ] && ! { rm -rf $(COMPAT) && git clone --quiet --filter=blob:none --no-checkout "$(TRITON_CLIENT)" $(COMPAT) \
+	    && git -C $(COMPAT) checkout --quiet $(TRITON_CLIENT_COMMIT); }; then \
+	    rm -rf $(COMPAT); echo "skipped: $(TRITON_CLIENT) cannot be had; TRITON_CLIENT=DIR names a checkout"; exit 0; fi; fi; \
+	  $(BIN)/python -m tests.compat "$$checkout/src/python/examples"
 
 test-alerts: $(STAMP)  ## a real Prometheus (Debian: prometheus) over a real mesh: boards and alerts; a minute
 	WEFT_ALERTS=1 $(BIN)/python -m pytest tests/e2e/test_prometheus.py tests/unit/deploy/test_alerts.py -rs

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import hypothesis
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
@@ -19,6 +20,11 @@ from weft_common.client.wires import default_wire
 #: pytest keeps the asserts that it has rewritten as bytecode: collecting all tests takes 10 s with it, 23 s without.
 #: Models that tests write and load are another matter.
 _WRITES_NO_BYTECODE, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+
+
+#: A busy machine makes single examples take seconds; what must be quick has a test of its own.
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 
 
 def pytest_report_header() -> str:

@@ -42,13 +42,16 @@ def test_a_closed_mesh_has_a_gateway(
     assert main(["key", "new", "admin", "--add-to", str(keys)]) == 0
     key = capsys.readouterr().out.strip()
     security = ("--tls-cert", str(server.cert), "--tls-key", str(server.key), "--auth-keys", str(keys))
-    mesh = up("--openai-port", "0", *security)
+    mesh = up("--http-port", "0", *security)
     assert list(mesh.endpoints)[-1] == "gateway"
     address = mesh.endpoints["gateway"]["http"]
     context = ssl.create_default_context(cafile=str(authority.ca))
     assert (200, {"status": "ok"}) == get(address, "/health", context)
     assert (200, {"object": "list", "data": []}) == get(address, "/v1/models", context, key)
     assert 401 == get(address, "/v1/models", context)[0]
+    assert (200, {"ready": True}) == get(address, "/v2/health/ready", context)
+    assert "weft.router" == get(address, "/v2", context, key)[1]["name"]
+    assert 401 == get(address, "/v2", context)[0]
     assert 401 == get(address, "/v1/models", context, key[:-1])[0]
 
     os.kill(mesh.endpoints["gateway"]["pid"], signal.SIGKILL)

@@ -250,10 +250,8 @@ async def test_what_cannot_finish_is_refused(service: Callable[..., Any]) -> Non
     running = await service("single")
     for _ in range(16):
         await running.call(message("single", -0.2))
-    start_s = time.monotonic()
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await running.call(message("single", -0.2), timeout_s=0.15)
-    assert time.monotonic() - start_s < 0.15
+        await running.call(message("single", -0.2), timeout_s=0.19)  # it is not the client that ends the call
     assert (grpc.StatusCode.DEADLINE_EXCEEDED, True) == (
         raised.value.code(),
         raised.value.details().startswith("cannot finish inside its deadline: "),

@@ -117,6 +117,22 @@ def test_a_chat_goes_through_the_models_template(core: TalkerCore, client: opena
     assert False is core.calls[-1].parameters["add_special_tokens"]
 
 
+@pytest.mark.parametrize(("extra", "prompt"), [({}, "<\u200bs>"), ({"parse_special_tokens": True}, "<s>")])
+def test_special_tokens_of_a_message_are_text_unless_asked_for(
+    core: TalkerCore, client: openai.OpenAI, extra: dict[str, Any], prompt: str
+) -> None:
+    """Those of the template are special in any case; for a completion the model is told."""
+    messages: Any = [{"role": "user", "content": "<s>"}]
+    client.chat.completions.create(model=MODEL, messages=messages, extra_body=extra)
+    assert f"<s>user:{prompt} assistant:" == core.prompt()
+    assert "parse_special_tokens" not in core.calls[-1].parameters
+    client.completions.create(model=MODEL, prompt="<s>", extra_body=extra)
+    assert ("<s>", extra.get("parse_special_tokens")) == (
+        core.prompt(),
+        core.calls[-1].parameters.get("parse_special_tokens"),
+    )
+
+
 def test_a_chat_comes_word_by_word(core: TalkerCore, client: openai.OpenAI) -> None:
     """The role first; the usage last."""
     *chunks, last = client.chat.completions.create(

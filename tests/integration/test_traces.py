@@ -50,18 +50,22 @@ def prompt() -> pb.ModelInferRequest:
     return request
 
 
+#: Spans that end last in each of the four processes.
+LAST = {"weft.router/digits", "weft.preprocess/decode_digit", "weft.model/writer", "weft.postprocess/detokenize_writer"}
+
+
 def described(span: Any) -> str:
     """Name, kind and trace of a span, for messages."""
     return f"{span.name} {span.kind} of {span.trace_id}"
 
 
 def test_a_triage_request_is_one_tree_of_spans_across_four_processes(otlp_collector: Any, repository: Path) -> None:
-    """Trace id, parents, kinds and attributes are right down to each batch; a failing step is ERROR up to the root.
+    """Trace id, parents, kinds and attributes are right down to each batch; a client's mistake is no server's ERROR.
 
-    So it is with a stream, whose generation is a span with its first token.
+    A stream has few spans, whatever its length; the generation is one, with its first token and its responses.
     """
     with (
-        running_mesh(repository) as endpoints,  # exports what is left when it ends
+        running_mesh(repository) as endpoints,
         grpc.insecure_channel(endpoints["router"].grpc) as channel,
     ):
         stub = GRPCInferenceServiceStub(channel)
@@ -71,6 +75,8 @@ def test_a_triage_request_is_one_tree_of_spans_across_four_processes(otlp_collec
         list(stub.ModelStreamInfer(iter([prompt()]), metadata=(("traceparent", STREAM_TRACEPARENT),), timeout=30))
         with pytest.raises(grpc.RpcError) as failed:
             stub.ModelInfer(message("digits", "IMAGE", b"no image"), timeout=30)
+        # At its end a service gives up on spans that are not taken at once.
+        otlp_collector.wait_for(lambda spans: {span.name for span in spans} >= LAST, 30)
     failed_trace_id = dict(failed.value.trailing_metadata())["x-trace-id"]
     spans = [span for span in otlp_collector.spans if span.trace_id == TRACE_ID]
     by_id = {span.span_id: span for span in spans}
@@ -112,19 +118,20 @@ def test_a_triage_request_is_one_tree_of_spans_across_four_processes(otlp_collec
 
     broken = {span.name: span for span in otlp_collector.spans if span.trace_id == failed_trace_id}
     errors = {name: span for name, span in broken.items() if span.status == "ERROR"}
-    assert {"weft.router/digits", "weft.preprocess/decode_digit"} <= set(errors), [
-        described(s) for s in broken.values()
-    ]
-    streamed = {span.name: span for span in otlp_collector.spans if span.trace_id == STREAM_TRACE_ID}
-    generation = streamed["generation"]
+    assert {"CLIENT"} == {span.kind for span in errors.values()}, [described(s) for s in broken.values()]
+    for name in ("weft.router/digits", "weft.preprocess/decode_digit"):
+        assert broken[name].attributes["rpc.grpc.status_code"] == 3
+    stream = [span for span in otlp_collector.spans if span.trace_id == STREAM_TRACE_ID]
+    streamed = {span.name: span for span in stream}
+    assert len(stream) <= 16, [described(span) for span in stream]
+    generation = streamed["text_completion writer"]
+    assert streamed["weft.model/writer"].end_unix_ns <= streamed["step root/write"].end_unix_ns
     assert streamed["weft.model/writer"].span_id == generation.parent_span_id
     assert {"weft.router/write", "weft.preprocess/tokenize_writer", "weft.postprocess/detokenize_writer"} <= set(
         streamed
     )
-    assert {"weft.num_input_tokens": 4, "weft.num_output_tokens": 5} == {
-        name: generation.attributes[name] for name in ("weft.num_input_tokens", "weft.num_output_tokens")
-    }
-    assert ["first_token"] == [name for name, _ in generation.events]
+    assert (4, 5) == tuple(generation.attributes[f"gen_ai.usage.{kind}_tokens"] for kind in ("input", "output"))
+    assert ["first_token", *["response"] * (len(generation.events) - 1)] == [name for name, _ in generation.events]
     (queue,) = (
         span
         for span in otlp_collector.spans
@@ -134,5 +141,8 @@ def test_a_triage_request_is_one_tree_of_spans_across_four_processes(otlp_collec
 
     failed_call = next(span for span in errors.values() if span.kind == "CLIENT")
     assert failed_call.attributes["weft.model"] == "decode_digit"
-    assert failed_call.attributes["rpc.grpc.status"] == "INVALID_ARGUMENT"
+    assert (failed_call.attributes["rpc.grpc.status_code"], failed_call.attributes["error.type"]) == (
+        3,
+        "INVALID_ARGUMENT",
+    )
     assert any(name == "exception" for name, _ in failed_call.events)

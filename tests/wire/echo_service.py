@@ -160,13 +160,19 @@ def stats(echo: Echo) -> dict[str, Any]:
         "num_threads": int(fields["Threads"]),
         "num_descriptors": len(os.listdir("/proc/self/fd")) - 1,
         "num_tasks": len(asyncio.all_tasks()),
-        "num_timers": sum(not timer.cancelled() for timer in getattr(loop, "_scheduled", ())),
+        "num_timers": num_timers(loop),
         "cpu_s": time.process_time(),
         "num_slow": echo.num_slow,
         "num_buffered_bytes": getattr(echo.server, "_num_buffered_bytes", 0),
         "counts": echo.counts,
         "alive": alive,
     }
+
+
+def num_timers(loop: asyncio.AbstractEventLoop) -> int:
+    """Timers of asyncio's own event loop, with those that are due in this turn but have not run; 0 of another loop."""
+    due = (handle for handle in getattr(loop, "_ready", ()) if isinstance(handle, asyncio.TimerHandle))
+    return sum(not timer.cancelled() for timer in (*getattr(loop, "_scheduled", ()), *due))
 
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -42,7 +42,7 @@ def hpack_bomb(arena: Arena) -> str:
         begin_s = time.monotonic()
         peer.send(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, 3, block))
         answers.append(ends(peer, 3))
-        arena.expect(time.monotonic() - begin_s < 2.0, "slow")
+        arena.expect(time.monotonic() - begin_s < 10.0, "slow")
     return _counted(answers)
 
 

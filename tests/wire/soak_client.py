@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import grpc
+from tests.wire.echo_service import num_timers
 
 from weft_wire.client import Channel
 
@@ -120,10 +121,8 @@ class SoakClient:
         """What this process holds now."""
         status = Path("/proc/self/status").read_text()
         rss = next(line for line in status.splitlines() if line.startswith("VmRSS"))
-        loop = asyncio.get_running_loop()
-        timers = sum(not timer.cancelled() for timer in getattr(loop, "_scheduled", ()))
         gc.collect()
-        num_tasks = len(asyncio.all_tasks()) + timers
+        num_tasks = len(asyncio.all_tasks()) + num_timers(asyncio.get_running_loop())
         descriptors = len(os.listdir("/proc/self/fd"))
         return ClientSample(
             int(rss.split()[1]) << 10, descriptors, threading.active_count(), num_tasks, dict(self.ends)

@@ -18,7 +18,7 @@ _MAX_BYTES_IN_WORK = 256 << 20
 def make_parser() -> argparse.ArgumentParser:
     """The argument parser."""
     parser = argparse.ArgumentParser(
-        prog="weft_gateway", description="Serve OpenAI's HTTP interface in front of a router."
+        prog="weft_gateway", description="Serve V2 over HTTP and OpenAI's interface in front of a router."
     )
     parser.add_argument("--router", required=True, metavar="ADDRESS", help="the router, for example 127.0.0.1:8001")
     add_process_arguments(parser, metrics_port=DEFAULT_METRICS_PORT)

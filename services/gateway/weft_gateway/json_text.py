@@ -20,12 +20,19 @@ def is_large(data: bytes | memoryview) -> bool:
     return data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_INLINE_VALUES
 
 
-def parse_json(data: bytes) -> dict[str, Any]:
-    """Parse a JSON object with finite numbers only and no name twice in an object. Raises RequestError."""
+def parse_json(data: bytes, *, is_finite: bool = True) -> dict[str, Any]:
+    """Parse a JSON object with no name twice in an object.
+
+    Args:
+        data: The text.
+        is_finite: Whether numbers must be finite; else they may also be NaN, Infinity and -Infinity.
+
+    Raises:
+        RequestError: It is none.
+    """
+    hooks: dict[str, Any] = {"parse_constant": _refuse_constant, "parse_float": _finite} if is_finite else {}
     try:
-        value = json.loads(
-            data.decode(), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_object
-        )
+        value = json.loads(data.decode(), object_pairs_hook=_object, **hooks)
     except RequestError:
         raise
     except UnicodeDecodeError as error:
@@ -60,6 +67,13 @@ def is_encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def whole(text: str, name: str) -> str:
+    """The text of a field, which UTF-8 can encode. Raises RequestError."""
+    if not is_encodable(text):
+        raise RequestError(f"'{name[:80]}' has half of a surrogate pair; send whole characters", param=name)
+    return text
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -25,10 +25,11 @@ from weft_common.security.tls import ServerTls, server_tls_files
 from weft_common.server.listening import exposure, host_and_port
 from weft_common.server.metrics import DroppedLogsCollector, start_metrics_server
 from weft_common.server.server import stop_event
-from weft_gateway.app import ENDPOINTS, Gateway, Limits
+from weft_gateway.app import Gateway, endpoint_of
 from weft_gateway.arguments import fault_of, make_parser
 from weft_gateway.http.http_server import HttpServer, bound_socket
 from weft_gateway.http.request_context import RequestTracker
+from weft_gateway.http.resources import Limits, Resources
 from weft_gateway.openai.chat_template import read_template
 from weft_gateway.openai.models import Models
 
@@ -90,8 +91,9 @@ async def _serve(options: argparse.Namespace) -> None:
     closing = contextlib.ExitStack()
     try:
         limits = Limits(options.max_body_bytes, options.max_json_bytes, options.max_bytes_in_work, options.timeout_s)
-        gateway = closing.enter_context(contextlib.closing(Gateway(router, Models(router, templates), limits)))
-        calls = RequestTracker(gateway.app(), ENDPOINTS, options.forward_header)
+        resources = closing.enter_context(contextlib.closing(Resources(router, limits)))
+        gateway = Gateway(resources, Models(router, templates))
+        calls = RequestTracker(gateway.app(), endpoint_of, options.forward_header)
         shares_ports = options.share_ports or options.take_over
         listening = bound_socket(options.host, options.port, shares_port=shares_ports)
         server = HttpServer(calls, tls, options.grace_s)
@@ -118,9 +120,9 @@ async def _serve(options: argparse.Namespace) -> None:
         _log.info("serving", extra=endpoints)
         await stop.wait()
         _log.info("stopping", extra={"service": "gateway", "grace_s": options.grace_s})
-        gateway.drain()
+        resources.is_draining = True
         cancel_s = min(_CANCEL_S, options.grace_s * _MAX_CANCEL_SHARE)
-        asyncio.get_running_loop().call_later(options.grace_s - cancel_s, gateway.stopping.set)
+        asyncio.get_running_loop().call_later(options.grace_s - cancel_s, resources.stopping.set)
         await server.stop()
     finally:
         closing.close()

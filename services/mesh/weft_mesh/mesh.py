@@ -35,7 +35,7 @@ class MeshOptions:
         repository: With the folders graphs, preprocess, model, postprocess; or models and ensembles side by side.
         host: Address that the router listens on; the other services listen on 127.0.0.1.
         router_port, metrics_port: The router's; 0 is any free port.
-        openai_port: Of the gateway, which listens on ``host`` too; None: there is none.
+        http_port: Of the gateway, which listens on ``host`` too; None: there is none.
         start_timeout_s: How long until everything must serve, seconds.
         grace_s: How long a stop may take, seconds.
         router_arguments: More of the router's arguments.
@@ -53,7 +53,7 @@ class MeshOptions:
     host: str = "127.0.0.1"
     router_port: int = 8001
     metrics_port: int = 8002
-    openai_port: int | None = None
+    http_port: int | None = None
     start_timeout_s: float = 180.0
     grace_s: float = 20.0
     router_arguments: Sequence[str] = ()
@@ -103,7 +103,7 @@ class Mesh:
         fused = [name for name in served if name in options.in_process]
         router_port = self._hold(options.host, options.router_port)
         router_metrics_port = self._hold(options.host, options.metrics_port)
-        openai_port = None if options.openai_port is None else self._hold(options.host, options.openai_port)
+        http_port = None if options.http_port is None else self._hold(options.host, options.http_port)
         folder = self._held.enter_context(mesh_folder())
         replicas = {name: _labels(name, options.replicas.get(name, 1)) for name in names}
         sockets = socket_paths(folder, [name for name in names if len(replicas[name]) == 1])
@@ -139,8 +139,8 @@ class Mesh:
         )
         router = (await self._all_serving([ROUTER], deadline_s))[ROUTER]
         endpoints = {ROUTER: router} | endpoints | {name: endpoints.get(name, router) for name in served}
-        if openai_port is not None:
-            self._add_gateway(openai_port, access.address)
+        if http_port is not None:
+            self._add_gateway(http_port, access.address)
             endpoints |= await self._all_serving([GATEWAY], deadline_s)
         try:
             publish(folder, RunningMesh(os.getpid(), options.is_encrypted, endpoints))

@@ -77,6 +77,6 @@ def hold_port(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise MeshError(
                 f"port {port} on {host} is in use: stop what listens there, or choose others with --router-port, "
-                "--metrics-port and --openai-port (0 is any free port)"
+                "--metrics-port and --http-port (0 is any free port)"
             ) from error
         raise MeshError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error

@@ -39,6 +39,8 @@ from weft_serving.scheduler.rate_limiter import ResourceKey
 from weft_serving.served.rate_limited import make_limiter
 
 DEFAULT_RESPONSE_CACHE_BYTES = 64 << 20
+#: Of a model whose configuration a client gives; each may be a process.
+DEFAULT_MAX_INSTANCES = 16
 #: Pause between two scans when a model has changed, in seconds: one that is being copied changes meanwhile.
 SETTLE_S = 0.5
 LOAD_CONCURRENCY = 4
@@ -68,6 +70,7 @@ class ServingCore(InferenceCore):
         rate_limits: Resources that instances share, as for ``RateLimiter``; None: ``rate_limiter`` of the
             configurations has no effect.
         response_cache_bytes: Of the cached answers of all models.
+        max_instances: Of one model whose configuration a client gives.
     """
 
     def __init__(
@@ -88,17 +91,20 @@ class ServingCore(InferenceCore):
         callee: Callee | None = None,
         rate_limits: Mapping[ResourceKey, int] | None = None,
         response_cache_bytes: int = DEFAULT_RESPONSE_CACHE_BYTES,
+        max_instances: int = DEFAULT_MAX_INSTANCES,
     ) -> None:
         self._repository = ModelRepository(repository)
         self._backends = backends
         self._clients = ClientControl(model_control, "service")
         self._load_models = load_models
+        self._max_instances = max_instances
         self._num_gpus = count_gpus() if num_gpus is None else num_gpus
         self._slots = asyncio.Semaphore(load_concurrency)
         self._drain_grace_s = drain_grace_s
         self._models: dict[str, ManagedModel] = {}
         self._followers: list[asyncio.Task[None]] = []
         self._known: dict[str, Fingerprint] = {}
+        self._overrides: dict[str, str] = {}  # configurations that clients gave, until they unload the model
         self._watcher = RepositoryWatcher(
             "model repository", self._repository.fingerprints, self._known, self._take_over, SETTLE_S
         )
@@ -219,7 +225,7 @@ class ServingCore(InferenceCore):
 
         Args:
             name: Model name.
-            parameters: ``config``: a whole configuration as JSON, in place of ``config.pbtxt``.
+            parameters: ``config``: a configuration as JSON, in place of ``config.pbtxt`` until the model is unloaded.
 
         Raises:
             UnavailableError: Model control is off.
@@ -244,7 +250,14 @@ class ServingCore(InferenceCore):
             raise error.with_message(
                 f"failed to load '{name}', failed to poll from model repository: {error.message}"
             ) from None
-        await self._clients.finish(self._manage(name).load(partial(self._define, name, override), is_nested=is_nested))
+        await self._clients.finish(self._load_as(name, override, is_nested=is_nested))
+
+    async def _load_as(self, name: str, override: str | None, *, is_nested: bool) -> None:
+        if override is None:
+            override = self._overrides.get(name)
+        await self._manage(name).load(partial(self._define, name, override), is_nested=is_nested)
+        if override is not None:
+            self._overrides[name] = override
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """Unload every version of the model, once its requests are answered. No model depends on another here.
@@ -255,6 +268,7 @@ class ServingCore(InferenceCore):
         """
         self._clients.check()
         await self._find(name).unload()
+        self._overrides.pop(name, None)
 
     def _find(self, name: str) -> ManagedModel:
         model = self._models.get(name)
@@ -281,6 +295,7 @@ class ServingCore(InferenceCore):
             self._backends,
             num_gpus=self._num_gpus,
             override=override,
+            max_override_instances=self._max_instances,
             caller=self._caller,
             metrics=self._metrics,
             control=self._control,

@@ -12,7 +12,8 @@ from weft_common.security.channel import channel_security
 from weft_common.server import server
 from weft_serving.backends.base import Backend
 from weft_serving.calls.nested_calls import Callee
-from weft_serving.core import DEFAULT_RESPONSE_CACHE_BYTES, ServingCore
+from weft_serving.config.placement import MAX_INSTANCES
+from weft_serving.core import DEFAULT_MAX_INSTANCES, DEFAULT_RESPONSE_CACHE_BYTES, ServingCore
 from weft_serving.lifecycle.warm_pool import WarmLimits
 from weft_serving.scheduler.rate_limiter import ResourceKey, parse_limit
 
@@ -67,6 +68,7 @@ def make_core(
         load_models=options.load_model,
         repository_poll_s=options.repository_poll_secs,
         response_cache_bytes=options.response_cache_mib << 20,
+        max_instances=options.max_instances,
         on_demand=_warm_limits(options) if options.load_on_demand else None,
         router=options.router,
         router_security=channel_security(options, "router-"),
@@ -96,6 +98,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_RESPONSE_CACHE_BYTES >> 20,
         metavar="N",
         help="answers that models with response_cache keep, all together, MiB (default %(default)s)",
+    )
+    parser.add_argument(
+        "--max-instances",
+        type=int,
+        default=DEFAULT_MAX_INSTANCES,
+        metavar="N",
+        help="instances that a model may have whose configuration a client gives as it loads the model "
+        "(default %(default)s)",
     )
     parser.add_argument(
         "--load-on-demand",
@@ -147,6 +157,8 @@ def usage_fault(options: argparse.Namespace) -> str:
         return "--rate-limit-resource needs --rate-limit execution_count"
     if options.response_cache_mib < 1:
         return f"--response-cache-mib must be at least 1, got {options.response_cache_mib}"
+    if not 1 <= options.max_instances <= MAX_INSTANCES:
+        return f"--max-instances must be from 1 to {MAX_INSTANCES}, got {options.max_instances}"
     limits = (options.warm_models, options.warm_mib, options.warm_idle_s)
     if min(limits) < 0:
         return f"--warm-models, --warm-mib and --warm-idle-s must be at least 0, got {min(limits):g}"

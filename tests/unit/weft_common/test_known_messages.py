@@ -174,6 +174,29 @@ def test_what_is_kept_is_bounded(monkeypatch):
     assert not known._read
 
 
+def test_messages_of_many_tensors_are_not_kept():
+    """Names of a few bytes each would cost a hundred times as much in objects: 400 MB in all."""
+    tensors = {f"{number:x}": WireTensor("", (), b"") for number in range(500)}
+    outputs = tuple(RequestedOutput(name, {}) for name in tensors)
+    for call in (InferCall("m", inputs=tensors), InferCall("m", outputs=outputs)):
+        read, write = CallDeserializer(), CallSerializer()
+        data = request_from_call(call).SerializeToString()
+        assert write(call) == data
+        assert read(data) == call
+        assert not read._known._read
+        assert not write._known._written
+
+
+def test_fields_that_are_unknown_are_no_tensors():
+    """A message whose last field is unknown and ends as its tensors do gives the tensors, whatever that field has."""
+    call = InferCall("m", inputs={"IN": WireTensor("UINT8", (1,), b"x")})
+    data = request_from_call(call).SerializeToString()
+    unknown = b"\x7a\x03" + data[-3:]
+    read = CallDeserializer()
+    assert read(data + unknown) == call
+    assert read(data + unknown[:-1] + b"y") == call
+
+
 def test_what_protobuf_cannot_carry_is_no_message():
     """A shape or a name that no message can have raises where it is written, each time."""
     write = ResultSerializer()

@@ -1,6 +1,7 @@
 """A whole service process: from its first line to its exit status."""
 
 import contextlib
+import gzip
 import json
 import queue
 import signal
@@ -161,6 +162,10 @@ TIS_COUNTERS = {
     "nv_inference_compute_input_duration_us": lambda s: s.compute_input.total_ns / 1000,
     "nv_inference_compute_infer_duration_us": lambda s: s.compute_infer.total_ns / 1000,
     "nv_inference_compute_output_duration_us": lambda s: s.compute_output.total_ns / 1000,
+    "nv_cache_num_hits_per_model": lambda s: s.cache_hit.count,
+    "nv_cache_num_misses_per_model": lambda s: s.cache_miss.count,
+    "nv_cache_hit_duration_per_model": lambda s: s.cache_hit.total_ns / 1000,
+    "nv_cache_miss_duration_per_model": lambda s: s.cache_miss.total_ns / 1000,
     "nv_inference_pending_request_count": lambda s: s.pending_count,
 }
 
@@ -168,12 +173,29 @@ TIS_COUNTERS = {
 async def test_metrics_equal_the_statistics(endpoints, core):
     """Each TIS figure has labels model and version, the name without a suffix, and the value of its counter."""
     samples = {
-        (s.name, s.labels["model"]): s for f in parse_text(scrape(endpoints)) for s in f.samples if "model" in s.labels
+        (s.name.removesuffix("_total"), s.labels["model"]): s  # which the parser adds to counters that have none
+        for f in parse_text(scrape(endpoints))
+        for s in f.samples
+        if "model" in s.labels
     }
     for name, value in TIS_COUNTERS.items():
         for entry in core.counters:
             sample = samples[name, entry.name]
             assert ({"model": entry.name, "version": "3"}, value(entry)) == (sample.labels, sample.value), name
+
+
+def test_counters_are_typed(endpoints):
+    """Without the suffix that other counters have; compressed for those that take it, and of no type in OpenMetrics."""
+    types = {family.name: family.type for family in parse_text(scrape(endpoints))}
+    for name in TIS_COUNTERS:
+        assert ("gauge" if "pending" in name else "counter") == types[name]
+    assert "untyped" not in scrape(endpoints)
+    assert "# TYPE nv_inference_count unknown" in scrape(endpoints, "application/openmetrics-text; version=1.0.0")
+    url = f"http://{endpoints['metrics']}/metrics"
+    request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert "gzip" == answer.headers["Content-Encoding"]
+        assert b"# TYPE nv_inference_count counter" in gzip.decompress(answer.read())
 
 
 def test_metrics_agree_with_model_statistics(endpoints):
@@ -182,7 +204,7 @@ def test_metrics_agree_with_model_statistics(endpoints):
         s.labels["model"]: s.value
         for f in parse_text(scrape(endpoints))
         for s in f.samples
-        if s.name == "nv_inference_count"
+        if s.name == "nv_inference_count_total"
     }
     with stub_of(endpoints) as stub:
         stats = stub.ModelStatistics(pb.ModelStatisticsRequest()).model_stats
@@ -195,7 +217,7 @@ def test_failures_are_counted_by_reason(endpoints):
         (s.labels["model"], s.labels["reason"]): s.value
         for family in parse_text(scrape(endpoints))
         for s in family.samples
-        if s.name == "nv_inference_request_failure"
+        if s.name == "nv_inference_request_failure_total"
     }
     reasons = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
     assert {("fail", reason): float(reason == "REJECTED") for reason in reasons}.items() <= failures.items()

@@ -8,7 +8,7 @@ import pytest
 from opentelemetry.trace import INVALID_SPAN
 from tests.unit.weft_common.builders import make_request
 
-from weft_common.errors import InternalError, InvalidArgumentError, NotFoundError
+from weft_common.errors import ERROR_BY_CODE, InternalError, InvalidArgumentError, NotFoundError
 from weft_common.observing import telemetry
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -136,12 +136,13 @@ def test_unsampled_parent_is_honoured_at_rate_one(trace):
 
 
 def test_unsampled_spans_are_exported_only_with_an_error(trace):
-    """At rate 0 a span that ends well is dropped; one that ends with an error is exported, with its trace."""
+    """At rate 0 a span that ends well, or by its caller's fault, is dropped; one with status ERROR is exported."""
     collected = trace("0")
     root = telemetry.start_span("root", parent=None)
     context = telemetry.context_of(root)
     telemetry.end_span(telemetry.start_span("good", parent=context))
-    telemetry.end_span(telemetry.start_span("bad", parent=context), NotFoundError("nothing"))
+    telemetry.end_span(telemetry.start_span("wrong", parent=context), NotFoundError("nothing"))
+    telemetry.end_span(telemetry.start_span("bad", parent=context), InternalError("broken"))
     outgoing = telemetry.inject(context)
     telemetry.end_span(root)
     (span,) = collected()
@@ -170,10 +171,42 @@ def test_error_is_in_status_event_and_attributes(trace):
         telemetry.end_span(telemetry.start_span("s", parent=None), error)
     ours, other = collected()
     assert ("ERROR", internal.message) == (ours.status, ours.status_message)
-    assert {"rpc.grpc.status": "INTERNAL", "weft.error_id": internal.error_id} == ours.attributes
+    assert {
+        "rpc.grpc.status_code": 13,
+        "error.type": "INTERNAL",
+        "weft.error_id": internal.error_id,
+    } == ours.attributes
     ((name, event),) = ours.events
     assert ("exception", internal.message) == (name, event["exception.message"])
-    assert ("ERROR", "ValueError", {}) == (other.status, other.status_message, other.attributes)
+    assert ("ERROR", "ValueError", "UNKNOWN") == (other.status, other.status_message, other.attributes["error.type"])
+
+
+@pytest.mark.parametrize("cls", ERROR_BY_CODE.values(), ids=lambda cls: cls.__name__)
+def test_what_the_caller_did_wrong_is_no_error_of_who_answers(trace, cls):
+    """As OpenTelemetry's conventions for gRPC have it: of a SERVER six statuses are ERROR, of a CLIENT all but OK."""
+    collected = trace()
+    for kind in (telemetry.SERVER, telemetry.INTERNAL, telemetry.CLIENT):
+        telemetry.end_span(telemetry.start_span("s", parent=None, kind=kind), cls("what it was"))
+    spans = collected()
+    fault = cls.code in ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
+    assert [fault, fault, True] == [span.status == "ERROR" for span in spans]
+    assert {grpc.StatusCode[cls.code].value[0]} == {span.attributes["rpc.grpc.status_code"] for span in spans}
+
+
+def test_children_of_an_unsampled_parent_are_exported_with_an_error_alone(trace):
+    """They keep trace and parent, and the next service is told that they are not sampled."""
+    collected = trace()
+    root = telemetry.start_span("root", parent=None)
+    context = telemetry.unsampled(telemetry.context_of(root))
+    telemetry.end_span(telemetry.start_span("good", parent=context))
+    telemetry.end_span(telemetry.start_span("bad", parent=context), InternalError("broken"))
+    outgoing = telemetry.inject(context)
+    telemetry.end_span(root)
+    bad, exported = collected()
+    assert ("bad", "root") == (bad.name, exported.name)
+    assert (exported.trace_id, exported.span_id) == (bad.trace_id, bad.parent_span_id)
+    *ids, flags = outgoing["traceparent"].split("-")
+    assert (["00", exported.trace_id, exported.span_id], 0) == (ids, int(flags, 16) & 1)
 
 
 def test_dead_collector_does_not_hold_up_a_stop(monkeypatch):
@@ -184,7 +217,7 @@ def test_dead_collector_does_not_hold_up_a_stop(monkeypatch):
     telemetry.end_span(telemetry.start_span("s", parent=None))
     before_s = time.monotonic()
     telemetry.shutdown()
-    assert time.monotonic() - before_s < 2
+    assert time.monotonic() - before_s < 10
     assert not telemetry.is_enabled()
 
 
@@ -196,7 +229,12 @@ async def test_server_span_continues_the_clients_trace(trace, stub, core):
     (span,) = await asyncio.to_thread(collected)
     assert ("weft.test/echo", "SERVER", "UNSET") == (span.name, span.kind, span.status)
     assert (TRACE_ID, PARENT_ID, "v=1") == (span.trace_id, span.parent_span_id, span.trace_state)
-    assert {"rpc.system": "grpc", "weft.model": "echo"}.items() <= span.attributes.items()
+    assert {
+        "rpc.system": "grpc",
+        "rpc.method": "ModelInfer",
+        "rpc.grpc.status_code": 0,
+        "weft.model": "echo",
+    }.items() <= span.attributes.items()
     assert f"00-{TRACE_ID}-{span.span_id}-01" == outgoing["traceparent"]
 
 
@@ -214,19 +252,19 @@ async def test_failed_request_can_be_found(trace, stub, core, caplog):
     assert "secret" not in repr(span)
 
 
-async def test_cancelled_request_is_an_error_span(trace, otlp_collector, stub, core):
-    """A cancelled request ends its span with CANCELLED, one whose deadline passed with DEADLINE_EXCEEDED."""
+async def test_cancelled_request_ends_its_span(trace, otlp_collector, stub, core):
+    """A cancelled request ends its span with CANCELLED, no error; one whose deadline passed with DEADLINE_EXCEEDED."""
     trace()
     call = stub.ModelInfer(make_request("hang"))
     await core.started.wait()
     call.cancel()
     await asyncio.wait([asyncio.ensure_future(stub.ModelInfer(make_request("hang"), timeout=0.1).code())])
     spans = await asyncio.to_thread(otlp_collector.wait_for, lambda spans: len(spans) == 2)
-    assert ["CANCELLED", "DEADLINE_EXCEEDED"] == [span.attributes["rpc.grpc.status"] for span in spans]
+    assert [(1, "UNSET"), (4, "ERROR")] == [(span.attributes["rpc.grpc.status_code"], span.status) for span in spans]
 
 
 async def test_each_request_of_a_stream_has_its_span(trace, stub):
-    """Requests on one stream are siblings under the stream's caller, failed ones with status ERROR."""
+    """Requests on one stream are siblings under the stream's caller, each with its status."""
     collected = trace()
     stream = stub.ModelStreamInfer(metadata=(("traceparent", SAMPLED),))
     for model_name in ("echo", "fail", "tokens"):
@@ -234,7 +272,8 @@ async def test_each_request_of_a_stream_has_its_span(trace, stub):
     await stream.done_writing()
     assert 5 == len([answer async for answer in stream])
     spans = await asyncio.to_thread(collected)
-    assert {("weft.test/echo", "UNSET"), ("weft.test/fail", "ERROR"), ("weft.test/tokens", "UNSET")} == {
-        (span.name, span.status) for span in spans
+    assert {("weft.test/echo", 0), ("weft.test/fail", 5), ("weft.test/tokens", 0)} == {
+        (span.name, span.attributes["rpc.grpc.status_code"]) for span in spans
     }
+    assert {"ModelStreamInfer"} == {span.attributes["rpc.method"] for span in spans}
     assert {PARENT_ID} == {span.parent_span_id for span in spans}

@@ -18,14 +18,16 @@ from starlette.datastructures import Headers
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from weft_common.errors import RemoteError, ResourceExhaustedError
-from weft_gateway.app import Gateway, Limits
+from weft_gateway.app import Gateway, endpoint_of
 from weft_gateway.errors import RequestError
 from weft_gateway.http.body import BytesInWork, read_body
 from weft_gateway.http.key_check import CACHE_TTL_S, KeyCheck
 from weft_gateway.http.request_context import RequestContext, RequestTracker
+from weft_gateway.http.resources import Limits, Resources
 from weft_gateway.json_text import MAX_INLINE_BYTES, MAX_INLINE_VALUES, is_large
 from weft_gateway.offload import Offload
 from weft_gateway.openai.models import Models
+from weft_protos.grpc_service_pb2 import ModelMetadataResponse
 
 WAIT_S = 60.0
 IDENTITY = (("authorization", "Bearer a.b"),)
@@ -37,10 +39,11 @@ class Router:
     def __init__(self) -> None:
         self.num_asked = 0
 
-    async def server_metadata(self, *, timeout_s: float, metadata: Any) -> None:
+    async def call(self, method: str, request: Any, *, timeout_s: float, metadata: Any) -> ModelMetadataResponse:
         self.num_asked += 1
         if metadata != IDENTITY:
             raise RemoteError("UNAUTHENTICATED", "the key is not valid")
+        return ModelMetadataResponse()
 
 
 async def call(app: Any, path: str, headers: dict[str, str], parts: list[bytes]) -> tuple[int, int]:
@@ -62,20 +65,46 @@ async def call(app: Any, path: str, headers: dict[str, str], parts: list[bytes])
     return sent[0]["status"], len(parts) - len(rest)
 
 
-def app_of(router: Router, **limits: int) -> tuple[Gateway, RequestTracker]:
+def app_of(router: Router, **limits: int) -> tuple[Resources, RequestTracker]:
     given = {"max_body_bytes": 1000, "max_json_bytes": 1000, "max_bytes_in_work": 1000} | limits
-    gateway = Gateway(router, Models(router, {}), Limits(**given, timeout_s=1.0))  # type: ignore[arg-type]
-    return gateway, RequestTracker(gateway.app(), (), ())
+    resources = Resources(router, Limits(**given, timeout_s=1.0))  # type: ignore[arg-type]
+    app = Gateway(resources, Models(router, {})).app()  # type: ignore[arg-type]
+    return resources, RequestTracker(app, endpoint_of, ())
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v2/models/m/infer", "/v2/models/m/generate_stream"]
+)
 async def test_nothing_is_read_of_who_has_no_key(path: str) -> None:
     """The key is checked before the body; with a valid one the body is read and found wanting."""
-    gateway, app = app_of(Router())
+    resources, app = app_of(Router())
     json_headers = {"content-type": "application/json"}
     assert (401, 0) == await call(app, path, json_headers, [b"{}"])
-    assert (400, 2) == await call(app, path, json_headers | dict(IDENTITY), [b"{", b"}"])
-    gateway.close()
+    assert (400, 2) == await call(app, path, json_headers | dict(IDENTITY), [b"[", b"]"])
+    resources.close()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/repository/models/m/unload",
+        "/v2/repository/models/m/load",
+        "/v2/repository/index",
+        "/v2/logging",
+        "/v2/systemsharedmemory/region/r/register",
+        "/v2/systemsharedmemory/unregister",
+        "/v2/models/m/infer",
+    ],
+)
+async def test_a_page_of_another_origin_does_nothing(path: str) -> None:
+    """What a browser sends for a foreign page without asking is refused, and the router hears nothing of it."""
+    router = Router()
+    resources, app = app_of(router)
+    page = {"origin": "https://elsewhere.example", **dict(IDENTITY)}
+    for kind in ({"content-type": "text/plain"}, {}):
+        assert (415, 0) == await call(app, path, page | kind, [b"{}"])
+    assert 0 == router.num_asked
+    resources.close()
 
 
 async def test_a_valid_key_is_asked_for_once_in_two_seconds() -> None:
@@ -124,7 +153,7 @@ async def test_the_bytes_of_a_body_are_in_work_until_its_request_ends() -> None:
     in_work = BytesInWork(100, lambda: None)
     request: Any = SimpleNamespace(headers=Headers(), stream=parts)
     context = RequestContext("/x", Headers(), ())
-    assert bytes(20) == await read_body(request, context, in_work, 20)
+    assert [bytes(10)] * 2 == await read_body(request, context, in_work, 20)
     assert 20 == in_work.num_bytes
     context.at_end.close()
     assert 0 == in_work.num_bytes
@@ -136,10 +165,10 @@ async def test_the_bytes_of_a_body_are_in_work_until_its_request_ends() -> None:
 
 async def test_a_request_over_the_bytes_in_work_is_refused_with_429() -> None:
     """Before its body is read, if its size is declared."""
-    gateway, app = app_of(Router(), max_bytes_in_work=10)
+    resources, app = app_of(Router(), max_bytes_in_work=10)
     headers = {"content-type": "application/json", "content-length": "11"} | dict(IDENTITY)
     assert (429, 0) == await call(app, "/v1/completions", headers, [bytes(11)])
-    gateway.close()
+    resources.close()
 
 
 def test_what_takes_long_to_parse_is_large() -> None:

@@ -294,6 +294,21 @@ async def test_what_was_served_is_unavailable_until_its_server_says_otherwise(
         await s.refresh(s.core.is_ready)
 
 
+async def test_the_order_of_outputs_does_not_tell_kept_answers_apart(tmp_path: Path, target: FakeTarget) -> None:
+    """Of a whole graph; each request has its own order, and hits and misses count."""
+    outputs = (
+        'output [ { name: "Z" data_type: TYPE_FP32 dims: [ 2 ] }, { name: "M" data_type: TYPE_FP32 dims: [ 2 ] } ]'
+    )
+    lines = [outputs if line.startswith("output [") else line for line in make.PIPE.splitlines()]
+    make.write(tmp_path, "\n".join([*lines, "policy { cache { } }"]))
+    async with make.started(tmp_path, target) as s:
+        for names in (("Z", "M"), ("M", "Z"), ("Z", "M")):
+            call = make.request(outputs=tuple(RequestedOutput(name, {}) for name in names))
+            assert list(names) == list((await s.core.infer(call, CallContext())).outputs)
+        (found,) = s.core.statistics("pipe", "")
+        assert (2, 2, 1) == (len(target.calls), found.cache_hit.count, found.cache_miss.count)
+
+
 async def test_readiness_follows_the_models(tmp_path: Path, target: FakeTarget) -> None:
     """A lost model makes the graph not ready; it is tried all the same, and is ready again by itself."""
     make.write(tmp_path, make.PIPE)

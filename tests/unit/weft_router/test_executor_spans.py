@@ -72,6 +72,10 @@ async def test_every_step_has_a_span_under_that_of_its_node(exporter: InMemorySp
     assert [server.context.span_id] * 2 == [lid.parent.span_id, clf.parent.span_id]
     assert clf.context.span_id == bert.parent.span_id
     assert {
+        "rpc.system": "grpc",
+        "rpc.service": "inference.GRPCInferenceService",
+        "rpc.method": "ModelInfer",
+        "rpc.grpc.status_code": 0,
         "weft.step": "lid",
         "weft.path": "root/lid",
         "weft.model": "lid",
@@ -106,7 +110,8 @@ async def test_a_failed_step_has_status_error_up_to_its_node(exporter: InMemoryS
     for name in ("step root/clf", "step by_language/de"):
         assert StatusCode.ERROR is spans[name].status.status_code
         assert "g/1: by_language/de -> bert@1: gone" == spans[name].status.description
-        assert "UNAVAILABLE" == spans[name].attributes["rpc.grpc.status"]
+        assert 14 == spans[name].attributes["rpc.grpc.status_code"]
+        assert "UNAVAILABLE" == spans[name].attributes["error.type"]
         assert ["exception"] == [event.name for event in spans[name].events]
     assert StatusCode.UNSET is spans["step root/lid"].status.status_code
 
@@ -176,7 +181,7 @@ async def test_a_soft_failure_is_an_error_of_its_span_alone(exporter: InMemorySp
     spans = await traced_run(exporter, plan, FakeTarget(i=failing()))
     (failed,) = spans["step inner/i"]
     assert (StatusCode.ERROR, "g/1: inner/i -> i@1: gone") == (failed.status.status_code, failed.status.description)
-    assert "UNAVAILABLE" == failed.attributes["rpc.grpc.status"]
+    assert 14 == failed.attributes["rpc.grpc.status_code"]
     for name in ("step root/a", "weft.router/g"):
         assert StatusCode.UNSET is spans[name][0].status.status_code
 

@@ -17,7 +17,9 @@ from weft_serving.request.request import STREAMED, InferenceResponse
 from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
 from weft_serving.served.model import ServedModel
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
+#: Of the thread's CPU time, however busy the machine is.
+QUICK_S = 10.0
 LEVELS = {"is_batching": True, "priority_levels": 2, "default_priority_level": 2}
 
 
@@ -105,7 +107,7 @@ async def test_as_many_enter_as_there_are_slots(serve):
 async def test_ten_thousand_wait(serve):
     """Behind two slots, quickly: all but those that have them are cancelled, and the last is answered as if alone."""
     model = await serve()
-    start_s = time.monotonic()
+    start_s = time.thread_time()
     tasks = [_ask(model, number) for number in range(10_000)]
     await _slots(0, 1)
     assert 9_998 == model.statistics.pending_count
@@ -119,7 +121,7 @@ async def test_ten_thousand_wait(serve):
     assert [9_999] == decode((await tasks[-1]).outputs["OUT"]).tolist()
     _answer(1)
     await asyncio.gather(*tasks[:2])
-    assert time.monotonic() - start_s < TIMEOUT_S
+    assert time.thread_time() - start_s < QUICK_S
 
 
 async def test_a_better_one_enters_at_once(serve):

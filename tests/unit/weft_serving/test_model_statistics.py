@@ -90,13 +90,14 @@ async def test_latency_without_levels(serve):
     ("bad", "reason"), [(Raises, "BACKEND"), (TooFewOutcomes, "BACKEND"), (RaisesOwnError, "OTHER")]
 )
 async def test_failures_by_reason(serve, bad, reason):
-    """A failed request counts as a failure of its kind, not as an inference."""
+    """A failed request counts as a failure of its kind, not as an inference; its batch as an execution."""
     model = await serve(bad)
     with pytest.raises(WeftError):
         await model.infer(make_call(), CallContext())
     statistics = model.statistics
     assert ({reason: 1}, 1) == (statistics.failures_by_reason, statistics.fail.count)
-    assert (0, 0, 0) == (statistics.success.count, statistics.inference_count, statistics.execution_count)
+    assert (0, 0, 1) == (statistics.success.count, statistics.inference_count, statistics.execution_count)
+    assert {1: 1} == {size: batch.compute_infer.count for size, batch in statistics.batches.items()}
 
 
 async def test_partly_failed_batch(serve):

@@ -154,7 +154,7 @@ async def test_direct_keeps_the_rows(serve):
     assert {
         "IN": [0, 0, 9], "START": [0, 0, 0], "END": [0.0] * 3, "READY": [False, False, True], "SUM": [100, 100, 103],
     } == served.backend.given[1]  # fmt: skip
-    assert {3: 1, 1: 1} == {rows: batch.compute_infer.count for rows, batch in served.model.statistics.batches.items()}
+    assert {3: 2} == {rows: batch.compute_infer.count for rows, batch in served.model.statistics.batches.items()}
     assert 4 == served.model.statistics.inference_count
 
 

@@ -42,10 +42,11 @@ def _add_up(commands: "Commands") -> None:
         help="the router's metrics; default: router port + 1",
     )
     parser.add_argument(
+        "--http-port",
         "--openai-port",
         type=port,
         metavar="N",
-        help="serve OpenAI's HTTP interface there too, for language models; 0 is any free port (default: do not)",
+        help="serve V2 over HTTP and OpenAI's interface there; 0 is any free port (default: do not)",
     )
     parser.add_argument(
         "--in-process",

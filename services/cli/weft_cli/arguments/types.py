@@ -6,7 +6,7 @@ from pathlib import Path
 
 from weft_common.text.argument_types import is_metadata_name
 from weft_common.versions import is_version
-from weft_mesh.service_names import GATEWAY, MODEL_SERVICES
+from weft_mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER
 
 #: Default gRPC port of a router.
 ROUTER_PORT = 8001
@@ -84,7 +84,7 @@ def replicas(text: str) -> tuple[str, int]:
 def service_arguments(text: str) -> tuple[str, list[str]]:
     """NAME='ARGUMENTS' of a service."""
     name, separator, arguments = text.partition("=")
-    names = (*MODEL_SERVICES, GATEWAY)
+    names = (ROUTER, *MODEL_SERVICES, GATEWAY)
     if name not in names or not separator:
         raise argparse.ArgumentTypeError(
             f"'{text}' is not of the form NAME='ARGUMENTS' with a NAME of {', '.join(names)}"

@@ -70,7 +70,8 @@ def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
         arguments[name] = [*arguments[name], *limits]
     arguments[GATEWAY].append(f"--wire={options.wire}")
     for name, more in options.service_args:
-        arguments[name] = [*arguments[name], *more]
+        if name != ROUTER:
+            arguments[name] = [*arguments[name], *more]
     return arguments
 
 
@@ -82,6 +83,7 @@ def _router_arguments(options: argparse.Namespace) -> list[str]:
         *_shared_arguments(options),
         *limit,
         *_worker_arguments(options),
+        *(argument for name, more in options.service_args if name == ROUTER for argument in more),
     ]
 
 
@@ -106,7 +108,7 @@ async def _up(options: argparse.Namespace) -> int:
             host=options.host,
             router_port=options.router_port,
             metrics_port=options.metrics_port,
-            openai_port=options.openai_port,
+            http_port=options.http_port,
             start_timeout_s=options.start_timeout_s,
             grace_s=options.grace_s,
             router_arguments=_router_arguments(options),

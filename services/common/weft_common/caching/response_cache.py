@@ -16,7 +16,7 @@ class CachedResponse(NamedTuple):
     """The response of a step, a graph or a model.
 
     Attributes:
-        outputs: Tensors in the order in which they were requested; None is absent.
+        outputs: Tensors in an order that the key implies; None is absent.
         parameters: Response parameters.
         version: Version of the model; "" if there is more than one.
     """

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import grpc
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from weft_common.client.channels import open_channel
@@ -13,6 +14,7 @@ from weft_common.core import CallContext, InferCall, InferResult, ParameterValue
 from weft_common.errors import RemoteError, UnavailableError, WeftError
 from weft_common.observing import telemetry
 from weft_common.protocol.known_messages import deserialize_result, result_of, serialize_call
+from weft_common.protocol.large_messages import deserialize_response, serialize_request
 from weft_common.protocol.rpc import EOF, SEND_STATUS, cancel, drain, response_of, stream_result, wait_started
 from weft_common.protocol.status import from_rpc_error
 from weft_common.protocol.wire import fill_parameters
@@ -69,6 +71,9 @@ class V2Client:
         self.model_infer: grpc.aio.UnaryUnaryMultiCallable[Any, Any] = self.channel.unary_unary(
             _MODEL_INFER, request_serializer=serialize_call, response_deserializer=deserialize_result
         )
+        self._infer_message: grpc.aio.UnaryUnaryMultiCallable[Any, Any] = self.channel.unary_unary(
+            _MODEL_INFER, request_serializer=serialize_request, response_deserializer=deserialize_response
+        )
         self._health = health_pb2_grpc.HealthStub(self.channel)
         self._where = where or f"'{address}'"
 
@@ -104,6 +109,13 @@ class V2Client:
             if trailer is not None:
                 trailer.update(_pairs(await rpc.trailing_metadata()))
         return result_of(response)
+
+    async def infer_message(
+        self, request: pb.ModelInferRequest, *, timeout_s: float | None, metadata: Metadata = ()
+    ) -> pb.ModelInferResponse:
+        """As ``infer``, with the message as it came, whose outputs have parameters; large contents lie beside it."""
+        with self._failures():
+            return await response_of(self._infer_message(request, timeout=timeout_s, metadata=tuple(metadata)))
 
     async def stream(
         self,
@@ -161,11 +173,10 @@ class V2Client:
         with self._failures():
             return bool((await self.stub.ServerReady(pb.ServerReadyRequest(), timeout=timeout_s)).ready)
 
-    async def server_metadata(self, *, timeout_s: float, metadata: Metadata = ()) -> pb.ServerMetadataResponse:
-        """Name, version and extensions of the server."""
-        request = pb.ServerMetadataRequest()
+    async def call(self, method: str, request: Message, *, timeout_s: float, metadata: Metadata = ()) -> Any:
+        """The response of a unary method of the V2 service, by its name."""
         with self._failures():
-            return await self.stub.ServerMetadata(request, timeout=timeout_s, metadata=tuple(metadata))
+            return await response_of(getattr(self.stub, method)(request, timeout=timeout_s, metadata=tuple(metadata)))
 
     async def index(
         self, *, ready_only: bool = False, timeout_s: float, metadata: Metadata = ()

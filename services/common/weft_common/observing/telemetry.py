@@ -1,9 +1,9 @@
-"""Tracing: W3C trace context, OTLP/gRPC export, errors always exported.
+"""Tracing: W3C trace context, OTLP/gRPC export, errors always exported; attributes of OpenTelemetry's conventions.
 
 Without ``OTEL_EXPORTER_OTLP_ENDPOINT`` (or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT``) nothing is recorded and every
 function here costs one comparison. ``OTEL_TRACES_SAMPLER_ARG`` is the sampling rate (default 1); a request with a
-sampled ``traceparent`` is always traced, and a span that ends with an error is exported even if its request was not
-sampled.
+sampled ``traceparent`` is always traced, and a span that ends with status ERROR is exported even if its request was
+not sampled.
 """
 
 import os
@@ -18,7 +18,17 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult, TraceIdRatioBased
-from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
@@ -28,6 +38,17 @@ _EMPTY = Context()
 
 #: Timeout of the last export at shutdown, in seconds; an unreachable collector must not delay the process.
 SHUTDOWN_WAIT_S = 2.0
+
+_STATUS = "rpc.grpc.status_code"
+#: Names of gRPC statuses by number.
+_STATUSES = (
+    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+    "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
+    "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+)  # fmt: skip
+_NUMBERS = {name: number for number, name in enumerate(_STATUSES)}
+#: Statuses that are errors of who answers, by OpenTelemetry's conventions for gRPC; for who calls all but OK are.
+_SERVER_ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 
 INTERNAL, SERVER, CLIENT = SpanKind.INTERNAL, SpanKind.SERVER, SpanKind.CLIENT
 
@@ -205,16 +226,45 @@ def context_of(span: Span, parent: Context | None = None) -> Context:
 
 
 def end_span(span: Span, error: BaseException | None = None, *, end_unix_ns: int | None = None) -> None:
-    """End ``span``; with an error, set status ERROR, the gRPC status and an exception event."""
-    if error is not None and span.is_recording():
-        message = error.message if isinstance(error, WeftError) else type(error).__name__
-        span.set_status(Status(StatusCode.ERROR, message))
-        span.record_exception(error, escaped=False)
-        if isinstance(error, WeftError):
-            span.set_attribute("rpc.grpc.status", error.code)
-        if isinstance(error, InternalError):
-            span.set_attribute("weft.error_id", error.error_id)
+    """End ``span``; with an error, set its gRPC status, an exception event, and where it is one status ERROR.
+
+    In a CLIENT span every error is one. In others those are not that the caller made, such as NOT_FOUND, or asked for,
+    such as CANCELLED.
+    """
+    if span.is_recording():
+        if error is not None:
+            _tell(span, error)
+        elif "rpc.system" in (attributes := getattr(span, "attributes", ())) and _STATUS not in attributes:
+            span.set_attribute(_STATUS, 0)
     span.end(end_time=end_unix_ns)
+
+
+def tell_status(span: Span, code: str, message: str) -> None:
+    """Set the gRPC status of a span, by its name, and status ERROR if it is one for the span's kind."""
+    span.set_attribute(_STATUS, _NUMBERS.get(code, _NUMBERS["UNKNOWN"]))
+    if code in _SERVER_ERRORS or getattr(span, "kind", INTERNAL) is CLIENT:
+        span.set_status(Status(StatusCode.ERROR, message))
+        span.set_attribute("error.type", code)
+
+
+def unsampled(context: Context | None) -> Context | None:
+    """The same trace and parent for spans that are exported only with an error, here and in the next services."""
+    parent = trace.get_current_span(context).get_span_context()
+    if not parent.is_valid:
+        return context
+    flags = TraceFlags(parent.trace_flags & ~TraceFlags.SAMPLED)
+    silent = SpanContext(parent.trace_id, parent.span_id, parent.is_remote, flags, parent.trace_state)
+    return trace.set_span_in_context(NonRecordingSpan(silent), context)
+
+
+def _tell(span: Span, error: BaseException) -> None:
+    """What went wrong is on the span."""
+    code, message = (error.code, error.message) if isinstance(error, WeftError) else ("UNKNOWN", type(error).__name__)
+    tell_status(span, code, message)
+    if code != "CANCELLED":
+        span.record_exception(error, escaped=False)
+    if isinstance(error, InternalError):
+        span.set_attribute("weft.error_id", error.error_id)
 
 
 def trace_id_of(context: Context | None) -> str:

@@ -40,6 +40,8 @@ _ONE_BYTE: Final = 128
 _MAX_KNOWN: Final = 1024
 #: What is kept of one message, at most.
 _MAX_KNOWN_BYTES: Final = 4096
+#: Tensors and requested outputs of one that is kept: each takes a hundred times its bytes in objects.
+_MAX_KNOWN_TENSORS: Final = 32
 #: The constructor of a named tuple would be a Python call.
 _new: Final = tuple.__new__
 
@@ -118,10 +120,12 @@ class KnownMessages:
 
         Args:
             data: The message.
-            message: The same, as protobuf has read it.
+            message: The same, as protobuf has read it; it loses its contents.
             tensors: All of it; their data are its contents, in this order.
             outputs: That it requests, without parameters.
         """
+        if len(tensors) + len(outputs) > _MAX_KNOWN_TENSORS:
+            return
         names = [text.encode() for text in (message.model_name, message.model_version, message.id)]
         contents = [tensor.data for tensor in tensors.values()]
         prefixes = [self._contents_tag + encoded_length(len(content)) for content in contents]
@@ -131,8 +135,10 @@ class KnownMessages:
             or max(map(len, names)) >= _ONE_BYTE
             or len(data) - len(rest) > _MAX_KNOWN_BYTES
             or not data.endswith(rest)
-            or message.SerializeToString(deterministic=True) != data
         ):
+            return
+        message.ClearField(self._contents)  # what is left must be the rest: a field that is unknown may end as they do
+        if message.SerializeToString(deterministic=True) != data[: len(data) - len(rest)]:
             return
         known_by = sum(len(name) + 2 for name in names[:2] if name)
         start = known_by + (len(names[2]) + 2 if names[2] else 0)
@@ -157,7 +163,7 @@ class KnownMessages:
         tensors: Mapping[str, WireTensor],
         outputs: tuple[RequestedOutput, ...] = (),
     ) -> bytes | None:
-        """A message without parameters; None if it is large, or an output has parameters.
+        """A message without parameters; None if it is large or has many tensors, or an output has parameters.
 
         Args:
             name: Of the model.
@@ -169,6 +175,8 @@ class KnownMessages:
         Raises:
             ValueError: Protobuf cannot carry a value.
         """
+        if len(tensors) + len(outputs) > _MAX_KNOWN_TENSORS:
+            return None
         parts: list[Any] = [name, version]
         num_bytes = 0
         for tensor_name, (datatype, shape, data) in tensors.items():

@@ -48,6 +48,7 @@ class CallBoundary:
         headers: Mapping[str, str],
         deadline_ns: int | None,
         parent: TraceContext | None = None,
+        method: str = "ModelInfer",
     ) -> tuple[CallContext, Span]:
         """Context and SERVER span of a new call; the parent of the span is given, or taken from the headers."""
         caller = CALLER.get()
@@ -64,6 +65,7 @@ class CallBoundary:
             attributes={
                 "rpc.system": "grpc",
                 "rpc.service": "inference.GRPCInferenceService",
+                "rpc.method": method,
                 "weft.model": model_name,
                 **({"weft.client": client} if client else {}),
             },

@@ -1,14 +1,17 @@
 """Prometheus metrics, derived from the counters at scrape time, so that a request pays for one set of counters only.
 
 Names and labels ``nv_*`` are those of Triton Inference Server, without the ``_total`` that the Python client would add
-to a counter, so that dashboards made for it work unchanged. ``weft_*`` histograms carry exemplars (trace ids) in the
-OpenMetrics format.
+to a counter, so that dashboards made for it work unchanged. They are of type ``counter`` in the text format; as
+OpenMetrics knows no counter of such a name, they are ``unknown`` there. ``weft_*`` histograms carry exemplars (trace
+ids) in the OpenMetrics format.
 """
 
+import gzip
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, UnknownMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.metrics_core import Metric
@@ -29,12 +32,17 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("nv_inference_compute_input_duration_us", "Time to gather inputs", lambda s: s.compute_input.total_ns / 1e3),
     ("nv_inference_compute_infer_duration_us", "Time in the model", lambda s: s.compute_infer.total_ns / 1e3),
     ("nv_inference_compute_output_duration_us", "Time to scatter outputs", lambda s: s.compute_output.total_ns / 1e3),
+    ("nv_cache_num_hits_per_model", "Requests answered from the cache", lambda s: s.cache_hit.count),
+    ("nv_cache_num_misses_per_model", "Requests whose answer was not in the cache", lambda s: s.cache_miss.count),
+    ("nv_cache_hit_duration_per_model", "Time of answers from the cache, us", lambda s: s.cache_hit.total_ns / 1e3),
+    ("nv_cache_miss_duration_per_model", "Time to look up in vain, us", lambda s: s.cache_miss.total_ns / 1e3),
 )
 #: Timeout of idle clients of ``/metrics``, in seconds; each occupies a thread.
 SCRAPE_TIMEOUT_S = 30.0
 
 _log = get_logger("weft.metrics")
 
+_UNTYPED = re.compile(rb"^(# TYPE \S+) untyped$", re.MULTILINE)
 _REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelStatistics], dict[int, LatencyHistogram]]], ...] = (
     ("weft_request_latency_seconds", "End-to-end latency by priority level", lambda s: s.request_latency),
@@ -171,9 +179,27 @@ def serve_metrics(
         listening.do_handshake_on_connect = False
         tls.follow(listening.context)
     behaved: Any = server
+    behaved.set_app(_typed_counters(make_wsgi_app(registry, disable_compression=True)))
     behaved.RequestHandlerClass = type("_Handler", (behaved.RequestHandlerClass,), {"timeout": SCRAPE_TIMEOUT_S})
     behaved.handle_error = _broken_off
     return int(server.server_port)
+
+
+def _typed_counters(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
+    """The page with families of no type as counters, which they all are, and compressed where the client allows it."""
+
+    def page(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        begun: list[tuple[str, list[tuple[str, str]]]] = []
+        body = b"".join(app(environ, lambda status, headers: begun.append((status, headers))))
+        status, headers = begun[0]
+        body = _UNTYPED.sub(rb"\1 counter", body)
+        if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
+            headers.append(("Content-Encoding", "gzip"))
+            body = gzip.compress(body, 1)
+        start_response(status, headers)
+        return [body]
+
+    return page
 
 
 def _broken_off(_request: object, address: tuple[str, int]) -> None:

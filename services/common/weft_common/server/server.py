@@ -121,6 +121,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, grpc_port: int, metrics_po
         help="clients on this machine may pass tensors in shared memory of the system, or of CUDA devices",
     )
     parser.add_argument(
+        "--server-id",
+        metavar="NAME",
+        help="name in ServerMetadata; some clients of Triton Inference Server want it to be 'triton' (default: that of "
+        "the service, as 'weft.model')",
+    )
+    parser.add_argument(
         "--strict-readiness",
         type=_boolean,
         default=True,
@@ -189,6 +195,7 @@ async def _serve(
     is_loaded = asyncio.Event()
     is_ready = core.is_ready if options.strict_readiness else is_loaded.is_set
     services = add_services(server, core, f"weft.{service}", extension, memory, is_ready, listener.local_tensors)
+    services.inference.server_id = options.server_id or services.inference.server_id
     watchdog = LoopWatchdog(abort_s=options.watchdog_abort_s)
 
     async def listen() -> Ports:

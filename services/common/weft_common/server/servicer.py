@@ -74,6 +74,7 @@ class V2Servicer(SharedMemoryServicer):
         precheck: Called with each request before its tensors are parsed; may raise like ``core.infer``.
 
     Attributes:
+        server_id: Name in ``ServerMetadata``.
         local_tensors: Memory for tensors that callers on this machine share; None: they cannot.
         more_statistics: Gives counters of models that other processes on the same port have; None: there are none.
     """
@@ -89,6 +90,7 @@ class V2Servicer(SharedMemoryServicer):
         super().__init__(CallBoundary(service), memory)
         self._core = core
         self._precheck = precheck
+        self.server_id = service
         self.more_statistics: MoreStatistics | None = None
         self.local_tensors: LocalTensorService | None = None
         self._is_ready = is_ready
@@ -126,7 +128,7 @@ class V2Servicer(SharedMemoryServicer):
     async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
         """Name, version, extensions."""
         return pb.ServerMetadataResponse(
-            name=self._edge.service,
+            name=self.server_id,
             version=metadata.version("weft"),
             extensions=(*EXTENSIONS, *(() if self._memory is None else self._memory.extensions)),
         )

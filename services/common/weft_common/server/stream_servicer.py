@@ -67,7 +67,11 @@ class StreamServicer:
             with contextlib.suppress(grpc.RpcError):  # the client broke the stream off
                 async for request in request_iterator:
                     await free.acquire()
-                    stream_call = StreamCall(request, *self._edge.begin(request.model_name, headers, deadline_ns), turn)
+                    stream_call = StreamCall(
+                        request,
+                        *self._edge.begin(request.model_name, headers, deadline_ns, method="ModelStreamInfer"),
+                        turn,
+                    )
                     turn = stream_call.is_passed
                     task = asyncio.create_task(self._answer(stream_call, outgoing))
                     running.add(task)

@@ -13,6 +13,8 @@ from weft_gateway.http.request_context import RequestContext
 BODY_TIMEOUT_S = 60.0
 #: When a client that was refused for the bytes in work may ask again, in milliseconds.
 _RETRY_MS = 1000
+#: Content types that a browser sends for a foreign page without asking.
+_SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 #: Freed memory is given back after as many bytes in work.
 _LARGE_BYTES = 4 << 20
 
@@ -59,8 +61,8 @@ class BytesInWork:
             self._give_back()
 
 
-async def read_body(request: Request, context: RequestContext, in_work: BytesInWork, max_bytes: int) -> bytes:
-    """Read the body; its bytes are in work until the request ends.
+async def read_body(request: Request, context: RequestContext, in_work: BytesInWork, max_bytes: int) -> list[bytes]:
+    """Read the body, in parts; its bytes are in work until the request ends.
 
     Args:
         request: The request, with its body unread.
@@ -95,7 +97,22 @@ def check_content_type(request: Request) -> None:
         )
 
 
-async def _read(request: Request, context: RequestContext, in_work: BytesInWork, max_bytes: int) -> bytes:
+def check_origin(request: Request) -> None:
+    """Check that no page of another origin sends this without the browser's asking first: it may unload models.
+
+    Raises:
+        RequestError: It may be one (415).
+    """
+    declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if "origin" in request.headers and declared in _SIMPLE_TYPES:
+        raise RequestError(
+            f"content-type '{declared}' is not taken of a page of another origin; send "
+            "'content-type: application/json'",
+            http_status=415,
+        )
+
+
+async def _read(request: Request, context: RequestContext, in_work: BytesInWork, max_bytes: int) -> list[bytes]:
     declared_size = request.headers.get("content-length", "")
     size = int(declared_size) if declared_size.isdecimal() and len(declared_size) < 20 else 0
     if size > max_bytes:
@@ -111,7 +128,7 @@ async def _read(request: Request, context: RequestContext, in_work: BytesInWork,
         in_work.add(len(part))
         num_counted = num_bytes
         parts.append(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return parts
 
 
 def too_large(got: str, max_bytes: int) -> RequestError:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from weft_common.client.v2_client import Metadata, V2Client
+from weft_protos import grpc_service_pb2 as pb
 
 #: How long the router has for it, in seconds.
 CHECK_TIMEOUT_S = 5.0
@@ -35,7 +36,9 @@ class KeyCheck:
         """
         if self._clock_s() < self._valid.get(identity, 0.0):
             return
-        await self._router.server_metadata(timeout_s=CHECK_TIMEOUT_S, metadata=identity)
+        await self._router.call(
+            "ServerMetadata", pb.ServerMetadataRequest(), timeout_s=CHECK_TIMEOUT_S, metadata=identity
+        )
         self._valid.pop(identity, None)
         while len(self._valid) >= _MAX_CACHED:
             del self._valid[next(iter(self._valid))]

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from opentelemetry.trace import Span
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -23,7 +23,6 @@ _KEY = "weft_call"
 _KEY_HEADERS = ("authorization", "x-api-key")
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _MAX_HEADER_CHARS = 4096
-_OTHER = "other"
 
 _log = get_logger("weft.gateway")
 
@@ -97,13 +96,13 @@ class RequestTracker(Collector):
 
     Args:
         app: The application.
-        endpoints: Paths with metrics of their own; any other path counts as ``other``.
+        endpoint_of: Name of the endpoint of a path, of which there are few.
         forwarded: See ``RequestContext``.
     """
 
-    def __init__(self, app: ASGIApp, endpoints: Sequence[str], forwarded: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, endpoint_of: Callable[[str], str], forwarded: Sequence[str]) -> None:
         self._app = app
-        self._endpoints = frozenset(endpoints)
+        self._endpoint_of = endpoint_of
         self._forwarded = tuple(forwarded)
         self._num_ended: Counter[tuple[str, str]] = Counter()
         self._num_disconnected: Counter[str] = Counter()
@@ -114,7 +113,7 @@ class RequestTracker(Collector):
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        endpoint = scope["path"] if scope["path"] in self._endpoints else f"/{_OTHER}"
+        endpoint = self._endpoint_of(scope["path"])
         context = scope[_KEY] = RequestContext(endpoint, Headers(scope=scope), self._forwarded)
         status = 0
 

@@ -18,7 +18,7 @@ from weft_gateway.openai.generate import CollectedChoice, Usage
 from weft_gateway.openai.logprobs import chat_logprobs
 from weft_gateway.openai.messages import parse_messages
 from weft_gateway.openai.sampling import MAX_INT32, parse_sampling
-from weft_gateway.openai.text_request import TextRequest, parse_common
+from weft_gateway.openai.text_request import PARSES_SPECIAL_TOKENS, TextRequest, parse_common
 
 MAX_TOP_LOGPROBS = 20
 MAX_VARIABLES = 64
@@ -53,12 +53,14 @@ class ChatRequest:
         messages: Messages with ``role``, ``content`` and optionally ``name``.
         add_generation_prompt: Whether the prompt ends with the start of the assistant's message.
         variables: Additional template variables.
+        has_special_tokens: Whether special tokens in messages and variables are special, not text.
     """
 
     common: TextRequest
     messages: Sequence[Mapping[str, str]]
     add_generation_prompt: bool
     variables: Mapping[str, Any]
+    has_special_tokens: bool
 
     async def prompt(self, template: ChatTemplate) -> str:
         """Render the messages into one prompt, on a thread. Raises like ``ChatTemplate.render``."""
@@ -70,6 +72,7 @@ class ChatRequest:
             messages,
             add_generation_prompt=self.add_generation_prompt,
             variables=self.variables,
+            has_special_tokens=self.has_special_tokens,
         )
 
 
@@ -90,11 +93,14 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> ChatRequest:
     add_generation_prompt = fields.boolean("add_generation_prompt")
     variables = _variables(fields)
     common = parse_common(fields, sampling, headers)
+    parameters = dict(common.parameters)
+    has_special_tokens = bool(parameters.pop(PARSES_SPECIAL_TOKENS, False))  # those of the template always are
     return ChatRequest(
-        replace(common, parameters={**common.parameters, **_NO_SPECIAL_TOKENS}),
+        replace(common, parameters={**parameters, **_NO_SPECIAL_TOKENS}),
         messages,
         add_generation_prompt is not False,
         variables,
+        has_special_tokens,
     )
 
 

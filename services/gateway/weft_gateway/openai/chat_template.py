@@ -22,6 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 from weft_gateway.errors import RequestError
+from weft_gateway.openai.special_tokens import breaker, in_texts
 
 #: Longest rendered prompt, in characters.
 MAX_PROMPT_CHARS = 16 << 20
@@ -36,19 +37,26 @@ class ChatTemplate:
     Args:
         source: Jinja source, as in Hugging Face's ``tokenizer_config.json``.
         special_tokens: Texts of ``bos_token``, ``eos_token`` and others that the template may refer to.
+        special_texts: Of all special tokens.
 
     Raises:
         InvalidArgumentError: It does not compile, or is too long.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], special_texts: Sequence[str] = ()) -> None:
         self._template = _compiled(source)
+        self._break = breaker((*special_texts, *special_tokens.values()))
         self._special_tokens = special_tokens
         #: For other templates OpenAI's role ``developer`` becomes ``system``, its older name.
         self.supports_developer_role = "developer" in source
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+        has_special_tokens: bool = False,
     ) -> str:
         """Render the prompt. Blocks as long as the template runs, so call it on a thread.
 
@@ -56,11 +64,15 @@ class ChatTemplate:
             messages: Messages with ``role`` and ``content``.
             add_generation_prompt: Whether the prompt ends with the start of the assistant's message.
             variables: Additional template variables; they cannot override the above or any function.
+            has_special_tokens: Whether a special token in messages and variables is one; else it is text there, with
+                an invisible character behind its first one.
 
         Raises:
             RequestError: The template rejects the messages, with its own message, or the prompt becomes too long.
             InternalError: The template fails.
         """
+        if not has_special_tokens:
+            messages, variables = in_texts(self._break, messages), in_texts(self._break, variables)
         given = {
             **_ABSENT,
             **variables,

@@ -24,6 +24,7 @@ from weft_gateway.openai.deltas import (
     OUTPUT_IDS,
     TEXT_OUTPUT,
 )
+from weft_gateway.openai.special_tokens import special_texts
 from weft_gateway.openai.text_request import Prompt, TextRequest
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig
@@ -41,6 +42,8 @@ _LOGPROBS_OUTPUTS = (LOGPROBS, OUTPUT_IDS)
 #: Model parameters with the texts of special tokens, for the chat template.
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _CHAT_TEMPLATE = "chat_template"
+#: Model parameter with the texts of all of them, a JSON list.
+_ALL_SPECIAL_TOKENS = "special_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,13 @@ class TextModel:
         signature: Its tensors.
         template_source: Its chat template; "": it has none.
         special_tokens: Special tokens of its tokenizer, by their names in templates.
+        special_texts: Those and the others.
     """
 
     signature: ModelSignature
     template_source: str
     special_tokens: Mapping[str, str]
+    special_texts: Sequence[str] = ()
 
     @classmethod
     def from_config(cls, config: ModelConfig, template_source: str | None = None) -> Self | None:
@@ -73,7 +78,8 @@ class TextModel:
         if template_source is None:
             template_source = parameters.get(_CHAT_TEMPLATE, "")
         special_tokens = {name: parameters[name] for name in _SPECIAL_TOKENS if name in parameters}
-        return cls(signature, template_source, special_tokens)
+        texts = special_texts(parameters.get(_ALL_SPECIAL_TOKENS, "[]"), special_tokens.values())
+        return cls(signature, template_source, special_tokens, texts)
 
     @property
     def name(self) -> str:
@@ -96,7 +102,7 @@ class TextModel:
                 code="no_chat_template",
             )
         try:
-            return ChatTemplate(self.template_source, self.special_tokens)
+            return ChatTemplate(self.template_source, self.special_tokens, self.special_texts)
         except InvalidArgumentError as error:
             raise InternalError(f"the chat template of the model '{self.name}' cannot be used") from error
 

@@ -12,6 +12,9 @@ from weft_gateway.openai.fields import Fields
 #: Text or token ids.
 Prompt: TypeAlias = "str | array[int]"
 
+#: Field, and parameter of the model: whether special tokens in what users write are special.
+PARSES_SPECIAL_TOKENS = "parse_special_tokens"
+
 MAX_MODEL_CHARS = 256
 MAX_SALT_CHARS = 1024
 MAX_PRIORITY = 2**31 - 1
@@ -33,7 +36,8 @@ class TextRequest:
         sampling: Sampling parameters for the model, as JSON; ``logprobs`` only if requested.
         is_stream: Whether to stream the response.
         has_usage_chunk: Whether a stream ends with a chunk that has the usage.
-        parameters: Request parameters: ``priority`` and ``cache_salt``, if given, and those that the endpoint adds.
+        parameters: Request parameters: ``priority``, ``cache_salt`` and ``parse_special_tokens``, if given, and those
+            that the endpoint adds.
         timeout_s: Timeout in seconds; None: that of the gateway.
     """
 
@@ -74,6 +78,7 @@ def parse_common(fields: Fields, sampling: Mapping[str, Any], headers: Mapping[s
     given = {
         "priority": fields.integer("priority", 0, MAX_PRIORITY),
         "cache_salt": fields.string("cache_salt", max_chars=MAX_SALT_CHARS),
+        PARSES_SPECIAL_TOKENS: fields.boolean(PARSES_SPECIAL_TOKENS),
     }
     timeout_s = _timeout_s(fields, headers)
     fields.reject("service_tier", ("auto", "default"))

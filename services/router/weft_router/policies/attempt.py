@@ -1,7 +1,10 @@
 """One attempt among several: it has a number and a span of its own."""
 
+from functools import partial
+
+from weft_common.observing import telemetry
 from weft_router.reporting.path import StepRecord
-from weft_router.reporting.spans import step_attributes, step_span
+from weft_router.reporting.spans import end_span, start_step_span, step_attributes
 from weft_router.steps.base import Action, PolicyAction
 from weft_router.steps.run import Run
 
@@ -28,5 +31,14 @@ class Attempt(PolicyAction):
             await self._action.act(run, record)
             return
         attributes = self._attributes | {"weft.attempt": record.attempts}
-        with step_span(f"{self._path} attempt", self._action.kind, attributes, run.context) as (_, inner):
-            await self._action.act(run.under(inner), record)
+        span = start_step_span(f"{self._path} attempt", self._action.kind, attributes, run.context)
+        try:
+            await self._action.act(run.under(telemetry.context_of(span, run.context)), record)
+        except BaseException as error:
+            end_span(span, error)
+            raise
+        stream = run.request.stream
+        if stream is not None and stream.record is record:
+            stream.on_end.append(partial(end_span, span))
+        else:
+            end_span(span)

@@ -181,13 +181,15 @@ class Cached(PolicyAction):
         return cache_key_base((self.target, self.model, self.version), (*self._output_names, *captured))
 
     def _captured_within(self, captures: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-        """Names of all that the client asked for of this step and of the steps within."""
+        """Names of all that the client asked for of this step and of the steps within, sorted."""
         own, within = self._path, f"{self._path}/"
         return tuple(
-            f"{path}/{name}"
-            for path, names in captures.items()
-            if path == own or path.startswith(within)
-            for name in names
+            sorted(
+                f"{path}/{name}"
+                for path, names in captures.items()
+                if path == own or path.startswith(within)
+                for name in names
+            )
         )
 
     async def _make(self, run: Run, record: StepRecord, captured: Sequence[str]) -> CachedResponse:

@@ -1,11 +1,10 @@
 """The span of a step."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind
 
 from weft_common.errors import RequestCancelledError
 from weft_common.observing import telemetry
@@ -23,9 +22,12 @@ def step_attributes(name: str, path: str) -> Attributes:
     return {"weft.step": name, "weft.path": path}
 
 
-def call_attributes(model: str, version: str, target: Target) -> Attributes:
+def call_attributes(model: str, version: str, target: Target, *, is_stream: bool = False) -> Attributes:
     """Further attributes of the span of a call."""
     return {
+        "rpc.system": "in-process" if target.address == "in-process" else "grpc",
+        "rpc.service": "inference.GRPCInferenceService",
+        "rpc.method": "ModelStreamInfer" if is_stream else "ModelInfer",
         "weft.model": model,
         "weft.model_version": version,
         "weft.target": target.name,
@@ -39,27 +41,13 @@ def start_step_span(path: str, kind: SpanKind, attributes: Mapping[str, str | in
     return telemetry.start_span(f"step {path}", parent=parent, kind=kind, attributes=attributes)
 
 
-def end_step_span(span: Span, record: StepRecord, error: BaseException | None) -> None:
+def end_step_span(span: Span, record: StepRecord, error: BaseException | None = None) -> None:
     """End the span of a step with the branch that it took, and the error."""
     _tell_outcome(span, record)
     end_span(span, error)
 
 
-@contextmanager
-def step_span(
-    path: str, kind: SpanKind, attributes: Mapping[str, str | int], parent: "Context | None"
-) -> Iterator[tuple[Span, "Context"]]:
-    """A span around the block, and the context for spans within; it ends with the error that leaves the block."""
-    span = start_step_span(path, kind, attributes, parent)
-    try:
-        yield span, telemetry.context_of(span, parent)
-    except BaseException as error:
-        end_span(span, error)
-        raise
-    end_span(span, None)
-
-
-def end_span(span: Span, error: BaseException | None) -> None:
+def end_span(span: Span, error: BaseException | None = None) -> None:
     """End a span with its error, if any; a cancel is CANCELLED."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         error = RequestCancelledError("the step was cancelled")
@@ -80,5 +68,4 @@ def _tell_outcome(span: Span, record: StepRecord) -> None:
     if record.node is not None and (branch := record.node.form.branch(record.node.steps)):
         span.set_attribute("weft.branch", branch)
     if record.error and not record.has_answered:
-        span.set_status(Status(StatusCode.ERROR, record.error))
-        span.set_attribute("rpc.grpc.status", record.status)
+        telemetry.tell_status(span, record.status, record.error)

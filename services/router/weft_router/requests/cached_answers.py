@@ -14,8 +14,8 @@ from weft_router.steps import ErrorContext, Run
 class GraphAnswers:
     """Runs a graph once for equal requests: from the cache, or together while the first of them runs.
 
-    Requests are equal when their inputs and requested outputs are, and the value of the plan's key condition; headers
-    and parameters do not count. Errors are not kept.
+    Requests are equal when their inputs and requested outputs, in any order, are, and the value of the plan's key
+    condition; headers and parameters do not count. Errors are not kept.
 
     Args:
         plan: The graph.
@@ -43,7 +43,7 @@ class GraphAnswers:
         Raises:
             WeftError: As the root raised it, for us or for an equal request, or our deadline passed meanwhile.
         """
-        request = run.request
+        request, kept = run.request, sorted(selection.names)
         extra = ""
         if self._condition is not None:
             extra = self._error_context.text(self._condition, run, "cache key of the graph")
@@ -53,9 +53,9 @@ class GraphAnswers:
             own = run.fork()
             await selection.node.run(own)
             outputs = selection.outputs(own)
-            return CachedResponse(tuple(map(outputs.get, selection.names)), own.request.response_parameters)
+            return CachedResponse(tuple(map(outputs.get, kept)), own.request.response_parameters)
 
-        key = cache_key(cache_key_base(self._subject, selection.names), inputs, extra)
+        key = cache_key(cache_key_base(self._subject, kept), inputs, extra)
         try:
             answer, is_cached = await self._answers.answer(key, make, run.deadline_ns)
         except WeftError as error:
@@ -64,5 +64,5 @@ class GraphAnswers:
                 raise
             answer, is_cached = stale, True
         request.response_parameters.update(answer.parameters)
-        outputs = zip(selection.names, answer.outputs, strict=True)
-        return {name: tensor for name, tensor in outputs if tensor is not None}, is_cached
+        found = dict(zip(kept, answer.outputs, strict=True))
+        return {name: tensor for name in selection.names if (tensor := found[name]) is not None}, is_cached

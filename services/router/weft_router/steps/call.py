@@ -39,7 +39,7 @@ class CallAction(Action):
             target=target.name,
             model=call.model_name,
             version=shown_version,
-            attributes=call_attributes(call.model_name, shown_version, target),
+            attributes=call_attributes(call.model_name, shown_version, target, is_stream=signature.is_decoupled),
         )
         self._step_name = plan.name
         self._path = plan.path

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from opentelemetry.trace import Span
 
@@ -84,7 +85,11 @@ class Step:
             raise
         finally:
             if span is not None:
-                end_step_span(span, record, failure)
+                stream = run.request.stream
+                if stream is not None and stream.record is record and failure is None:
+                    stream.on_end.append(partial(end_step_span, span, record))
+                else:
+                    end_step_span(span, record, failure)
             del failure  # it holds this frame
         return True
 

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
+from opentelemetry.trace import INVALID_SPAN, Span, get_current_span
+
 from weft_common.cancellation import cancel_and_wait
 from weft_common.core import CallContext, InferResult, ParameterValue
-from weft_common.errors import WeftError
+from weft_common.errors import RequestCancelledError, WeftError
 from weft_common.tensors import WireTensor
 from weft_router.admission import InflightLimit
 from weft_router.graph.plan import CallPlan, Frame, StepPlan
@@ -70,7 +72,8 @@ class StreamAction(CallAction):
             results = _only(self._target_object.infer(call, context))
         else:
             results = self._target_object.stream_infer(call, context)
-        stream = OpenStream(self, results, record, captured, is_fitted=is_fitted)
+        span = get_current_span(run.context) if request.is_traced else INVALID_SPAN
+        stream = OpenStream(self, results, record, captured, span, is_fitted=is_fitted)
         try:
             await stream.read(frame)
         except BaseException:
@@ -113,6 +116,9 @@ class OpenStream:
     While a response is on its way to the client one is read ahead: models often tell the end after their last response.
 
     Attributes:
+        record: Of the step.
+        on_end: Called once, the latest first, when the stream has ended, with the error that ended it, if one did: the
+            spans around the call end then.
         is_fitted: Whether the batch dimension of an input had to be added or taken away.
         captured: Names of the outputs that the client requested by the step's path.
         outputs: Those of the latest response, by path and name.
@@ -125,28 +131,32 @@ class OpenStream:
         results: AsyncGenerator[InferResult, None],
         record: StepRecord,
         captured: Sequence[str],
+        span: Span,
         *,
         is_fitted: bool,
     ) -> None:
+        self.record = record
+        self.on_end: list[Callable[[BaseException | None], None]] = []
         self.is_fitted = is_fitted
         self.captured = captured
         self.outputs: dict[str, WireTensor] = {}
         self.parameters: dict[str, ParameterValue] = {}
         self._action: StreamAction | None = action
         self._results = results
-        self._record = record
+        self._span = span
+        self._failure: WeftError | None = None
         self._is_final = False
         self._ahead: asyncio.Task[InferResult | None] | None = None
 
     @property
     def has_response(self) -> bool:
         """Whether there was one at all."""
-        return self._record.responses > 0
+        return self.record.responses > 0
 
     @property
     def num_responses(self) -> int:
         """Responses so far."""
-        return self._record.responses
+        return self.record.responses
 
     @property
     def has_ended(self) -> bool:
@@ -172,7 +182,7 @@ class OpenStream:
 
         Cancelling the awaiting task cancels the call.
         """
-        action, record = self._action, self._record
+        action, record = self._action, self.record
         if action is None:
             return False
         try:
@@ -183,10 +193,14 @@ class OpenStream:
                     if result.model_version:
                         record.version = result.model_version
                     self._is_final = result.is_final
+                    if self._span is not INVALID_SPAN:
+                        self._span.add_event("response", {"weft.response": record.responses})
                     return True
         except WeftError as error:
-            raise action.placed(error, record) from error
+            self._failure = action.placed(error, record)
+            raise self._failure from error
         self._end()
+        self._tell_end(None)
         return False
 
     async def read_on(self, run: Run) -> bool:
@@ -197,19 +211,24 @@ class OpenStream:
         except WeftError as error:
             if action is None or not action.may_end_early(error, run.request):
                 raise
-            self._record.error = error.message
+            self.record.error = error.message
             return False
 
     async def close(self) -> None:
         """End the call; cancel it if it still runs."""
         if self._action is not None:
-            if self._record.status == "OK":
-                self._record.status = "CANCELLED"
+            is_complete = self.has_ended
+            if self.record.status == "OK" and not is_complete:
+                self.record.status = "CANCELLED"
             self._end()
-            if self._ahead is not None:
-                await cancel_and_wait((self._ahead,))
-                self._ahead = None
-            await self._results.aclose()
+            try:
+                if self._ahead is not None:
+                    await cancel_and_wait((self._ahead,))
+                    self._ahead = None
+                await self._results.aclose()
+            finally:
+                cancelled = None if is_complete else RequestCancelledError("the stream was closed before its end")
+                self._tell_end(self._failure or cancelled)
 
     async def _next(self) -> InferResult | None:
         """The next response as it came; None after the last."""
@@ -227,8 +246,13 @@ class OpenStream:
 
     def _end(self) -> None:
         if self._action is not None:
-            self._action.ended(self._record)
+            self._action.ended(self.record)
             self._action = None
+
+    def _tell_end(self, failure: WeftError | None) -> None:
+        self._failure = None
+        while self.on_end:
+            self.on_end.pop()(failure)
 
 
 async def _next_of(results: AsyncGenerator[InferResult, None]) -> InferResult | None:

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Collection
 
+from weft_common.observing import telemetry
 from weft_router.graph.plan import CallPlan, NodePlan
 from weft_router.graph.pruning import slots_read, steps_behind
 from weft_router.reporting.path import NodeRecord
@@ -70,7 +71,7 @@ class DecoupledRoot:
             return
         position, has_response = 0, stream.has_response
         while has_response:
-            yield self._rest(number, _of_response(run, stream), shown, position)
+            yield self._rest(number, _of_response(run, stream, position), shown, position)
             position, has_response = position + 1, await stream.read_on(run)
 
     async def _rest(self, number: int, run: Run, shown: "_Shown", position: int) -> AsyncGenerator[Run, None]:
@@ -109,8 +110,12 @@ class _Shown:
         self._record.steps[self._num_before :] = own.steps
 
 
-def _of_response(run: Run, stream: OpenStream) -> Run:
-    """A run for the latest response of a stream, which is in the frame of ``run``."""
+def _of_response(run: Run, stream: OpenStream, position: int) -> Run:
+    """A run for the latest response of a stream, which is in the frame of ``run``.
+
+    The first is in the trace as it runs; of the others, which may be thousands, what fails. The span of the decoupled
+    step has an event for each.
+    """
     request = dataclasses.replace(
         run.request,
         response_parameters=run.request.response_parameters | stream.parameters,
@@ -118,7 +123,8 @@ def _of_response(run: Run, stream: OpenStream) -> Run:
         stream=None,
         parts=(*run.request.parts, (stream, stream.num_responses)),
     )
-    return Run(run.frame.copy(), request, run.deadline_ns, run.context, run.record)
+    context = telemetry.unsampled(run.context) if position and request.is_traced else run.context
+    return Run(run.frame.copy(), request, run.deadline_ns, context, run.record)
 
 
 def _stages(plan: NodePlan, steps: Collection[int]) -> list[list[int]]:

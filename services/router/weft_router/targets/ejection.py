@@ -1,11 +1,12 @@
 """Which replicas of a target are left out for a while because they answer badly, and for how long."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 #: Statuses that count against a replica in a row: it was down, or did not answer in time.
 _LOST = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
-#: Statuses that count against its success rate beside.
+#: Statuses that count against its share beside.
 _FAILED = _LOST | {"DATA_LOSS", "INTERNAL", "UNKNOWN"}
 _NS_PER_S = 1_000_000_000
 _NEVER_NS = 2**63
@@ -17,20 +18,25 @@ class EjectionSettings:
 
     Attributes:
         consecutive_failures: Calls in a row that were lost, at one replica.
-        interval_s: Over which success rates are compared, seconds.
-        min_requests: Of a replica in an interval; with fewer its success rate says nothing.
-        success_gap: A replica whose success rate, 0 to 1, is lower by more than this than that of the others together.
-        base_s: The first ejection lasts so long, the second twice that, and so on; seconds.
+        window_s: Failures of a replica are counted over its calls of so many last seconds ...
+        window_calls: ... and of these over so many last ones, so that a change shows at once.
+        min_calls: Of a replica in the window; with fewer its share of failures says nothing.
+        failure_gap: A replica whose share of failures, 0 to 1, is higher by more than this than that of the others
+            together.
+        base_s: The first ejection lasts so long, each further one twice as long as the one before; seconds.
         max_s: None lasts longer, seconds.
+        credit_s: So long without an ejection makes the next one shorter by a step, seconds.
         max_percent: Of the replicas may be ejected at once; one of two or more always may.
     """
 
     consecutive_failures: int = 5
-    interval_s: float = 10.0
-    min_requests: int = 20
-    success_gap: float = 0.3
-    base_s: float = 5.0
+    window_s: float = 10.0
+    window_calls: int = 50
+    min_calls: int = 10
+    failure_gap: float = 0.3
+    base_s: float = 1.0
     max_s: float = 300.0
+    credit_s: float = 10.0
     max_percent: float = 50.0
 
 
@@ -40,27 +46,31 @@ class Record:
 
     Attributes:
         num_in_a_row: Calls that were lost since the last that was not.
-        num_calls, num_failed: In this interval.
+        calls: Those in the window, oldest first: when each ended, and whether it failed.
+        num_failed: So many of them.
         until_ns: It is ejected until then; 0: it is not.
-        num_ejections: So many times, less one for each interval without.
+        returned_ns: When the last ejection ends or has ended.
+        is_on_trial: It was ejected, and no call has succeeded since.
+        num_ejections: So many times, less one for each ``credit_s`` without.
         num_ejected: So many times, ever.
     """
 
     num_in_a_row: int = 0
-    num_calls: int = 0
+    calls: deque[tuple[int, bool]] = field(default_factory=deque)
     num_failed: int = 0
     until_ns: int = 0
+    returned_ns: int = 0
+    is_on_trial: bool = False
     num_ejections: int = 0
     num_ejected: int = 0
 
 
 @dataclass(slots=True)
 class OutlierDetector:
-    """Ejects replicas that answer worse than the others.
+    """Ejects replicas that answer worse than the others, with the call that shows it.
 
-    A replica is back when its time has passed; then one more lost call ejects it again, until a call has succeeded.
-    Where all replicas answer badly none is worse than the others, and at most ``max_percent`` are out for failures in
-    a row.
+    A replica is back when its time has passed; then one more failure ejects it again, until a call has succeeded. Where
+    all replicas answer badly none is worse than the others, and at most ``max_percent`` are out for failures in a row.
 
     Args:
         clock_ns: Monotonic.
@@ -70,7 +80,9 @@ class OutlierDetector:
     clock_ns: Callable[[], int]
     settings: EjectionSettings = field(default_factory=EjectionSettings)
     _records: list[Record] = field(default_factory=list)
-    _interval_end_ns: int = 0
+    # Of all windows together: to count them for each failure would take long where replicas are many.
+    _num_calls: int = 0
+    _num_failed: int = 0
 
     def join(self) -> Record:
         """The record of a further replica."""
@@ -80,11 +92,14 @@ class OutlierDetector:
 
     def leave(self, record: Record) -> None:
         """The replica is gone."""
+        self._clear(record)
         self._records.remove(record)
 
     def forgive(self, record: Record) -> None:
         """The replica is another process now: what was held against it is void, but not how often it was ejected."""
-        record.until_ns = record.num_in_a_row = record.num_calls = record.num_failed = 0
+        record.until_ns = record.num_in_a_row = 0
+        record.is_on_trial = False
+        self._clear(record)
 
     def is_ejected(self, record: Record) -> bool:
         """Whether the replica is to be left out now."""
@@ -97,57 +112,63 @@ class OutlierDetector:
         return min((record.until_ns for record in self._records if self.is_ejected(record)), default=_NEVER_NS)
 
     def note(self, record: Record, status: str) -> bool:
-        """A call has ended with ``status``; returns whether the replica is ejected for it, or another one is."""
+        """A call has ended with ``status``; returns whether the replica is ejected for it.
+
+        Calls that end while it is ejected began before, or because there was no other, and say nothing new.
+        """
         now_ns = self.clock_ns()
-        is_changed = self._end_interval(now_ns)
-        if status == "CANCELLED":
-            return is_changed
-        record.num_calls += 1
-        record.num_failed += status in _FAILED
-        if status not in _LOST:
-            record.num_in_a_row = 0
-            return is_changed
-        record.num_in_a_row += 1
-        if record.num_in_a_row >= self.settings.consecutive_failures:
-            is_changed = self._eject(record, now_ns) or is_changed
-        return is_changed
+        if status == "CANCELLED" or record.until_ns > now_ns:
+            return False
+        is_failed = status in _FAILED
+        self._count(record, now_ns, is_failed=is_failed)
+        record.num_in_a_row = record.num_in_a_row + 1 if status in _LOST else 0
+        if not is_failed:
+            record.is_on_trial = False
+            return False
+        is_bad = (
+            record.is_on_trial or record.num_in_a_row >= self.settings.consecutive_failures or self._is_worse(record)
+        )
+        return is_bad and self._eject(record, now_ns)
 
-    def _end_interval(self, now_ns: int) -> bool:
-        """Compare success rates, if an interval is over; returns whether somebody is ejected."""
-        if now_ns < self._interval_end_ns:
-            return False
-        is_first = self._interval_end_ns == 0
-        self._interval_end_ns = now_ns + int(self.settings.interval_s * _NS_PER_S)
-        if is_first:
-            return False
-        measured = [record for record in self._records if record.num_calls >= self.settings.min_requests]
-        worst_first = sorted(measured, key=lambda record: record.num_failed / record.num_calls, reverse=True)
-        num_calls, num_failed = sum(record.num_calls for record in measured), sum(r.num_failed for r in measured)
-        is_changed = False
-        for record in worst_first:
-            if self._is_worse(record, num_calls, num_failed) and self._eject(record, now_ns):
-                is_changed = True
-            elif not record.until_ns:
-                record.num_ejections = max(record.num_ejections - 1, 0)
-        for record in self._records:
-            record.num_calls = record.num_failed = 0
-        return is_changed
+    def _count(self, record: Record, now_ns: int, *, is_failed: bool) -> None:
+        """Add a call to the window, and drop those that are not in it any more."""
+        calls, settings = record.calls, self.settings
+        since_ns = now_ns - int(settings.window_s * _NS_PER_S)
+        calls.append((now_ns, is_failed))
+        num_calls, num_failed = 1, int(is_failed)
+        while len(calls) > settings.window_calls or calls[0][0] < since_ns:
+            num_failed -= calls.popleft()[1]
+            num_calls -= 1
+        record.num_failed += num_failed
+        self._num_calls += num_calls
+        self._num_failed += num_failed
 
-    def _is_worse(self, record: Record, num_calls: int, num_failed: int) -> bool:
-        """Whether a replica answers worse than the others; the numbers are of all together."""
-        num_calls, num_failed = num_calls - record.num_calls, num_failed - record.num_failed
-        if not num_calls:
+    def _clear(self, record: Record) -> None:
+        self._num_calls -= len(record.calls)
+        self._num_failed -= record.num_failed
+        record.num_failed = 0
+        record.calls.clear()
+
+    def _is_worse(self, record: Record) -> bool:
+        """Whether a replica answers worse than the others."""
+        num_calls, num_others = len(record.calls), self._num_calls - len(record.calls)
+        if num_calls < self.settings.min_calls or not num_others:
             return False
-        return record.num_failed / record.num_calls - num_failed / num_calls > self.settings.success_gap
+        share_there = (self._num_failed - record.num_failed) / num_others
+        return record.num_failed / num_calls - share_there > self.settings.failure_gap
 
     def _eject(self, record: Record, now_ns: int) -> bool:
+        settings = self.settings
         num_out = sum(self.is_ejected(other) for other in self._records if other is not record)
-        num_allowed = int(self.settings.max_percent / 100 * len(self._records)) or len(self._records) > 1
-        if record.until_ns or num_out >= num_allowed:
+        num_allowed = int(settings.max_percent / 100 * len(self._records)) or len(self._records) > 1
+        if self.is_ejected(record) or num_out >= num_allowed:
             return False
-        record.num_ejections += 1
+        num_credits = (now_ns - record.returned_ns) // int(settings.credit_s * _NS_PER_S)
+        record.num_ejections = max(record.num_ejections - num_credits, 0) + 1
         record.num_ejected += 1
-        duration_s = min(self.settings.base_s * record.num_ejections, self.settings.max_s)
-        record.until_ns = now_ns + int(duration_s * _NS_PER_S)
-        record.num_in_a_row = self.settings.consecutive_failures - 1
+        duration_s = min(settings.base_s * 2.0 ** min(record.num_ejections - 1, 62), settings.max_s)
+        record.until_ns = record.returned_ns = now_ns + int(duration_s * _NS_PER_S)
+        record.is_on_trial = True
+        record.num_in_a_row = 0
+        self._clear(record)
         return True

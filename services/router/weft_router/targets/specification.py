@@ -131,8 +131,8 @@ def channel_address(address: str) -> str:
 def channel_options(policy: BalancingPolicy) -> list[tuple[str, str]]:
     """Options of a channel on which gRPC spreads the calls: over those that are healthy and no outliers."""
     outliers = {
-        "interval": "2s",
-        "baseEjectionTime": "5s",
+        "interval": "1s",
+        "baseEjectionTime": "1s",
         "maxEjectionPercent": 50,
         "successRateEjection": {},
         "failurePercentageEjection": {"threshold": 60, "minimumHosts": 2, "requestVolume": 10},

@@ -215,8 +215,8 @@ class Backend(ABC):
     #: Whether the outcome may be ``RESCHEDULED``: the request is executed again. For iterative sequences.
     can_reschedule: ClassVar[bool] = False
 
-    #: Whether a configuration may declare no inputs.
-    needs_inputs: ClassVar[bool] = True
+    #: ``input`` where a configuration may declare none, ``output`` likewise.
+    may_lack: ClassVar[tuple[str, ...]] = ()
 
     #: Whether outputs must be as the configuration says. False: they are passed on with the datatype and shape that the
     #: model gave them, and those that the configuration does not have are left out.

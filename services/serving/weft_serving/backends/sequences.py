@@ -103,6 +103,7 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
                 filled = batch
             outcomes: list[Outcome] = super().execute(filled)
             batch.infer_start_ns, batch.infer_end_ns = filled.infer_start_ns, filled.infer_end_ns
+            batch.num_rows = filled.num_rows
             if len(outcomes) != len(filled.requests):
                 return outcomes  # the instance reports the fault
             return [self._kept(turn, outcomes[row]) for turn, row in zip(turns, rows, strict=True)]

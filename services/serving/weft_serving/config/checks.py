@@ -176,13 +176,13 @@ def path_fault(filename: str, folder: str) -> str:
     return ""
 
 
-def check_tensors(config: ModelConfig, report: ConfigReport, *, needs_inputs: bool = True) -> None:
+def check_tensors(config: ModelConfig, report: ConfigReport, *, may_lack: Collection[str] = ()) -> None:
     """Check ``input`` and ``output``: there is at least one of each, and each can be served.
 
     Args:
         config: Completed.
         report: Receives the faults.
-        needs_inputs: Whether there must be an input.
+        may_lack: ``input`` where there need not be one, ``output`` likewise.
     """
     is_complete = not report.diagnostics  # else the backend has not completed it
     kinds: tuple[tuple[str, Sequence[ModelInput | ModelOutput]], ...] = (
@@ -190,7 +190,7 @@ def check_tensors(config: ModelConfig, report: ConfigReport, *, needs_inputs: bo
         ("output", config.output),
     )
     for kind, tensors in kinds:
-        if not tensors and is_complete and (needs_inputs or kind == "output"):
+        if not tensors and is_complete and kind not in may_lack:
             report.error(
                 "", f"model must have at least one {kind}; backend '{config.backend}' does not name them, so declare it"
             )

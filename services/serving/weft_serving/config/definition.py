@@ -7,8 +7,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from weft_common.core import ParameterValue
-from weft_common.errors import InternalError, InvalidArgumentError, UnavailableError, UnsupportedError, WeftError
+from weft_common.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
 from weft_common.observing.logs import get_logger
 from weft_common.signature import COLLECTS_PARAMETER, ModelSignature
 from weft_common.text.pbtxt import parse
@@ -28,7 +27,8 @@ from weft_serving.config import checks, scheduling
 from weft_serving.config.batching import LAYOUT_PARAMETERS, batch_layout
 from weft_serving.config.execution import EXECUTION, INLINE, PROCESS, check_execution, execution_of
 from weft_serving.config.labels import read_labels
-from weft_serving.config.placement import place_instances
+from weft_serving.config.override import parse_override
+from weft_serving.config.placement import MAX_INSTANCES, place_instances
 from weft_serving.config.report import ConfigReport
 from weft_serving.config.sequence_inputs import drop_added, sequence_inputs
 from weft_serving.config.versions import select_versions
@@ -67,6 +67,7 @@ def define_model(
     *,
     num_gpus: int,
     override: str | None = None,
+    max_override_instances: int = MAX_INSTANCES,
     caller: ModelCaller | None = None,
     metrics: MetricSink | None = None,
     control: RepositoryControl | None = None,
@@ -79,7 +80,8 @@ def define_model(
         versions: Numbers of the version folders.
         backends: By name; reading a value may import it.
         num_gpus: CUDA devices of this process.
-        override: A whole configuration as JSON, in place of ``config.pbtxt``.
+        override: A configuration as JSON, in place of ``config.pbtxt``.
+        max_override_instances: Limit of the instances that ``override`` may ask for.
         caller: Calls other models for this one.
         metrics: Keeps the metrics of the model.
         control: Loads and unloads other models for this one.
@@ -100,7 +102,7 @@ def define_model(
             drop_added(config, declared)
             checks.check_declared(config, directory.name, backends, report)
     backend = _imported(backends, config.backend) if config.backend in backends else Backend
-    checks.check_tensors(config, report, needs_inputs=backend.needs_inputs)
+    checks.check_tensors(config, report, may_lack=backend.may_lack)
     settings = scheduling.scheduler_settings(config, report)
     samples = warmup_samples(config, directory, report)
     labels = {version: read_labels(config, directory, version, report) for version in selected}
@@ -110,6 +112,7 @@ def define_model(
         num_gpus=num_gpus,
         can_use_gpu=backend.can_use_gpu,
         is_inline=execution == INLINE,
+        max_instances=MAX_INSTANCES if override is None else min(max_override_instances, MAX_INSTANCES),
         report=report,
     )
     check_execution(config, settings, backend.execution_modes, report)
@@ -159,10 +162,7 @@ def define_model(
 def _read(directory: Path, override: str | None) -> tuple[ModelConfig, ConfigReport]:
     """The configuration as written, and a report with the positions of its fields."""
     if override is not None:
-        try:
-            return json_format.Parse(override, ModelConfig()), ConfigReport("config parameter")
-        except (json_format.ParseError, RecursionError) as error:
-            raise InvalidArgumentError(f"parameter 'config' is not a model configuration in JSON: {error}") from None
+        return parse_override(override), ConfigReport("config parameter")
     path = directory / CONFIG_FILENAME
     try:
         text = path.read_bytes()
@@ -201,21 +201,3 @@ def _complete(config: ModelConfig, backend: type[Backend], directory: Path) -> M
 
 def _to_json(config: ModelConfig) -> dict[str, Any]:
     return json_format.MessageToDict(config, preserving_proto_field_name=True)
-
-
-def config_override(name: str, parameters: Mapping[str, ParameterValue | bytes]) -> str | None:
-    """The configuration in the parameters of a load, in place of ``config.pbtxt``. Raises for other parameters."""
-    for key in parameters:
-        if key.startswith("file:"):
-            raise UnsupportedError(
-                f"failed to load '{name}': parameter '{key}' is not supported by this version: a restart would not "
-                "have the file; put the file into the repository"
-            )
-        if key != "config":
-            raise InvalidArgumentError(f"failed to load '{name}': unknown parameter '{key}'; a load takes 'config'")
-    config = parameters.get("config")
-    if config is not None and not isinstance(config, str):
-        raise InvalidArgumentError(
-            f"failed to load '{name}': parameter 'config' must be a string, a configuration in JSON"
-        )
-    return config

@@ -32,7 +32,13 @@ def count_gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path
 
 
 def place_instances(
-    config: ModelConfig, *, num_gpus: int, can_use_gpu: bool, is_inline: bool = False, report: ConfigReport
+    config: ModelConfig,
+    *,
+    num_gpus: int,
+    can_use_gpu: bool,
+    is_inline: bool = False,
+    max_instances: int = MAX_INSTANCES,
+    report: ConfigReport,
 ) -> tuple[InstanceContext, ...]:
     """One context for each instance of ``instance_group``; without a group, one, or one per GPU.
 
@@ -44,6 +50,7 @@ def place_instances(
         num_gpus: CUDA devices of this process.
         can_use_gpu: Whether the backend runs on a GPU.
         is_inline: Whether the instances execute on the event loop.
+        max_instances: Limit of all groups together.
         report: Receives the faults.
     """
     if not config.instance_group:
@@ -79,9 +86,9 @@ def place_instances(
         limit = rate_limit(f"{path}.rate_limiter", group, report)
         places = [("GPU", gpu) for gpu in group.gpus] or [("CPU", 0)]
         num_instances = len(instances) + len(places) * group.count
-        if num_instances > MAX_INSTANCES:
+        if num_instances > max_instances:
             report.error(
-                f"{path}.count", f"the groups make {num_instances} instances; at most {MAX_INSTANCES} are allowed"
+                f"{path}.count", f"the groups make {num_instances} instances; at most {max_instances} are allowed"
             )
             break
         instances += [

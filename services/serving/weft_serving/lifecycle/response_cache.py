@@ -22,9 +22,9 @@ _MANY_BYTES = 1 << 18
 class CachedModel:
     """Answers equal requests of a model from a cache.
 
-    Requests are equal when version, inputs (with datatype and shape), requested outputs and parameters are, but for
-    priority and timeout; those that arrive together are executed once. Errors are not cached. A new load of the model
-    starts with an empty cache.
+    Requests are equal when version, inputs (with datatype and shape), requested outputs in any order and parameters
+    are, but for priority and timeout; those that arrive together are executed once. Errors are not cached. A new load
+    of the model starts with an empty cache.
 
     Args:
         served: The model; not decoupled.
@@ -70,7 +70,8 @@ class CachedModel:
         else:
             self.statistics.cache_miss.add(looked_ns - start_ns)
         names = self._names(call)
-        outputs = {name: tensor for name, tensor in zip(names, answer.outputs, strict=True) if tensor is not None}
+        found = dict(zip(sorted(names), answer.outputs, strict=True))
+        outputs = {name: tensor for name in names if (tensor := found[name]) is not None}
         signature = self.signature
         return InferResult(signature.name, signature.version, call.request_id, answer.parameters, outputs)
 
@@ -90,12 +91,12 @@ class CachedModel:
         known = [(name, call.inputs.get(name)) for name in self._input_names]
         others = sorted(call.inputs.keys() - set(self._input_names))  # of a request that will be refused
         parameters = sorted((key, value) for key, value in call.parameters.items() if key not in _SCHEDULING)
-        base = cache_key_base(self._subject, self._names(call))
+        base = cache_key_base(self._subject, sorted(self._names(call)))
         return cache_key(base, known, repr((parameters, others)))
 
     async def _made(self, call: InferCall, context: CallContext) -> CachedResponse:
         result = await self._served.infer(call, context)
-        return CachedResponse(tuple(map(result.outputs.get, self._names(call))), result.parameters)
+        return CachedResponse(tuple(map(result.outputs.get, sorted(self._names(call)))), result.parameters)
 
     def _count_hit(self, call: InferCall, context: CallContext, start_ns: int) -> None:
         """Count a success without an execution, as Triton Inference Server does."""

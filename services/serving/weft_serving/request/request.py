@@ -3,10 +3,10 @@
 import threading
 import time
 from asyncio import Future
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft_common.core import CallContext, InferCall, InferResult, Parameters
 from weft_common.errors import WeftError
@@ -19,6 +19,20 @@ if TYPE_CHECKING:
 
 #: Guards the lists of callbacks, which are rare.
 _callbacks_lock = threading.Lock()
+
+
+class Work(NamedTuple):
+    """What a backend says of its work on one request, for its span.
+
+    Attributes:
+        name: Of the span.
+        attributes: Of the span.
+        events: By name with the time, ``time.monotonic_ns``, and attributes.
+    """
+
+    name: str
+    attributes: Mapping[str, Any]
+    events: Sequence[tuple[str, int, Mapping[str, Any]]] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +62,7 @@ class InferenceRequest:
         stream: Takes the responses of a decoupled model; None for others, and once it is closed.
         is_collected: The model is decoupled, and one response with everything is wanted.
         turn: Its place in its stateful sequence; None where the model has no ``sequence_batching``.
+        describe: Set by a backend that has more to say of its work than how long it took; called at the request's end.
     """
 
     call: InferCall
@@ -69,6 +84,7 @@ class InferenceRequest:
     stream: "ResponseStream | None" = None
     is_collected: bool = False
     turn: "Turn | None" = None
+    describe: Callable[[], Work] | None = None
     _arrays: dict[str, Array] = field(default_factory=dict)
     _on_cancel: list[Callable[[], None]] | None = None
 

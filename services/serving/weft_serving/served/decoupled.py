@@ -7,10 +7,12 @@ from functools import partial
 
 from weft_common.core import InferResult
 from weft_common.errors import DeadlineExceededError, InternalError, WeftError
+from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
 from weft_common.signature import ModelSignature
 from weft_serving.request.request import InferenceRequest, InferenceResponse
 from weft_serving.request.stream import ResponseStream
+from weft_serving.served import spans
 from weft_serving.served.execution import BatchExecution
 from weft_serving.served.outputs import OutputEncoder
 from weft_serving.served.recorder import Recorder
@@ -116,7 +118,11 @@ class DecoupledRequests:
         if timer is not None:
             timer.cancel()
         outcome, stream = answer.result(), request.stream
-        request.stream = None  # they refer to each other; reader and sender hold the stream
+        if telemetry.is_enabled():
+            failure = outcome if isinstance(outcome, WeftError) else None
+            num_responses = 0 if stream is None else stream.num_sent
+            spans.record_stream(self._signature.name, request, num_responses, failure)
+        request.stream = request.describe = None  # they refer to each other; reader and sender hold the stream
         if stream is not None and isinstance(outcome, WeftError):
             if not stream.has_last:
                 self._recorder.dropped(stream.num_sent, stream.last_ns, time.monotonic_ns())

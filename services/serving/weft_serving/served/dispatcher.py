@@ -228,12 +228,15 @@ class Dispatcher:
             self._overruns.add(duration_ns, execution.end_ns)
         if self._slots is None:  # else the requests still run
             self.retry_after.measured(len(requests), duration_ns)
-        if not execution.has_failed:
+        if execution.num_rows:
             self.recorder.executed(execution)
+        if not execution.has_failed:
             self.times.add(execution.num_rows, duration_ns, execution.end_ns)
         self.answers.deliver(execution)
         if telemetry.is_enabled():
-            spans.record_execution(self._signature.name, instance.name, execution)
+            spans.record_execution(
+                self._signature.name, instance.name, execution, is_decoupled=self._signature.is_decoupled
+            )
 
     def _on_stream_end(self, request: InferenceRequest) -> None:
         """A request of a decoupled model has ended: free its slot, if it had one."""

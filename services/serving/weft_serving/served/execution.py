@@ -24,7 +24,7 @@ class BatchExecution:
     Attributes:
         requests: Members that were run, in batch order; those cancelled before are not among them.
         answers: One for each member; None for one that is executed again.
-        num_rows: Sum of the members' batch sizes.
+        num_rows: Sum of the members' batch sizes, and of the rows between them; 0 where no backend has run them.
         start_ns: The instance started the batch.
         infer_start_ns: Inputs were ready.
         infer_end_ns: The model had run.

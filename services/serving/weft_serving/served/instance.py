@@ -262,10 +262,8 @@ class Instance:
         if requests:
             error = UnavailableError(f"instance {self.name} of model '{self._model.signature.name}' is lost")
             answers: list[InferResult | WeftError | None] = [error.with_message(error.message) for _ in members]
-            num_rows, now_ns = sum(member.num_rows for member in members), time.monotonic_ns()
-            self._on_loop(
-                self._end_execution, BatchExecution(members, answers, num_rows, now_ns, now_ns, now_ns, now_ns)
-            )
+            now_ns = time.monotonic_ns()
+            self._on_loop(self._end_execution, BatchExecution(members, answers, 0, now_ns, now_ns, now_ns, now_ns))
 
     def _on_loop(self, function: Callable[..., None], *args: Any) -> None:
         """Call ``function`` on the event loop, unless that is closed: then nobody waits any longer."""

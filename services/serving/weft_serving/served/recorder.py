@@ -43,7 +43,7 @@ class Recorder:
         self._histograms: dict[int, _Histograms] = {}  # by level: request, queue, compute
 
     def executed(self, execution: BatchExecution) -> None:
-        """Count a batch that answered at least one member."""
+        """Count a batch that was executed, with or without success."""
         statistics = self._statistics
         statistics.execution_count += 1
         statistics.last_inference_ms = time.time_ns() // 1_000_000
@@ -102,14 +102,15 @@ class Recorder:
         """Count a response of a decoupled model; the one before it was sent at ``before_ns``."""
         response = self._response(number)
         infer_ns = sent.sent_ns - max(before_ns, request.start_ns)
-        if isinstance(sent.answer, WeftError) or sent.answer.error is not None:
-            response.fail.add(infer_ns + sent.encode_ns)
-        elif sent.answer.is_null:
+        response.compute_infer.add(infer_ns)
+        if not isinstance(sent.answer, WeftError) and sent.answer.error is None and sent.answer.is_null:
             response.empty_response.add(infer_ns)
-        else:
-            response.compute_infer.add(infer_ns)
-            response.compute_output.add(sent.encode_ns)
-            response.success.add(infer_ns + sent.encode_ns)
+            return
+        response.compute_output.add(sent.encode_ns)
+        whole = (
+            response.fail if isinstance(sent.answer, WeftError) or sent.answer.error is not None else response.success
+        )
+        whole.add(infer_ns + sent.encode_ns)
 
     def dropped(self, number: int, since_ns: int, now_ns: int) -> None:
         """Count a response of a decoupled model whose caller has left."""

@@ -61,7 +61,9 @@ def _page(address: str, tls: ssl.SSLContext | None) -> Page:
         samples: defaultdict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                samples[sample.name].append((sample.labels, sample.value))
+                # The parser adds the suffix to counters that have none, as those of Triton Inference Server.
+                name = sample.name.removesuffix("_total") if sample.name.startswith("nv_") else sample.name
+                samples[name].append((sample.labels, sample.value))
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         return Page(time.monotonic(), error=getattr(reason, "strerror", None) or str(reason) or type(error).__name__)

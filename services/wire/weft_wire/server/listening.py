@@ -5,7 +5,8 @@ import os
 import socket
 from urllib.parse import unquote
 
-_BACKLOG = 4096
+#: Connections that wait to be accepted; event loops have 100, also for a socket that listens with more already.
+BACKLOG = 4096
 
 
 def listen(address: str, *, shares_ports: bool) -> list[socket.socket]:
@@ -52,7 +53,7 @@ def _bound(
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(not is_only))
         bound.bind(target)
-        bound.listen(_BACKLOG)
+        bound.listen(BACKLOG)
         bound.setblocking(False)
     except OSError as error:
         bound.close()

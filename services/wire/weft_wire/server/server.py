@@ -13,7 +13,7 @@ from weft_wire.errors import Http2ConnectionError
 from weft_wire.rpc.status import CallError
 from weft_wire.rpc.unreadable import UnreadableRequests
 from weft_wire.server.call import ServerCall
-from weft_wire.server.listening import listen
+from weft_wire.server.listening import BACKLOG, listen
 from weft_wire.server.methods import CallDetails, Methods
 from weft_wire.server.options import ServerOptions
 from weft_wire.server.protocol import ServerProtocol
@@ -107,7 +107,7 @@ class Server(grpc.aio.Server):
     async def start(self) -> None:
         """Accept connections."""
         for bound, context in self._sockets:
-            options: dict[str, Any] = {"sock": bound, "ssl": context}
+            options: dict[str, Any] = {"sock": bound, "ssl": context, "backlog": BACKLOG}
             if context is not None:
                 options["ssl_handshake_timeout"] = self.options.handshake_timeout_s
                 options["ssl_shutdown_timeout"] = _CLOSE_TIMEOUT_S

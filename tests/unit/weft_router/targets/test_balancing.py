@@ -8,6 +8,7 @@ import pytest
 
 from weft_router.targets.balancing.least_outstanding import LeastOutstanding
 from weft_router.targets.balancing.least_response_time import LeastResponseTime
+from weft_router.targets.balancing.round_robin import RoundRobin
 from weft_router.targets.balancing.rule import ResponseTime
 from weft_router.targets.balancing.sticky import Sticky, rendezvous_first
 
@@ -52,6 +53,13 @@ def test_two_choices_keep_the_longest_line_short() -> None:
     for _ in range(1000):
         rule.pick(replicas, "").num_inflight += 1
     assert max(replica.num_inflight for replica in replicas) <= 104
+
+
+def test_replicas_take_turns() -> None:
+    """Each is chosen as often as the others, also while some are left out."""
+    rule, replicas = RoundRobin(random.Random(3)), several(3)
+    assert {4} == set(Counter(rule.pick(replicas, "").address for _ in range(12)).values())
+    assert {6} == set(Counter(rule.pick(replicas[1:], "").address for _ in range(12)).values())
 
 
 @pytest.mark.parametrize("rule", [LeastOutstanding, LeastResponseTime])

@@ -305,12 +305,29 @@ async def test_a_replica_that_loses_calls_is_ejected(fleet: Fleet, caplog: pytes
         assert 5 == num_failed
         ejected = [one.address for one in target.replicas if target.is_ejected(one)]
         assert ["a:1"] == ejected
-        assert ["replica a:1 of target 'model' is ejected for 5 s"] == caplog.messages
+        assert ["replica a:1 of target 'model' is ejected for 1 s"] == caplog.messages
         fleet.now_ns += 5_000_000_001
         del fleet.fakes["a:1"].answers["m"]
         for _ in range(20):
             await infer(target)
         assert fleet.calls()["a:1"] > 5
+
+
+@pytest.mark.parametrize("policy", ["least_outstanding", "round_robin"])
+async def test_a_replica_that_fails_at_once_is_ejected_and_counted(fleet: Fleet, policy: str) -> None:
+    """INTERNAL, which is soon answered and so draws calls: after a few of them, whoever chooses."""
+    async with replicated(fleet, policy) as target:
+        for _ in range(40):
+            await infer(target)
+        fleet.fakes["a:1"].answers["m"] = _raise(lambda: RemoteError("INTERNAL", "broken"))
+        num_failed = 0
+        for _ in range(200):
+            with contextlib.suppress(RemoteError):
+                await infer(target)
+                continue
+            num_failed += 1
+        assert 0 < num_failed <= 20
+        assert [1, 0] == [one.record.num_ejected for one in target.replicas]
 
 
 async def test_a_new_process_at_the_address_is_called_at_once(fleet: Fleet) -> None:
@@ -561,7 +578,7 @@ async def test_sticky_calls_of_one_key_stay_together() -> None:
 async def test_grpc_chooses_where_its_policy_is_asked_for(fleet: Fleet) -> None:
     """As long as every healthy replica has the model; else the router chooses among those that have it."""
     by_grpc = FakeTarget("grpc")
-    async with replicated(fleet, "round_robin", by_grpc) as target:
+    async with replicated(fleet, "weighted_round_robin", by_grpc) as target:
         await infer(target)
         assert (1, {}) == (len(by_grpc.calls), fleet.calls())
         fleet.fakes["a:1"].models = []

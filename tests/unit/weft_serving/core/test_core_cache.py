@@ -6,9 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft_common.core import CallContext, InferCall, RequestedOutput
+from weft_common.caching.coalescing_cache import CoalescingCache
+from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft_common.errors import InvalidArgumentError
+from weft_common.signature import ModelSignature, TensorSpec
+from weft_common.statistics import ModelStatistics
 from weft_common.tensors import decode, encode
+from weft_serving.lifecycle.response_cache import CachedModel
 from weft_serving.lifecycle.warm_pool import WarmLimits
 
 CACHED = "response_cache { enable: true }"
@@ -67,6 +71,34 @@ async def test_what_does_not_tell_requests_apart(repository: Any) -> None:
     await infer(core, priority=3, timeout=10_000_000)
     await infer(core, outputs=("Y",))
     assert 2 == counts(core)[2]
+
+
+class TwoOutputs:
+    """Answers what is asked for; `num_calls` counts."""
+
+    def __init__(self) -> None:
+        specs = [TensorSpec(name, "FP32", (1,)) for name in ("Z", "Y")]
+        self.signature = ModelSignature("m", "1", "", 0, (), tuple(specs))
+        self.statistics = ModelStatistics("m", "1")
+        self.num_calls = 0
+
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        self.num_calls += 1
+        names = [output.name for output in call.outputs] or ["Z", "Y"]
+        return InferResult("m", "1", outputs={name: encode(np.array([ord(name)], np.float32)) for name in names})
+
+
+async def test_the_order_of_outputs_does_not_tell_requests_apart() -> None:
+    """Each gets its own order."""
+    served: Any = TwoOutputs()
+    model = CachedModel(served, CoalescingCache(1 << 20, 0, lambda: 0), lambda priority: 0)
+    for names in (("Y", "Z"), ("Z", "Y"), (), ("Y", "Z")):
+        result = await model.infer(call(outputs=names), CallContext())
+        assert list(names or ("Z", "Y")) == list(result.outputs)
+        assert [ord(name) for name in result.outputs] == [float(decode(t)[0]) for t in result.outputs.values()]
+    assert (1, 3) == (served.num_calls, served.statistics.cache_hit.count)
+    await model.infer(call(outputs=("Y",)), CallContext())
+    assert 2 == served.num_calls
 
 
 async def test_equal_requests_at_once_share_one_execution(repository: Any, gate: Any) -> None:

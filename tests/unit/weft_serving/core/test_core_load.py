@@ -69,7 +69,7 @@ async def test_load_of_what_is_not_in_the_repository(repository: Any) -> None:
 
 
 async def test_configuration_by_parameter(repository: Any) -> None:
-    """``config`` replaces the file for this load only."""
+    """``config`` replaces the file until the model is unloaded; one that cannot be loaded changes nothing."""
     repository.write("m", {1: 1, 2: 2})
     core = await repository.serve(load_models=[])
     tensor = {"data_type": "TYPE_FP32", "dims": [2]}
@@ -78,9 +78,32 @@ async def test_configuration_by_parameter(repository: Any) -> None:
     await core.load("m", {"config": json.dumps(config)})
     assert core.config("m", "").max_batch_size == 4
     assert await repository.infer(core) == 1
+    with pytest.raises(InvalidArgumentError):
+        await core.load("m", {"config": json.dumps(config | {"backend": "absent"})})
+    await core.load("m", {})
+    assert core.config("m", "").max_batch_size == 4
+    assert await repository.infer(core) == 1
+    await core.unload("m", unload_dependents=False)
     await core.load("m", {})
     assert core.config("m", "").max_batch_size == 8
     assert await repository.infer(core) == 2
+
+
+async def test_configuration_by_parameter_starts_so_many_instances(repository: Any) -> None:
+    """What a client may start is bounded apart from what the operator's file may."""
+    repository.write("m", {1: 1}, repository.CONFIG + "instance_group { count: 3 }")
+    core = await repository.serve(max_instances=2)
+    tensor = {"data_type": "TYPE_FP32", "dims": [2]}
+    config = {
+        "backend": "add",
+        "max_batch_size": 8,
+        "input": {"name": "X", **tensor},
+        "output": {"name": "Y", **tensor},
+    }
+    await core.load("m", {"config": json.dumps(config | {"instance_group": {"count": 2}})})
+    for groups in ({"count": 3}, [{"count": 2}, {"count": 1}]):
+        with pytest.raises(InvalidArgumentError, match="the groups make 3 instances; at most 2 are allowed"):
+            await core.load("m", {"config": json.dumps(config | {"instance_group": groups})})
 
 
 @pytest.mark.parametrize(

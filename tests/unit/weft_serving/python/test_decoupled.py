@@ -361,8 +361,32 @@ async def test_statistics_add_up(serve_python):
     assert responses <= statistics.compute_infer.total_ns
     counts = {n: (r.success.count, r.empty_response.count, r.fail.count) for n, r in statistics.responses.items()}
     assert {0: (2, 1, 0), 1: (2, 0, 0), 2: (1, 1, 0), 3: (0, 1, 0)} == counts
-    assert all(r.success.total_ns == r.compute_infer.total_ns + r.compute_output.total_ns
+    computed = [(r.compute_infer.count, r.compute_output.count) for _, r in sorted(statistics.responses.items())]
+    assert [(3, 2), (2, 2), (2, 1), (1, 0)] == computed
+    assert all(r.success.total_ns + r.empty_response.total_ns == r.compute_infer.total_ns + r.compute_output.total_ns
                for r in statistics.responses.values())  # fmt: skip
+
+
+async def test_failed_response_counts_as_computed(serve_python):
+    """As in Triton Inference Server: it took the model its time."""
+
+    def execute(requests, pb_utils):
+        sender = requests[0].get_response_sender()
+        sender.send(response(pb_utils, 1))
+        sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("no")), FINAL)
+
+    model = await serve_python(execute)
+    with pytest.raises(InternalError, match="no"):
+        await values(model, call())
+    first, second = (model.statistics.responses[number] for number in range(2))
+    assert (1, 1, 1, 0) == (
+        first.compute_infer.count,
+        first.compute_output.count,
+        first.success.count,
+        first.fail.count,
+    )
+    assert (1, 0, 1) == (second.compute_infer.count, second.success.count, second.fail.count)
+    assert second.fail.total_ns == second.compute_infer.total_ns + second.compute_output.total_ns
 
 
 async def test_stop_waits_for_streams(serve_python):

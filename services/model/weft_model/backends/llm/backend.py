@@ -45,8 +45,9 @@ class LlmBackend(Backend):
         load_format: ``safetensors``, or ``dummy``: random weights, for benchmarks. Default safetensors.
 
     Request parameters: ``priority`` and ``timeout``; ``cache_salt``: requests share cached prefixes only if it is
-    equal; ``add_special_tokens``: false for a ``text_input`` that has them already; and, without the input
-    ``sampling_parameters``, sampling parameters by name.
+    equal; ``add_special_tokens``: false for a ``text_input`` that has them already; ``parse_special_tokens``: whether
+    special tokens in a ``text_input`` are special, by default those of one that has them already; and, without the
+    input ``sampling_parameters``, sampling parameters by name.
     """
 
     auto_complete = staticmethod(tensors.complete)  # type: ignore[assignment]  # mypy takes the base's for a method

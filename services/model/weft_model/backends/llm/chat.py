@@ -8,10 +8,12 @@ from weft_common.errors import InvalidArgumentError
 
 CHAT_TEMPLATE = "chat_template"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+#: Texts of all special tokens, a JSON list, which clients keep out of what users write.
+ALL_SPECIAL_TOKENS = "special_tokens"
 #: Names of these parameters. The engine does not read them.
-PARAMETERS = (CHAT_TEMPLATE, *SPECIAL_TOKENS)
+PARAMETERS = (CHAT_TEMPLATE, ALL_SPECIAL_TOKENS, *SPECIAL_TOKENS)
 
-_CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+_CONFIG, _TEMPLATE, _TOKENIZER = "tokenizer_config.json", "chat_template.jinja", "tokenizer.json"
 #: Name of the default among several templates.
 _DEFAULT = "default"
 
@@ -28,18 +30,28 @@ def chat_parameters(directory: Path) -> dict[str, str]:
     Raises:
         InvalidArgumentError: A file cannot be read, or the configuration is not a JSON object.
     """
-    config: Any = {}
-    text = _read(directory / _CONFIG)
-    if text is not None:
-        try:
-            config = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidArgumentError(f"{directory / _CONFIG} is no JSON: {error}") from None
-        if not isinstance(config, dict):
-            raise InvalidArgumentError(f"{directory / _CONFIG} must be a JSON object, got {type(config).__name__}")
+    config = _object(directory / _CONFIG)
     said = {name: _text_of(config.get(name)) for name in SPECIAL_TOKENS}
     said[CHAT_TEMPLATE] = _read(directory / _TEMPLATE) or _template_of(config.get(CHAT_TEMPLATE))
+    added = _object(directory / _TOKENIZER).get("added_tokens")
+    tokens = [one for one in added if isinstance(one, dict)] if isinstance(added, list) else []
+    if special := [one["content"] for one in tokens if one.get("special") and isinstance(one.get("content"), str)]:
+        said[ALL_SPECIAL_TOKENS] = json.dumps(special, ensure_ascii=False)
     return {name: value for name, value in said.items() if value is not None}
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty without the file. Raises InvalidArgumentError."""
+    text = _read(path)
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"{path} is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidArgumentError(f"{path} must be a JSON object, got {type(value).__name__}")
+    return value
 
 
 def _read(path: Path) -> str | None:

@@ -1,7 +1,8 @@
 """Response assembly for one request; runs on the output thread."""
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,12 +14,16 @@ from weft_model.backends.llm.choice import ChoiceOutput
 from weft_model.backends.llm.generation_request import GenerationRequest
 from weft_model.backends.llm.text import TextCodec
 from weft_model.llm.request import Delta
-from weft_serving.request.request import InferenceRequest, InferenceResponse
+from weft_serving.request.request import InferenceRequest, InferenceResponse, Work
 
 #: Most responses of one request that its client has not read; further tokens accumulate for the next response.
 MAX_RESPONSES_IN_FLIGHT = 4
 #: Prompt tokens that serve as context for detokenization.
 _NUM_CONTEXT_IDS = 64
+#: Of OpenTelemetry's conventions for generative AI.
+_OPERATION = "text_completion"
+#: Most responses that are events of the generation's span.
+_MAX_EVENTS = 100
 
 
 class ResponseSink(Protocol):
@@ -66,7 +71,10 @@ class Generation:
         self._echo = generation_request.echo
         self._num_in_flight = 0
         self._num_cached_tokens = self._num_tokens = self._first_token_ns = 0
+        #: Time and tokens so far of the latest responses.
+        self._responses: deque[tuple[int, int]] = deque(maxlen=_MAX_EVENTS)
         self._is_done = False
+        request.describe = self.describe
 
     def add(self, delta: Delta) -> None:
         """Process new tokens or an error from the engine."""
@@ -103,6 +111,7 @@ class Generation:
             self._end(None)
         elif self._may_send():
             self._num_in_flight += 1
+            self._responses.append((time.monotonic_ns(), self._num_tokens))
             self._sink.deliver(self._response(), is_final=False)
 
     def _start(self) -> None:
@@ -126,19 +135,42 @@ class Generation:
         self._is_done = True
         self._sink.deliver(response, is_final=True)
         self._on_done()
-        self._trace(error)
 
-    def _trace(self, error: WeftError | None) -> None:
-        from weft_common.observing import telemetry  # noqa: PLC0415  # imports gRPC, which checking a repository does not need
-        from weft_serving.served import spans  # noqa: PLC0415  # same
-
-        if telemetry.is_enabled():
-            numbers = {
-                "weft.num_input_tokens": len(self._generation_request.prompt_ids),
-                "weft.num_cached_tokens": self._num_cached_tokens,
-                "weft.num_output_tokens": self._num_tokens,
-            }
-            spans.record_generation(self._request, numbers, self._first_token_ns, error)
+    def describe(self) -> Work:
+        """What there is to say of the generation, as far as it has come; on any thread."""
+        params = self._generation_request.params
+        choices = self._choices
+        attributes: dict[str, Any] = {
+            "gen_ai.operation.name": _OPERATION,
+            "gen_ai.provider.name": "weft",
+            "gen_ai.request.model": self._request.call.model_name,
+            "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.usage.input_tokens": len(self._generation_request.prompt_ids),
+            "gen_ai.usage.output_tokens": self._num_tokens,
+            "gen_ai.usage.cache_read.input_tokens": self._num_cached_tokens,
+            "gen_ai.response.model": self._request.call.model_name,
+            "gen_ai.response.finish_reasons": [choice.finish_reason for choice in choices if choice.finish_reason],
+            "weft.priority": self._request.priority,
+        }
+        for name, value, default in (
+            ("choice.count", params.n, 1),
+            ("top_k", params.top_k, 0),
+            ("frequency_penalty", params.frequency_penalty, 0.0),
+            ("presence_penalty", params.presence_penalty, 0.0),
+            ("seed", params.seed, None),
+            ("stop_sequences", list(params.stop), []),
+        ):
+            if value != default:
+                attributes[f"gen_ai.request.{name}"] = value
+        if self._request.call.request_id:
+            attributes["gen_ai.response.id"] = self._request.call.request_id
+        events: list[tuple[str, int, Mapping[str, Any]]] = []
+        if self._first_token_ns:
+            events.append(("first_token", self._first_token_ns, {}))
+        events += [("response", at_ns, {"gen_ai.usage.output_tokens": num}) for at_ns, num in tuple(self._responses)]
+        return Work(f"{_OPERATION} {self._request.call.model_name}", attributes, events)
 
     def _response(self) -> InferenceResponse:
         outputs = {name: self._output(name) for name in self._generation_request.outputs}

@@ -15,7 +15,8 @@ from weft_model.backends.llm.text import TextCodec
 from weft_model.llm.sampling_params import SamplingParams
 from weft_serving.request.request import InferenceRequest
 
-_SALT, _ADDS_SPECIAL_TOKENS = "cache_salt", "add_special_tokens"
+_SALT = "cache_salt"
+_ADDS_SPECIAL_TOKENS, _PARSES_SPECIAL_TOKENS = "add_special_tokens", "parse_special_tokens"
 _MAX_SALT_CHARS = 1024
 _SAMPLING_NAMES = frozenset(field.name for field in fields(SamplingParams))
 
@@ -95,11 +96,12 @@ class RequestReader:
                 f"input '{tensors.TEXT_INPUT}' needs a tokenizer, and the model's folder has no tokenizer.json; send "
                 f"token ids as '{tensors.INPUT_IDS}'"
             )
-        adds = request.call.parameters.get(_ADDS_SPECIAL_TOKENS, True)
-        if not isinstance(adds, bool):
-            raise InvalidArgumentError(f"parameter '{_ADDS_SPECIAL_TOKENS}' must be true or false, got {adds!r:.80}")
+        parameters = request.call.parameters
+        adds = _boolean(parameters, _ADDS_SPECIAL_TOKENS, True)
+        # A text that has the special tokens already means them, unless it is said otherwise.
+        parses = _boolean(parameters, _PARSES_SPECIAL_TOKENS, not adds)
         text = request.array(tensors.TEXT_INPUT)[0]
-        return self._codec.ids(text, tensors.TEXT_INPUT, adds_special_tokens=adds)
+        return self._codec.ids(text, tensors.TEXT_INPUT, adds_special_tokens=adds, parses_special_tokens=parses)
 
     def _outputs(self, request: InferenceRequest) -> frozenset[str]:
         requested = {output.name for output in request.call.outputs}
@@ -148,6 +150,13 @@ def _sampling_json(request: InferenceRequest) -> str:
 
 def _flag(request: InferenceRequest, name: str, default: bool) -> bool:
     return bool(request.array(name)[0]) if name in request.call.inputs else default
+
+
+def _boolean(parameters: Mapping[str, ParameterValue], name: str, default: bool) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"parameter '{name}' must be true or false, got {value!r:.80}")
+    return value
 
 
 def _salt(parameters: Mapping[str, ParameterValue]) -> bytes:

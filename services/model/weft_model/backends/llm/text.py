@@ -1,7 +1,8 @@
 """Tokenizer of a model: text to token ids and back."""
 
 import os
-from functools import lru_cache
+import re
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +54,8 @@ class TextCodec:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._max_text_bytes = max_text_bytes
+        special = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+        self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
         self.detokenizer = Detokenizer(self._tokenizer)
         self.shown_token = lru_cache(_NUM_CACHED_TEXTS)(self._shown_token)
 
@@ -62,13 +65,16 @@ class TextCodec:
         path = directory / _FILENAME
         return cls(path, max_text_bytes) if path.is_file() else None
 
-    def ids(self, text: bytes, name: str, *, adds_special_tokens: bool) -> tuple[str, npt.NDArray[np.int32]]:
+    def ids(
+        self, text: bytes, name: str, *, adds_special_tokens: bool, parses_special_tokens: bool
+    ) -> tuple[str, npt.NDArray[np.int32]]:
         """Decode and tokenize UTF-8 text.
 
         Args:
             text: UTF-8.
             name: Name of the input, for errors.
             adds_special_tokens: Whether to add tokens such as ``<s>``, as the tokenizer defines.
+            parses_special_tokens: Whether a special token in the text is one; else it is text like any other.
 
         Returns:
             The decoded text and its token ids.
@@ -89,10 +95,19 @@ class TextCodec:
                 "token ids as 'input_ids'"
             ) from None
         try:
-            encoding = self._tokenizer.encode(decoded, add_special_tokens=adds_special_tokens)
+            has_tokens = not parses_special_tokens and self._special.search(decoded) is not None
+            tokenizer = self._plain if has_tokens else self._tokenizer
+            encoding = tokenizer.encode(decoded, add_special_tokens=adds_special_tokens)
         except Exception as error:  # tokenizers raises nothing more specific
             raise InvalidArgumentError(f"input '{name}': the tokenizer refuses the text: {error}") from None
         return decoded, np.array(encoding.ids, np.int32)
+
+    @cached_property
+    def _plain(self) -> Any:
+        """The tokenizer for which special tokens in a text are text; made for the first text that has one."""
+        plain = self._tokenizer.from_str(self._tokenizer.to_str())
+        plain.encode_special_tokens = True
+        return plain
 
     def text(self, ids: npt.NDArray[np.int32]) -> str:
         """Detokenize ids, without special tokens."""

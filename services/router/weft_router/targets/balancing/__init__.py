@@ -1,8 +1,9 @@
 """Balancing policies: how calls are spread over the replicas of a target. One module each; gRPC's own share one."""
 
-from weft_router.targets.balancing.grpc_policies import ROUND_ROBIN, WEIGHTED_ROUND_ROBIN
+from weft_router.targets.balancing.grpc_policies import WEIGHTED_ROUND_ROBIN
 from weft_router.targets.balancing.least_outstanding import LEAST_OUTSTANDING
 from weft_router.targets.balancing.least_response_time import LEAST_RESPONSE_TIME
+from weft_router.targets.balancing.round_robin import ROUND_ROBIN
 from weft_router.targets.balancing.rule import PolicyType
 from weft_router.targets.balancing.sticky import STICKY
 

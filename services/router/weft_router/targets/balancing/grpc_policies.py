@@ -2,7 +2,6 @@
 
 from weft_router.targets.balancing.rule import PolicyType
 
-ROUND_ROBIN = PolicyType("round_robin", grpc_config={})
 #: Weights come from load reports out of band, which cost no call anything.
 WEIGHTED_ROUND_ROBIN = PolicyType(
     "weighted_round_robin",

@@ -51,7 +51,7 @@ class PythonBackend(Backend):
 
     auto_complete = staticmethod(_auto_complete)  # type: ignore[assignment]  # mypy takes the base's for a method
     completes_always = True
-    needs_inputs = False
+    may_lack = ("input", "output")
     checks_outputs = False
     can_stream = True
     can_reschedule = True

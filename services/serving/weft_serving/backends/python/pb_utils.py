@@ -131,7 +131,7 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
 
     Args:
         model_name: Not of this model, nor of one that loads it.
-        config: A whole configuration in JSON, in place of the model's ``config.pbtxt``.
+        config: A configuration in JSON, in place of the model's ``config.pbtxt``.
         files: Not supported: put the files into the repository.
     """
     raise _no_service()

@@ -42,7 +42,7 @@ def codec(tokenizer_path: Path) -> TextCodec:
 @pytest.fixture
 def ids_of(codec: TextCodec) -> Any:
     """``ids_of(text)``: its token ids, without special ones."""
-    return lambda text: codec.ids(text.encode(), "x", adds_special_tokens=False)[1].tolist()
+    return lambda text: codec.ids(text.encode(), "x", adds_special_tokens=False, parses_special_tokens=True)[1].tolist()
 
 
 class NoMetrics:

@@ -38,6 +38,20 @@ def test_a_file_of_its_own_wins_over_it(tmp_path: Path) -> None:
     assert {"chat_template": "new ü"} == chat_parameters(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("added", "expected"),
+    [
+        ([{"content": "<s>", "special": True}, {"content": "<t>", "special": False}], {"special_tokens": '["<s>"]'}),
+        ([{"special": True}, 3], {}),
+        (None, {}),
+    ],
+)
+def test_special_tokens_are_those_of_the_tokenizer(tmp_path: Path, added: Any, expected: dict[str, str]) -> None:
+    """All of them, for who keeps them out of what users write."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    assert expected == chat_parameters(tmp_path)
+
+
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
 def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
     """Rather than served without its template."""

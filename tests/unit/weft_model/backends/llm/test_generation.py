@@ -2,13 +2,9 @@
 
 import numpy as np
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.unit.weft_model.backends.llm.builders import make_request
 
 from weft_common.errors import InternalError
-from weft_common.observing import telemetry
 from weft_model.backends.llm.generation import MAX_RESPONSES_IN_FLIGHT, Generation
 from weft_model.backends.llm.generation_request import GenerationRequest
 from weft_model.llm.request import Delta, TokenLogprobs
@@ -162,14 +158,27 @@ def test_numbers(make_generation, sink, ids_of):
     assert [[1], [1]] == sink.shown("num_input_tokens")
 
 
-def test_a_span_tells_of_the_first_token(make_generation, ids_of, monkeypatch):
-    """And how many tokens there were."""
-    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry._state, "tracer", provider.get_tracer("test"))
-    generation = make_generation()
-    _say(generation, ids_of("ab") + ids_of("x"), finish_reason="length", is_last=True, num_cached_tokens=1)
-    (span,) = exporter.get_finished_spans()
-    assert ("generation", ["first_token"]) == (span.name, [event.name for event in span.events])
-    numbers = [span.attributes[f"weft.num_{kind}_tokens"] for kind in ("input", "cached", "output")]
-    assert [1, 1, 2] == numbers
+def test_what_a_span_is_told(make_generation, ids_of):
+    """Attributes of OpenTelemetry's conventions; events for the first token and each response, in order."""
+    generation = make_generation(temperature=0.5, seed=7)
+    _say(generation, ids_of("ab"), num_cached_tokens=1)
+    _say(generation, ids_of("x"), finish_reason="length", is_last=True)
+    name, attributes, events = generation.describe()
+    model = attributes["gen_ai.request.model"]
+    assert f"text_completion {model}" == name
+    expected = {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "weft",
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.seed": 7,
+        "gen_ai.response.model": model,
+        "gen_ai.response.finish_reasons": ["length"],
+        "gen_ai.usage.input_tokens": 1,
+        "gen_ai.usage.output_tokens": 2,
+        "gen_ai.usage.cache_read.input_tokens": 1,
+    }
+    assert expected == {key: attributes[key] for key in expected}
+    assert "gen_ai.request.stop_sequences" not in attributes
+    assert ["first_token", "response"] == [event for event, _, _ in events]
+    assert 1 == events[1][2]["gen_ai.usage.output_tokens"]
+    assert events[0][1] <= events[1][1]

@@ -20,6 +20,23 @@ def test_a_text_is_tokenized(reader, codec):
     assert 6 == len(asked.prompt_ids)
 
 
+@pytest.mark.parametrize(
+    ("parameters", "tokens"),
+    [
+        ({}, ["<s>", *"a</s>b"]),
+        ({"parse_special_tokens": True}, ["<s>", "a", "</s>", "b"]),
+        ({"add_special_tokens": False}, ["a", "</s>", "b"]),
+        ({"add_special_tokens": False, "parse_special_tokens": False}, [*"a</s>b"]),
+    ],
+)
+def test_special_tokens_in_a_text_are_text_unless_asked_for(reader, codec, parameters, tokens):
+    """Asked for by name, or by a text that is said to have the special tokens already."""
+    asked = reader.read(make_request(text_input="a</s>b", parameters=parameters))
+    assert tokens == [codec.shown_token(token_id).text for token_id in asked.prompt_ids.tolist()]
+    asked = reader.read(make_request(text_input="ab", parameters={}))
+    assert ["<s>", "ab"] == [codec.shown_token(token_id).text for token_id in asked.prompt_ids.tolist()]
+
+
 def test_ids_go_as_they_are(reader):
     """And ids come back, beside the text."""
     asked = reader.read(make_request(input_ids=[5, 6, 7]))
@@ -97,6 +114,10 @@ def test_sampling_parameters(reader):
         ({"text_input": "a", "parameters": {"temperature": "hot"}}, "temperature must be a finite number"),
         ({"text_input": "a", "parameters": {"cache_salt": 3}}, "'cache_salt' must be a text .* got 3"),
         ({"text_input": "a", "parameters": {"add_special_tokens": "no"}}, "'add_special_tokens' must be true or false"),
+        (
+            {"text_input": "a", "parameters": {"parse_special_tokens": 1}},
+            "'parse_special_tokens' must be true or false",
+        ),
         (
             {"text_input": "a", "stream": True, "exclude_input_in_output": False},
             "'exclude_input_in_output' must not be false for a stream",

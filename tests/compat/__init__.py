@@ -1,0 +1,1 @@
+"""Programs of others that run as they are."""
