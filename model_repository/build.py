@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recipes.catalog import RECIPES
+from recipes.modes import let_others_read
 from recipes.recipe import (
     SOURCE,
     Figures,
@@ -52,11 +53,13 @@ def _up_to_date(repository: Path, recipe: Recipe, *, is_forced: bool) -> str:
     """Build the sample unless it is built; what was done. Raises MissingPackageError."""
     stamp = fingerprint(recipe, RECIPES)
     figures = None if is_forced else built_figures(repository, recipe, stamp)
-    if figures is not None:
-        return _line(recipe.name, "up to date", figures)
-    start_s = time.perf_counter()
-    figures = build(repository, recipe, stamp)
-    return _line(recipe.name, f"built in {time.perf_counter() - start_s:.1f} s", figures)
+    state = "up to date"
+    if figures is None:
+        start_s = time.perf_counter()
+        figures = build(repository, recipe, stamp)
+        state = f"built in {time.perf_counter() - start_s:.1f} s"
+    let_others_read(repository, recipe)
+    return _line(recipe.name, state, figures)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

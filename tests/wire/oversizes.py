@@ -367,7 +367,7 @@ OVERSIZES = (
     Attack("HPACK: one 4 kB field 16,000 times", hpack_bomb),
     Attack("HPACK: Huffman-coded values of 24 kB", huffman_bomb),
     Attack("HPACK: integers without end, lengths of 2 GB", hpack_integers),
-    Attack("header blocks of which no two are alike", header_blocks_that_differ, max_mib=32.0),
+    Attack("header blocks of which no two are alike", header_blocks_that_differ, max_mib=48.0),
     Attack("header lists of 1,300 fields on all streams", header_lists_that_stay, max_mib=150.0),
     Attack("metadata of 60,000 values on all streams", lists_of_values, max_mib=150.0),
     Attack("metadata names of which no two are alike", names_that_differ, max_mib=32.0),

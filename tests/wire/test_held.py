@@ -58,6 +58,22 @@ def test_responses_that_wait_are_counted(start_echo: StartEcho) -> None:
         assert 0 == echo.stats()["num_buffered_bytes"]
 
 
+def test_one_connection_leaves_something_to_others(start_echo: StartEcho) -> None:
+    """Its calls hold four fifths of the limit at most, then they are refused; a request on another one has room."""
+    echo = start_echo(max_buffered_bytes=MIB)
+    part = h2.message(bytes(100_000))[:16_000]
+    with Peer.connect(echo.address) as greedy, Peer.connect(echo.address) as other:
+        greedy.handshake()
+        other.handshake()
+        for stream_id in range(1, 201, 2):
+            greedy.send(
+                greedy.request("/test.Echo/Unary", None, stream_id=stream_id, end=False), h2.data(stream_id, part)
+            )
+        greedy.read_until(lambda read: read.stream_id == 199 and read.flags & h2.END_STREAM)
+        assert 0.7 * MIB < echo.stats()["num_buffered_bytes"] <= 0.8 * MIB
+        assert [bytes(100_000)] == other.call("/test.Echo/Unary", bytes(100_000)).messages
+
+
 def test_a_message_is_decompressed_when_it_is_read(peer: Peer, echo: EchoService) -> None:
     """Compressed messages wait as they came, and are answered in their order."""
     bodies = [bytes([index]) * 100_000 for index in range(20)]

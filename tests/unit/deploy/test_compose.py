@@ -172,3 +172,19 @@ def test_a_service_starts_with_the_packages_of_its_image(service: str, tmp_path:
     )
     assert result.returncode == 0, result.stderr
     assert "usage: weft" in result.stdout
+
+
+def test_the_image_for_gpus_can_compile() -> None:
+    """Triton's compiler and torch.compile find a compiler, and caches that a user without a home can write."""
+    text = dockerfile("model")
+    assert "--no-install-recommends g++" in text
+    folders = re.findall(r"(?:TRITON_CACHE_DIR|TORCHINDUCTOR_CACHE_DIR|XDG_CACHE_HOME)=(\S+)", text)
+    assert len(folders) == 3
+    assert all(folder.startswith("/tmp/") for folder in folders)  # in the container
+
+
+def test_the_image_without_cuda_has_no_compiler() -> None:
+    """The index that compose.yaml takes torch from by default is one for which none is installed."""
+    arguments = COMPOSE["services"]["model"]["build"]["args"]
+    assert arguments["PIP_EXTRA_INDEX_URL"].rstrip("}").endswith("/cpu")
+    assert "*/cpu) ;;" in dockerfile("model")

@@ -1,4 +1,5 @@
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -6,6 +7,7 @@ from types import ModuleType
 
 import pytest
 from recipes import recipe as recipe_module
+from recipes.modes import let_others_read
 from recipes.recipe import Figures, MissingPackageError, Recipe, build, built_figures, fingerprint, in_order
 
 LETTERS = Recipe("letters", "fake_letters", outputs=("model/a", "model/b"), sources=("letters.txt",))
@@ -138,3 +140,17 @@ def test_a_missing_package_is_named_with_the_cure(tmp_path: Path) -> None:
     recipe = Recipe("absent", "recipes_no_such_module", outputs=(), sources=())
     with pytest.raises(MissingPackageError, match=r"recipes_no_such_module.*pip install -e"):
         build(tmp_path, recipe, "stamp")
+
+
+def test_outputs_can_be_read_by_other_users(tmp_path: Path) -> None:
+    """Also those that an earlier build has left with mode 0600, as safetensors writes files; the umask holds."""
+    for output in LETTERS.outputs:
+        (tmp_path / output).parent.mkdir(exist_ok=True)
+        (tmp_path / output).touch(0o600)
+    for umask, mode in ((0o077, 0o600), (0o022, 0o644)):
+        before = os.umask(umask)
+        try:
+            let_others_read(tmp_path, LETTERS)
+        finally:
+            os.umask(before)
+        assert {mode} == {(tmp_path / output).stat().st_mode & 0o777 for output in LETTERS.outputs}

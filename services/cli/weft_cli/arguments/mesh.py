@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from weft_cli.arguments.shared import add_json_argument
 from weft_cli.arguments.types import ROUTER_PORT, message_bytes, pair, port, replicas, service_arguments, services
 from weft_common.client.wires import add_wire_argument
+from weft_common.repository.control import add_completion_argument
 from weft_common.security.arguments import add_channel_arguments, add_server_arguments
 from weft_common.server.limits import add_limit_arguments
 from weft_common.text.argument_types import not_negative, num_workers, positive
@@ -87,6 +88,7 @@ def _add_up(commands: "Commands") -> None:
         help="largest message that the router takes and gives, and services behind with what it adds; default: 2 GiB",
     )
     add_wire_argument(parser)
+    add_completion_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one line of JSON with every endpoint and pid")
     parser.add_argument(
         "--stop-with-stdin", action="store_true", help="stop when standard input ends, so as not to outlive the parent"

@@ -59,7 +59,10 @@ def _process_fault(options: argparse.Namespace) -> str:
 
 def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
     polling = ["--model-control-mode=poll", f"--repository-poll-secs={options.repository_poll_secs}"]
-    arguments = {name: polling if options.model_control_mode == "poll" else [] for name in MODEL_SERVICES}
+    shared = polling if options.model_control_mode == "poll" else []
+    if options.disable_auto_complete_config:
+        shared = [*shared, "--disable-auto-complete-config"]
+    arguments = dict.fromkeys(MODEL_SERVICES, shared)
     # The router checks the keys.
     arguments[GATEWAY] = [argument for argument in given_to_server(options) if argument.startswith("--tls-")]
     limits = [*_shared_arguments(options)]

@@ -1,6 +1,8 @@
 """Helpers for ``load`` of backends: packages, files, declared tensors."""
 
 import importlib
+import os
+import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -68,6 +70,24 @@ def existing_file(directory: Path, filename: str, *, parents: Sequence[Path] = (
             return path
     found = sorted(entry.name for entry in directory.iterdir())
     raise NotFoundError(f"{directory} has no file '{filename}'; it has {', '.join(found) or 'no files'}")
+
+
+def why_unreadable(directory: Path) -> str:
+    """The first file or folder of a model that this process may not read, and the cure; "" where there is none.
+
+    Libraries tell of such a file in their own ways: safetensors says that it does not exist.
+    """
+    if not directory.exists():
+        return ""
+    for path in (directory, *sorted(directory.rglob("*"))):
+        wanted = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
+        if not os.access(path, wanted):
+            found = path.stat()
+            return (
+                f"permission denied: {path} has mode {stat.S_IMODE(found.st_mode):04o} and is of user {found.st_uid}, "
+                f"this service runs as user {os.geteuid()}; chmod -R a+rX {directory}"
+            )
+    return ""
 
 
 def model_file(model: ModelContext, default: str) -> Path:

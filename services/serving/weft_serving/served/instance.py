@@ -14,9 +14,10 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from weft_common.core import InferResult
-from weft_common.errors import InternalError, UnavailableError, WeftError
+from weft_common.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
 from weft_common.observing.logs import get_logger
 from weft_serving.backends.base import Backend, InstanceContext, ModelContext
+from weft_serving.backends.loading import why_unreadable
 from weft_serving.request.request import InferenceRequest
 from weft_serving.served.execution import BatchExecution, BatchRunner
 from weft_serving.served.outages import PAUSES_S, STABLE_S
@@ -127,10 +128,12 @@ class Instance:
             self._abort = backend.abort
             backend.load()
         except WeftError as error:
-            self._on_loop(_resolve, self._loaded, error)
+            fault = why_unreadable(self._model.directory)
+            self._on_loop(_resolve, self._loaded, InvalidArgumentError(fault) if fault else error)
         except BaseException as exception:  # even SystemExit from user code must not leave the loader waiting
             where = f"model '{self._model.signature.name}' failed to load on instance {self.name}"
-            failure = InternalError(f"{where}: {type(exception).__name__}: {exception}")
+            cause = why_unreadable(self._model.directory) or f"{type(exception).__name__}: {exception}"
+            failure = InternalError(f"{where}: {cause}")
             self._runner.log(failure, exception)
             self._on_loop(_resolve, self._loaded, failure)
         else:

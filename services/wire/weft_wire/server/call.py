@@ -54,7 +54,7 @@ class ServerCall(CallContextMethods):
             return
         if head.metadata_bytes > _FREE_METADATA_BYTES:
             try:
-                self._server.count_buffered(head.metadata_bytes)
+                self._protocol.count_buffered(head.metadata_bytes)
             except CallError as error:
                 self.fail(error.code, error.details)
                 return

@@ -16,7 +16,9 @@ class ServerOptions:
         max_header_list_bytes: Metadata of one call, as HTTP/2 counts them.
         max_connections: Connections at once; more are closed at once. 0: no limit.
         max_buffered_bytes: Requests that are not complete, or not read by their handler, and responses that wait for
-            their client, over all connections. A call that would exceed it ends with RESOURCE_EXHAUSTED. 0: no limit.
+            their client, over all connections. One connection holds at most four times what is then left, alone four
+            fifths, so that there is always some for others. A call that would exceed it ends with RESOURCE_EXHAUSTED.
+            0: no limit.
         stream_window_bytes: What a client may send of a call before it is consumed.
         keepalive_time_s: Silence of a client after which it gets a PING. 0: never.
         keepalive_timeout_s: Silence after that which ends the connection.

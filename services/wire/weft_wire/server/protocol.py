@@ -32,6 +32,7 @@ class ServerProtocol(Http2Protocol):
         super().__init__(server.loop, server.limits, server.liveness, is_client=False, age_factor=jitter)
         self.server = server
         self.num_running = 0
+        self._num_buffered_bytes = 0
         self._max_running = _RUNNING_FACTOR * server.limits.max_concurrent_streams
         self._pings = PingPolice(server.options.min_ping_interval_s)
         self._auth_context: dict[str, list[bytes]] | None = None
@@ -55,6 +56,15 @@ class ServerProtocol(Http2Protocol):
         if self._auth_context is None:
             self._auth_context = auth_context_of(self.transport)
         return self._auth_context
+
+    def count_buffered(self, num_bytes: int) -> None:
+        """Count bytes that calls hold, negative when they are released.
+
+        Raises:
+            CallError: RESOURCE_EXHAUSTED, when it would be more than the server or this connection may hold.
+        """
+        self.server.count_buffered(num_bytes, self._num_buffered_bytes)
+        self._num_buffered_bytes += num_bytes
 
     def accept_stream(self) -> Stream | None:
         """A new call."""

@@ -43,7 +43,7 @@ class RequestHalf(ResponseHalf):
             reader = self._reader = MessageReader(
                 self._server.max_message_bytes,
                 may_compress=head is not None and head.encoding != "identity",
-                count_bytes=self._server.count_buffered,
+                count_bytes=self._protocol.count_buffered,
                 decompresses=False,
                 keeps_parts=self._method is not None and self._method.takes_parts and not self._server.interceptors,
             )
@@ -63,7 +63,7 @@ class RequestHalf(ResponseHalf):
             messages = self._messages = deque()
         elif method is not None and not method.reads_stream:
             raise CallError(StatusCode.UNIMPLEMENTED, "the call has several messages; this method takes one")
-        self._server.count_buffered(len(message) + _MESSAGE_COST_BYTES)
+        self._protocol.count_buffered(len(message) + _MESSAGE_COST_BYTES)
         messages.append(message)
         if method is None or method.reads_stream:
             self._wake()
@@ -73,14 +73,14 @@ class RequestHalf(ResponseHalf):
         if self._reader is not None:
             self._reader.release()
         if self._messages:
-            self._server.count_buffered(-sum(map(len, self._messages)) - _MESSAGE_COST_BYTES * len(self._messages))
+            self._protocol.count_buffered(-sum(map(len, self._messages)) - _MESSAGE_COST_BYTES * len(self._messages))
             self._messages.clear()
         self._wake()
 
     def _take(self) -> Message:
         assert self._messages is not None  # noqa: S101  # the caller has seen one
         message = self._messages.popleft()
-        self._server.count_buffered(-len(message) - _MESSAGE_COST_BYTES)
+        self._protocol.count_buffered(-len(message) - _MESSAGE_COST_BYTES)
         if isinstance(message, CompressedMessage):
             return decompress(message, self._server.max_message_bytes)
         return message

@@ -134,7 +134,7 @@ class ResponseHalf(Stream):
     def _hold_response(self, num_bytes: int) -> None:
         """Count a response that waits for the client; if the server holds too much, the call is broken off."""
         try:
-            self._server.count_buffered(num_bytes)
+            self._protocol.count_buffered(num_bytes)
         except CallError as error:
             self.connection.reset(self, ErrorCode.ENHANCE_YOUR_CALM)
             self.on_reset(ErrorCode.ENHANCE_YOUR_CALM, error.details)
@@ -143,7 +143,7 @@ class ResponseHalf(Stream):
 
     def _release_response(self) -> None:
         if self._num_held_bytes and self.pending is None:
-            self._server.count_buffered(-self._num_held_bytes)
+            self._protocol.count_buffered(-self._num_held_bytes)
             self._num_held_bytes = 0
 
     def _trailer_fields(self, code: StatusCode, details: str) -> list[tuple[str, str]]:
@@ -202,7 +202,7 @@ class ResponseHalf(Stream):
             self._deadline.cancel()
         self._release_request()
         if self._num_metadata_bytes:
-            self._server.count_buffered(-self._num_metadata_bytes)
+            self._protocol.count_buffered(-self._num_metadata_bytes)
             self._num_metadata_bytes = 0
         self.on_drained()
         if self._callbacks is not None:

@@ -22,6 +22,8 @@ from weft_wire.transport.protocol import Heartbeat
 
 #: How long the connections of a stopped server may take to write what is left, in seconds.
 _CLOSE_TIMEOUT_S = 1.0
+#: One connection holds at most so many times what is then left of ``max_buffered_bytes``.
+_SHARE = 4
 
 _log = logging.getLogger("weft_wire.server")
 
@@ -181,18 +183,20 @@ class Server(grpc.aio.Server):
         if not self.protocols:
             self._none_left.set()
 
-    def count_buffered(self, num_bytes: int) -> None:
-        """Count bytes of requests that are held, negative when they are released.
+    def count_buffered(self, num_bytes: int, num_held_bytes: int) -> None:
+        """Count bytes that a connection holds beside those that it held before, negative when they are released.
 
         Raises:
-            CallError: RESOURCE_EXHAUSTED, when it would be more than the server may hold.
+            CallError: RESOURCE_EXHAUSTED, when it would be more than the server may hold, or too little would be left
+                for other connections.
         """
         total = self._num_buffered_bytes + num_bytes
         limit = self.options.max_buffered_bytes
-        if num_bytes > 0 and limit and total > limit:
+        if num_bytes > 0 and limit and num_held_bytes + num_bytes > _SHARE * (limit - total):
             raise CallError(
                 StatusCode.RESOURCE_EXHAUSTED,
-                f"unfinished requests of all clients have {total} bytes; this server holds at most {limit}",
+                f"what this connection has not read or finished has {num_held_bytes + num_bytes} bytes, that of all "
+                f"{total}; this server holds at most {limit}, for one connection {_SHARE} times what is then left",
             )
         self._num_buffered_bytes = total
 
