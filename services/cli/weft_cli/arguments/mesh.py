@@ -112,7 +112,17 @@ def _add_up(commands: "Commands") -> None:
         metavar="S",
         help="kill and restart a service that has not answered a health check for so long; 0: never; default: 30",
     )
-    add_router_arguments(parser.add_argument_group("router", "poll is for models too, the rest for graphs alone"))
+    add_router_arguments(
+        parser.add_argument_group(
+            "router",
+            "poll and explicit are for models too, all of which are loaded first; the rest is for graphs alone",
+        )
+    )
+    parser.add_argument(
+        "--allow-client-shm",
+        action="store_true",
+        help="clients on this machine may pass tensors to the router in shared memory",
+    )
     add_server_arguments(parser.add_argument_group("security of the router's ports"))
     add_limit_arguments(parser.add_argument_group("limits of connections, for every service"), has_defaults=False)
 

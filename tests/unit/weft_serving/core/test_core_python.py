@@ -10,6 +10,7 @@ import pytest
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InvalidArgumentError, UnavailableError
+from weft_common.limits import check_call
 from weft_common.tensors import decode, encode
 from weft_serving.backends.python import PythonBackend
 from weft_serving.core import ServingCore
@@ -72,3 +73,14 @@ async def test_model_may_have_no_inputs(serve, max_batch_size):
     assert (await asyncio.wait_for(core.infer(InferCall("m"), CallContext()), TIMEOUT_S)).outputs
     with pytest.raises(InvalidArgumentError, match="expected 0 inputs but got 1"):
         await _ask(core, 1)
+
+
+async def test_tensor_may_have_more_than_a_million_strings(serve):
+    """They come in and go out of a process as they are."""
+    body = "return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', r.inputs()[0].as_numpy())]) for r in requests]"
+    config = 'input { name: "IN" data_type: TYPE_STRING dims: [ -1 ] }\n'
+    core = await serve(body, config + config.replace("input", "output").replace('"IN"', '"OUT"'))
+    strings = encode(np.full((1 << 20) + 1, b"", object))
+    check_call(call := InferCall("m", inputs={"IN": strings}))
+    result = await asyncio.wait_for(core.infer(call, CallContext()), TIMEOUT_S)
+    assert strings == result.outputs["OUT"]
