@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft_cli.arguments.shared import add_json_argument
 from weft_cli.arguments.types import ROUTER_PORT, message_bytes, pair, port, replicas, service_arguments, services
 from weft_common.client.wires import add_wire_argument
 from weft_common.repository.control import add_completion_argument
@@ -133,8 +134,9 @@ def _add_restart(commands: "Commands") -> None:
         description="Tell a running weft up of this user to replace every service by a new process, one after another.",
     )
     parser.add_argument(
-        "--router", metavar="ADDRESS", help="whose router listens there, HOST:PORT; default: the only one that runs"
+        "--url", metavar="ADDRESS", help="whose router listens there, HOST:PORT; default: the only one that runs"
     )
+    add_json_argument(parser)
 
 
 def _add_top(commands: "Commands") -> None:
@@ -142,10 +144,10 @@ def _add_top(commands: "Commands") -> None:
         "top",
         help="show services, queues, rates and latencies as they are now",
         description="Show services, queues, rates and latencies, from the metrics of the router and of other services.",
-        epilog="example: weft top --router 127.0.0.1:8002",
+        epilog="example: weft top --url 127.0.0.1:8002",
     )
     parser.add_argument(
-        "--router",
+        "--url",
         metavar="ADDRESS",
         help="the router's metrics, if no other service is given, and every service where a weft up of this user runs "
         f"there; default: the only weft up that runs, else 127.0.0.1:{ROUTER_PORT + 1}",
