@@ -39,7 +39,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
         (tmp_path / "m" / "1").mkdir(parents=True)
         (tmp_path / "m" / "1" / "model.py").write_text(HEAD + indent(body, " " * 8) + "\n")
         (tmp_path / "m" / "config.pbtxt").write_text('backend: "python"\n' + config)
-        core = ServingCore(tmp_path, {"python": PythonBackend}, num_gpus=0)
+        core = ServingCore(tmp_path, {"python": PythonBackend}, num_gpus=0, model_control="explicit", load_models=["*"])
         cores.append(core)
         await core.start()
         return core
@@ -84,3 +84,17 @@ async def test_tensor_may_have_more_than_a_million_strings(serve):
     check_call(call := InferCall("m", inputs={"IN": strings}))
     result = await asyncio.wait_for(core.infer(call, CallContext()), TIMEOUT_S)
     assert strings == result.outputs["OUT"]
+
+
+async def test_configuration_of_a_load_may_be_partial(serve):
+    """What it leaves out comes from the model's files, not from ``config.pbtxt``; the model may add to it."""
+    core = await serve(ANSWER, IN + OUT)
+    path = core._repository.directory("m") / "1" / "model.py"
+    tensor = "{'name': 'MADE', 'data_type': 'TYPE_FP32', 'dims': [1]}"
+    completer = f"def auto_complete_config(config):\n    config.add_output({tensor})\n    return config\n"
+    path.write_text(path.read_text() + indent(f"@staticmethod\n{completer}", " " * 4))
+    await core.load("m", {"config": '{"max_batch_size": 3}'})
+    config = core.config("m", "")
+    assert ("python", 3, [], ["MADE"]) == (
+        config.backend, config.max_batch_size, list(config.input), [output.name for output in config.output],
+    )  # fmt: skip
