@@ -1,7 +1,8 @@
 """Generate ``weft_protos`` (messages, gRPC stubs, type stubs) from the ``.proto`` files beside this script.
 
 The files keep the flat names that tritonclient's descriptors carry, so that both may live in one process; protoc
-therefore writes ``import model_config_pb2``, which is rewritten here to an import from the package.
+therefore writes ``import model_config_pb2``, which is rewritten here to an import from the package. Options for Go and
+Java are left out of the Python modules for the same reason.
 
 Usage: ``python protos/generate.py [OUTPUT_DIR]`` (default: ``protos/weft_protos``).
 """
@@ -9,12 +10,14 @@ Usage: ``python protos/generate.py [OUTPUT_DIR]`` (default: ``protos/weft_protos
 import re
 import sys
 import sysconfig
+import tempfile
 from importlib import resources
 from pathlib import Path
 
 from grpc_tools import protoc
 
 PROTO_DIR = Path(__file__).resolve().parent
+OTHER_LANGUAGES = re.compile(r"^option (?:go|java)_\w+ = .*;\n", re.MULTILINE)
 FLAT_IMPORT = re.compile(r"^import (\w+_pb2)( as \w+)?$", re.MULTILINE)
 
 
@@ -26,11 +29,20 @@ def generate(output_dir: Path) -> list[Path]:
     """
     output_dir.mkdir(parents=True, exist_ok=True)
     protos = sorted(path.name for path in PROTO_DIR.glob("*.proto"))
+    with tempfile.TemporaryDirectory() as folder:
+        for proto in protos:
+            plain = OTHER_LANGUAGES.sub("", (PROTO_DIR / proto).read_text())
+            (Path(folder) / proto).write_text(plain)
+        _run_protoc(Path(folder), output_dir, protos)
+    return _rewritten(output_dir, protos)
+
+
+def _run_protoc(proto_dir: Path, output_dir: Path, protos: list[str]) -> None:
     scripts = Path(sysconfig.get_path("scripts"))
     arguments = [
         "protoc",
         *(f"--plugin={plugin}={scripts / plugin}" for plugin in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")),
-        f"-I{PROTO_DIR}",
+        f"-I{proto_dir}",
         f"-I{resources.files('grpc_tools') / '_proto'}",
         f"--python_out={output_dir}",
         f"--grpc_python_out={output_dir}",
@@ -40,6 +52,10 @@ def generate(output_dir: Path) -> list[Path]:
     ]
     if protoc.main(arguments) != 0:
         raise RuntimeError("protoc failed")
+
+
+def _rewritten(output_dir: Path, protos: list[str]) -> list[Path]:
+    """Paths of the modules, whose imports are from the package; those without a service have no stubs."""
     for proto in protos:
         service_module = output_dir / f"{Path(proto).stem}_pb2_grpc.py"
         if "service " not in re.sub(r"//.*", "", (PROTO_DIR / proto).read_text()):

@@ -62,7 +62,7 @@ def test_commands_that_ask_the_mesh(up: Callable[..., Up]) -> None:
         if words[0] == "infer":
             address = ["--url", router["grpc"]]
         elif words[0] == "top":
-            address = ["--router", router["metrics"]]
+            address = ["--url", router["metrics"]]
         else:
             continue
         expected = PRINTS[" ".join(words[:2])] if words[0] == "infer" else PRINTS[words[0]]

@@ -86,7 +86,7 @@ def test_a_rolling_restart_under_load_loses_nothing(up: Start) -> None:
     mesh = up()
     with load(mesh.endpoints["router"]["grpc"]) as outcomes:
         wait_until(lambda: outcomes["OK"] >= 50, "load")
-        assert main(["restart", "--router", mesh.endpoints["router"]["grpc"]]) == 0
+        assert main(["restart", "--url", mesh.endpoints["router"]["grpc"]]) == 0
         wait_until(lambda: "every service was told to restart" in mesh.log(), mesh.log())
         num_before = outcomes["OK"]
         wait_until(lambda: outcomes["OK"] >= num_before + 50, "load after the restart")

@@ -82,10 +82,10 @@ def test_closed_mesh_serves_who_may_enter(
         status, _, err = weft("infer", "chain", "--input", "X=[[1]]", "--url", address, *arguments)
         assert status == 1
         assert error in err
-    status, out, _ = weft("lock", "--router", address, *tls, "--key-file", key)
+    status, out, _ = weft("lock", "--url", address, *tls, "--key-file", key)
     assert status == 0
     assert "work" in out
-    status, _, err = weft("lock", "--router", address, *tls, "--key-file", lesser)
+    status, _, err = weft("lock", "--url", address, *tls, "--key-file", lesser)
     assert status == 1
     assert 'its line needs "control": true' in err
     url = f"https://{mesh.endpoints['router']['metrics']}/metrics"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from tests.integration.batching import running_service
+from tests.integration.routing import running_router
 from tests.integration.talking import GatewayProcess, running_gateway
 from tritonclient.http import aio
 from tritonclient.utils import InferenceServerException
@@ -293,6 +294,25 @@ async def test_the_asynchronous_client_works(gateway: GatewayProcess) -> None:
     async with aio.InferenceServerClient(gateway.address) as client:
         results = await asyncio.gather(*(client.infer("simple", inputs(is_binary=True)) for _ in range(8)))
     assert all(np.array_equal(2 * ROW, result.as_numpy("OUTPUT0")) for result in results)
+
+
+def test_models_are_unloaded_and_loaded_through_a_router(tmp_path: Path) -> None:
+    """Where they are; the router's own mode is for its graphs, and what nothing knows is an error."""
+    (tmp_path / "graphs").mkdir()
+    shutil.copytree(MODELS / "simple", tmp_path / "models/simple")
+    with (
+        running_service(tmp_path / "models", options=("--load-model", "*")) as endpoints,
+        running_router(tmp_path / "graphs", endpoints["grpc"], ("--model-control-mode", "explicit")) as router,
+        running_gateway(router.grpc) as gateway,
+        triton.InferenceServerClient(gateway.address, network_timeout=WAIT_S) as client,
+    ):
+        client.unload_model("simple")
+        assert not client.is_model_ready("simple")
+        client.load_model("simple")
+        assert client.is_model_ready("simple")
+        assert np.array_equal(2 * ROW, client.infer("simple", inputs(is_binary=True)).as_numpy("OUTPUT0"))
+        with pytest.raises(InferenceServerException, match="failed to load 'nothing', failed to poll"):
+            client.load_model("nothing")
 
 
 def test_keys_are_those_of_the_service(tmp_path: Path) -> None:

@@ -3,34 +3,48 @@
 A command's module is imported when the command runs, so that ``weft --help`` loads neither gRPC nor numpy.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
+import argcomplete
+
 from weft_cli.arguments import calls, files, mesh
+from weft_cli.arguments.parser import CommandParser
+from weft_common.errors import WeftError
+from weft_common.text.printable import printable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status: 0 done, 1 failed, 2 wrong usage."""
-    parser = argparse.ArgumentParser(prog="weft", description="Serve models as a mesh of gRPC services.")
-    parser.add_argument("--version", action="version", version=f"weft {_version()}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in (mesh, calls, files):
-        group.add_commands(commands)
+    parser = make_parser()
+    argcomplete.autocomplete(parser)  # does nothing unless a shell asks
     options = parser.parse_args(argv)
     try:
         status: int = import_module(f"weft_cli.commands.{options.command}").run(options)
         if sys.stdout is not None:
             sys.stdout.flush()
+    except WeftError as error:
+        print(printable(f"weft: {error.code}: {error.message}"), file=sys.stderr)
+        return 1
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # the reader has left, as in `weft check | head`
             print(f"weft {options.command}: {error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more at its end
         return 1
     return status
+
+
+def make_parser() -> CommandParser:
+    """The parser of all commands."""
+    parser = CommandParser(prog="weft", description="Serve models as a mesh of gRPC services.")
+    parser.add_argument("--version", action="version", version=f"weft {_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for group in (mesh, calls, files):
+        group.add_commands(commands)
+    return parser
 
 
 def _version() -> str:

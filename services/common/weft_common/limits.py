@@ -14,7 +14,9 @@ MAX_TENSORS = 1024
 #: Dimensions of a tensor, the limit of numpy.
 MAX_DIMS = 64
 #: Elements of a BYTES tensor.
-MAX_STRINGS = 1 << 20
+MAX_STRINGS = 1 << 22
+#: Elements that lie in ``contents`` of the message, where protobuf makes an object of each before anything is checked.
+MAX_TYPED_STRINGS = 1 << 20
 #: Parameters of a request, or of one tensor.
 MAX_PARAMETERS = 256
 #: Characters of the names and strings of all parameters of a request, or of one tensor.

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from weft_common.processes.ports import reserve_port
-from weft_common.repository.layout import is_ensemble
+from weft_common.repository.layout import folders_of_models, has_files, is_ensemble, is_model_folder
 from weft_common.server.unix_socket import path_fault
-from weft_common.versions import is_version
 from weft_mesh.service_names import GRAPHS
 
 
@@ -29,8 +28,9 @@ def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path
     Raises:
         MeshError: It is neither, or not one of its models has files.
     """
-    folders = {name: repository / name for name in (*services, GRAPHS) if (repository / name).is_dir()}
-    if not folders and any(repository.glob("*/config.pbtxt")):
+    folders = folders_of_models(repository, (*services, GRAPHS))
+    has_services = GRAPHS in folders and len(folders) > 1
+    if not has_services and repository.is_dir() and any(map(is_model_folder, repository.iterdir())):
         folders = {"model": repository, GRAPHS: repository}
     if GRAPHS not in folders or len(folders) == 1:
         raise MeshError(
@@ -44,14 +44,10 @@ def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path
         for config in sorted(folder.glob("*/config.pbtxt"))
         if name != GRAPHS and not is_ensemble(config)
     ]
-    if models and not any(map(_has_files, models)):
+    if models and not any(map(has_files, models)):
         empty = ", ".join(str(model.relative_to(repository)) for model in models)
         raise MeshError(f"no model files for {empty} in '{repository}': run `make models` to build them")
     return folders
-
-
-def _has_files(model: Path) -> bool:
-    return any(is_version(folder.name) and folder.is_dir() and any(folder.iterdir()) for folder in model.iterdir())
 
 
 def socket_paths(folder: Path, services: Iterable[str]) -> dict[str, Path]:

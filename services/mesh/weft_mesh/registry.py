@@ -110,7 +110,7 @@ def the_mesh(address: str | None, address_of: Callable[[RunningMesh], str]) -> R
     """
     meshes = [mesh for mesh in running_meshes() if address in (None, address_of(mesh))]
     if len(meshes) > 1:
-        raise SeveralMeshesError(f"several meshes run; give --router one of {', '.join(map(address_of, meshes))}")
+        raise SeveralMeshesError(f"several meshes run; give --url one of {', '.join(map(address_of, meshes))}")
     return meshes[0] if meshes else None
 
 

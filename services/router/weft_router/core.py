@@ -13,6 +13,7 @@ from weft_common.server.server import Extension
 from weft_common.signature import ModelSignature
 from weft_common.statistics import ModelStatistics
 from weft_common.versions import version_number
+from weft_protos import grpc_service_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.admission import AdmissionController, AdmissionSettings, admissible_priority
 from weft_router.admission.permit import Permit
@@ -33,6 +34,7 @@ from weft_router.serving.served import Served, ServedGraph, ServedTargetModel
 from weft_router.steps import earlier
 from weft_router.target import Target
 from weft_router.targets.catalog import CatalogEntry, TargetCatalog
+from weft_router.targets.model_control import TargetModelControl
 
 #: Pause between two scans when a graph has changed, in seconds: a file that is being written changes meanwhile.
 SETTLE_S = 0.1
@@ -87,6 +89,7 @@ class RouterCore:
         self._catalog = TargetCatalog(
             targets, poll_s=poll_s, on_change=self._on_catalog_change, retry_percent=retry_budget_percent
         )
+        self._models = TargetModelControl(targets)
         self._runtime = Runtime(
             self._catalog.targets,
             budgets=self._catalog.budgets,
@@ -157,7 +160,7 @@ class RouterCore:
             TargetCollector(self._catalog),
             ReplicaCollector(self._catalog.replicated, self._catalog.budgets),
         )
-        return Extension(servicer.add_to, collectors, self._check_early)
+        return Extension(servicer.add_to, collectors, self._check_early, own_statistics=self._own_statistics)
 
     def is_ready(self) -> bool:
         """Whether every graph that is not unloaded is ready."""
@@ -273,12 +276,40 @@ class RouterCore:
         await self._catalog.refresh(target)
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """As ``GraphControl.load``."""
-        await self._control.load(name, parameters)
+        """Load a graph, as ``GraphControl.load``, or else a model, as ``TargetModelControl.load``."""
+        if not await self._has_loaded_model(name, parameters):
+            await self._control.load(name, parameters)
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """As ``GraphControl.unload``."""
-        await self._control.unload(name, unload_dependents=unload_dependents)
+        """Unload a graph, as ``GraphControl.unload``, or else a model, as ``TargetModelControl.unload``."""
+        if not await self._has_unloaded_model(name, unload_dependents=unload_dependents):
+            await self._control.unload(name, unload_dependents=unload_dependents)
+
+    async def _own_statistics(self, name: str, version: str) -> Sequence[pb.ModelStatistics]:
+        """Counters of models as their services keep them, but for those that a graph hides."""
+        if name and self.has_graph(name):
+            return ()
+        return [one for one in await self._models.statistics(name, version) if not self.has_graph(one.name)]
+
+    async def _has_loaded_model(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> bool:
+        """Load a model of a target; False if there is none of that name, or a graph hides it."""
+        target = "" if self.has_graph(name) else await self._models.holder(name)
+        if target:
+            try:
+                await self._models.load(target, name, parameters)
+            finally:
+                await self.refresh(target)
+        return bool(target)
+
+    async def _has_unloaded_model(self, name: str, *, unload_dependents: bool) -> bool:
+        """Unload a model of a target; False if there is none of that name, or a graph hides it."""
+        target = "" if self.has_graph(name) else await self._models.holder(name)
+        if target:
+            try:
+                await self._models.unload(target, name, unload_dependents=unload_dependents)
+            finally:
+                await self.refresh(target)
+        return bool(target)
 
     def _on_catalog_change(self) -> None:
         self._graphs.choose_defaults()

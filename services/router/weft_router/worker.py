@@ -82,19 +82,23 @@ class WorkerCore(RouterCore):
         return super().extension()._replace(more_statistics=self._statistics_elsewhere)
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """As ``RouterCore.load``, at every worker.
+        """As ``RouterCore.load``, of a graph at every worker.
 
         Raises:
             UnavailableError: Another worker could not do it; it can be done again.
         """
         await self._has_started.wait()
+        if await self._has_loaded_model(name, parameters):
+            return
         # Of parameters that are not supported only the names count.
         body = json.dumps([name, dict(parameters)], default=lambda _: "").encode()
         self._check(await self._link.change("load", body))
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """As ``RouterCore.unload``, at every worker. Raises as ``load``."""
+        """As ``RouterCore.unload``, of a graph at every worker. Raises as ``load``."""
         await self._has_started.wait()
+        if await self._has_unloaded_model(name, unload_dependents=unload_dependents):
+            return
         self._check(await self._link.change("unload", json.dumps([name, unload_dependents]).encode()))
 
     async def _load_at_start(self) -> None:

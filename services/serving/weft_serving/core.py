@@ -70,6 +70,7 @@ class ServingCore(InferenceCore):
         rate_limits: Resources that instances share, as for ``RateLimiter``; None: ``rate_limiter`` of the
             configurations has no effect.
         response_cache_bytes: Of the cached answers of all models.
+        completes_configs: Whether what configurations leave out is taken from the models' files.
         max_instances: Of one model whose configuration a client gives.
     """
 
@@ -91,10 +92,12 @@ class ServingCore(InferenceCore):
         callee: Callee | None = None,
         rate_limits: Mapping[ResourceKey, int] | None = None,
         response_cache_bytes: int = DEFAULT_RESPONSE_CACHE_BYTES,
+        completes_configs: bool = True,
         max_instances: int = DEFAULT_MAX_INSTANCES,
     ) -> None:
         self._repository = ModelRepository(repository)
         self._backends = backends
+        self._completes_configs = completes_configs
         self._clients = ClientControl(model_control, "service")
         self._load_models = load_models
         self._max_instances = max_instances
@@ -294,6 +297,7 @@ class ServingCore(InferenceCore):
             self._repository.versions(name),
             self._backends,
             num_gpus=self._num_gpus,
+            completes=self._completes_configs,
             override=override,
             max_override_instances=self._max_instances,
             caller=self._caller,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from weft_common.client.wires import WireName
-from weft_common.repository.control import add_control_arguments, control_fault
+from weft_common.repository.control import add_completion_argument, add_control_arguments, control_fault
 from weft_common.security.arguments import add_channel_arguments, server_fault
 from weft_common.security.channel import channel_security
 from weft_common.server import server
@@ -75,6 +75,7 @@ def make_core(
         router_wire=wire,
         callee=callee,
         rate_limits=dict(options.rate_limit_resource) if options.rate_limit == "execution_count" else None,
+        completes_configs=not options.disable_auto_complete_config,
     )
 
 
@@ -84,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repository", type=Path, required=True, metavar="DIR", help="folder of models: DIR/MODEL/config.pbtxt"
     )
     add_control_arguments(parser, "model")
+    add_completion_argument(parser)
     parser.add_argument(
         "--router",
         default="",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weft_common.errors import WeftError
-from weft_common.repository.layout import is_ensemble
+from weft_common.repository.layout import folders_of_models, is_ensemble, is_model_folder
 from weft_common.signature import ModelSignature
 from weft_common.text.pbtxt import Diagnostic, PbtxtError
 from weft_common.versions import is_version
@@ -37,7 +37,11 @@ _UNDECLARED = "(undeclared)"
 
 def _with_placeholders(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     tensor = {"name": _UNDECLARED, "data_type": "TYPE_FP32", "dims": [-1]}
-    return {**config, "input": config.get("input") or [tensor], "output": config.get("output") or [tensor]}
+    declared = {kind: config.get(kind) or [tensor] for kind in ("input", "output")}
+    for kind, tensors in declared.items():
+        if any("data_type" not in one or "dims" not in one for one in tensors):
+            declared[kind] = [tensor]
+    return config | declared
 
 
 def _offline(backend: type[Backend]) -> type[Backend]:
@@ -135,11 +139,11 @@ class OfflineCatalog(StaticCatalog):
         super().__init__()
         self.diagnostics: dict[Path, list[Diagnostic]] = {}
         self.undeclared: set[str] = set()
-        folders = {service: repository / service for service in BACKENDS if (repository / service).is_dir()}
+        folders = folders_of_models(repository, tuple(BACKENDS))
         for service, folder in (folders or {"model": repository}).items():
-            for config in sorted(folder.glob(f"*/{CONFIG_FILENAME}")):
-                if not (config.is_file() and is_ensemble(config)):
-                    self._add(service, config)
+            for name in ModelRepository(folder).names() if folder.is_dir() else ():
+                if is_model_folder(folder / name):
+                    self._add(service, folder / name / CONFIG_FILENAME)
 
     def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
         """Service and signature of a model; version "" means the highest."""

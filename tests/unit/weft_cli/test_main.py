@@ -40,7 +40,7 @@ def test_help_imports_nothing_heavy() -> None:
         ["feedback", "g", "--reward", "1", "--request-id", "r", "--path", "p"],
         *(["feedback", "g", "--request-id", "r", "--reward", reward] for reward in ("1.1", "-0.1", "nan", "inf", "x")),
         *(["feedback", name, "--reward", "1", "--path", "p"] for name in ("/1", "g/", "g/0", "g/x", "g/" + "9" * 20)),
-        ["lock", "--router", "a:1", "--target", "model=b:1"],
+        ["lock", "--url", "a:1", "--target", "model=b:1"],
         ["lock", "--target", "model"],
         ["lock", "-o", "a", "--check", "b"],
         ["rollback"],

@@ -83,7 +83,7 @@ def typed_strings(count):
 
 
 CASES["parameters of tensors"] = tuple(parameters_of_tensors(limits.MAX_PARAMETERS + more) for more in (0, 1))
-CASES["typed strings"] = tuple(typed_strings(limits.MAX_STRINGS + more) for more in (0, 1))
+CASES["typed strings"] = tuple(typed_strings(limits.MAX_TYPED_STRINGS + more) for more in (0, 1))
 
 
 @pytest.mark.parametrize(("within", "beyond"), CASES.values(), ids=CASES)

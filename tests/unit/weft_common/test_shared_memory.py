@@ -194,7 +194,7 @@ async def test_bad_places(client, make_object, tensor, status, text):
         (7, [2, 1], "BYTES", "Expected 8 to 536870920, got 7"),
         (8, [-1, -2], "FP32", "sizes are at least 0"),
         (8, [1] * 65, "FP32", "has 65 dimensions; at most 64"),
-        (8, [2**31, 2**31], "BYTES", "at most 1048576 are allowed"),
+        (8, [2**31, 2**31], "BYTES", "at most 4194304 are allowed"),
         (8 << 40, [1], "FP128", "is no V2 datatype"),
     ],
 )

@@ -1,5 +1,7 @@
 """Chat templates: what they may do, and what happens when they do more."""
 
+import random
+import re
 import time
 from pathlib import Path
 
@@ -8,8 +10,9 @@ import pytest
 from weft_common.errors import InternalError, InvalidArgumentError
 from weft_gateway.errors import RequestError
 from weft_gateway.openai import chat_template as templates
+from weft_gateway.openai import special_tokens
 from weft_gateway.openai.chat_template import ChatTemplate, read_template
-from weft_gateway.openai.special_tokens import special_texts
+from weft_gateway.openai.special_tokens import BREAK, breaker, special_texts
 
 MESSAGES = [{"role": "user", "content": "<hi> & ü"}]
 
@@ -50,6 +53,27 @@ def test_special_tokens_of_users_are_text(text: str, expected: str) -> None:
     assert f"<s>{expected}|{expected}<|x|>" == prompt
     prompt = template.render(messages, add_generation_prompt=True, variables=variables, has_special_tokens=True)
     assert f"<s>{text}|{text}<|x|>" == prompt
+
+
+def test_special_tokens_on_the_border_of_two_pieces_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long text is searched by pieces, between which other threads run; wherever a token lies it is broken once."""
+    monkeypatch.setattr(special_tokens, "_PIECE_CHARS", 7)
+    tokens = ("<s>", "<s>s>", "[INST]", "<|x|>", "<|im_start|>")
+    rng = random.Random(1)
+    for _ in range(200):
+        pieces = rng.choices((*tokens, "a", "<", "|>", "[IN", " "), k=20)
+        text = "".join(pieces)
+        pattern = re.compile(r"<s>s>|<s>|\[INST\]|<\|[^<>|\s]{1,64}\|>")
+        assert pattern.sub(lambda found: found[0][0] + BREAK + found[0][1:], text) == breaker(tokens)(text)
+
+
+def test_variables_that_are_nested_too_deeply_are_refused() -> None:
+    """As deep as JSON may be, which is deeper than what is done with each text in it."""
+    value: object = "x"
+    for _ in range(5000):
+        value = [value]
+    with pytest.raises(RequestError, match="nested too deeply"):
+        ChatTemplate("{{ messages[0].content }}", {}).render([], add_generation_prompt=True, variables={"a": value})
 
 
 @pytest.mark.parametrize("listed", ["", "{", "3", "[1, null]", "[" * 100_000])

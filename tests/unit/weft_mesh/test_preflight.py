@@ -77,3 +77,22 @@ def test_models_and_ensembles_side_by_side(tmp_path: Path) -> None:
         service_folders(tmp_path, SERVICES)
     (tmp_path / "m" / "1" / "model.py").touch()
     assert {"model": tmp_path, "graphs": tmp_path} == service_folders(tmp_path, SERVICES)
+
+
+@pytest.mark.parametrize("name", ["preprocess", "model", "graphs"])
+@pytest.mark.parametrize("has_config", [True, False])
+def test_models_may_have_the_names_of_services(tmp_path: Path, name: str, has_config: bool) -> None:
+    """A folder with a config.pbtxt or a version folder is a model, whatever its name is."""
+    for model in (name, "other"):
+        (tmp_path / model / "1").mkdir(parents=True)
+        (tmp_path / model / "1" / "model.py").touch()
+    if has_config:
+        (tmp_path / name / "config.pbtxt").write_text('backend: "python"')
+    assert {"model": tmp_path, "graphs": tmp_path} == service_folders(tmp_path, SERVICES)
+
+
+def test_a_repository_without_any_configuration_is_one(tmp_path: Path) -> None:
+    """Models are known by their version folders."""
+    (tmp_path / "digits" / "1").mkdir(parents=True)
+    (tmp_path / "digits" / "1" / "model.onnx").touch()
+    assert {"model": tmp_path, "graphs": tmp_path} == service_folders(tmp_path, SERVICES)

@@ -36,12 +36,12 @@ def test_the_only_mesh_is_meant_or_that_of_the_address(running: ExitStack, capsy
     run_mesh(running, 8001)
     assert {"router": "127.0.0.1:8002", "model": "127.0.0.1:6"} == the_mesh(None, _router).metrics_addresses()
     run_mesh(running, 9001, is_encrypted=True)
-    with pytest.raises(SeveralMeshesError, match="give --router one of"):
+    with pytest.raises(SeveralMeshesError, match="give --url one of"):
         the_mesh(None, _router)
     assert "https://127.0.0.1:9002/metrics" == the_mesh("127.0.0.1:9001", _router).metrics_addresses()["router"]
     assert the_mesh("127.0.0.1:7001", _router) is None
     assert [2, 1] == [main(["top", "--once"]), main(["restart"])]
-    assert 2 == capsys.readouterr().err.count("several meshes run; give --router one of")
+    assert 2 == capsys.readouterr().err.count("several meshes run; give --url one of")
 
 
 def test_the_ports_for_clients_are_the_encrypted_ones() -> None:
@@ -75,7 +75,7 @@ def test_the_restart_command_signals_that_mesh(running: ExitStack) -> None:
     before = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
     try:
         run_mesh(running, 8001, pid=os.getpid())
-        assert 0 == main(["restart", "--router", "127.0.0.1:8001"])
+        assert 0 == main(["restart", "--url", "127.0.0.1:8001"])
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert [signal.SIGUSR1] == got

@@ -93,10 +93,12 @@ def define(
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    """A folder without config.pbtxt is no model, and the error names the file."""
+    """A folder without config.pbtxt and without a file that tells the backend is no model; the error names both."""
     (tmp_path / "m").mkdir()
-    with pytest.raises(InvalidArgumentError, match=r"cannot read .*m/config.pbtxt: No such file or directory"):
+    with pytest.raises(InvalidArgumentError, match=r"m has no config.pbtxt, and the .* has none of model.onnx, "):
         define_model(tmp_path / "m", [1], BACKENDS, num_gpus=0)
+    with pytest.raises(InvalidArgumentError, match=r"there is no .*m/config.pbtxt; .*--disable-auto-complete-config"):
+        define_model(tmp_path / "m", [1], BACKENDS, num_gpus=0, completes=False)
 
 
 @pytest.mark.parametrize(

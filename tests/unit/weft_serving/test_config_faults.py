@@ -205,7 +205,10 @@ def test_fault_is_reported_at_its_place(tmp_path: Path, line: str, expected: str
         ),
         (
             BASE.replace('backend: "echo"', ""),
-            ["0:0: neither backend nor platform is set; use one of: cpu_only, echo"],
+            [
+                "0:0: neither backend nor platform is set, and the latest version folder has none of model.onnx, "
+                "model.pt2, model.pt, model.py, which would tell the backend; use one of: cpu_only, echo"
+            ],
         ),
         (BASE.replace("8", "-1"), ["2:17: max_batch_size: must be at least 0, got -1"]),
         (

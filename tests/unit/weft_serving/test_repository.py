@@ -75,3 +75,11 @@ def test_ensembles_belong_to_the_router(tmp_path: Path) -> None:
         (tmp_path / name / "config.pbtxt").write_text(config)
     (tmp_path / "without").mkdir()
     assert ModelRepository(tmp_path).names() == ["empty", "model", "without"]
+
+
+def test_graphs_beside_models_belong_to_the_router(tmp_path: Path) -> None:
+    """A folder with a ``graph.pbtxt`` is no model that lacks its configuration."""
+    for name in ("m/1/model.onnx", "g/1/graph.pbtxt"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    assert ["m"] == ModelRepository(tmp_path).names()

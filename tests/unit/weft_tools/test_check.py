@@ -180,11 +180,11 @@ def test_json_and_github_formats_carry_file_line_column_and_code(
 ) -> None:
     """Machines get the same findings: a JSON list, or GitHub's workflow commands with special characters escaped."""
     graph = write(repository / "100%,graphs/graph.pbtxt", GRAPH.replace('"m"', '"mm"'))
-    assert check(graph, "--repository", repository, "--format", "json") == 1
+    assert check(graph, "--repository", repository, "--json") == 1
     (found,) = json.loads(capsys.readouterr().out)
     assert list(found) == ["file", "line", "column", "message", "code", "severity"]
     assert (found["file"], found["line"], found["code"], found["severity"]) == (str(graph), 6, "G002", "error")
-    assert check(graph, "--repository", repository, "--format", "github") == 1
+    assert check(graph, "--repository", repository, "--github") == 1
     line = capsys.readouterr().out.strip()
     assert line.startswith("::error file=")
     assert f"100%25%2Cgraphs/graph.pbtxt,line=6,col={found['column']},title=G002::unknown model 'mm'" in line
@@ -199,7 +199,7 @@ def test_a_configuration_is_named_as_it_was_given(
     assert check("model") == 1
     assert capsys.readouterr().out.startswith("model/m/config.pbtxt:4:")
     config.write_text("")
-    assert check("model", "--format", "github") == 1
+    assert check("model", "--github") == 1
     assert capsys.readouterr().out.startswith("::error file=model/m/config.pbtxt,title=weft::")
 
 
@@ -209,10 +209,10 @@ def test_github_gets_paths_from_the_working_directory_on(
     """A path is what stands in the pull request, however it was given; other folders keep theirs."""
     monkeypatch.chdir(repository)
     write(repository / "graphs/g/1/graph.pbtxt", 'name: "g" nod { }')
-    assert check(repository / "graphs/g", "--format", "github") == 1
+    assert check(repository / "graphs/g", "--github") == 1
     assert capsys.readouterr().out.startswith("::error file=graphs/g/1/graph.pbtxt,line=1,col=11,title=G001::")
     monkeypatch.chdir(repository / "model")
-    assert check(repository / "graphs/g", "--format", "github") == 1
+    assert check(repository / "graphs/g", "--github") == 1
     assert capsys.readouterr().out.startswith(f"::error file={repository}/graphs/g/1/graph.pbtxt,line=1,")
 
 
@@ -280,7 +280,7 @@ def test_a_reader_that_goes_away_is_no_crash(repository: Path) -> None:
 
 def test_json_of_no_findings_is_an_empty_list(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A program always reads JSON."""
-    assert check(repository, "--format", "json") == 0
+    assert check(repository, "--json") == 0
     assert json.loads(capsys.readouterr().out) == []
 
 

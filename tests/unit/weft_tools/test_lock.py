@@ -69,12 +69,12 @@ def test_a_router_is_asked_for_its_targets(tmp_path: Path, capsys: pytest.Captur
             return ("weft.graph.GraphService",)
 
     with serving(ListingCore({}), Extension(Service().add_to)) as url:
-        assert main(["lock", "--router", url]) == 0
+        assert main(["lock", "--url", url]) == 0
     told = capsys.readouterr()
     assert 'name: "bert" version: "3" target: "m"' in told.out
     assert told.err == "weft lock: left out, because it is not ready: echo/1 on m\n"
     with serving(ListingCore(MODELS)) as url:
-        assert main(["lock", "--router", url]) == 1
+        assert main(["lock", "--url", url]) == 1
     assert f"weft lock: '{url}' is no router of Weft; give each service with --target NAME=ADDRESS" in (
         capsys.readouterr().err
     )

@@ -1,16 +1,18 @@
 """Prints the responses of a decoupled model as they come: text without a break, other outputs response by response."""
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 
 import numpy as np
 
-from weft_cli.answers.tensor import render_result
+from weft_cli.answers.tensor import render_result, result_as_json
 from weft_common.core import InferResult, Parameters, ParameterValue
 from weft_common.signature import TensorSpec
 from weft_common.tensors import WireTensor, encode, split_bytes
+from weft_common.text.printable import printable
 
 # What language models call these tensors, after the vLLM backend of Triton Inference Server.
 _TEXT_OUTPUT = "text_output"
@@ -29,7 +31,9 @@ def ask_for_stream(specs: Sequence[TensorSpec], inputs: dict[str, WireTensor]) -
             inputs[spec.name] = encode(np.ones([abs(dim) for dim in spec.dims], np.bool_))
 
 
-async def print_stream(model: str, results: AsyncGenerator[InferResult, None]) -> tuple[Parameters, float]:
+async def print_stream(
+    model: str, results: AsyncGenerator[InferResult, None], *, as_json: bool = False
+) -> tuple[Parameters, float]:
     """Print responses as they come, then how many came and when.
 
     The text of an output ``text_output`` is printed without a break, and the other outputs of the last response after
@@ -38,6 +42,7 @@ async def print_stream(model: str, results: AsyncGenerator[InferResult, None]) -
     Args:
         model: Name of the model.
         results: The responses; time is measured from now.
+        as_json: Print each response as a line of JSON, and nothing else.
 
     Returns:
         Parameters of the last response, and the time to it in milliseconds.
@@ -50,10 +55,13 @@ async def print_stream(model: str, results: AsyncGenerator[InferResult, None]) -
         async with contextlib.aclosing(results):
             async for result in results:
                 parameters = dict(result.parameters) or parameters
-                printer.show(result)
+                if as_json:
+                    print(json.dumps(result_as_json(result)), flush=True)
+                else:
+                    printer.show(result)
     finally:
         printer.end_line()
-    return parameters, printer.summarize(model)
+    return parameters, printer.elapsed_ms() if as_json else printer.summarize(model)
 
 
 class _Printer:
@@ -71,13 +79,13 @@ class _Printer:
         if not result.outputs:
             return
         self._num_responses += 1
-        self._first_ms = self._first_ms or self._elapsed_ms()
+        self._first_ms = self._first_ms or self.elapsed_ms()
         if _TEXT_OUTPUT not in result.outputs:
             print(render_result(result), flush=True)
             return
         text = result.outputs.pop(_TEXT_OUTPUT)
         self._rest = result
-        shown = "".join(_shown(piece) for piece in split_bytes(text.data))
+        shown = "".join(printable(piece.decode(errors="replace")) for piece in split_bytes(text.data))
         sys.stdout.write(shown)
         sys.stdout.flush()
         if shown:
@@ -91,7 +99,7 @@ class _Printer:
 
     def summarize(self, model: str) -> float:
         """Print what came with the last text, and the number and times of responses; returns milliseconds."""
-        duration_ms = self._elapsed_ms()
+        duration_ms = self.elapsed_ms()
         if self._rest is not None and self._rest.outputs:
             print(render_result(self._rest))
         plural = "" if self._num_responses == 1 else "s"
@@ -99,11 +107,6 @@ class _Printer:
         print(f"{model}: {self._num_responses} response{plural} in {duration_ms:.1f} ms{first}")
         return duration_ms
 
-    def _elapsed_ms(self) -> float:
+    def elapsed_ms(self) -> float:
+        """Since the request, milliseconds."""
         return (time.perf_counter_ns() - self._start_ns) / 1e6
-
-
-def _shown(piece: bytes) -> str:
-    """The text without characters that move the cursor, except line ends and tabs."""
-    text = piece.decode(errors="replace")
-    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)

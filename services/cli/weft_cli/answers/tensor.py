@@ -1,12 +1,15 @@
 """Answers as a person reads them."""
 
+import base64
 import json
 import re
+from typing import Any
 
 import numpy as np
 
 from weft_common.core import InferResult
 from weft_common.tensors import WireTensor, decode
+from weft_common.text.printable import printable
 
 _MAX_TEXT_CHARS = 200
 
@@ -14,7 +17,32 @@ _MAX_TEXT_CHARS = 200
 def render_result(result: InferResult) -> str:
     """One line for each output: name, datatype, shape, values (long tensors are abridged)."""
     width = max((len(name) for name in result.outputs), default=0)
-    return "\n".join(f"{name:<{width}}  {render_tensor(tensor)}" for name, tensor in result.outputs.items())
+    return printable("\n".join(f"{name:<{width}}  {render_tensor(tensor)}" for name, tensor in result.outputs.items()))
+
+
+def result_as_json(result: InferResult) -> dict[str, Any]:
+    """The response as the V2 protocol has it in JSON; bytes that are no text are an object with their ``b64``."""
+    outputs = [
+        {"name": name, "datatype": tensor.datatype, "shape": list(tensor.shape), "data": _values(tensor)}
+        for name, tensor in result.outputs.items()
+    ]
+    head = {"model_name": result.model_name, "model_version": result.model_version, "id": result.request_id}
+    return {**head, "parameters": dict(result.parameters), "outputs": outputs}
+
+
+def _values(tensor: WireTensor) -> list[Any]:
+    flat = decode(tensor).ravel()
+    if tensor.datatype != "BYTES":
+        values: list[Any] = flat.astype(np.float32).tolist() if tensor.datatype == "BF16" else flat.tolist()
+        return values
+    return [_text_or_b64(element) for element in flat]
+
+
+def _text_or_b64(element: bytes) -> str | dict[str, str]:
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(element).decode()}
 
 
 def render_tensor(tensor: WireTensor) -> str:

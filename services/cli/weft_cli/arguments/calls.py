@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft_cli.arguments.shared import add_request_arguments, add_router_arguments
+from weft_cli.arguments.shared import add_json_argument, add_request_arguments, add_router_arguments
 from weft_cli.arguments.types import ROUTER_PORT, graph_version, named_file, pair, reward
 from weft_common.security.arguments import add_channel_arguments
 from weft_common.text.argument_types import positive
@@ -43,6 +43,7 @@ def _add_infer(commands: "Commands") -> None:
     )
     add_request_arguments(parser)
     add_router_arguments(parser)
+    add_json_argument(parser)
     parser.add_argument("--timeout-ms", type=positive, default=30_000.0, metavar="N", help="deadline; default: 30000")
     parser.add_argument("--trace", action="store_true", help="show the path taken, and when each step ran for how long")
 
@@ -60,6 +61,7 @@ def _add_feedback(commands: "Commands") -> None:
     request.add_argument("--path", help="the path that it took, as weft infer --trace shows it")
     parser.add_argument("--reward", type=reward, required=True, metavar="X", help="0 (worst) to 1 (best)")
     add_router_arguments(parser)
+    add_json_argument(parser)
 
 
 def _add_rollback(commands: "Commands") -> None:
@@ -70,6 +72,7 @@ def _add_rollback(commands: "Commands") -> None:
     )
     parser.add_argument("graph", metavar="GRAPH")
     add_router_arguments(parser)
+    add_json_argument(parser)
 
 
 def _add_lock(commands: "Commands") -> None:
@@ -77,11 +80,11 @@ def _add_lock(commands: "Commands") -> None:
         "lock",
         help="write the signatures of the models that run",
         description="Write what the models of all targets take and give to a file, or compare them with one.",
-        epilog="example: weft lock --router 127.0.0.1:8001 -o signatures.lock",
+        epilog="example: weft lock --url 127.0.0.1:8001 -o signatures.lock",
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
-        "--router",
+        "--url",
         default=f"127.0.0.1:{ROUTER_PORT}",
         metavar="ADDRESS",
         help=f"whose targets are asked; default: 127.0.0.1:{ROUTER_PORT}",
@@ -97,6 +100,7 @@ def _add_lock(commands: "Commands") -> None:
     action = parser.add_mutually_exclusive_group()
     action.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: standard output")
     action.add_argument("--check", type=Path, metavar="FILE", help="print how the models differ from this file")
+    add_json_argument(parser)
     add_channel_arguments(parser.add_argument_group("security"))
 
 
@@ -114,3 +118,4 @@ def _add_key(commands: "Commands") -> None:
     new.add_argument(
         "--add-to", type=Path, metavar="FILE", help="append the line to this file; default: print it on standard error"
     )
+    add_json_argument(new)

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft_cli.arguments.shared import add_request_arguments
+from weft_cli.arguments.shared import add_json_argument, add_request_arguments
 from weft_cli.arguments.types import pair
 from weft_common.text.argument_types import positive
 
@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: "Commands") -> None:
-    """Add ``weft check``, ``draw``, ``explain`` and ``convert``."""
+    """Add ``weft check``, ``draw``, ``explain``, ``convert``, ``init`` and ``completion``."""
     _add_check(commands)
     _add_draw(commands)
     _add_explain(commands)
     _add_convert(commands)
+    _add_init(commands)
+    _add_completion(commands)
 
 
 def _add_check(commands: "Commands") -> None:
@@ -36,7 +38,13 @@ def _add_check(commands: "Commands") -> None:
     parser.add_argument(
         "--lock", type=Path, metavar="FILE", help="check graphs against the signatures in this file of weft lock"
     )
-    parser.add_argument("--format", choices=("text", "json", "github"), default="text", help="default: text")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--json", action="store_const", const="json", dest="format", default="text", help="print facts as JSON"
+    )
+    form.add_argument(
+        "--github", action="store_const", const="github", dest="format", help="print annotations of GitHub's CI"
+    )
 
 
 def _add_draw(commands: "Commands") -> None:
@@ -67,7 +75,7 @@ def _add_explain(commands: "Commands") -> None:
     )
     parser.add_argument("--priority", type=int, metavar="N", help="the request parameter of that name")
     parser.add_argument("--remaining-ms", type=positive, metavar="N", help="the client's deadline; default: none")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+    add_json_argument(parser)
 
 
 def _add_convert(commands: "Commands") -> None:
@@ -89,13 +97,31 @@ def _add_convert(commands: "Commands") -> None:
     types = parser.add_mutually_exclusive_group()
     types.add_argument(
         "--lock",
-        "--signatures",
-        dest="signatures",
         type=Path,
         metavar="FILE",
         help="take the signatures of models from this file of weft lock",
     )
     types.add_argument("--repository", type=Path, metavar="DIR", help="take them from this model repository")
+
+
+def _add_init(commands: "Commands") -> None:
+    parser = commands.add_parser(
+        "init",
+        help="write a small working repository",
+        description="Write a repository with a model, a graph and their configuration into a new or empty folder.",
+        epilog="example: weft init mine && weft up --repository mine",
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR")
+
+
+def _add_completion(commands: "Commands") -> None:
+    parser = commands.add_parser(
+        "completion",
+        help="print what makes a shell complete the arguments of weft",
+        description="Print a script that makes a shell complete the arguments of weft.",
+        epilog='example: eval "$(weft completion bash)"',
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh", "powershell"))
 
 
 def _add_graph(parser: argparse.ArgumentParser) -> None:

@@ -4,8 +4,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft_cli.arguments.shared import add_json_argument
 from weft_cli.arguments.types import ROUTER_PORT, message_bytes, pair, port, replicas, service_arguments, services
 from weft_common.client.wires import add_wire_argument
+from weft_common.repository.control import add_completion_argument
 from weft_common.security.arguments import add_channel_arguments, add_server_arguments
 from weft_common.server.limits import add_limit_arguments
 from weft_common.text.argument_types import not_negative, num_workers, positive
@@ -86,6 +88,7 @@ def _add_up(commands: "Commands") -> None:
         help="largest message that the router takes and gives, and services behind with what it adds; default: 2 GiB",
     )
     add_wire_argument(parser)
+    add_completion_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one line of JSON with every endpoint and pid")
     parser.add_argument(
         "--stop-with-stdin", action="store_true", help="stop when standard input ends, so as not to outlive the parent"
@@ -109,7 +112,17 @@ def _add_up(commands: "Commands") -> None:
         metavar="S",
         help="kill and restart a service that has not answered a health check for so long; 0: never; default: 30",
     )
-    add_router_arguments(parser.add_argument_group("router", "poll is for models too, the rest for graphs alone"))
+    add_router_arguments(
+        parser.add_argument_group(
+            "router",
+            "poll and explicit are for models too, all of which are loaded first; the rest is for graphs alone",
+        )
+    )
+    parser.add_argument(
+        "--allow-client-shm",
+        action="store_true",
+        help="clients on this machine may pass tensors to the router in shared memory",
+    )
     add_server_arguments(parser.add_argument_group("security of the router's ports"))
     add_limit_arguments(parser.add_argument_group("limits of connections, for every service"), has_defaults=False)
 
@@ -121,8 +134,9 @@ def _add_restart(commands: "Commands") -> None:
         description="Tell a running weft up of this user to replace every service by a new process, one after another.",
     )
     parser.add_argument(
-        "--router", metavar="ADDRESS", help="whose router listens there, HOST:PORT; default: the only one that runs"
+        "--url", metavar="ADDRESS", help="whose router listens there, HOST:PORT; default: the only one that runs"
     )
+    add_json_argument(parser)
 
 
 def _add_top(commands: "Commands") -> None:
@@ -130,10 +144,10 @@ def _add_top(commands: "Commands") -> None:
         "top",
         help="show services, queues, rates and latencies as they are now",
         description="Show services, queues, rates and latencies, from the metrics of the router and of other services.",
-        epilog="example: weft top --router 127.0.0.1:8002",
+        epilog="example: weft top --url 127.0.0.1:8002",
     )
     parser.add_argument(
-        "--router",
+        "--url",
         metavar="ADDRESS",
         help="the router's metrics, if no other service is given, and every service where a weft up of this user runs "
         f"there; default: the only weft up that runs, else 127.0.0.1:{ROUTER_PORT + 1}",

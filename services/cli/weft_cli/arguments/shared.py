@@ -25,3 +25,8 @@ def add_router_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the address of the router and how it is called."""
     parser.add_argument("--url", default=f"127.0.0.1:{ROUTER_PORT}", help=f"default: 127.0.0.1:{ROUTER_PORT}")
     add_channel_arguments(parser.add_argument_group("security"))
+
+
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``, which every command has that prints facts."""
+    parser.add_argument("--json", action="store_true", help="print facts as JSON")

@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
     name, stem = ("standard input", "graph") if is_input else (str(options.file), options.file.stem)
     try:
         data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if is_input else _head(options.file)
-        catalog = signatures_for(options.repository, options.signatures)
+        catalog = signatures_for(options.repository, options.lock)
         source = read_source(data, name)
     except OSError as error:
         return _fail(f"cannot read '{error.filename}': {error.strerror}")

@@ -2,16 +2,12 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
 
 from weft_cli.plan import plan_or_status
 from weft_common.errors import InvalidArgumentError
-from weft_tools.explain.entry import ExplainedStep
 from weft_tools.explain.question import RequestTexts, read_question
 from weft_tools.explain.render import render_json, render_text
 from weft_tools.explain.tree import explain
-
-FORMATS: Mapping[str, Callable[[ExplainedStep, int | None], str]] = {"text": render_text, "json": render_json}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,5 +35,6 @@ def run(options: argparse.Namespace) -> int:
         return 2
     for hint in question.hints:
         print(f"weft explain: note: {hint}", file=sys.stderr)
-    sys.stdout.write(FORMATS[options.format](explain(plan, question), question.num_rows))
+    render = render_json if options.json else render_text
+    sys.stdout.write(render(explain(plan, question), question.num_rows))
     return 0

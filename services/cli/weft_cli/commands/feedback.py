@@ -2,10 +2,11 @@
 
 import argparse
 import asyncio
-import sys
+import json
 
+from weft_cli.answers.similar import names_similar_models
 from weft_common.client.v2_client import V2Client
-from weft_common.errors import RemoteError, UnsupportedError, WeftError
+from weft_common.errors import RemoteError, UnsupportedError
 from weft_common.security.channel import channel_security
 from weft_protos import graph_service_pb2 as pb
 
@@ -13,15 +14,23 @@ _TIMEOUT_S = 10.0
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the rewarded steps and return 0, or print the error's status and message and return 1."""
-    try:
-        response = asyncio.run(_feedback(options))
-    except WeftError as error:
-        print(f"weft: {error.code}: {error.message}", file=sys.stderr)
-        return 1
-    for arm in response.arm:
-        mean = arm.reward_sum / max(arm.num_pulls, arm.num_rewards)
-        print(f"{arm.node}[{arm.step}]  pulls {arm.num_pulls}, rewards {arm.num_rewards}, mean {mean:.3f}")
+    """Print the rewarded steps and return 0; raises WeftError."""
+    response = asyncio.run(_feedback(options))
+    arms = [
+        {
+            "node": arm.node,
+            "step": arm.step,
+            "pulls": arm.num_pulls,
+            "rewards": arm.num_rewards,
+            "mean": arm.reward_sum / max(arm.num_pulls, arm.num_rewards),
+        }
+        for arm in response.arm
+    ]
+    if options.json:
+        print(json.dumps({"graph": options.graph, "arms": arms}))
+        return 0
+    for arm in arms:
+        print(f"{arm['node']}[{arm['step']}]  pulls {arm['pulls']}, rewards {arm['rewards']}, mean {arm['mean']:.3f}")
     return 0
 
 
@@ -34,7 +43,8 @@ async def _feedback(options: argparse.Namespace) -> pb.GraphFeedbackResponse:
         request.path = options.path
     async with V2Client(options.url, security=channel_security(options)) as router:
         try:
-            return await router.graph_feedback(request, timeout_s=_TIMEOUT_S)
+            async with names_similar_models(router, name):
+                return await router.graph_feedback(request, timeout_s=_TIMEOUT_S)
         except RemoteError as error:
             if error.code == UnsupportedError.code:
                 raise UnsupportedError(f"'{options.url}' is no router of Weft; it has no bandits") from error

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -9,16 +10,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+from weft_cli.answers.similar import names_similar_models
 from weft_cli.answers.stream import ask_for_stream, print_stream
-from weft_cli.answers.tensor import render_result
+from weft_cli.answers.tensor import render_result, result_as_json
 from weft_cli.answers.trace import painter, read_trace, render_trace, span_ms
 from weft_common.client.channels import MAX_TIMEOUT_S
 from weft_common.client.v2_client import V2Client
 from weft_common.core import InferCall, InferResult, Parameters, RequestedOutput
-from weft_common.errors import RemoteError, UnsupportedError, WeftError
+from weft_common.errors import RemoteError, UnsupportedError
 from weft_common.protocol.wire import request_from_call
 from weft_common.security.channel import channel_security
 from weft_common.signature import TensorSpec
+from weft_common.text.printable import printable
 from weft_tools.request import build_inputs, content_of, parameter_value
 
 #: The text of gRPC itself when the deadline passes at this end.
@@ -29,7 +32,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the answer and return 0, or print the error's status and message and return 1; 130 after a Ctrl-C."""
+    """Print the answer and return 0; raises WeftError; 130 after a Ctrl-C."""
     try:
         elements = {"": [os.fsencode(text) for text in options.text]} if options.text else {}
         for name, path in options.file:
@@ -37,9 +40,6 @@ def run(options: argparse.Namespace) -> int:
         asyncio.run(_infer(options, {name: content_of(text) for name, text in options.input}, elements))
     except OSError as error:
         print(f"weft: cannot read '{error.filename}': {error.strerror}", file=sys.stderr)
-        return 1
-    except WeftError as error:
-        print(f"weft: {error.code}: {error.message}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # which cancels the request
         return _INTERRUPTED
@@ -55,7 +55,8 @@ async def _infer(options: argparse.Namespace, named: Mapping[str, str], elements
     trailer: dict[str, str] = {}
     async with V2Client(options.url, security=channel_security(options)) as client:
         try:
-            specs, is_decoupled = await _describe(client, name, version, timeout_s)
+            async with names_similar_models(client, name):
+                specs, is_decoupled = await _describe(client, name, version, timeout_s)
             inputs = build_inputs(specs, named, elements)
             if is_decoupled:
                 ask_for_stream(specs, inputs)
@@ -63,8 +64,8 @@ async def _infer(options: argparse.Namespace, named: Mapping[str, str], elements
             request = request_from_call(InferCall(name, version, options.request_id, parameters, inputs, outputs))
             if is_decoupled:
                 results = client.stream(request, timeout_s=timeout_s, metadata=options.header, trailer=trailer)
-                ending, duration_ms = await print_stream(name, results)
-                if options.trace:
+                ending, duration_ms = await print_stream(name, results, as_json=options.json)
+                if options.trace and not options.json:
                     _print_trace(ending, duration_ms)
                 return
             start_ns = time.perf_counter_ns()
@@ -72,11 +73,14 @@ async def _infer(options: argparse.Namespace, named: Mapping[str, str], elements
             duration_ms = (time.perf_counter_ns() - start_ns) / 1e6
         except RemoteError as error:
             if options.trace and _PATH_HEADER in trailer:  # as far as the request came
-                print(f"path: {trailer[_PATH_HEADER]}", file=sys.stderr)
+                print(printable(f"path: {trailer[_PATH_HEADER]}"), file=sys.stderr)
             if error.message == _GRPC_LATE:
                 text = f"'{options.url}' did not answer within {options.timeout_ms:g} ms; --timeout-ms allows longer"
                 raise error.with_message(text) from error
             raise
+    if options.json:
+        print(json.dumps(result_as_json(result) | {"ms": round(duration_ms, 3)}))
+        return
     _print(result, trailer, duration_ms, is_traced=options.trace)
 
 
@@ -100,11 +104,11 @@ async def _describe(client: V2Client, name: str, version: str, timeout_s: float)
 
 
 def _print(result: InferResult, trailer: Mapping[str, str], duration_ms: float, *, is_traced: bool) -> None:
-    print(f"{result.model_name} version {result.model_version}, {duration_ms:.1f} ms")
+    print(printable(f"{result.model_name} version {result.model_version}, {duration_ms:.1f} ms"))
     print(render_result(result))
     if not is_traced:
         return
-    print(f"path: {trailer.get(_PATH_HEADER, '(the answer names none)')}")
+    print(printable(f"path: {trailer.get(_PATH_HEADER, '(the answer names none)')}"))
     _print_trace(result.parameters, duration_ms)
 
 

@@ -1,6 +1,7 @@
 """``weft key``: makes keys for clients."""
 
 import argparse
+import json
 import os
 import sys
 
@@ -31,6 +32,9 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         print(f"weft key: '{options.add_to}': {error.strerror}", file=sys.stderr)
         return 1
+    if options.json:
+        print(json.dumps({"name": options.name, "key": key, "line": line}))
+        return 0
     if options.add_to is None:
         print(f"The line for the file of --auth-keys:\n{line}\nThe key, which is shown only now:", file=sys.stderr)
     print(key)

@@ -2,14 +2,18 @@
 
 import argparse
 import asyncio
+import json
 import os
 import shlex
 import sys
 from pathlib import Path
 
+from google.protobuf.json_format import MessageToDict
+
 from weft_common.errors import UnavailableError, WeftError
 from weft_common.security.channel import channel_security
 from weft_common.text.pbtxt import PbtxtError, render
+from weft_common.text.printable import printable
 from weft_protos import graph_service_pb2 as pb
 from weft_tools.live_signatures import signatures_of_router, signatures_of_targets
 from weft_tools.lock import drift, lock_text, read_lock
@@ -21,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
         locked = read_lock(options.check) if options.check is not None else None
         found = asyncio.run(_signatures(options))
         if locked is not None:
-            return _compare(options.check, locked, found)
+            return _compare(options.check, locked, found, as_json=options.json)
         _write(options, found)
     except PbtxtError as error:
         print(render(error.diagnostics), file=sys.stderr)
@@ -45,21 +49,24 @@ async def _signatures(options: argparse.Namespace) -> pb.TargetSignaturesRespons
     found = await (
         signatures_of_targets(options.target, security)
         if options.target
-        else signatures_of_router(options.router, security)
+        else signatures_of_router(options.url, security)
     )
     if found.unreachable_target:
         raise UnavailableError(f"no answer from {', '.join(found.unreachable_target)}; nothing was locked or compared")
     if not found.model:
         raise UnavailableError("no model is ready on any target; nothing was locked or compared")
     for model in found.not_ready:
-        print(f"weft lock: left out, because it is not ready: {model}", file=sys.stderr)
+        print(printable(f"weft lock: left out, because it is not ready: {model}"), file=sys.stderr)
     return found
 
 
-def _compare(path: Path, locked: list[pb.ModelSignature], found: pb.TargetSignaturesResponse) -> int:
+def _compare(path: Path, locked: list[pb.ModelSignature], found: pb.TargetSignaturesResponse, *, as_json: bool) -> int:
     lines = drift(locked, found.model)
+    if as_json:
+        print(json.dumps({"file": str(path), "differences": lines}))
+        return 1 if lines else 0
     for line in lines:
-        print(line)
+        print(printable(line))
     print(f"{path}: {len(lines) or 'no'} difference{'' if len(lines) == 1 else 's'}", file=sys.stderr)
     return 1 if lines else 0
 
@@ -67,7 +74,11 @@ def _compare(path: Path, locked: list[pb.ModelSignature], found: pb.TargetSignat
 def _write(options: argparse.Namespace, found: pb.TargetSignaturesResponse) -> None:
     """Write the signatures; a failure leaves the file as it was."""
     given = [f"--target {shlex.quote(f'{name}={address}')}" for name, address in options.target]
-    source = " ".join(given) or f"--router {shlex.quote(options.router)}"
+    source = " ".join(given) or f"--url {shlex.quote(options.url)}"
+    if options.json:
+        print(json.dumps({"models": [MessageToDict(model, preserving_proto_field_name=True) for model in found.model]}))
+        if options.output is None:
+            return
     text = lock_text(found.model, shlex.quote(str(options.output or "FILE")), source)
     if options.output is None:
         print(text, end="")

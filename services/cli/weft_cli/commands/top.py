@@ -15,6 +15,7 @@ from weft_cli.arguments.types import ROUTER_PORT
 from weft_common.errors import WeftError
 from weft_common.security.channel import channel_security
 from weft_common.security.tls import http_context
+from weft_common.text.printable import printable
 from weft_mesh.registry import SeveralMeshesError, the_mesh
 from weft_tools.top.frame import Frame, frame_of
 from weft_tools.top.render import frame_text
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     if not is_live:
         time.sleep(options.interval_s)
         frame = frame_of(addresses, before, scrape(addresses, tls))
-        print(json.dumps(asdict(frame)) if options.json else frame_text(frame))
+        print(json.dumps(asdict(frame)) if options.json else printable(frame_text(frame)))
         return _status(frame)
     last: Frame | None = None
     interrupted = _on_interrupt()
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
             # The next interval of a service that did not answer begins at its last answer.
             before = {name: before[name] if page.error else page for name, page in now.items()}
             size = shutil.get_terminal_size()
-            text = frame_text(last, width=size.columns, height=size.lines - 1)
+            text = printable(frame_text(last, width=size.columns, height=size.lines - 1))
             sys.stdout.write(_HOME + text.replace("\n", f"{_CLEAR_LINE}\n") + _CLEAR_LINE + _CLEAR_BELOW)
             sys.stdout.flush()
         return 0 if last is None else _status(last)
@@ -98,5 +99,5 @@ def _addresses(options: argparse.Namespace) -> dict[str, str]:
     addresses |= dict(options.service)
     if addresses:
         return addresses
-    mesh = the_mesh(options.router, lambda mesh: mesh.metrics)
-    return {"router": options.router or _ROUTER} if mesh is None else mesh.metrics_addresses()
+    mesh = the_mesh(options.url, lambda mesh: mesh.router if options.url == mesh.router else mesh.metrics)
+    return {"router": options.url or _ROUTER} if mesh is None else mesh.metrics_addresses()

@@ -58,8 +58,14 @@ def _process_fault(options: argparse.Namespace) -> str:
 
 
 def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
-    polling = ["--model-control-mode=poll", f"--repository-poll-secs={options.repository_poll_secs}"]
-    arguments = {name: polling if options.model_control_mode == "poll" else [] for name in MODEL_SERVICES}
+    control = {
+        "poll": ["--model-control-mode=poll", f"--repository-poll-secs={options.repository_poll_secs}"],
+        "explicit": ["--model-control-mode=explicit", "--load-model=*"],
+    }
+    shared = control.get(options.model_control_mode, [])
+    if options.disable_auto_complete_config:
+        shared = [*shared, "--disable-auto-complete-config"]
+    arguments = dict.fromkeys(MODEL_SERVICES, shared)
     # The router checks the keys.
     arguments[GATEWAY] = [argument for argument in given_to_server(options) if argument.startswith("--tls-")]
     limits = [*_shared_arguments(options)]
@@ -79,6 +85,7 @@ def _router_arguments(options: argparse.Namespace) -> list[str]:
     limit = [] if options.max_message_bytes is None else [f"--max-message-bytes={options.max_message_bytes}"]
     return [
         *given(options),
+        *(["--allow-client-shm"] if options.allow_client_shm else []),
         *given_to_server(options),
         *_shared_arguments(options),
         *limit,

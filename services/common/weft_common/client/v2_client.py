@@ -209,6 +209,20 @@ class V2Client:
         with self._failures():
             await self.stub.RepositoryModelLoad(request, timeout=timeout_s)
 
+    async def unload(self, name: str, *, unload_dependents: bool, timeout_s: float) -> None:
+        """Unload a model, and with ``unload_dependents`` those that it is made of."""
+        request = pb.RepositoryModelUnloadRequest(model_name=name)
+        if unload_dependents:
+            request.parameters["unload_dependents"].bool_param = True
+        with self._failures():
+            await self.stub.RepositoryModelUnload(request, timeout=timeout_s)
+
+    async def statistics(self, name: str, version: str, *, timeout_s: float) -> Sequence[pb.ModelStatistics]:
+        """Counters of a model, or of all with the name ""."""
+        request = pb.ModelStatisticsRequest(name=name, version=version)
+        with self._failures():
+            return (await self.stub.ModelStatistics(request, timeout=timeout_s)).model_stats
+
     async def graph_feedback(
         self, request: graph_pb.GraphFeedbackRequest, *, timeout_s: float
     ) -> graph_pb.GraphFeedbackResponse:

@@ -1,7 +1,7 @@
 """Messages of ``ModelInfer`` that are like one that was seen before, read and written without protobuf.
 
 Requests of one shape for one model differ in their ids and tensors alone, and so do their responses. What lies around
-these is kept from the first of them: to read another is to compare it, and to write one is to join pieces. A message
+these is kept from the second of them: to read another is to compare it, and to write one is to join pieces. A message
 that differs in anything else is read and written by protobuf, and what is written is byte for byte what protobuf would
 write.
 
@@ -82,6 +82,7 @@ class KnownMessages:
         self._contents_tag = bytes((message_class.DESCRIPTOR.fields_by_name[contents].number << 3 | _BYTES,))
         self._read: dict[tuple[bytes, int], _Seen] = {}
         self._written: dict[tuple[Any, ...], list[bytes]] = {}
+        self._met: set[tuple[Any, ...]] = set()  # what came once: where lengths vary, as those of texts, most come once
 
     def read(self, data: bytes) -> tuple[_Seen, str, dict[str, WireTensor]] | None:
         """A message that is like one that was seen, its id, and its tensors; None where none is."""
@@ -126,6 +127,8 @@ class KnownMessages:
         """
         if len(tensors) + len(outputs) > _MAX_KNOWN_TENSORS:
             return
+        if self._is_first((message.model_name, message.model_version, len(data) - len(message.id))):
+            return
         names = [text.encode() for text in (message.model_name, message.model_version, message.id)]
         contents = [tensor.data for tensor in tensors.values()]
         prefixes = [self._contents_tag + encoded_length(len(content)) for content in contents]
@@ -163,7 +166,7 @@ class KnownMessages:
         tensors: Mapping[str, WireTensor],
         outputs: tuple[RequestedOutput, ...] = (),
     ) -> bytes | None:
-        """A message without parameters; None if it is large or has many tensors, or an output has parameters.
+        """A message without parameters; None if it is large, the first of its kind, or has what is left to protobuf.
 
         Args:
             name: Of the model.
@@ -194,6 +197,8 @@ class KnownMessages:
         key = tuple(parts)
         known = self._written.get(key)
         if known is None:
+            if self._is_first(key):
+                return None
             known = self._pieces(name, version, tensors, outputs)
             if len(self._written) >= _MAX_KNOWN:
                 self._written.clear()
@@ -207,6 +212,14 @@ class KnownMessages:
         for prefix, tensor in zip(known[2:], tensors.values(), strict=True):
             pieces += (prefix, tensor.data)
         return b"".join(pieces)
+
+    def _is_first(self, key: tuple[Any, ...]) -> bool:
+        if key in self._met:
+            return False
+        if len(self._met) >= _MAX_KNOWN:
+            self._met.clear()
+        self._met.add(key)
+        return True
 
     def _pieces(
         self, name: str, version: str, tensors: Mapping[str, WireTensor], outputs: tuple[RequestedOutput, ...]

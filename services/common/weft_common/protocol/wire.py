@@ -11,6 +11,7 @@ from weft_common.limits import (
     MAX_PARAMETERS,
     MAX_STRINGS,
     MAX_TENSORS,
+    MAX_TYPED_STRINGS,
     check_call,
     check_count,
     check_parameters,
@@ -389,7 +390,7 @@ def _typed_contents(tensor: Any, kind: str, model_name: str) -> bytes:
             f"{kind} '{tensor.name}' of datatype '{datatype}' must fill {field}, but {', '.join(filled)} is set"
         )
     if datatype == "BYTES":
-        check_count(f"{kind} '{tensor.name}'", len(tensor.contents.bytes_contents), MAX_STRINGS, "strings")
+        check_count(f"{kind} '{tensor.name}'", len(tensor.contents.bytes_contents), MAX_TYPED_STRINGS, "strings")
     values = getattr(tensor.contents, field)[:]
     if datatype == "BYTES":
         return encode_bytes(values)

@@ -42,6 +42,15 @@ def add_control_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentG
     )
 
 
+def add_completion_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option that turns off what is taken from models' files."""
+    parser.add_argument(
+        "--disable-auto-complete-config",
+        action="store_true",
+        help="take nothing from a model's files that its config.pbtxt leaves out, and do not load a model without one",
+    )
+
+
 def control_fault(options: argparse.Namespace, what: str) -> str:
     """Error message for invalid arguments of ``add_control_arguments``; "" if valid."""
     if options.load_model and options.model_control_mode != "explicit":

@@ -85,12 +85,14 @@ class Extension(NamedTuple):
         collectors: Metrics beyond those of the models; collected on the metrics server's thread.
         precheck: Checks each request before its tensors are parsed.
         more_statistics: Counters of models, by name and version, in other processes that serve on the same port.
+        own_statistics: Those of models by the services that run them.
     """
 
     add_servicers: Callable[[grpc.aio.Server], Sequence[str]] = lambda server: ()
     collectors: Sequence[Collector] = ()
     precheck: Precheck | None = None
     more_statistics: MoreStatistics | None = None
+    own_statistics: MoreStatistics | None = None
 
 
 Core = TypeVar("Core", bound=ClosableCore)
@@ -285,6 +287,7 @@ def add_services(
     """
     inference = V2Servicer(core, service, memory, is_ready, extension.precheck)
     inference.more_statistics = extension.more_statistics
+    inference.own_statistics = extension.own_statistics
     inference.local_tensors = local_tensors
     services = Services(inference, HealthServicer((SERVICE_NAME,)))
     add_v2_service(services.inference, server)

@@ -77,6 +77,8 @@ class V2Servicer(SharedMemoryServicer):
         server_id: Name in ``ServerMetadata``.
         local_tensors: Memory for tensors that callers on this machine share; None: they cannot.
         more_statistics: Gives counters of models that other processes on the same port have; None: there are none.
+        own_statistics: Gives those of models by the services that run them, which stand in for what was seen of them
+            from here; None: there are none.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class V2Servicer(SharedMemoryServicer):
         self._precheck = precheck
         self.server_id = service
         self.more_statistics: MoreStatistics | None = None
+        self.own_statistics: MoreStatistics | None = None
         self.local_tensors: LocalTensorService | None = None
         self._is_ready = is_ready
         self._released: asyncio.Event | None = None  # set while draining
@@ -166,6 +169,9 @@ class V2Servicer(SharedMemoryServicer):
         messages = list(map(statistics_message, statistics))
         if self.more_statistics is not None:
             messages = summed([*messages, *await self.more_statistics(request.name, request.version)])
+        if self.own_statistics is not None:
+            own = {(one.name, one.version): one for one in await self.own_statistics(request.name, request.version)}
+            messages = [own.get((one.name, one.version), one) for one in messages]
         return pb.ModelStatisticsResponse(model_stats=[entry for entry in messages if access.allows(entry.name)])
 
     # Inference.

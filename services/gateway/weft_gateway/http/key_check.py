@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from weft_common.caching.expiring import ExpiringCache
 from weft_common.client.v2_client import Metadata, V2Client
 from weft_protos import grpc_service_pb2 as pb
 
@@ -24,9 +25,7 @@ class KeyCheck:
 
     def __init__(self, router: V2Client, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._router = router
-        self._clock_s = clock_s
-        #: When each answer expires, oldest first.
-        self._valid: dict[Metadata, float] = {}
+        self._valid = ExpiringCache[Metadata, None](CACHE_TTL_S, _MAX_CACHED, clock_s)
 
     async def check(self, identity: Metadata) -> None:
         """Check the client with these keys.
@@ -34,12 +33,9 @@ class KeyCheck:
         Raises:
             RemoteError: UNAUTHENTICATED, or the router cannot be reached.
         """
-        if self._clock_s() < self._valid.get(identity, 0.0):
-            return
-        await self._router.call(
-            "ServerMetadata", pb.ServerMetadataRequest(), timeout_s=CHECK_TIMEOUT_S, metadata=identity
-        )
-        self._valid.pop(identity, None)
-        while len(self._valid) >= _MAX_CACHED:
-            del self._valid[next(iter(self._valid))]
-        self._valid[identity] = self._clock_s() + CACHE_TTL_S
+
+        async def ask() -> None:
+            wanted = pb.ServerMetadataRequest()
+            await self._router.call("ServerMetadata", wanted, timeout_s=CHECK_TIMEOUT_S, metadata=identity)
+
+        await self._valid.get(identity, ask)

@@ -72,7 +72,10 @@ class ChatTemplate:
             InternalError: The template fails.
         """
         if not has_special_tokens:
-            messages, variables = in_texts(self._break, messages), in_texts(self._break, variables)
+            try:
+                messages, variables = in_texts(self._break, messages), in_texts(self._break, variables)
+            except RecursionError:
+                raise RequestError("messages and 'chat_template_kwargs' are nested too deeply") from None
         given = {
             **_ABSENT,
             **variables,

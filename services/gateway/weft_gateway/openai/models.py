@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from weft_common.caching.expiring import ExpiringCache
 from weft_common.client.v2_client import Metadata, V2Client
 from weft_common.errors import NotFoundError, RemoteError
 from weft_gateway.errors import RequestError
@@ -31,9 +32,8 @@ class Models:
     ) -> None:
         self._router = router
         self._templates = templates
-        self._clock_s = clock_s
-        #: By name and the caller's metadata, so that permissions are never shared between callers; oldest first.
-        self._cache: dict[tuple[str, Metadata], tuple[float, TextModel | None]] = {}
+        #: By name and the caller's metadata, so that permissions are never shared between callers.
+        self._cache = ExpiringCache[tuple[str, Metadata], TextModel | None](CACHE_TTL_S, _MAX_CACHED, clock_s)
 
     async def find(self, name: str, metadata: Metadata) -> TextModel:
         """Look up a model.
@@ -85,18 +85,12 @@ class Models:
 
     async def _lookup(self, name: str, metadata: Metadata) -> TextModel | None:
         """The cached or fetched model; None: not a text model. Raises RemoteError."""
-        key = (name, metadata)
-        now_s = self._clock_s()
-        cached = self._cache.get(key)
-        if cached is not None and now_s < cached[0]:
-            return cached[1]
-        config = await self._router.config(name, timeout_s=LOOKUP_TIMEOUT_S, metadata=metadata)
-        model = TextModel.from_config(config, self._templates.get(name))
-        self._cache.pop(key, None)
-        while len(self._cache) >= _MAX_CACHED:
-            del self._cache[next(iter(self._cache))]
-        self._cache[key] = (self._clock_s() + CACHE_TTL_S, model)
-        return model
+
+        async def ask() -> TextModel | None:
+            config = await self._router.config(name, timeout_s=LOOKUP_TIMEOUT_S, metadata=metadata)
+            return TextModel.from_config(config, self._templates.get(name))
+
+        return await self._cache.get((name, metadata), ask)
 
 
 def _no_such_model(name: str) -> RequestError:

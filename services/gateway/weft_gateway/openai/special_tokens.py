@@ -1,14 +1,20 @@
 """Special tokens in what users write: they stay text, so that no message can pretend to be another's."""
 
+import io
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from weft_common.text.alternatives import any_of
+
 #: Put behind the first character of what would be a special token; no width, so that people see the same text.
 BREAK = "\u200b"
 #: Special tokens of common models, for one that does not name its own, as a graph around a language model.
 _COMMON = r"<\|[^<>|\s]{1,64}\|>"
+_MAX_COMMON_CHARS = 68
+#: A text is searched by pieces: no other thread runs meanwhile.
+_PIECE_CHARS = 1 << 16
 
 
 def special_texts(listed: str, named: Iterable[str]) -> tuple[str, ...]:
@@ -27,9 +33,25 @@ def special_texts(listed: str, named: Iterable[str]) -> tuple[str, ...]:
 
 def breaker(texts: Iterable[str]) -> Callable[[str], str]:
     """A function that puts ``BREAK`` into every special token of a text."""
-    longest_first = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
-    pattern = re.compile("|".join([*map(re.escape, longest_first), _COMMON]))
-    return lambda text: pattern.sub(lambda found: found[0][0] + BREAK + found[0][1:], text)
+    tokens = {text for text in texts if len(text) > 1}
+    pattern = re.compile(f"{any_of(tokens)}|{_COMMON}")
+    longest = max([_MAX_COMMON_CHARS, *map(len, tokens)])
+
+    def broken(text: str) -> str:
+        changed, position = io.StringIO(), 0
+        while position < len(text):
+            end = position + _PIECE_CHARS
+            found = pattern.search(text, position, end + longest)
+            if found is None or found.start() >= end:
+                changed.write(text[position:end])
+                position = end
+            else:
+                begin = found.start() + 1
+                changed.write(text[position:begin] + BREAK + text[begin : found.end()])
+                position = found.end()
+        return changed.getvalue()
+
+    return broken
 
 
 def in_texts(change: Callable[[str], str], value: Any) -> Any:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from weft_common.caching.expiring import ExpiringCache
 from weft_common.client.v2_client import Metadata
 from weft_common.core import InferResult
 from weft_common.errors import InvalidArgumentError
@@ -48,8 +49,9 @@ class InferenceHandlers:
 
     def __init__(self, resources: Resources, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._resources = resources
-        self._clock_s = clock_s
-        self._metadata: dict[tuple[str, str, Metadata], tuple[float, pb.ModelMetadataResponse]] = {}
+        self._metadata = ExpiringCache[tuple[str, str, Metadata], pb.ModelMetadataResponse](
+            CACHE_TTL_S, _MAX_CACHED, clock_s
+        )
 
     async def infer(self, request: Request, context: RequestContext) -> ASGIApp:
         """One request, one response."""
@@ -164,19 +166,12 @@ class InferenceHandlers:
 
     async def _model(self, name: str, version: str, identity: Metadata) -> pb.ModelMetadataResponse:
         """The metadata of a model, known for a moment to each caller. Raises RemoteError."""
-        key = (name, version, identity)
-        known = self._metadata.get(key)
-        if known is not None and self._clock_s() < known[0]:
-            return known[1]
         wanted = pb.ModelMetadataRequest(name=name, version=version)
-        found: pb.ModelMetadataResponse = await self._resources.router.call(
-            "ModelMetadata", wanted, timeout_s=LOOKUP_TIMEOUT_S, metadata=identity
+        call = self._resources.router.call
+        return await self._metadata.get(
+            (name, version, identity),
+            lambda: call("ModelMetadata", wanted, timeout_s=LOOKUP_TIMEOUT_S, metadata=identity),
         )
-        self._metadata.pop(key, None)
-        while len(self._metadata) >= _MAX_CACHED:
-            del self._metadata[next(iter(self._metadata))]
-        self._metadata[key] = (self._clock_s() + CACHE_TTL_S, found)
-        return found
 
 
 def _header_size(header: str, size: int) -> int:

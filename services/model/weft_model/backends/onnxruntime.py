@@ -13,6 +13,7 @@ from weft_common.observing.logs import get_logger
 from weft_common.signature import ModelSignature
 from weft_common.tensors import NUMPY_BY_DATATYPE, Array
 from weft_model.backends.binding import BoundOutput, BoundSession
+from weft_model.backends.completion import completed
 from weft_model.backends.contract import FileTensor, check_inputs, check_outputs
 from weft_model.backends.gpu import is_pinning_enabled, make_pinned_pool, use_cpu_instead
 from weft_model.backends.pinned import PinnedPool
@@ -27,8 +28,6 @@ _log = get_logger("weft.model")
 _FILENAME = "model.onnx"
 _EXTRA = "model"
 _ERRORS_ONLY = 3
-# Triton Inference Server's default max_batch_size for models that can be batched and do not set it.
-_DEFAULT_MAX_BATCH_SIZE = 4
 _DATATYPES = {
     "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
     "tensor(uint64)": "UINT64", "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32",
@@ -134,17 +133,7 @@ class OnnxRuntimeBackend(TensorBackend):
         options.intra_op_num_threads, options.log_severity_level = 1, _ERRORS_ONLY
         path = existing_file(directory, config.get("default_model_filename") or _FILENAME)
         session = _open(ort, path, options, ["CPUExecutionProvider"])
-        found = {"input": _tensors(session.get_inputs()), "output": _tensors(session.get_outputs())}
-        can_batch = all(t.shape and t.shape[0] == -1 for tensors in found.values() for t in tensors)
-        if can_batch and not (config.get("max_batch_size") or config.get("input") or config.get("output")):
-            config["max_batch_size"] = _DEFAULT_MAX_BATCH_SIZE
-            if not {"sequence_batching", "ensemble_scheduling"} & set(config):
-                config.setdefault("dynamic_batching", {})
-        num_batch_dims = 1 if config.get("max_batch_size") else 0
-        for kind, tensors in found.items():
-            if not config.get(kind):
-                config[kind] = [_declaration(path, tensor, num_batch_dims) for tensor in tensors]
-        return config
+        return completed(config, path, _tensors(session.get_inputs()), _tensors(session.get_outputs()))
 
     def _bind(self, ort: Any, signature: ModelSignature, device: tuple[str, int]) -> None:
         """Run with bound, preallocated memory from now on."""
@@ -187,7 +176,7 @@ class OnnxRuntimeBackend(TensorBackend):
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if is_parallel else ort.ExecutionMode.ORT_SEQUENTIAL
         options.enable_cpu_mem_arena = parameters.flag("enable_mem_arena", True)
         options.enable_mem_pattern = parameters.flag("enable_mem_pattern", True)
-        parameters.finish()
+        parameters.finish_leniently()  # Triton Inference Server has more, and ignores any other
         level = int(_optimization(self.model.config).get("graph", {}).get("level", 0))
         if level not in _GRAPH_LEVELS:
             raise InvalidArgumentError(
@@ -235,19 +224,6 @@ def _tensors(nodes: Any) -> list[FileTensor]:
         )
         for node in nodes
     ]
-
-
-def _declaration(path: Path, tensor: FileTensor, num_batch_dims: int) -> dict[str, Any]:
-    """The tensor as an entry of ``input`` or ``output`` in a configuration."""
-    dims = list(tensor.shape or ())[num_batch_dims:]
-    if tensor.datatype not in _DATATYPES.values() or not dims:
-        raise InvalidArgumentError(
-            f"{path}: '{tensor.name}' is {tensor.datatype} {list(tensor.shape or ())}, from which no datatype and dims "
-            f"can be made{' beside a batch dimension' if num_batch_dims else ''}; declare input and output "
-            "in config.pbtxt"
-        )
-    data_type = "STRING" if tensor.datatype == "BYTES" else tensor.datatype
-    return {"name": tensor.name, "data_type": f"TYPE_{data_type}", "dims": dims}
 
 
 def _decoded(name: str, array: Array) -> Array:

@@ -1,22 +1,26 @@
 """``pytorch``: programs of ``torch.export`` on CPU or CUDA."""
 
 import re
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import Array
+from weft_model.backends.completion import DEFAULT_MAX_BATCH_SIZE, completed
 from weft_model.backends.contract import FileTensor, check_inputs, check_outputs
 from weft_model.backends.gpu import is_pinning_enabled, use_cpu_instead
 from weft_model.backends.pt2 import load_program
 from weft_model.backends.torch_device import TorchDevice
 from weft_serving.backends.base import TensorBackend
 from weft_serving.backends.layout import file_signature, is_ragged
-from weft_serving.backends.loading import model_file, require
+from weft_serving.backends.loading import existing_file, model_file, require
 from weft_serving.backends.parameters import ParameterReader
 
+_FILENAME = "model.pt2"
 _NUMBERED = re.compile(r".+__(\d+)")
 _DATATYPES = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
@@ -71,7 +75,7 @@ class PyTorchBackend(TensorBackend):
         compiler = parameters.choice("TORCH_COMPILE", "none", _COMPILERS)
         parameters.finish()
         device = self._place()
-        path = model_file(self.model, "model.pt2")
+        path = model_file(self.model, _FILENAME)
         program = load_program(torch, path)
         self._check_program(program, path)
         if device.type == "cuda":
@@ -146,24 +150,36 @@ class PyTorchBackend(TensorBackend):
             _Threads.asked_for = asked_for or _Threads.asked_for
             self._torch.set_num_threads(_Threads.asked_for or 1)
 
+    @staticmethod
+    def auto_complete(  # type: ignore[override]  # mypy takes the base's for a method
+        config: dict[str, Any], directory: Path
+    ) -> dict[str, Any]:
+        """Fill in inputs, outputs and possibly the batch size from the program.
+
+        A tensor has the name of its argument, or its key in the dict that the module returns, else ``OUTPUT__0``, ...
+        """
+        torch = require("torch", "model")
+        path = existing_file(directory, config.get("default_model_filename") or _FILENAME)
+        program = load_program(torch, path)
+        arguments, results, values = _values(torch, program, path)
+        names, keys = _names(program, arguments, results)
+        inputs = [_found(name, values[argument]) for name, argument in zip(names, arguments, strict=True)]
+        keys = keys or [f"OUTPUT__{number}" for number in range(len(results))]
+        outputs = [_found(name, values[result]) for name, result in zip(keys, results, strict=True)]
+        limits = [_max_rows(program, values[name]) for name in arguments]
+        return completed(config, path, inputs, outputs, max_rows=min(limits, default=DEFAULT_MAX_BATCH_SIZE))
+
     def _check_program(self, program: Any, path: Any) -> None:
         """Match the declared tensors with those of the program, and validate them."""
         signature = file_signature(self.model.signature, self.model.layout)
-        values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-        arguments = program.graph_signature.user_inputs
-        results = program.graph_signature.user_outputs
-        if not all(isinstance(values.get(name), self._torch.Tensor) for name in (*arguments, *results)):
-            raise InvalidArgumentError(f"{path}: every argument and result of the exported module must be a tensor")
+        arguments, results, values = _values(self._torch, program, path)
         if len(signature.inputs) != len(arguments):
             raise InvalidArgumentError(
                 f"model '{signature.name}': {path} takes {len(arguments)} inputs ({', '.join(arguments)}), the "
                 f"configuration declares {len(signature.inputs)}"
             )
-        names = program.module_call_graph[0].signature.forward_arg_names or ()
-        names = names if len(names) == len(arguments) else arguments
+        names, keys = _names(program, arguments, results)
         inputs = _positions([i.name for i in signature.inputs], names, len(arguments))
-        out_spec = program.call_spec.out_spec
-        keys = out_spec.context if out_spec.type is dict and len(out_spec.context) == len(results) else ()
         self._outputs = _positions([o.name for o in signature.outputs], keys, len(results))
         check_inputs(signature, path, [_found(name, values[arguments[i]]) for name, i in inputs.items()])
         check_outputs(
@@ -175,12 +191,41 @@ class PyTorchBackend(TensorBackend):
         self._types = {name: values[results[i]].dtype for name, i in self._outputs.items()}
         if signature.max_batch_size > 0:
             for name in arguments:
-                limits = program.range_constraints.get(values[name].shape[0].node.expr)
-                if limits is not None and limits.upper < signature.max_batch_size:
+                if (limit := _max_rows(program, values[name])) < signature.max_batch_size:
                     raise InvalidArgumentError(
                         f"model '{signature.name}': max_batch_size is {signature.max_batch_size}, but {path} was "
-                        f"exported for batches of at most {limits.upper}"
+                        f"exported for batches of at most {limit}"
                     )
+
+
+def _values(torch: Any, program: Any, path: Any) -> tuple[Sequence[str], Sequence[str], Mapping[str, Any]]:
+    """Arguments and results of a program, by the names of their nodes, and the tensor that stands for each node.
+
+    Raises:
+        InvalidArgumentError: One of them is no tensor.
+    """
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    arguments, results = program.graph_signature.user_inputs, program.graph_signature.user_outputs
+    if not all(isinstance(values.get(name), torch.Tensor) for name in (*arguments, *results)):
+        raise InvalidArgumentError(f"{path}: every argument and result of the exported module must be a tensor")
+    return arguments, results, values
+
+
+def _names(program: Any, arguments: Sequence[str], results: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Names of the arguments, and keys of the results where the module returns a dict."""
+    names = program.module_call_graph[0].signature.forward_arg_names or ()
+    out_spec = program.call_spec.out_spec
+    keys = out_spec.context if out_spec.type is dict and len(out_spec.context) == len(results) else ()
+    return names if len(names) == len(arguments) else arguments, keys
+
+
+def _max_rows(program: Any, value: Any) -> int:
+    """The largest size of a tensor's first dimension."""
+    size = value.shape[0] if value.shape else 0
+    if isinstance(size, int):
+        return size
+    limits = program.range_constraints.get(size.node.expr)
+    return sys.maxsize if limits is None or limits.upper > sys.maxsize else int(limits.upper)
 
 
 def _positions(declared: Sequence[str], names: Sequence[str], count: int) -> Mapping[str, int]:

@@ -52,6 +52,9 @@ class GrpcTarget:
         options: Further options of the channel.
         security: TLS and key; None: plaintext without a key.
         wire: Implementation of gRPC; None: ``default_wire``.
+
+    Attributes:
+        client: What it is called with.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class GrpcTarget:
     ) -> None:
         self.name = name
         self.address = address
-        self._client = V2Client(
+        self.client = V2Client(
             address, where=f"target '{name}' ({address})", options=options, security=security, wire=wire
         )
         self._tensors = LocalTensors(address) if address.startswith("unix:") else None
@@ -75,7 +78,7 @@ class GrpcTarget:
     @property
     def channel(self) -> grpc.aio.Channel:
         """What it is reached over."""
-        return self._client.channel
+        return self.client.channel
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``; the time that is left becomes the gRPC deadline."""
@@ -84,12 +87,12 @@ class GrpcTarget:
         tensors = self._tensors
         try:
             if tensors is not None and tensors.is_for(call):
-                invoke = partial(self._client.model_infer, timeout=timeout_s, metadata=metadata or None)
+                invoke = partial(self.client.model_infer, timeout=timeout_s, metadata=metadata or None)
                 response = await tensors.infer(call, invoke)
             else:
                 # A small call has no more layers than it needs: of 80 us that a call by name costs the router at 32
                 # in flight, those around its RPC were 9 (AMD EPYC).
-                rpc: Any = self._client.model_infer(call, timeout=timeout_s, metadata=metadata or None)
+                rpc: Any = self.client.model_infer(call, timeout=timeout_s, metadata=metadata or None)
                 response = await (rpc if type(rpc) is UnaryCall else response_of(rpc))
                 if tensors is not None and type(response) is LargeResponse:
                     tensors.note(call.model_name)
@@ -102,7 +105,7 @@ class GrpcTarget:
         timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
         late = "the stream of {} did not end"
         failed = partial(self._failure, call=call, context=context, timeout_s=timeout_s, late=late)
-        return self._client.stream(
+        return self.client.stream(
             request_from_call(call), timeout_s=timeout_s, metadata=metadata_of(context), failed=failed
         )
 
@@ -116,13 +119,13 @@ class GrpcTarget:
 
     async def close(self) -> None:
         """As ``Target.close``."""
-        await self._client.close()
+        await self.client.close()
         if self._tensors is not None:
             self._tensors.close()
 
     async def _discover(self, timeout_s: float) -> list[TargetModel]:
-        index = await self._client.index(timeout_s=timeout_s)
-        if not index and not await self._client.is_ready(timeout_s=timeout_s):
+        index = await self.client.index(timeout_s=timeout_s)
+        if not index and not await self.client.is_ready(timeout_s=timeout_s):
             raise UnavailableError(f"target '{self.name}' ({self.address}) is starting: it lists no model yet")
         listed = {(m.name, m.version): m for m in index if is_to_come(m.state, m.reason)}
         # A model without a version is one that failed to load, or is on a server that has no versions.
@@ -156,7 +159,7 @@ class GrpcTarget:
         None where it has neither, as for a model that failed to load.
         """
         try:
-            config = await self._client.config(name, version, timeout_s=timeout_s)
+            config = await self.client.config(name, version, timeout_s=timeout_s)
         except WeftError as error:
             if error.code == UnsupportedError.code:
                 return await self._model_by_metadata(name, version, timeout_s=timeout_s)
@@ -167,7 +170,7 @@ class GrpcTarget:
     async def _model_by_metadata(self, name: str, version: str, *, timeout_s: float) -> TargetModel | None:
         """A model whose batch dimension, if it has one, is one of its own: metadata do not tell them apart."""
         try:
-            response = await self._client.model_metadata(name, version, timeout_s=timeout_s)
+            response = await self.client.model_metadata(name, version, timeout_s=timeout_s)
         except WeftError as error:
             _log.debug("no metadata of %s/%s at %s: %s", name, version, self.address, error.message)
             return None

@@ -1,12 +1,15 @@
-"""``parameters { key value { string_value } }`` of a model as typed values; an unknown key is an error."""
+"""``parameters { key value { string_value } }`` of a model as typed values; an unknown key is an error or a warning."""
 
 import math
 from collections.abc import Sequence
 from fractions import Fraction
 
 from weft_common.errors import InvalidArgumentError
+from weft_common.observing.logs import get_logger
 from weft_common.text.pbtxt import suggestion
 from weft_serving.backends.base import ModelContext
+
+_log = get_logger("weft.serving.config")
 
 _TRUE, _FALSE = frozenset({"true", "1"}), frozenset({"false", "0"})
 
@@ -80,6 +83,13 @@ class ParameterReader:
         for key in sorted(set(self._model.parameters) - set(self._known)):
             message = f"{self._where}: unknown parameter '{key}'{suggestion(key, self._known)}"
             raise self._model.fault(f"parameters[{key}].key", message)
+
+    def finish_leniently(self) -> None:
+        """Name parameters that were not read in the log, each with the nearest known key."""
+        for key in sorted(set(self._model.parameters) - set(self._known)):
+            _log.warning(
+                "%s: parameter '%s' is not known and has no effect%s", self._where, key, suggestion(key, self._known)
+            )
 
     def _number(self, key: str, value: str, part: str) -> float:
         try:

@@ -5,7 +5,7 @@ implemented, is an error; one that only tunes speed or adds labels is ignored an
 """
 
 from collections.abc import Callable, Collection, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from weft_common.text.pbtxt import suggestion
 from weft_protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
@@ -13,6 +13,16 @@ from weft_serving.config.report import ConfigReport
 from weft_serving.config.reshape import check_reshape
 
 BACKEND_BY_PLATFORM = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}
+#: The platform or backend of a model that names neither, by the file in its version folder; the first that is there.
+_BY_FILENAME = {
+    "model.onnx": "onnxruntime_onnx",
+    "model.pt2": "pytorch_libtorch",
+    "model.pt": "pytorch_libtorch",
+    "model.py": "python",
+}
+#: Why nothing tells the backend.
+TELLING_FILES = f"the latest version folder has none of {', '.join(_BY_FILENAME)}, which would tell the backend"
+_BY_SUFFIX = {PurePosixPath(filename).suffix: name for filename, name in _BY_FILENAME.items()}
 
 _Asked = Callable[[ModelConfig], object]
 
@@ -77,6 +87,27 @@ def _only_asks_for_graphs(config: ModelConfig) -> bool:
 def ignored_fields(config: ModelConfig) -> list[str]:
     """Fields that are set and have no effect in this version."""
     return [path for path, is_asked in _IGNORED if is_asked(config)]
+
+
+def name_backend(config: ModelConfig, directory: Path) -> None:
+    """Name the backend of a model that names none by the files in its version folder, if they tell."""
+    if config.backend or config.platform or config.HasField("ensemble_scheduling"):
+        return
+    if config.default_model_filename:
+        found = _BY_SUFFIX.get(PurePosixPath(config.default_model_filename).suffix, "")
+    else:
+        filename = next((filename for filename in _BY_FILENAME if (directory / filename).exists()), "")
+        config.default_model_filename = filename
+        found = _BY_FILENAME.get(filename, "")
+    if found in BACKEND_BY_PLATFORM:
+        config.platform = found
+    config.backend = BACKEND_BY_PLATFORM.get(found, found)
+
+
+def is_incomplete(config: ModelConfig) -> bool:
+    """Whether inputs, outputs, or types or shapes of some, are left to the model's file."""
+    tensors: list[ModelInput | ModelOutput] = [*config.input, *config.output]
+    return not (config.input and config.output) or any(not (t.data_type and t.dims) for t in tensors)
 
 
 def check_declared(config: ModelConfig, name: str, backends: Collection[str], report: ConfigReport) -> None:
@@ -149,7 +180,7 @@ def _check_identity(config: ModelConfig, name: str, backends: Collection[str], r
     implied = BACKEND_BY_PLATFORM.get(config.platform, "")
     path, asked = ("backend", config.backend) if config.backend else ("platform", implied or config.platform)
     if not asked:
-        report.error("", f"neither backend nor platform is set{suggestion('', sorted(backends))}")
+        report.error("", f"neither backend nor platform is set, and {TELLING_FILES}{suggestion('', sorted(backends))}")
     elif asked not in backends:
         report.error(path, f"unknown {path} '{asked}'{suggestion(asked, sorted(backends))}")
     elif implied and implied != asked:

@@ -9,6 +9,7 @@ from google.protobuf import json_format
 
 from weft_common.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
 from weft_common.observing.logs import get_logger
+from weft_common.repository.layout import CONFIG_FILENAME
 from weft_common.signature import COLLECTS_PARAMETER, ModelSignature
 from weft_common.text.pbtxt import parse
 from weft_protos.model_config_pb2 import ModelConfig
@@ -35,8 +36,6 @@ from weft_serving.config.versions import select_versions
 from weft_serving.config.warmup import warmup_samples
 from weft_serving.config.warmup_samples import warmed
 from weft_serving.scheduler.settings import SchedulerSettings
-
-CONFIG_FILENAME = "config.pbtxt"
 
 _log = get_logger("weft.serving.config")
 
@@ -66,6 +65,7 @@ def define_model(
     backends: Mapping[str, type[Backend]],
     *,
     num_gpus: int,
+    completes: bool = True,
     override: str | None = None,
     max_override_instances: int = MAX_INSTANCES,
     caller: ModelCaller | None = None,
@@ -80,6 +80,7 @@ def define_model(
         versions: Numbers of the version folders.
         backends: By name; reading a value may import it.
         num_gpus: CUDA devices of this process.
+        completes: Whether what the configuration leaves out, up to the whole file, is taken from the model's files.
         override: A configuration as JSON, in place of ``config.pbtxt``.
         max_override_instances: Limit of the instances that ``override`` may ask for.
         caller: Calls other models for this one.
@@ -91,12 +92,16 @@ def define_model(
         PbtxtError: Every fault of the configuration, each with file, line and column.
         WeftError: The backend could not complete the configuration.
     """
-    config, report = _read(directory, override)
+    config, report = _read(directory, override, completes=completes)
+    if completes and versions:
+        checks.name_backend(config, directory / str(max(versions)))
+    if override is None and not config.backend and not (directory / CONFIG_FILENAME).exists():
+        raise InvalidArgumentError(f"{directory} has no {CONFIG_FILENAME}, and {checks.TELLING_FILES}")
     checks.check_declared(config, directory.name, backends, report)
     selected = select_versions(config, versions, report)
-    if not report.diagnostics:  # user code sees sound configurations only
+    if completes and not report.diagnostics:  # user code sees sound configurations only
         backend = _imported(backends, config.backend)
-        if backend.completes_always or not (config.input and config.output):
+        if backend.completes_always or checks.is_incomplete(config):
             declared = {tensor.name for tensor in config.input} | {tensor.name for tensor in config.output}
             config = _complete(config, backend, directory / str(selected[-1]))
             drop_added(config, declared)
@@ -159,13 +164,21 @@ def define_model(
     )
 
 
-def _read(directory: Path, override: str | None) -> tuple[ModelConfig, ConfigReport]:
-    """The configuration as written, and a report with the positions of its fields."""
+def _read(directory: Path, override: str | None, *, completes: bool) -> tuple[ModelConfig, ConfigReport]:
+    """The configuration as written, an empty one without a file, and a report with the positions of its fields."""
     if override is not None:
         return parse_override(override), ConfigReport("config parameter")
     path = directory / CONFIG_FILENAME
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise InvalidArgumentError(f"cannot read {path}: it is no regular file")
     try:
         text = path.read_bytes()
+    except FileNotFoundError:
+        if completes:
+            return ModelConfig(), ConfigReport(str(path))
+        raise InvalidArgumentError(
+            f"there is no {path}; a model needs this file where --disable-auto-complete-config is given"
+        ) from None
     except OSError as error:
         raise InvalidArgumentError(f"cannot read {path}: {error.strerror}; a model needs this file") from None
     config, positions = parse(text, ModelConfig(), file=str(path))

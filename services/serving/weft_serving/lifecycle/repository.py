@@ -2,7 +2,7 @@
 
 ::
 
-    <repository>/<model>/config.pbtxt
+    <repository>/<model>/config.pbtxt               may be missing where the model's files say enough
     <repository>/<model>/<version>/...      version: a whole number of at least 1
 """
 
@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
-from weft_common.repository.layout import is_ensemble
+from weft_common.repository.layout import CONFIG_FILENAME, is_ensemble
 from weft_common.versions import is_version
 
 _UNSAFE = re.compile(r"[/\\\x00-\x1f\x7f]")
@@ -64,8 +64,11 @@ class ModelRepository:
 
 
 def _is_ensemble(directory: Path) -> bool:
+    """Whether the folder is the router's: an ensemble, or a graph beside models."""
     try:
-        return is_ensemble(directory / "config.pbtxt")
+        return is_ensemble(directory / CONFIG_FILENAME)
+    except FileNotFoundError:
+        return any(directory.glob("*/graph.pbtxt"))
     except OSError:
         return False  # its faults are reported at load
 

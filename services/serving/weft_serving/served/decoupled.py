@@ -10,7 +10,7 @@ from weft_common.errors import DeadlineExceededError, InternalError, WeftError
 from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
 from weft_common.signature import ModelSignature
-from weft_serving.request.request import InferenceRequest, InferenceResponse
+from weft_serving.request.request import InferenceRequest, InferenceResponse, Work
 from weft_serving.request.stream import ResponseStream
 from weft_serving.served import spans
 from weft_serving.served.execution import BatchExecution
@@ -18,6 +18,11 @@ from weft_serving.served.outputs import OutputEncoder
 from weft_serving.served.recorder import Recorder
 
 _LOG = get_logger("weft.serving")
+
+
+def _has_been_told() -> Work:
+    """In place of what a backend says of a request whose span is written."""
+    return Work("compute", {})
 
 
 class DecoupledRequests:
@@ -122,7 +127,9 @@ class DecoupledRequests:
             failure = outcome if isinstance(outcome, WeftError) else None
             num_responses = 0 if stream is None else stream.num_sent
             spans.record_stream(self._signature.name, request, num_responses, failure)
-        request.stream = request.describe = None  # they refer to each other; reader and sender hold the stream
+        request.stream = None  # they refer to each other; reader and sender hold the stream
+        if request.describe is not None:
+            request.describe = _has_been_told  # it holds the request; that there was one still matters
         if stream is not None and isinstance(outcome, WeftError):
             if not stream.has_last:
                 self._recorder.dropped(stream.num_sent, stream.last_ns, time.monotonic_ns())

@@ -1,5 +1,6 @@
 """`weft feedback` against a router's service in a thread of its own."""
 
+import json
 from typing import Any
 
 import grpc
@@ -43,6 +44,10 @@ def test_what_is_known_of_the_rewarded_steps_is_printed(capsys: pytest.CaptureFi
         assert main(["feedback", "g/3", "--path", "root[A]", "--reward", "0", "--url", url]) == 0
         line = "root/ab[A]  pulls 8, rewards 3, mean 0.250\nroot/ab[B]  pulls 1, rewards 4, mean 0.250\n"
         assert 2 * line == capsys.readouterr().out
+        assert main(["feedback", "g", "--request-id", "r1", "--reward", "0.5", "--url", url, "--json"]) == 0
+        first = json.loads(capsys.readouterr().out)["arms"][0]
+        assert {"node": "root/ab", "step": "A", "pulls": 8, "rewards": 3, "mean": 0.25} == first
+        bandits.requests.pop()
         assert main(["feedback", "g", "--request-id", "late", "--reward", "1", "--url", url]) == 1
         assert capsys.readouterr().err == "weft: NOT_FOUND: no request 'late'\n"
     assert [

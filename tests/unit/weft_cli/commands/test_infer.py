@@ -138,6 +138,28 @@ def test_the_answer_is_printed(url: str, core: _Shout, capsys: pytest.CaptureFix
     assert 4000 < core.remaining_ms < 5100  # gRPC rounds up to what its header can say
 
 
+def test_an_answer_is_json_on_request(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the V2 protocol has it, a line for each response; bytes that are no text are base64."""
+    assert main(["infer", "shout", "--url", url, "--text", "hello", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert ("shout", "3") == (answer["model_name"], answer["model_version"])
+    assert [{"name": "LOUD", "datatype": "BYTES", "shape": [1, 1], "data": ["HELLO"]}] == answer["outputs"]
+    assert main(["infer", "shout", "--url", url, "--text", os.fsdecode(b"\xff"), "--json"]) == 0
+    assert [{"b64": "/w=="}] == json.loads(capsys.readouterr().out)["outputs"][0]["data"]
+    assert main(["infer", "count", "--url", url, "--text", "ab", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [[1], [2]] == [line["outputs"][0]["data"] for line in lines if line["outputs"]]
+
+
+def test_escape_sequences_of_a_server_reach_no_terminal(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither in values, C1 controls included, nor in errors."""
+    assert main(["infer", "shout", "--url", url, "--text", "\x1b[2J\x9b2J\u202e"]) == 0
+    assert main(["infer", "a\x1b[2J\x9b", "--url", url, "--text", "a"]) == 1
+    told = capsys.readouterr()
+    assert not set("\x1b\x9b\u202e") & set(told.out + told.err)
+    assert "\ufffd" in told.err
+
+
 def test_the_text_of_a_stream_flows(url: str, core: _Shout, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a break; then the last response's other outputs, how many came, and when. A stream is asked for."""
     assert 0 == main(["infer", "spell", "--url", url, "--text", "héllo\n\tyou\x1b"])
@@ -274,6 +296,10 @@ def test_a_deadline_that_passes_is_told_with_its_length(url: str, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["shoot", "--text", "a"],
+            "weft: NOT_FOUND: Request for unknown model: 'shoot' is not found; did you mean 'shout'?",
+        ),
         (["nope", "--text", "a"], "weft: NOT_FOUND: Request for unknown model: 'nope' is not found"),
         (["shout", "--text", "a", "--param", "full=true"], "weft: RESOURCE_EXHAUSTED: shout: queue is full"),
         (["shout", "--input", "X=1"], "weft: INVALID_ARGUMENT: no input 'X'; the inputs are TEXT BYTES[-1, 1]"),

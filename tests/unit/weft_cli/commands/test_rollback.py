@@ -20,7 +20,9 @@ def test_the_versions_that_serve_now_are_printed(capsys: pytest.CaptureFixture[s
         del core.models["pipe", "1"]
         assert main(["rollback", "pipe", "--url", url]) == 0
         assert capsys.readouterr().out == "pipe: version 2\n"
-    assert [("pipe", {"rollback": True})] * 2 == core.loaded
+        assert main(["rollback", "pipe", "--url", url, "--json"]) == 0
+        assert capsys.readouterr().out == '{"graph": "pipe", "versions": ["2"]}\n'
+    assert [("pipe", {"rollback": True})] * 3 == core.loaded
 
 
 def test_a_refusal_and_a_router_that_is_gone_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,5 +31,8 @@ def test_a_refusal_and_a_router_that_is_gone_are_told(capsys: pytest.CaptureFixt
         assert main(["rollback", "pipe", "--url", url]) == 1
         told = capsys.readouterr()
         assert ("", "weft: NOT_FOUND: Request for unknown model: 'pipe' is not found\n") == (told.out, told.err)
+    with serving(ListingCore({("pipes", "1"): SIGNATURE})) as url:
+        assert main(["rollback", "pipe", "--url", url]) == 1
+        assert capsys.readouterr().err.endswith("is not found; did you mean 'pipes'?\n")
     assert main(["rollback", "pipe", "--url", "127.0.0.1:1"]) == 1
     assert capsys.readouterr().err.startswith("weft: UNAVAILABLE: '127.0.0.1:1'")

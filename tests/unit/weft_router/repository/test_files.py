@@ -51,6 +51,17 @@ def test_an_ensemble_without_a_version_folder_is_not_served(tmp_path: Path) -> N
     assert {} == versions(tmp_path)
 
 
+@pytest.mark.parametrize("config", [None, "", "max_batch_size: 4"])
+def test_a_model_without_a_whole_configuration_is_no_graph(tmp_path: Path, config: str | None) -> None:
+    """Its files say what it is, and it is no faulty graph either."""
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.onnx").touch()
+    if config is not None:
+        (tmp_path / "m" / "config.pbtxt").write_text(config)
+    repository = GraphRepository(tmp_path)
+    assert ({}, {}) == (repository.scan(), repository.faults)
+
+
 def test_a_model_beside_an_ensemble_is_no_graph(tmp_path: Path) -> None:
     """In a repository of Triton Inference Server models and ensembles stand side by side."""
     for name, text in (("m", 'name: "m"\nbackend: "python"'), ("e", 'platform: "ensemble"')):

@@ -307,9 +307,9 @@ async def test_a_cancel_does_not_break_off_the_task_of_the_grpc_library(
     core.answer = hold
     async with serving(core) as port:
         target = GrpcTarget("model", f"127.0.0.1:{port}", wire=WireName.GRPCIO)
-        start, calls = target._client.model_infer, []
+        start, calls = target.client.model_infer, []
         monkeypatch.setattr(
-            target._client, "model_infer", lambda *args, **kw: calls.append(start(*args, **kw)) or calls[0]
+            target.client, "model_infer", lambda *args, **kw: calls.append(start(*args, **kw)) or calls[0]
         )
         request = asyncio.create_task(target.infer(call(), CallContext()))
         await is_called.wait()

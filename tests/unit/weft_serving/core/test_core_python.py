@@ -10,6 +10,7 @@ import pytest
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InvalidArgumentError, UnavailableError
+from weft_common.limits import check_call
 from weft_common.tensors import decode, encode
 from weft_serving.backends.python import PythonBackend
 from weft_serving.core import ServingCore
@@ -38,7 +39,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
         (tmp_path / "m" / "1").mkdir(parents=True)
         (tmp_path / "m" / "1" / "model.py").write_text(HEAD + indent(body, " " * 8) + "\n")
         (tmp_path / "m" / "config.pbtxt").write_text('backend: "python"\n' + config)
-        core = ServingCore(tmp_path, {"python": PythonBackend}, num_gpus=0)
+        core = ServingCore(tmp_path, {"python": PythonBackend}, num_gpus=0, model_control="explicit", load_models=["*"])
         cores.append(core)
         await core.start()
         return core
@@ -72,3 +73,28 @@ async def test_model_may_have_no_inputs(serve, max_batch_size):
     assert (await asyncio.wait_for(core.infer(InferCall("m"), CallContext()), TIMEOUT_S)).outputs
     with pytest.raises(InvalidArgumentError, match="expected 0 inputs but got 1"):
         await _ask(core, 1)
+
+
+async def test_tensor_may_have_more_than_a_million_strings(serve):
+    """They come in and go out of a process as they are."""
+    body = "return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', r.inputs()[0].as_numpy())]) for r in requests]"
+    config = 'input { name: "IN" data_type: TYPE_STRING dims: [ -1 ] }\n'
+    core = await serve(body, config + config.replace("input", "output").replace('"IN"', '"OUT"'))
+    strings = encode(np.full((1 << 20) + 1, b"", object))
+    check_call(call := InferCall("m", inputs={"IN": strings}))
+    result = await asyncio.wait_for(core.infer(call, CallContext()), TIMEOUT_S)
+    assert strings == result.outputs["OUT"]
+
+
+async def test_configuration_of_a_load_may_be_partial(serve):
+    """What it leaves out comes from the model's files, not from ``config.pbtxt``; the model may add to it."""
+    core = await serve(ANSWER, IN + OUT)
+    path = core._repository.directory("m") / "1" / "model.py"
+    tensor = "{'name': 'MADE', 'data_type': 'TYPE_FP32', 'dims': [1]}"
+    completer = f"def auto_complete_config(config):\n    config.add_output({tensor})\n    return config\n"
+    path.write_text(path.read_text() + indent(f"@staticmethod\n{completer}", " " * 4))
+    await core.load("m", {"config": '{"max_batch_size": 3}'})
+    config = core.config("m", "")
+    assert ("python", 3, [], ["MADE"]) == (
+        config.backend, config.max_batch_size, list(config.input), [output.name for output in config.output],
+    )  # fmt: skip

@@ -1,8 +1,10 @@
 """Models that call other models: what travels with a call, how it ends, and what a loop comes to."""
 
 import asyncio
+import json
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -440,6 +442,26 @@ async def test_awaited_stream_may_be_withdrawn(serve_python, callee):
     callee.stream_infer = stream_infer
     model = await serve_python(execute, is_decoupled=False, caller=_calls(callee), source=ASYNC_SOURCE)
     assert 1.0 == value_of(await asyncio.wait_for(model.infer(call(1), CallContext()), 2 * TIMEOUT_S))
+
+
+async def test_parameters_of_responses_come_along(serve_python, callee):
+    """Those of the called model are the model's to read, and each response of a stream has its own."""
+    given: dict[str, Any] = {"a": 1, "b": True, "c": "x", "d": 0.5, "e": 2**63}
+
+    async def answer(call):
+        return InferResult(call.model_name, "1", parameters=given, outputs={"OUT": call.inputs["IN"]})
+
+    def execute(requests, pb_utils):
+        sender = requests[0].get_response_sender()
+        known = json.loads(_request(pb_utils, requests[0]).exec().parameters())
+        for number in range(2):
+            tensors = [pb_utils.Tensor("OUT", np.zeros((1, 1), np.float32))]
+            sender.send(pb_utils.InferenceResponse(tensors, parameters={**known, "n": number}), FINAL * number)
+
+    callee.answer = answer
+    model = await serve_python(execute, caller=_calls(callee))
+    results = [result.parameters async for result in model.stream(call(), CallContext())]
+    assert [{**given, "n": 0}, {**given, "n": 1}] == results
 
 
 async def test_names_may_be_bytes(serve_python, callee):

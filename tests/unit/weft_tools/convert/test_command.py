@@ -68,7 +68,7 @@ def test_types_of_a_lock_file_do_as_well(tmp_path: Path, capsys: pytest.CaptureF
     assert 0 == main(["check", str(path), "--lock", str(tmp_path / "a.lock")])
     (tmp_path / "a.lock").write_text("modle {}")
     capsys.readouterr()
-    assert 2 == main(["convert", str(tmp_path / "g.yaml"), "--signatures", str(tmp_path / "a.lock")])
+    assert 2 == main(["convert", str(tmp_path / "g.yaml"), "--lock", str(tmp_path / "a.lock")])
     assert "did you mean 'model'?" in capsys.readouterr().err
 
 

@@ -55,8 +55,8 @@ def test_the_tree(explain):
 
 
 def test_json_has_the_same(explain):
-    """--format json gives one object: calls, time and the tree."""
-    status, out, _ = explain("--format", "json", "--param", "tier=gold", "--shape", "TEXT=2,1")
+    """--json gives one object: calls, time and the tree."""
+    status, out, _ = explain("--json", "--param", "tier=gold", "--shape", "TEXT=2,1")
     found = json.loads(out)
     assert (0, "g/1", 2, 1, 50) == (status, found["graph"], found["num_rows"], found["num_calls"], found["max_ms"])
     assert [("root[gold]", "runs"), ("root[slow]", "skipped"), ("root[rest]", "skipped")] == [
@@ -132,7 +132,7 @@ def test_long_lines_are_cut_in_text_only(tmp_path, capsys):
     arguments = ["explain", "g", "--repository", str(folder)]
     assert 0 == main(arguments)
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 200
-    assert 0 == main([*arguments, "--format", "json"])
+    assert 0 == main([*arguments, "--json"])
     slow = json.loads(capsys.readouterr().out)["root"]["steps"][1]
     assert [f"when {condition} = ?"] == slow["why"]
 

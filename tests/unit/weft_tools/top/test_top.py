@@ -147,7 +147,7 @@ def test_what_cannot_be_read_is_told(tmp_path: Path, closed_address: str, capsys
         bad.write_text(text)
         assert 2 == main(["top", "--endpoints", str(bad), "--once"])
         assert "weft up --json" in capsys.readouterr().err
-    assert 1 == main(["top", "--router", closed_address, "--once", "--interval-s", "0.01"])
+    assert 1 == main(["top", "--url", closed_address, "--once", "--interval-s", "0.01"])
     assert "DOWN" in capsys.readouterr().out
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft_common.errors import InvalidArgumentError
+from weft_common.text.alternatives import any_of
 from weft_serving.backends.loading import require
 from weft_serving.detokenizer import Detokenizer
 
@@ -55,7 +56,7 @@ class TextCodec:
         self._tokenizer.no_padding()
         self._max_text_bytes = max_text_bytes
         special = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
-        self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
+        self._special = re.compile(any_of(special))
         self.detokenizer = Detokenizer(self._tokenizer)
         self.shown_token = lru_cache(_NUM_CACHED_TEXTS)(self._shown_token)
 
