@@ -57,7 +57,7 @@ def test_calls_are_spread_over_the_replicas_of_a_service(up: Start, repository: 
         (["--replicas", "model"], "not of the form NAME=COUNT"),
         (["--replicas", "model=2", "--replicas", "model=3"], "each name may be given once"),
         (["--replicas", "model=2", "--in-process", "model"], "replicas are processes"),
-        (["--service-args", "router=--help"], "a NAME of preprocess, model, postprocess"),
+        (["--service-args", "nobody=--help"], "a NAME of router, preprocess, model, postprocess, gateway"),
         (["--service-args", "model='--load"], "No closing quotation"),
         (["--target-policy", "model=random"], "must be one of least_outstanding"),
     ],
