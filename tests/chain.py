@@ -14,10 +14,13 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def initialize(self, args):
         config = json.loads(args["model_config"])
+        batches = pb_utils.MetricFamily("chain_batches", "Batches of the chain", pb_utils.MetricFamily.COUNTER)
+        self.batches = batches.Metric(labels={"model": args["model_name"]})
         self.source, self.sink = config["input"][0]["name"], config["output"][0]["name"]
 
     def execute(self, requests):
         time.sleep(0.01)
+        self.batches.increment(1)
         hang = pathlib.Path(__file__).with_name("hang")
         if hang.exists():
             hang.open("w").close()  # a FIFO: goes on when the test has opened it too

@@ -43,7 +43,8 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_mesh_serves_and_ends_without_a_trace(up: Start, temporary: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line of JSON, four SERVING services with metrics, an answer; SIGTERM ends all of it with status 0.
 
-    They talk over sockets in a folder that only this user may enter, through which `weft top` finds all of them.
+    They talk over sockets in a folder that only this user may enter, through which `weft top` finds all of them. What
+    models count for themselves is on the router's page.
     """
     mesh = up()
     assert list(mesh.endpoints) == SERVICES, mesh.log()
@@ -53,6 +54,13 @@ def test_a_mesh_serves_and_ends_without_a_trace(up: Start, temporary: Path, caps
         with urllib.request.urlopen(f"http://{endpoint['metrics']}/metrics", timeout=10) as page:
             assert b"nv_inference_count" in page.read()
     assert decode(mesh.call("chain", value=1.0).outputs["Y"]).tolist() == [[4.0]]
+    with urllib.request.urlopen(f"http://{mesh.endpoints['router']['metrics']}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    counted = [f'chain_batches{{model="{model}"}} 1.0' for model in ("prepare", "work", "finish")]
+    assert [line for line in lines if "chain_batches" in line and "HELP" not in line] == [
+        "# TYPE chain_batches counter",
+        *counted,
+    ]
     assert main(["infer", "chain", "--url", mesh.endpoints["router"]["grpc"], "--input", "X=2", "--trace"]) == 0
     printed = capsys.readouterr().out
     assert "Y  FP32[1, 1]  [[5.]]" in printed

@@ -5,7 +5,7 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,6 +129,7 @@ class Mesh:
                     for name in fused
                 ),
                 *(f"--target={name}={address}" for name, address in addresses.items()),
+                *(f"--metrics-from={source}" for name in names for source in _metrics(replicas[name], endpoints)),
                 *options.router_arguments,
                 *access.router_arguments,
             ],
@@ -310,6 +311,13 @@ def _place(service: SupervisedService | ServiceProcess) -> int:
 
 def _labels(name: str, num_replicas: int) -> list[str]:
     return [name, *(f"{name}-{number}" for number in range(2, num_replicas + 1))]
+
+
+def _metrics(labels: list[str], endpoints: Mapping[str, Endpoint]) -> Iterator[str]:
+    """Where a service has its metrics; replicas, which count the same things, by their names."""
+    for label in labels:
+        url = f"http://{endpoints[label].metrics}/metrics"
+        yield url if len(labels) == 1 else f"{label}={url}"
 
 
 async def _ended(processes: Iterable[ServiceProcess], deadline_s: float) -> None:

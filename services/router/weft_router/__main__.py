@@ -15,6 +15,7 @@ from weft_router.admission import AdmissionSettings
 from weft_router.admission.concurrency_limit import LOWEST_LEVEL
 from weft_router.arguments import add_arguments, usage_fault
 from weft_router.core import RouterCore
+from weft_router.metrics.model_metrics import MetricsSource
 from weft_router.target import Target
 from weft_router.targets.connect import make_target
 from weft_router.targets.securing import add_target_security_arguments, target_securities
@@ -85,6 +86,7 @@ def make_core(
         state_dir=options.state_dir,
         allow_route_header=options.allow_route_header,
         retry_budget_percent=options.retry_budget_percent,
+        metrics_from=options.metrics_from,
     )
 
 
@@ -104,6 +106,15 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
         "model=host1:8021,host2:8021, or dns:///NAME:PORT; may be repeated; of several targets where a model is ready, "
         "the first is used",
     )
+    parser.add_argument(
+        "--metrics-from",
+        type=_metrics_source,
+        action="append",
+        default=[],
+        metavar="[NAME=]URL",
+        help="page of a service's metrics, for example http://127.0.0.1:8022/metrics: those that its models have "
+        'registered are on the router\'s page too, with the label service="NAME" if there is one; may be repeated',
+    )
     add_arguments(parser)
     add_target_security_arguments(parser)
     server.add_arguments(parser, grpc_port=8001, metrics_port=8002)
@@ -113,6 +124,13 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
 def _target(text: str) -> tuple[str, str]:
     try:
         return parse_target(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _metrics_source(text: str) -> MetricsSource:
+    try:
+        return MetricsSource.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -22,6 +22,7 @@ from weft_router.budgets.retry_budget import DEFAULT_PERCENT, RetryBudget
 from weft_router.feedback import GraphServicer, Siblings
 from weft_router.metrics.admission_metrics import AdmissionCollector
 from weft_router.metrics.graph_metrics import RouterCollector
+from weft_router.metrics.model_metrics import MetricsSource, ModelMetricsCollector
 from weft_router.metrics.replica_metrics import ReplicaCollector
 from weft_router.metrics.step_metrics import StepCollector
 from weft_router.metrics.target_metrics import TargetCollector
@@ -65,6 +66,7 @@ class RouterCore:
         num_workers: How many routers, each with its part of the limits, serve on one port.
         retry_budget_percent: Of a hundred calls of a target so many may be repeated in the long run, where a graph's
             ``retry`` does not say it.
+        metrics_from: Services of which the metrics that models have registered are among the router's.
     """
 
     #: As of ``GraphServicer``.
@@ -84,8 +86,10 @@ class RouterCore:
         allow_route_header: bool = False,
         num_workers: int = 1,
         retry_budget_percent: float = DEFAULT_PERCENT,
+        metrics_from: Sequence[MetricsSource] = (),
     ) -> None:
         self._changed = asyncio.Event()
+        self._metrics_from = tuple(metrics_from)
         self._catalog = TargetCatalog(
             targets, poll_s=poll_s, on_change=self._on_catalog_change, retry_percent=retry_budget_percent
         )
@@ -159,6 +163,7 @@ class RouterCore:
             AdmissionCollector(self._admission),
             TargetCollector(self._catalog),
             ReplicaCollector(self._catalog.replicated, self._catalog.budgets),
+            ModelMetricsCollector(self._metrics_from),
         )
         return Extension(servicer.add_to, collectors, self._check_early, own_statistics=self._own_statistics)
 

@@ -38,6 +38,7 @@ class WorkerCore(RouterCore):
     def __init__(self, link: WorkerLink, *arguments: Any, **settings: Any) -> None:
         if link.index > 1:
             settings["state_dir"] = None  # the first worker writes what all have learned
+            settings["metrics_from"] = ()  # nor are others' metrics a sum over workers
         super().__init__(*arguments, num_workers=link.num_workers, **settings)
         self._link = link
         self._handover = GraphHandover(self._graphs, self._lifecycle)
