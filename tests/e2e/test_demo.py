@@ -1,6 +1,7 @@
 """`make demo` and `make bench` on the sample models, as a user runs them."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ def test_the_demo_asks_every_sample_graph(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=170,
         check=False,
     )
     assert result.returncode == 0, result.stderr
@@ -38,7 +39,7 @@ def test_the_demo_asks_every_sample_graph(tmp_path: Path) -> None:
     assert "by_team[shipping]" in result.stdout
     assert " ms  root/tokenize  (tokenize_minilm on preprocess)" in result.stdout
     assert " ms  to the first of " in result.stdout
-    assert result.stdout.endswith("Every graph answered.\nThe mesh is stopped.\n")
+    assert re.search(r"\nEvery graph answered\.\nThe mesh is stopped, after [\d.]+ s in all\.\n$", result.stdout)
 
 
 def test_a_quick_benchmark_measures_without_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
