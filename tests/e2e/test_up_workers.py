@@ -25,11 +25,14 @@ def test_workers_serve_through_deaths_and_restarts(up: Start) -> None:
             return str(page.read().decode())
 
     assert mesh.outcome("chain") == "OK"
+    counted = 'chain_batches{model="work"} 1.0'  # by the model itself, so that it is no sum over workers
+    assert counted in scrape()
     hung = workers_of(parent)[2]
     os.kill(hung, signal.SIGSTOP)
     wait_until(lambda: workers_of(parent).get(2, hung) != hung, "another worker 2")
     wait_until(lambda: 'weft_worker_up{worker="2"} 1.0' in scrape(), "an answer of it")
     assert workers_of(parent).keys() == {1, 2}
+    assert counted in scrape()
     with load(address) as outcomes:
         wait_until(lambda: outcomes["OK"] > 20, "load")
         mesh.process.send_signal(signal.SIGUSR1)

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 import grpc
 import pytest
 from tests.integration.group import WAIT_S, channel_to, wait_until, workers_of
-from tests.integration.routing import Router, message, naming_service, running_router, write
+from tests.integration.routing import NamingCore, Router, message, naming_service, running_router, write
 
+from weft_common.core import IndexEntry
 from weft_protos import graph_service_pb2 as graph_pb
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.graph_service_pb2_grpc import GraphServiceStub
@@ -62,6 +63,15 @@ class Client:
 
     def unload(self) -> None:
         self._v2.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="named"), timeout=WAIT_S)
+
+    def load_model(self, name: str) -> None:
+        self._v2.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name=name), timeout=WAIT_S)
+
+    def unload_model(self, name: str) -> None:
+        self._v2.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name=name), timeout=WAIT_S)
+
+    def is_ready(self, name: str) -> bool:
+        return bool(self._v2.ModelReady(pb.ModelReadyRequest(name=name), timeout=WAIT_S).ready)
 
     def reward(self, reward: float, **request: Any) -> str:
         """Status of the feedback."""
@@ -116,6 +126,38 @@ def test_loads_unloads_and_rollbacks_are_made_by_all(tmp_path: Path, target: str
         assert (one.ask(), two.ask()) == ("root.alpha", "root.alpha")
         two.unload()
         assert (one.ask(), two.ask()) == ("UNAVAILABLE", "UNAVAILABLE")
+
+
+class LoadableNames(NamingCore):
+    """Loads and unloads its models when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unloaded: set[str] = set()
+
+    def index(self, *, ready_only: bool) -> list[IndexEntry]:
+        entries = super().index(ready_only=ready_only)
+        return [
+            one._replace(state="UNAVAILABLE", reason="unloaded") if one.name in self.unloaded else one
+            for one in entries
+        ]
+
+    async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
+        self.unloaded.discard(name)
+
+    async def unload(self, name: str, *, unload_dependents: bool) -> None:
+        self.unloaded.add(name)
+
+
+def test_loads_of_models_are_known_to_all(tmp_path: Path) -> None:
+    """When the answer comes, at each worker, whichever was asked: none waits for its next look at the service."""
+    with naming_service(LoadableNames()) as target, both(tmp_path, target) as (_, one, two):
+        assert (one.is_ready("alpha"), two.is_ready("alpha")) == (True, True)
+        for asked in (one, two, one):
+            asked.unload_model("alpha")
+            assert (one.is_ready("alpha"), two.is_ready("alpha")) == (False, False)
+            asked.load_model("alpha")
+            assert (one.is_ready("alpha"), two.is_ready("alpha")) == (True, True)
 
 
 def test_a_worker_that_starts_again_serves_what_the_other_serves(tmp_path: Path, target: str) -> None:

@@ -61,6 +61,7 @@ class InferResult:
         is_null: End marker of a decoupled model without outputs. Sent only to clients that request it with the
             parameter ``triton_enable_empty_final_response``.
         is_unordered: Decoupled models: may be sent before responses to earlier requests of its stream.
+        is_cached: It was in the response cache of the model.
         error: Decoupled models: error in place of outputs; further responses follow. An error that ends the request is
             raised.
     """
@@ -74,6 +75,7 @@ class InferResult:
     is_null: bool = False
     is_unordered: bool = False
     error: WeftError | None = None
+    is_cached: bool = False
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from weft_router.admission import AdmissionSettings
 from weft_router.admission.concurrency_limit import LOWEST_LEVEL
 from weft_router.arguments import add_arguments, usage_fault
 from weft_router.core import RouterCore
-from weft_router.metrics.model_metrics import MetricsSource
+from weft_router.metrics.model_metrics import MetricsSource, ModelMetricsCollector
 from weft_router.target import Target
 from weft_router.targets.connect import make_target
 from weft_router.targets.securing import add_target_security_arguments, target_securities
@@ -47,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if options.workers > 1:
         command = [sys.executable, "-P", "-m", "weft_router", *arguments]
-        return run_group("router", command, options, greatest=GREATEST)
+        return run_group(
+            "router", command, options, greatest=GREATEST, collectors=[ModelMetricsCollector(options.metrics_from)]
+        )
     return server.run("router", lambda: make_core(options), options, extend=RouterCore.extension)
 
 

@@ -1,6 +1,7 @@
 """One of several routers behind one port: what clients change at one of them is changed at all."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +26,8 @@ GREATEST = ("weft_graph_degraded", "weft_graph_load_failed", "weft_endpoint_stat
 class WorkerCore(RouterCore):
     """A router that agrees with its siblings.
 
-    Loads, unloads and rollbacks are made by all workers, one change after another. What bandits learn is added up.
+    Loads, unloads and rollbacks are made by all workers, one change after another; those of models, which their service
+    makes, are known to all when the answer comes. What bandits learn is added up.
     Feedback for a request reaches the worker that answered it. ``ModelStatistics`` are those of all. A worker that
     starts beside others takes over what they serve and know.
 
@@ -38,7 +40,7 @@ class WorkerCore(RouterCore):
     def __init__(self, link: WorkerLink, *arguments: Any, **settings: Any) -> None:
         if link.index > 1:
             settings["state_dir"] = None  # the first worker writes what all have learned
-            settings["metrics_from"] = ()  # nor are others' metrics a sum over workers
+        settings["metrics_from"] = ()  # the parent asks for them: they are no sums over workers
         super().__init__(*arguments, num_workers=link.num_workers, **settings)
         self._link = link
         self._handover = GraphHandover(self._graphs, self._lifecycle)
@@ -56,6 +58,7 @@ class WorkerCore(RouterCore):
                 "unload": self._unload_here,
                 "feedback": self._feedback_here,
                 "statistics": self._statistics_here,
+                "refresh": self._refresh_here,
             },
             {"learned": self._sharing.take},
         )
@@ -81,6 +84,11 @@ class WorkerCore(RouterCore):
     def extension(self) -> Extension:
         """As ``RouterCore.extension``."""
         return super().extension()._replace(more_statistics=self._statistics_elsewhere)
+
+    async def refresh(self, target: str) -> None:
+        """As ``RouterCore.refresh``, and at the siblings that answer within 2 s; the others find out for themselves."""
+        with contextlib.suppress(UnavailableError):  # the parent is gone: this worker ends
+            await asyncio.gather(super().refresh(target), self._link.ask("refresh", target.encode()))
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """As ``RouterCore.load``, of a graph at every worker.
@@ -130,6 +138,11 @@ class WorkerCore(RouterCore):
         await self._has_started.wait()
         name, unload_dependents = json.loads(body)
         await super().unload(name, unload_dependents=unload_dependents)
+        return b""
+
+    async def _refresh_here(self, body: bytes) -> bytes:
+        await self._has_started.wait()
+        await super().refresh(body.decode())
         return b""
 
     def _snapshot(self, _: bytes) -> bytes:

@@ -41,6 +41,8 @@ _STOPPED = "CANCELLED"
 
 #: Trailing metadata of an error: the request was never started.
 _REFUSED = ("x-refused", "true")
+#: Trailing metadata of an answer that was in the model's response cache.
+CACHE_HIT = ("x-cache", "hit")
 
 
 def to_status(error: WeftError) -> grpc.StatusCode:

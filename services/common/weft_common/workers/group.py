@@ -36,7 +36,14 @@ _NUM_GRACES, _MORE_S = 2, 5.0
 _log = logs.get_logger("weft.workers")
 
 
-def run_group(service: str, command: Sequence[str], options: argparse.Namespace, *, greatest: Collection[str]) -> int:
+def run_group(
+    service: str,
+    command: Sequence[str],
+    options: argparse.Namespace,
+    *,
+    greatest: Collection[str],
+    collectors: Sequence[Collector] = (),
+) -> int:
     """Serve by several processes until stopped and return the exit status: 0, or 1 if one ended otherwise.
 
     Args:
@@ -44,9 +51,10 @@ def run_group(service: str, command: Sequence[str], options: argparse.Namespace,
         command: Program and arguments of the service; each worker gets ``--worker`` and where to listen beside.
         options: These arguments, parsed.
         greatest: As of ``MetricSums``.
+        collectors: Metrics that are no sums over workers; collected on the metrics server's thread.
     """
     logs.configure(options.log_level)
-    return asyncio.run(_Group(service, command, options, greatest).run())
+    return asyncio.run(_Group(service, command, options, greatest, collectors).run())
 
 
 class _Worker:
@@ -74,7 +82,12 @@ class _Group:
     """Starts the workers, starts them again when they die or hang, and stops them."""
 
     def __init__(
-        self, service: str, command: Sequence[str], options: argparse.Namespace, greatest: Collection[str]
+        self,
+        service: str,
+        command: Sequence[str],
+        options: argparse.Namespace,
+        greatest: Collection[str],
+        collectors: Sequence[Collector] = (),
     ) -> None:
         self._service = service
         self._command = command
@@ -82,6 +95,7 @@ class _Group:
         self._workers = {index: _Worker() for index in range(1, options.workers + 1)}
         self._hub = Hub(self._kill)
         self._sums = MetricSums(greatest)
+        self._collectors = collectors
         self._failed = asyncio.Event()
         self._is_stopping = False
 
@@ -89,7 +103,8 @@ class _Group:
         """The exit status."""
         stop = stop_event(watch_stdin=self._options.stop_with_stdin, end_now=self._end_now)
         registry = CollectorRegistry()
-        registry.register(_GroupCollector(self, asyncio.get_running_loop()))
+        for collector in (_GroupCollector(self, asyncio.get_running_loop()), *self._collectors):
+            registry.register(collector)
         try:
             ports = GroupPorts(self._options, registry)
         except WeftError as error:

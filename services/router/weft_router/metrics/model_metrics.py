@@ -72,10 +72,6 @@ class ModelMetricsCollector(Collector):
         # Without proxies of the environment.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-    def describe(self) -> Iterator[Metric]:
-        """Nothing: nobody is asked when this is registered."""
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
         """Every family of any service."""
         families: dict[str, Metric] = {}

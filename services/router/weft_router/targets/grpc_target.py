@@ -23,7 +23,7 @@ from weft_common.observing.logs import get_logger
 from weft_common.protocol.known_messages import result_of
 from weft_common.protocol.large_messages import LargeResponse
 from weft_common.protocol.rpc import response_of
-from weft_common.protocol.status import from_rpc_error
+from weft_common.protocol.status import CACHE_HIT, from_rpc_error
 from weft_common.protocol.wire import request_from_call
 from weft_common.security.channel import ChannelSecurity
 from weft_common.server.call_boundary import CLIENT_AHEAD_NS
@@ -87,18 +87,31 @@ class GrpcTarget:
         tensors = self._tensors
         try:
             if tensors is not None and tensors.is_for(call):
-                invoke = partial(self.client.model_infer, timeout=timeout_s, metadata=metadata or None)
+                rpc: Any = None
+
+                def invoke(request: Any) -> Any:
+                    nonlocal rpc
+                    rpc = self.client.model_infer(request, timeout=timeout_s, metadata=metadata or None)
+                    return rpc
+
                 response = await tensors.infer(call, invoke)
             else:
                 # A small call has no more layers than it needs: of 80 us that a call by name costs the router at 32
                 # in flight, those around its RPC were 9 (AMD EPYC).
-                rpc: Any = self.client.model_infer(call, timeout=timeout_s, metadata=metadata or None)
+                rpc = self.client.model_infer(call, timeout=timeout_s, metadata=metadata or None)
                 response = await (rpc if type(rpc) is UnaryCall else response_of(rpc))
                 if tensors is not None and type(response) is LargeResponse:
                     tensors.note(call.model_name)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             raise self._failure(error, call, context, timeout_s, "{} did not answer") from error
-        return result_of(response)
+        result = result_of(response)
+        if type(rpc) is UnaryCall:
+            trailing = () if rpc.trailers is None else rpc.trailers.metadata
+        else:
+            trailing = tuple(await rpc.trailing_metadata() or ())
+        if trailing and CACHE_HIT in trailing:
+            result.is_cached = True
+        return result
 
     def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``; each call has a stream of its own."""

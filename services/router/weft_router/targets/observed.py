@@ -19,8 +19,9 @@ ModelVersion = tuple[str, str]
 class ObservedTarget:
     """Passes everything to another target and keeps counters per model version, as seen from here.
 
-    Each call counts as one request and one execution. Its whole duration is ``compute_infer``; what the other side
-    waits in its queues shows in the other side's own statistics, so ``queue`` counts calls and no time.
+    Each call counts as one request and one execution, or one hit of the model's response cache. Its whole duration is
+    ``compute_infer``; what the other side waits in its queues shows in the other side's own statistics, so ``queue``
+    counts calls and no time.
 
     Args:
         target: Answers.
@@ -62,7 +63,7 @@ class ObservedTarget:
             self._failed(call, error, start_ns)
             raise
         if self._statistics is not None:
-            self._answered(self._statistics, call, context, result.model_version, start_ns)
+            self._answered(self._statistics, call, context, result.model_version, start_ns, is_cached=result.is_cached)
         return result
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
@@ -97,6 +98,8 @@ class ObservedTarget:
         context: CallContext,
         version: str,
         start_ns: int,
+        *,
+        is_cached: bool = False,
     ) -> None:
         counters = statistics.get((call.model_name, version)) or _counters_of(statistics, call, version)
         count_answer(
@@ -106,6 +109,7 @@ class ObservedTarget:
             arrival_ns=start_ns,
             start_ns=start_ns,
             end_ns=time.monotonic_ns(),
+            is_cached=is_cached,
         )
 
     def _failed(self, call: InferCall, error: BaseException, start_ns: int) -> None:

@@ -8,6 +8,7 @@ from weft_common.caching.coalescing_cache import CoalescingCache
 from weft_common.caching.response_cache import CachedResponse, cache_key, cache_key_base
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.observing import telemetry
+from weft_common.protocol.status import CACHE_HIT
 from weft_common.statistics import MAX_COUNTED_LEVEL, LatencyHistogram
 from weft_serving.lifecycle.on_demand import OnDemandModel
 from weft_serving.served.model import ServedModel
@@ -67,13 +68,16 @@ class CachedModel:
         answer, is_cached = await self._answers.answer(key, lambda: self._made(call, context), context.deadline_ns)
         if is_cached:
             self._count_hit(call, context, start_ns)
+            context.trailing_metadata.append(CACHE_HIT)
         else:
             self.statistics.cache_miss.add(looked_ns - start_ns)
         names = self._names(call)
         found = dict(zip(sorted(names), answer.outputs, strict=True))
         outputs = {name: tensor for name in names if (tensor := found[name]) is not None}
         signature = self.signature
-        return InferResult(signature.name, signature.version, call.request_id, answer.parameters, outputs)
+        result = InferResult(signature.name, signature.version, call.request_id, answer.parameters, outputs)
+        result.is_cached = is_cached
+        return result
 
     @property
     def outages(self) -> Outages:

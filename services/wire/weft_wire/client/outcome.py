@@ -55,6 +55,9 @@ class CallOutcome(Stream):
     """What becomes of a call; it has the shape of ``grpc.aio.Call``.
 
     Attributes are defaults of the class: an instance holds only what differs.
+
+    Attributes:
+        trailers: What the server sent with the status of a call that has ended; None: nothing.
     """
 
     _owner: CallOwner
@@ -62,7 +65,7 @@ class CallOutcome(Stream):
     _status: StatusCode | None = None
     _details: str = ""
     _head: ResponseHead | None = None
-    _trailers: ResponseHead | None = None
+    trailers: ResponseHead | None = None
     _is_cancelled: bool = False
     _is_unprocessed: bool = False
     _callbacks: list[Callable[[Any], None]] | None = None
@@ -99,7 +102,7 @@ class CallOutcome(Stream):
             return
         self._status = status
         self._details = details
-        self._trailers = trailers
+        self.trailers = trailers
         if self._deadline is not None:
             self._deadline.cancel()
         self._wake()
@@ -130,7 +133,7 @@ class CallOutcome(Stream):
     def _error(self) -> grpc.aio.AioRpcError:
         assert self._status is not None  # noqa: S101  # the call has ended
         initial, trailing = _as_metadata(self._initial()), _as_metadata(self._trailing())
-        if self._trailers is not None:
+        if self.trailers is not None:
             return grpc.aio.AioRpcError(self._status, initial, trailing, self._details, self._details)
         error = UnansweredError(self._status, initial, trailing, self._details, self._details)
         error.is_unprocessed = self._is_unprocessed
@@ -140,7 +143,7 @@ class CallOutcome(Stream):
         return () if self._head is None else self._head.metadata
 
     def _trailing(self) -> Metadata:
-        return () if self._trailers is None else self._trailers.metadata
+        return () if self.trailers is None else self.trailers.metadata
 
     # Waiting for something else than the response.
 

@@ -131,7 +131,7 @@ class StreamedResponses(ClientCall):
 
     def _wake(self) -> None:
         self._reader = None
-        if self._trailers is None:  # not the server's end: what was not read is not given any more
+        if self.trailers is None:  # not the server's end: what was not read is not given any more
             self._messages.clear()
         waiter = self._waiter
         if waiter is not None and not waiter.done():

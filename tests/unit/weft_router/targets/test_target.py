@@ -20,6 +20,7 @@ from weft_common.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from weft_common.protocol.status import CACHE_HIT
 from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services
 from weft_protos import grpc_service_pb2 as pb
@@ -121,6 +122,32 @@ async def test_a_call_arrives_as_it_was_made(core: TinyCore, target: Target) -> 
         result.request_id,
         dict(result.parameters),
     )
+
+
+@pytest.mark.parametrize("wire", WireName)
+async def test_hits_of_a_models_own_cache_are_counted(core: TinyCore, wire: WireName, tmp_path: Path) -> None:
+    """In place of an execution, as Triton Inference Server does."""
+    infer = core.infer
+
+    async def hit(call: InferCall, context: CallContext) -> InferResult:
+        if core.calls:
+            context.trailing_metadata += (("x-other", "1"), CACHE_HIT)
+        return await infer(call, context)
+
+    core.infer = hit  # type: ignore[method-assign]
+    async with serving(core) as port:
+        router = RouterCore(tmp_path, [GrpcTarget("model", f"127.0.0.1:{port}", wire=wire)])
+        await router.start()
+        try:
+            for expected in (False, True, True):
+                result = await router.infer(call(), CallContext())
+                assert expected == result.is_cached
+            (counted,) = router.statistics("double", "3")
+        finally:
+            await router.close(grace_s=0)
+    assert (3, 1, 1, 2) == (
+        counted.success.count, counted.inference_count, counted.execution_count, counted.cache_hit.count
+    )  # fmt: skip
 
 
 async def test_the_deadline_travels_with_the_call(core: TinyCore, target: Target) -> None:

@@ -51,6 +51,14 @@ async def test_equal_requests_are_executed_once(repository: Any) -> None:
     assert "other" == (await core.infer(again, CallContext())).request_id
 
 
+async def test_a_hit_is_told_to_the_caller(repository: Any) -> None:
+    """In the result, and as trailing metadata for a router, which counts it; no other answer has any."""
+    core = await serve(repository)
+    contexts = [CallContext(), CallContext()]
+    assert [False, True] == [(await core.infer(call(), context)).is_cached for context in contexts]
+    assert [[], [("x-cache", "hit")]] == [context.trailing_metadata for context in contexts]
+
+
 @pytest.mark.parametrize(
     "other",
     [call(1), call(rows=2), call(flag=True), call(outputs=("Y",), text="a")],
