@@ -21,8 +21,11 @@ from weft_common.errors import (
     UnavailableError,
 )
 from weft_common.protocol.status import CACHE_HIT
+from weft_common.server.local_tensors import LocalTensorService
 from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services
+from weft_common.server.unix_socket import address_of
+from weft_common.tensors import WireTensor
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from weft_protos.model_config_pb2 import ModelConfig
@@ -148,6 +151,36 @@ async def test_hits_of_a_models_own_cache_are_counted(core: TinyCore, wire: Wire
     assert (3, 1, 1, 2) == (
         counted.success.count, counted.inference_count, counted.execution_count, counted.cache_hit.count
     )  # fmt: skip
+
+
+async def test_hits_with_large_tensors_are_known_as_such(core: TinyCore, tmp_path: Path) -> None:
+    """Whether the tensors are in the message or, once the service has accepted it, in shared memory."""
+
+    async def infer(call: InferCall, context: CallContext) -> InferResult:
+        context.trailing_metadata.append(CACHE_HIT)
+        return InferResult("double", "3", outputs={"Y": call.inputs["X"]})
+
+    core.infer = infer  # type: ignore[method-assign]
+    path = tmp_path / "s"
+    server, tensors = make_server(), LocalTensorService(path, takes_over=False, max_message_bytes=1 << 24)
+    add_services(server, core, "weft.model", local_tensors=tensors)
+    server.add_insecure_port(address_of(path))
+    await server.start()
+    tensors.start()
+    target = GrpcTarget("model", address_of(path))
+    large = InferCall("double", inputs={"X": WireTensor("UINT8", (1, 200_000), bytes(200_000))})
+    try:
+        async with asyncio.timeout(30):
+            is_shared = False
+            while not is_shared:
+                is_shared = target._tensors is not None and target._tensors.is_open
+                result = await target.infer(large, CallContext())
+                assert result.is_cached
+                assert result.outputs["Y"] == large.inputs["X"]
+    finally:
+        await target.close()
+        await server.stop(None)
+        tensors.close()
 
 
 async def test_the_deadline_travels_with_the_call(core: TinyCore, target: Target) -> None:
