@@ -1,6 +1,7 @@
 """`weft up` from the first line to the last process."""
 
 import json
+import os
 import signal
 import stat
 import subprocess
@@ -8,13 +9,16 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
+from tritonclient.utils import InferenceServerException, shared_memory
 
 from weft_cli.__main__ import main
 from weft_common import healthcheck
@@ -149,13 +153,58 @@ def test_without_json_a_table_is_printed(repository: Path) -> None:
     assert "SIGHUP" not in log
 
 
+def share_tensors(client: Any, model: str, row: "np.typing.NDArray[np.float32]") -> None:
+    """Input and output of a request lie in memory that client and server share; without the region it is refused."""
+    with ExitStack() as stack:
+        regions = []
+        for name in ("sent", "received"):
+            region = shared_memory.create_shared_memory_region(name, f"/weft_{os.getpid()}_{name}", row.nbytes)
+            stack.callback(shared_memory.destroy_shared_memory_region, region)
+            client.register_system_shared_memory(name, f"/weft_{os.getpid()}_{name}", row.nbytes)
+            regions.append(region)
+        shared_memory.set_shared_memory_region(regions[0], [row])
+        tensor = tritonclient.grpc.InferInput("INPUT0", [1, 16], "FP32")
+        tensor.set_shared_memory("sent", row.nbytes)
+        output = tritonclient.grpc.InferRequestedOutput("OUTPUT0")
+        output.set_shared_memory("received", row.nbytes)
+        answer = client.infer(model, [tensor], outputs=[output])
+        (written,) = answer.get_response().outputs
+        assert written.parameters["shared_memory_region"].string_param == "received"
+        assert list(answer.get_response().raw_output_contents) == [b""]
+        found = shared_memory.get_contents_as_numpy(regions[1], np.float32, [1, 16])
+        assert found.tolist() == row.tolist()
+        del found  # it holds the region
+        assert set(client.get_system_shared_memory_status(as_json=True)["regions"]) == {"sent", "received"}
+        client.unregister_system_shared_memory()
+        with pytest.raises(InferenceServerException, match="sent"):
+            client.infer(model, [tensor])
+
+
+def settings_at(address: str) -> list[Any]:
+    """The settings of traces and logs at a service, and its answers to a change of each."""
+    with tritonclient.grpc.InferenceServerClient(address) as client:
+        found = [client.get_trace_settings(as_json=True), client.get_log_settings(as_json=True)]
+        for change, settings in (
+            (client.update_trace_settings, {"trace_rate": "5"}),
+            (client.update_log_settings, {"log_verbose_level": 1}),
+        ):
+            with pytest.raises(InferenceServerException) as caught:
+                change(settings=settings)
+            found.append(f"{caught.value.status()}: {caught.value.message()}")
+    assert len(found[0]["settings"]) == 5
+    assert len(found[1]["settings"]) == 6
+    return found
+
+
 def test_a_repository_of_triton_inference_server_is_served_as_it_stands(tmp_path: Path) -> None:
     """Models and an ensemble side by side: both answer through the router, and every service is ready.
 
+    The router takes tensors in shared memory where `weft up` allows it, and tells settings as the model service does.
     `running_mesh` leaves nothing behind; its log is where it was told to be.
     """
     repository = Path(__file__).parents[2] / "benchmarks" / "tis_repository"
-    with (tmp_path / "log").open("w") as log, running_mesh(repository, log=log) as endpoints:
+    shared = ["--allow-client-shm"]
+    with (tmp_path / "log").open("w") as log, running_mesh(repository, shared, log=log) as endpoints:
         assert ["router", "model"] == list(endpoints)
         assert [0, 0] == [healthcheck.main([endpoint.grpc]) for endpoint in endpoints.values()]
         with tritonclient.grpc.InferenceServerClient(endpoints["router"].grpc) as client:
@@ -164,7 +213,9 @@ def test_a_repository_of_triton_inference_server_is_served_as_it_stands(tmp_path
             tensor.set_data_from_numpy(row)
             for name in ("identity_py", "identity3_py"):
                 assert row.tolist() == client.infer(name, [tensor]).as_numpy("OUTPUT0").tolist()
+                share_tensors(client, name, np.flip(row))
             index = {model.name: model.state for model in client.get_model_repository_index().models}
+        assert settings_at(endpoints["router"].grpc) == settings_at(endpoints["model"].grpc)
     assert {"identity3_py": "READY", "identity_py": "READY", "mlp_py": "READY"} == index
     assert [1, 1] == [healthcheck.main([endpoint.grpc]) for endpoint in endpoints.values()]
     assert all(

@@ -43,6 +43,8 @@ def test_calls_are_spread_over_the_replicas_of_a_service(up: Start, repository: 
         endpoint = mesh.endpoints[name]["grpc"]
         (picks,) = [line for line in lines if line.startswith("weft_endpoint_picks_total") and endpoint in line]
         assert float(picks.rpartition(" ")[2]) >= 4
+        own = f'chain_batches{{model="work",service="{name}"}}'  # the models' own metrics are apart
+        assert [float(line.rpartition(" ")[2]) >= 4 for line in lines if line.startswith(own)] == [True]
     signal.pidfd_send_signal(mesh.pidfds["model-2"], signal.SIGKILL)
     mesh.wait_for_end("model-2")
     assert {"OK"} == {mesh.outcome("chain") for _ in range(10)}
