@@ -478,7 +478,7 @@ async def test_coroutine_that_waits_is_not_collected(serve_python):
     gc.collect()
     event = waiting[0]()
     assert event is not None
-    event._loop.call_soon_threadsafe(event.set)
+    event._loop.call_soon_threadsafe(event.set)  # type: ignore[attr-defined]
     assert 2.0 == value_of(await anext(results))
 
 
