@@ -30,8 +30,10 @@ def run_build(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def changes(repository: Path) -> dict[Path, int]:
-    """When each file was last changed; the lock of the build is left out."""
-    return {path: path.stat().st_mtime_ns for path in repository.rglob("*") if path.is_file() and path.name != "lock"}
+    """When each file was last changed; the locks of the builds are left out."""
+    return {
+        path: path.stat().st_mtime_ns for path in repository.rglob("*") if path.is_file() and path.suffix != ".lock"
+    }
 
 
 def figures(repository: Path, sample: str) -> dict[str, float]:

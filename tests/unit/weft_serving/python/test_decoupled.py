@@ -460,6 +460,28 @@ async def test_coroutine_is_cancelled_when_the_model_stops(serve_python):
         await anext(results)
 
 
+async def test_coroutine_that_waits_is_not_collected(serve_python):
+    """A coroutine that waits for what only it knows lives on when garbage is collected, and goes on."""
+    waiting = []
+
+    async def execute(requests, pb_utils):
+        sender = requests[0].get_response_sender()
+        sender.send(response(pb_utils, 1))
+        event = asyncio.Event()
+        waiting.append(weakref.ref(event))
+        await event.wait()
+        sender.send(response(pb_utils, 2), flags=FINAL)
+
+    model = await serve_python(execute, source=ASYNC_SOURCE)
+    results = model.stream(call(), CallContext())
+    assert 1.0 == value_of(await anext(results))
+    gc.collect()
+    event = waiting[0]()
+    assert event is not None
+    event._loop.call_soon_threadsafe(event.set)  # type: ignore[attr-defined]
+    assert 2.0 == value_of(await anext(results))
+
+
 async def test_nothing_of_a_request_stays(serve_python):
     """A request that has had its last response is freed at once, with its tensors, long before its deadline."""
     requests_seen, tensors_seen = [], []

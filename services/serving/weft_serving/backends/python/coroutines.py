@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any
 
 #: Time that a close waits for cancelled coroutines, in seconds.
@@ -18,6 +19,8 @@ class Coroutines:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        #: A loop knows its tasks by weak references: one that waits for what only it knows would be collected.
+        self._started: set[Future[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"{name}-loop", daemon=True)
         self._thread.start()
 
@@ -39,7 +42,9 @@ class Coroutines:
             else:
                 on_end(result, None)
 
-        asyncio.run_coroutine_threadsafe(watched(), self._loop)
+        future = asyncio.run_coroutine_threadsafe(watched(), self._loop)
+        self._started.add(future)
+        future.add_done_callback(self._started.discard)
 
     def close(self) -> None:
         """Cancel every coroutine, and end the thread unless one of them blocks it."""
