@@ -64,6 +64,11 @@ DRAIN_LIMIT_SHARE = 0.25
 #: Timeout from loaded to ready of a process that takes over, in seconds.
 TAKE_OVER_S = 3.0
 
+#: New objects after which the garbage collector looks at them. Those of some dozen requests in flight are more than its
+#: default of 700, so that it looked at each wave of requests: three steps at 32 in flight cost 88 us of CPU in place of
+#: 97 in one process, and 206 in place of 260 through processes (2 cores AMD EPYC, Python 3.11).
+_NUM_YOUNG_OBJECTS = 3000
+
 _log = logs.get_logger("weft.server")
 
 
@@ -219,10 +224,7 @@ async def _serve(
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             await loading
-            # Long-lived objects are frozen: with torch loaded, each full collection would block the event loop
-            # for 0.38 s to traverse 190,000 objects (2 cores AMD EPYC, Python 3.11).
-            gc.collect()
-            gc.freeze()
+            _keep_collector_from_requests()
             is_loaded.set()
             if ports is None:
                 await _wait_until_ready(is_ready, core, stop, is_required=options.take_over)
@@ -325,6 +327,17 @@ async def _wait_until_ready(
             reasons = [f"{e.name} is {e.state}: {e.reason}" for e in core.index(ready_only=False) if e.state != "READY"]
             raise UnavailableError("it does not take over, because not all is ready: " + "; ".join(reasons))
         await asyncio.sleep(HEALTH_PERIOD_S)
+
+
+def _keep_collector_from_requests() -> None:
+    """Long-lived objects are frozen, and young ones are collected less often.
+
+    With torch loaded, each full collection would block the event loop for 0.38 s to traverse 190,000 objects (2 cores
+    AMD EPYC, Python 3.11).
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_NUM_YOUNG_OBJECTS)
 
 
 async def _follow_readiness(is_ready: Callable[[], bool], services: Services) -> None:
