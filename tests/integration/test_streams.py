@@ -219,7 +219,7 @@ def test_so_many_responses_are_in_work(
 
 
 def test_a_deadline_passes_in_mid_stream(core: TokenCore, stream: Stream, router: Router) -> None:
-    """That of the graph is the request's alone; that of the client's stream ends it."""
+    """That of the graph is the request's alone; that of the client's stream ends it, whichever side sees it first."""
     stream.send("brief", "a", "a", count=9, hang_after=2)
     assert ["a,pre.0,post", "a,pre.1,post"] == [stream.take()[1] for _ in range(2)]
     text = stream.take()[1]
@@ -229,7 +229,8 @@ def test_a_deadline_passes_in_mid_stream(core: TokenCore, stream: Stream, router
     limited = Stream(router.grpc, stream_timeout=0.5)
     limited.send("chat", "a", "a", count=9, hang_after=2)
     assert ["a,pre.0,post", "a,pre.1,post"] == [limited.take()[1] for _ in range(2)]
-    assert "DEADLINE_EXCEEDED" in limited.take()[1]
+    text = limited.take()[1]
+    assert "DEADLINE_EXCEEDED" in text or "did not end within" in text, text
     limited.close()
 
 

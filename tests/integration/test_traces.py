@@ -16,6 +16,8 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 STREAM_TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 STREAM_TRACEPARENT = f"00-{STREAM_TRACE_ID}-b7ad6b7169203331-01"
 TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
+#: Spans of two threads are told by clocks that are read one after the other, on a machine that may be busy in between.
+CLOCKS_APART_NS = 20_000_000
 
 #: Calls that a `triage` request makes, in order: step path, service, model.
 CALLS = [
@@ -107,7 +109,7 @@ def test_a_triage_request_is_one_tree_of_spans_across_four_processes(otlp_collec
         assert (TRACE_ID, server.span_id) in parts["batch"].links
         assert (TRACE_ID, parts["batch"].span_id) in parts["compute"].links
         assert parts["batch"].attributes["weft.batch_size"] == 1
-        assert parts["queue"].end_unix_ns <= parts["compute"].start_unix_ns + 1_000_000
+        assert parts["queue"].end_unix_ns <= parts["compute"].start_unix_ns + CLOCKS_APART_NS
     assert len({span.resource["service.instance.id"] for span in spans}) == 4
     branch = next(span for span in spans if "weft.branch" in span.attributes)
     assert (branch.kind, branch.attributes["weft.branch"]) == ("INTERNAL", "billing")
@@ -137,7 +139,7 @@ def test_a_triage_request_is_one_tree_of_spans_across_four_processes(otlp_collec
         for span in otlp_collector.spans
         if (span.name, span.parent_span_id) == ("queue", generation.parent_span_id)
     )
-    assert queue.end_unix_ns <= generation.start_unix_ns + 1_000_000
+    assert queue.end_unix_ns <= generation.start_unix_ns + CLOCKS_APART_NS
 
     failed_call = next(span for span in errors.values() if span.kind == "CLIENT")
     assert failed_call.attributes["weft.model"] == "decode_digit"
