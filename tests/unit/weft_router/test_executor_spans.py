@@ -1,11 +1,9 @@
 """Spans of a graph: one a step, parents and children across calls, errors on them."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from tests.unit.weft_router import make
@@ -25,18 +23,6 @@ from weft_router.policies.hedge import HedgePlan
 from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime
 from weft_router.target import TargetModel
-
-
-@pytest.fixture
-def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """Telemetry switched on; finished spans are kept in memory."""
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry._state, "provider", provider)
-    monkeypatch.setattr(telemetry._state, "tracer", provider.get_tracer("test"))
-    yield exporter
-    provider.shutdown()
 
 
 def switched() -> GraphPlan:

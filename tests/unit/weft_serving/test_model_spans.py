@@ -6,9 +6,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 from tests.unit.weft_serving.builders import make_call
 from tests.unit.weft_serving.fake_backends import Echo, Raises
@@ -22,16 +19,6 @@ from weft_serving.scheduler.grouping import LengthBuckets
 from weft_serving.scheduler.settings import QueuePolicy, SchedulerSettings
 from weft_serving.served import spans
 from weft_serving.served.model import ServedModel
-
-
-@pytest.fixture
-def exporter(monkeypatch):
-    """Spans that ended; telemetry is on."""
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry._state, "tracer", provider.get_tracer("test"))
-    return exporter
 
 
 def _server():

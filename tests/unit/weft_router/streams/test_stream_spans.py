@@ -1,13 +1,12 @@
 """Spans of a decoupled graph: few, whatever the number of responses, and no longer or shorter than what they show."""
 
-from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import Sampler
 from opentelemetry.trace import StatusCode
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_target import failing, in_turn
@@ -21,15 +20,9 @@ from weft_router.policies.retry import RetryPlan
 
 
 @pytest.fixture
-def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """Telemetry switched on; finished spans are kept in memory where they are sampled or failed."""
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(sampler=_RecordAllSampler(1.0), shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry._state, "provider", provider)
-    monkeypatch.setattr(telemetry._state, "tracer", provider.get_tracer("test"))
-    yield exporter
-    provider.shutdown()
+def sampler() -> Sampler:
+    """Spans are kept where they are sampled or failed."""
+    return _RecordAllSampler(1.0)
 
 
 def of(exporter: InMemorySpanExporter, name: str) -> list[ReadableSpan]:

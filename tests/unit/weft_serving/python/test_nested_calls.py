@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode, get_current_span
 from tests.unit.weft_serving.python.python_models import (
     ASYNC_SOURCE,
@@ -291,12 +288,8 @@ async def test_call_ends_at_the_deadline(serve_python):
     assert callee.cancelled.is_set()
 
 
-async def test_call_is_a_part_of_the_trace(serve_python, callee, monkeypatch):
+async def test_call_is_a_part_of_the_trace(serve_python, callee, exporter):
     """A call is a CLIENT span in the trace of its request, and what is behind it continues that; an error is noted."""
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry._state, "tracer", provider.get_tracer("test"))
     model = await serve_python(_double, is_decoupled=False, caller=_calls(callee))
     server = telemetry.start_span("server", parent=None, kind=telemetry.SERVER)
     context = CallContext(headers={"traceparent": "00-1-2-01"}, trace_context=telemetry.context_of(server))

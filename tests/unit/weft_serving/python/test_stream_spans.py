@@ -3,26 +3,12 @@
 import threading
 import time
 
-import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 from tests.unit.weft_serving.python.python_models import FINAL, TIMEOUT_S, call, response
 
 from weft_common.core import CallContext
 from weft_common.observing import telemetry
 from weft_serving.request.request import Work
-
-
-@pytest.fixture
-def exporter(monkeypatch):
-    """Spans that ended; telemetry is on."""
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry._state, "tracer", provider.get_tracer("test"))
-    return exporter
 
 
 def _context():
