@@ -250,7 +250,7 @@ def test_who_leaves_frees_everything(service: Service, how: str) -> None:
     if how == "deadline":
         while not (error := stream.take().error):
             pass
-        assert "DEADLINE_EXCEEDED" in error
+        assert "DEADLINE_EXCEEDED" in error or "the deadline passed" in error  # the client's clock, or the service's
     if how == "disconnect":
         stream.client._client_stub = None
         stream.client._channel.close()
