@@ -82,7 +82,7 @@ class Assembly:
         return step if plan.shadow is None else ShadowStep(step, plan.shadow, runtime, counters)
 
     def _guarded(self, plan: StepPlan, node: NodePlan, graph: str, counters: StepCounters, *, stands_in: bool) -> Step:
-        action = self._action(plan, graph, counters)
+        action = self._action(plan, node, graph, counters)
         clock_ns = self._runtime.clock_ns
         defaults = Defaults(plan, node)
         when = None if "when" in node.watches and plan.shadow is None else plan.when
@@ -103,18 +103,19 @@ class Assembly:
             fallbacks=[self.step(fallback, node, graph, stands_in=True) for fallback in _fallbacks(plan)],
         )
 
-    def _action(self, plan: StepPlan, graph: str, counters: StepCounters) -> Action:
+    def _action(self, plan: StepPlan, node: NodePlan, graph: str, counters: StepCounters) -> Action:
         """What the step does, its policies around it."""
         runtime = self._runtime
         action: Action
         if isinstance(plan.action, CallPlan):
-            action = self._call(plan, plan.action, counters)
+            action = self._call(plan, plan.action, node, counters)
         else:
             action = NodeAction(
                 plan,
                 self.node(plan.action, graph),
                 self.error_context,
                 runtime.clock_ns,
+                node,
                 admission=self._admission(plan.action, graph),
                 is_tentative=bool(plan.fallback or plan.is_soft or any(one.repeats_failures for one in plan.policies)),
             )
@@ -125,12 +126,12 @@ class Assembly:
             action = policy.wrap(action, parts)
         return action
 
-    def _call(self, plan: StepPlan, call: CallPlan, counters: StepCounters) -> Action:
-        target = self._runtime.targets[call.target]
+    def _call(self, plan: StepPlan, call: CallPlan, node: NodePlan, counters: StepCounters) -> Action:
+        target, context = self._runtime.targets[call.target], self.error_context
         if not call.signature.is_decoupled:
-            return CallAction(plan, call, target, self.error_context)
+            return CallAction(plan, call, target, context, node)
         clock_ns = self._runtime.clock_ns
-        return StreamAction(plan, call, target, self.error_context, clock_ns, counters, self._step_admission(plan))
+        return StreamAction(plan, call, target, context, node, clock_ns, counters, self._step_admission(plan))
 
     def _admission(self, node: NodePlan, graph: str) -> InflightLimit | None:
         if not node.max_inflight:
@@ -152,8 +153,8 @@ def _is_stream(plan: StepPlan) -> bool:
 
 
 def _fallbacks(plan: StepPlan) -> Iterator[StepPlan]:
-    """The fallbacks of a step in the order in which they are tried."""
+    """The fallbacks of a step in the order in which they are tried; its defaults are theirs."""
     fallback = plan.fallback
     while fallback is not None:
-        yield replace(fallback, fallback=None)
+        yield replace(fallback, fallback=None, defaults=plan.defaults)
         fallback = fallback.fallback

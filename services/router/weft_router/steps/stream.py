@@ -11,7 +11,7 @@ from weft_common.core import CallContext, InferResult, ParameterValue
 from weft_common.errors import RequestCancelledError, WeftError
 from weft_common.tensors import WireTensor
 from weft_router.admission import InflightLimit
-from weft_router.graph.plan import CallPlan, Frame, StepPlan
+from weft_router.graph.plan import CallPlan, Frame, NodePlan, StepPlan
 from weft_router.reporting.path import StepRecord
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.steps.base import ErrorContext
@@ -28,7 +28,7 @@ class StreamAction(CallAction):
     stream.
 
     Args:
-        plan, call, target, error_context: As of ``CallAction``.
+        plan, call, target, error_context, node: As of ``CallAction``.
         clock_ns: What deadlines are measured on.
         counters: Of the step.
         admission: Counts streams that are open; None where ``max_inflight`` is 0.
@@ -40,11 +40,12 @@ class StreamAction(CallAction):
         call: CallPlan,
         target: Target,
         error_context: ErrorContext,
+        node: NodePlan,
         clock_ns: Callable[[], int],
         counters: StepCounters,
         admission: InflightLimit | None,
     ) -> None:
-        super().__init__(plan, call, target, error_context)
+        super().__init__(plan, call, target, error_context, node)
         self._is_soft = plan.is_soft
         self._clock_ns = clock_ns
         self._counters = counters

@@ -74,8 +74,6 @@ def _check_step(file: GraphFile, kind: NodeKind, step: StepDefinition, report: G
             if is_given and name not in kind.step_fields:
                 useful = " or ".join(sorted(one.name for one in file.kinds.values() if name in one.step_fields))
                 report.refuse(file, step.path, [(name, True)], f"in this {kind.name}; it belongs to: {useful}")
-        if why := kind.why_no_default(message):
-            report.refuse(file, step.path, [("default", len(message.default) > 0)], why)
     if not kind.chooses_by_when and message.when and read_expression(message.when).constant:
         report.warning("G018", file, f"{step.path}.when", "'when' has no effect: it is always true; leave it out")
     _check_target(file, step, report)

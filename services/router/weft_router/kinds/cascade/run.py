@@ -4,7 +4,7 @@ from weft_common.errors import DeadlineExceededError, InvalidArgumentError, Weft
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import NodePlan, StepPlan
 from weft_router.kinds.alternatives import AlternativesNode
-from weft_router.steps import Run
+from weft_router.steps import NodeParts, Run
 
 _NS_PER_MS = 1_000_000
 
@@ -16,13 +16,18 @@ class UntilAccepted(AlternativesNode):
     fails too. If no answer is accepted the latest one counts, if there is none the error of the last step that failed.
     """
 
+    def __init__(self, plan: NodePlan, parts: NodeParts) -> None:
+        super().__init__(plan, parts)
+        outputs = {slot for _, slot in plan.outputs}
+        self._lacking = [outputs.difference(slot for _, slot in step.outputs) for step in plan.steps]
+
     async def run(self, run: Run) -> None:
         """As ``Node.run``."""
         frame, records = run.frame, run.record.steps
         latest: list[WireTensor | None] | None = None
         failure: WeftError | None = None
         is_late = False
-        for step in self._steps:
+        for step, lacking in zip(self._steps, self._lacking, strict=True):
             plan = step.plan
             has_answered = False
             if plan.when is not None and not self._holds(plan.when, run):
@@ -40,6 +45,8 @@ class UntilAccepted(AlternativesNode):
                 if not has_answered:
                     failure = self._failure(records[num_records])
             if has_answered:
+                for slot in lacking:  # optional outputs of an answer that was not accepted
+                    frame[slot] = None
                 if plan.accept is None or self._holds(plan.accept, run):
                     return
                 latest = [frame[slot] for _, slot in self.plan.outputs]
