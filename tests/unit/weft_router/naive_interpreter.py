@@ -7,7 +7,7 @@ its rows.
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tests.unit.weft_router.naive_types import live_steps, read_by, read_in
+from tests.unit.weft_router.naive_types import live_steps, read_in, waits_for
 from tests.unit.weft_router.naive_values import (
     COMBINED,
     LATE,
@@ -167,19 +167,14 @@ class Interpreter:
         """All tensors of a sequence, and when its last step has ended."""
         ends: dict[str, int] = {}
         failures: list[FailsError] = []
-        producers = {tensor: step.name for step in node.steps for _, tensor in step.outputs}
-        before: list[str] = []
-        for step in (node.steps[index] for index in live):
-            needed = {producers[name] for name in read_by(step) if name in producers}
-            needed |= {name.removeprefix("steps.") for name in read_by(step) if name.startswith("steps.")}
-            needed |= {*step.after, *(before[-1:] if node.is_ordered else [])}
-            before.append(step.name)
-            if not needed <= set(ends):
-                continue  # a step before it failed
+        waiting = {node.steps[index].name: node.steps[index] for index in live}
+        needs = {name: waits_for(node, step, set(waiting)) for name, step in waiting.items()}
+        while ready := [step for name, step in waiting.items() if needs[name] <= ends.keys()]:
+            step = waiting.pop(ready[0].name)
             try:
-                end = self.step(step, values, max([at, *(ends[name] for name in needed)]), deadline)
+                end = self.step(step, values, max([at, *(ends[name] for name in needs[step.name])]), deadline)
             except FailsError as failure:
-                failures.append(failure)
+                failures.append(failure)  # steps that wait for it never start
                 continue
             values |= end.outputs
             values[f"steps.{step.name}"] = [b""] if end.has_answered else None

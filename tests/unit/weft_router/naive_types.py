@@ -84,20 +84,37 @@ def read_in(node: Node, wanted: Collection[str]) -> set[str]:
     return _live(node, wanted)[1]
 
 
+def waits_for(node: Node, step: Step, live: Collection[str]) -> set[str]:
+    """Names of the steps that a step of a sequence waits for, of those that run."""
+    producers = {tensor: other.name for other in node.steps for _, tensor in other.outputs}
+    read = read_by(step)
+    names = {producers[name] for name in read if name in producers} | {*step.after}
+    names |= {name.removeprefix("steps.") for name in read if name.startswith("steps.")}
+    if node.is_ordered:
+        before = [other.name for other in node.steps[: node.steps.index(step)] if other.name in live]
+        names |= set(before[-1:])
+    return names
+
+
 def _live(node: Node, wanted: Collection[str]) -> tuple[list[int], set[str]]:
     read = {*wanted, *([node.carries] if node.carries else []), *([node.again.name] if node.again else [])}
     live: set[int] = set()
-    named: set[str] = set()
+    named = set(node.answer_after)
     while True:
+        for index in sorted(live):
+            if node.is_ordered:
+                named |= {step.name for step in node.steps[:index]}
+            named |= set(node.steps[index].after)
+            read |= read_by(node.steps[index])
+        named |= {name.removeprefix("steps.") for name in read if name.startswith("steps.")}
+        for step in node.steps:  # what is named runs as a whole
+            if step.name in named:
+                read |= {tensor for _, tensor in step.outputs}
         more = {
             index
             for index, step in enumerate(node.steps)
-            if index not in live
-            and (read & {tensor for _, tensor in step.outputs} or f"steps.{step.name}" in read or step.name in named)
+            if step.name in named or read & {tensor for _, tensor in step.outputs}
         }
-        if not more:
+        if more == live:
             return sorted(live), read
-        live |= more
-        for index in more:
-            read |= read_by(node.steps[index])
-            named |= set(node.steps[index].after)
+        live = more

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
-from tests.unit.weft_router.naive_types import given_perhaps
+from tests.unit.weft_router.naive_types import given_perhaps, waits_for
 from tests.unit.weft_router.random_graph_text import is_allowed
 from tests.unit.weft_router.random_graphs import CODES, Model, Node, Step, Test
 
@@ -26,7 +26,6 @@ COMBINE_METHODS = tuple(METHODS[name] for name in ("FIRST", "VOTE", "MAX", "SUM"
 class Features:
     """What the graphs may have."""
 
-    HAS_AFTER = False
     HAS_ABSENT_OUTPUTS = False
     #: In a hundred steps so many read something that may be absent where they must not.
     PERCENT_CARELESS = 0
@@ -50,7 +49,8 @@ class Drawing:
     def test(self, names: tuple[str, ...], absent: set[str] | frozenset[str] = frozenset()) -> Test:
         """A test of one of the tensors or steps; whether it is there is asked only of what may be absent."""
         name = self.draw(st.sampled_from(names))
-        rest = 0 if name.startswith("steps.") else self.draw(st.integers(0 if name in absent else 1, 4))
+        may_ask = name in absent or name.startswith("steps.")
+        rest = self.draw(st.integers(0 if may_ask else 1, 4))
         return Test(name, rest, is_not=self.chance(15))
 
     def target(
@@ -203,7 +203,7 @@ class Drawing:
             gives_more = self.chance(25)
             tensors = tuple(f"{name}{letter}{index}" for letter in ("tu" if gives_more else "t"))
             oks = tuple(f"steps.s{i}" for i in range(index))
-            after = tuple(f"s{i}" for i in range(index) if Features.HAS_AFTER and self.chance(15))
+            after = tuple(f"s{i}" for i in range(index) if self.chance(12))
             step = self.step(index, depth, seen, frozenset(absent), oks, tensors, after=after)
             steps.append(step)
             seen += tuple(tensor for _, tensor in step.outputs)
@@ -214,7 +214,9 @@ class Drawing:
             renamed[more[-1]] = "Z"
         outputs = outputs if "Z" in renamed.values() else ("Y",)
         node = Node(name, SequencePlan, tuple(rename(step, renamed) for step in steps), outputs)
-        node = replace(node, is_ordered=size > 1 and self.chance(10))
+        if size > 1 and self.chance(10):
+            node = replace(node, is_ordered=True, steps=tuple(replace(step, after=()) for step in node.steps))
+        node = self.guarded(node)
         if not self.chance(25):
             return node
         absent = {renamed.get(tensor, tensor) for tensor in absent}
@@ -223,6 +225,21 @@ class Drawing:
         carries = self.draw(st.sampled_from(certain)) if certain and self.chance(70) else ""
         again = self.test(("X", *given), absent)
         return replace(node, max_iterations=self.draw(st.integers(1, 3)), again=again, carries=carries)
+
+    def guarded(self, node: Node) -> Node:
+        """The sequence, perhaps with a step that waits for one that stands behind it, or an answer that does."""
+        names = [step.name for step in node.steps]
+        behind = {name: {name} for name in names}  # those that wait for a step, itself too
+        for step in node.steps:
+            waits = waits_for(node, step, names)
+            behind = {name: found | ({step.name} if waits & found else set()) for name, found in behind.items()}
+        if len(names) > 1 and not node.is_ordered and self.chance(15):
+            first, second = self.draw(st.sampled_from(names)), self.draw(st.sampled_from(names))
+            if second not in behind[first]:
+                steps = {step.name: step for step in node.steps}
+                steps[first] = replace(steps[first], after=tuple(dict.fromkeys((*steps[first].after, second))))
+                node = replace(node, steps=tuple(steps.values()))
+        return replace(node, answer_after=tuple(name for name in names if self.chance(8)))
 
     def switch(self, name: str, steps: list[Step], outputs: tuple[str, ...]) -> Node:
         """Some branches have tests, some values, the last one may be the one for the rest."""

@@ -79,6 +79,7 @@ def _node(node: Node, *, is_root: bool) -> str:
     for field in ("quorum", "straggler_ms"):
         if value := getattr(node, field):
             parts.append(f"{field}: {value}")
+    parts += [f'answer_after: "{name}"' for name in node.answer_after]
     parts += ["per_row: true"] * node.per_row + ["ordered: true"] * node.is_ordered
     if node.kind is EnsemblePlan:
         method = next(name for name, method in METHODS.items() if method is node.method)
@@ -146,7 +147,8 @@ def _policy(step: Step) -> str:
 
 def _cel(test: Test, absent: frozenset[str], space: str = "inputs") -> str:
     if test.is_of_step:
-        return f"{'!' * test.is_not}{test.name}.ok"
+        asked = f"{test.name}.ok" if test.rest else f"has({test.name})"
+        return f"{'!' * test.is_not}{asked}"
     name = f"{space}.{test.name}"
     if not test.rest:
         return f"{'!' * test.is_not}has({name})"

@@ -128,6 +128,7 @@ class Node:
     Attributes:
         outputs: Y, and perhaps Z.
         is_declared: Whether the file says what goes in and comes out.
+        answer_after: Of a sequence: names of steps that must have ended.
         again: The test of a loop.
         carries: Tensor that the next round gets as X; "" for none.
     """
@@ -138,6 +139,7 @@ class Node:
     outputs: tuple[str, ...] = ("Y",)
     is_declared: bool = True
     is_ordered: bool = False
+    answer_after: tuple[str, ...] = ()
     per_row: bool = False
     quorum: int = 0
     straggler_ms: int = 0
