@@ -3,6 +3,7 @@
 from typing import Final
 
 from tests.compat.graphs import (
+    kserve,
     triton_basics,
     triton_language,
     triton_pictures,
@@ -19,6 +20,7 @@ SHAPES: Final[list[Shape]] = [
     *triton_programs.SHAPES,
     *triton_shapes.SHAPES,
     *triton_refused.SHAPES,
+    *kserve.SHAPES,
 ]
 
 #: Samples by their file that do not run yet, and why; none that runs may stand here.
@@ -31,5 +33,10 @@ EXPECTED_FAILURES: Final[dict[str, str]] = {
     "triton/guides/text_and_picture.pbtxt": "outputs that a model leaves out",
     "triton/optional/left_out.pbtxt": "outputs that a model leaves out",
     "triton/optional/partial.pbtxt": "outputs that a model leaves out",
+    "kserve/broken_hard.yaml": "a step that nobody reads and that must succeed",
+    "kserve/splitter_hard.yaml": "a step that nobody reads and that must succeed",
+    "kserve/switch_by_body.yaml": "patterns in conditions",
+    "kserve/switch_hard.yaml": "a step that nobody reads and that must succeed",
+    "kserve/three_hard_steps.yaml": "a step that nobody reads and that must succeed",
     "triton/streams/nested_square.pbtxt": "a decoupled ensemble in an ensemble",
 }
