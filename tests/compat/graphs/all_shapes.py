@@ -4,6 +4,7 @@ from typing import Final
 
 from tests.compat.graphs import (
     kserve,
+    seldon1,
     triton_basics,
     triton_language,
     triton_pictures,
@@ -21,10 +22,20 @@ SHAPES: Final[list[Shape]] = [
     *triton_shapes.SHAPES,
     *triton_refused.SHAPES,
     *kserve.SHAPES,
+    *seldon1.SHAPES,
 ]
 
 #: Samples by their file that do not run yet, and why; none that runs may stand here.
 EXPECTED_FAILURES: Final[dict[str, str]] = {
+    "seldon1/canary_of_one_name.yaml": "two models of one name are not told",
+    "seldon1/canary_unsaid.yaml": "predictors without traffic",
+    "seldon1/in_time.yaml": "steps that answer in place",
+    "seldon1/lone_transformer.yaml": "steps that answer in place",
+    "seldon1/three_in_a_row.yaml": "steps that answer in place",
+    "seldon1/tree_with_canary.yaml": "predictors without traffic",
+    "seldon1/two_in_a_row.yaml": "steps that answer in place",
+    "seldon1/untyped_chain.yaml": "a unit of no type",
+    "seldon1/untyped_preprocessor.yaml": "a unit of no type, and steps that answer in place",
     "triton/batches/reshaped.pbtxt": "`reshape` of an ensemble's own inputs",
     "triton/batches/reshaped_twice.pbtxt": "`reshape` of an ensemble's own inputs",
     "triton/batches/reshaped_scalar.pbtxt": "`reshape` of an ensemble's own inputs",
