@@ -34,7 +34,7 @@ def is_native(dtype: torch.dtype) -> bool:
         return bool(_mkldnn._is_mkldnn_bf16_supported())
     if dtype == torch.float16:
         return bool(_mkldnn._is_mkldnn_fp16_supported())
-    return dtype == torch.float32
+    return bool(dtype == torch.float32)
 
 
 def product_ns(shape: tuple[int, int], dtype: torch.dtype, num_rows: int) -> int:
