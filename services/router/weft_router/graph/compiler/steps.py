@@ -44,18 +44,27 @@ class StepBuilder(UseBuilder, ABC):
     def build_node(self, file: GraphFile, node: NodeDefinition, call: NodeUse) -> BuiltNode:
         """Compile a node for one use."""
 
-    def step(self, scope: Scope, index: int, slots: Mapping[str, int], required: Collection[str] = ()) -> BuiltStep:
-        """Compile step ``index`` of a node; its outputs go to ``slots``, by tensor of the node, others are left out.
+    def step(
+        self,
+        scope: Scope,
+        index: int,
+        slots: Mapping[str, int],
+        required: Collection[str] = (),
+        *,
+        is_whole: bool = False,
+    ) -> BuiltStep:
+        """Compile step ``index`` of a node.
 
         Args:
             scope: The node.
             index: Of the step.
-            slots: By tensor of the node.
-            required: Tensors that the node itself cannot do without, of this step.
+            slots: For its outputs, by tensor of the node; others are left out.
+            required: Its outputs that the node itself cannot do without.
+            is_whole: A node in its place gives all of its outputs, whatever is read.
         """
         step, names = scope.node.steps[index], scope.names.steps[index]
-        certain = self.narrowing(scope, step)
-        built = self._build(scope, step, names, slots, scope.step_path(step), certain, frozenset(required))
+        certain, place = self.narrowing(scope, step), scope.step_path(step)
+        built = self._build(scope, step, names, slots, place, certain, frozenset(required), is_whole=is_whole)
         if built.plan is not None:
             built.plan = replace(built.plan, ok_slot=scope.ok_slots.get(index, -1))
         return built
@@ -83,6 +92,8 @@ class StepBuilder(UseBuilder, ABC):
         certain: Mapping[str, TensorType],
         required: frozenset[str] = frozenset(),
         defaulted: frozenset[str] = frozenset(),
+        *,
+        is_whole: bool = False,
     ) -> BuiltStep:
         """Compile a step or a fallback.
 
@@ -95,6 +106,7 @@ class StepBuilder(UseBuilder, ABC):
             certain: What its ``when``, or that of the step that it stands in for, proves.
             required: As of ``step``.
             defaulted: Tensors that have a default where it stands in.
+            is_whole: As of ``step``.
         """
         message = step.message
         defaulted |= {default.output for default in message.default}
@@ -105,7 +117,8 @@ class StepBuilder(UseBuilder, ABC):
             for name, tensor in names.outputs.items()
             if tensor not in required and (tensor in defaulted or not scope.is_needed(tensor))
         )
-        action, types = self._action(scope, step, names, slots, at, given, dispensable)
+        is_all = is_whole or step.is_shadow
+        action, types = self._action(scope, step, names, slots, at, given, dispensable, is_whole=is_all)
         when = self.condition(scope, f"{step.path}.when", WHEN, certain)
         around = (scope.node.message.policy, scope.file.message.policy)
         policies = GivenPolicies(message.policy, around, isinstance(action, CallPlan), message.HasField("shadow"))
@@ -113,8 +126,9 @@ class StepBuilder(UseBuilder, ABC):
         answered = {tensor: types[name] for name, tensor in names.outputs.items()}
         fallback: StepPlan | None = None
         if step.fallback is not None and names.fallback is not None:
-            place = f"{at}>{step.fallback.name}"
-            built = self._build(scope, step.fallback, names.fallback, slots, place, certain, required, defaulted)
+            stand_in, own = step.fallback, names.fallback
+            place = f"{at}>{stand_in.name}"
+            built = self._build(scope, stand_in, own, slots, place, certain, required, defaulted, is_whole=is_whole)
             used = {name: known for name, known in answered.items() if name in slots or scope.names.is_used(name)}
             answered |= self._stood_in(scope, step.fallback, names.fallback, used, built.answered)
             fallback = built.plan
@@ -153,6 +167,8 @@ class StepBuilder(UseBuilder, ABC):
         at: str,
         given: Mapping[str, TensorType],
         dispensable: frozenset[str],
+        *,
+        is_whole: bool,
     ) -> tuple[CallPlan | NodePlan | None, dict[str, TensorType]]:
         """What the step runs, None where an error was reported, and the type of each output of the target."""
         where = f"step '{step.name}' ({scope.file.place(step.path)})"
@@ -172,7 +188,7 @@ class StepBuilder(UseBuilder, ABC):
         elif isinstance(target, NodeTarget) and self._may_enter(scope, step, target):
             wanted = (
                 self.names.of_target(target).outputs
-                if step.is_shadow
+                if is_whole
                 else [name for name, tensor in names.outputs.items() if tensor in slots]
             )
             visible = {**scope.inputs, **scope.produced} if not target.is_graph else {}
