@@ -11,6 +11,8 @@ from weft_tools.convert.yaml_tree import Source, YamlValue
 
 #: Begins a remark on what a person has to decide.
 CHECK = "CHECK: "
+#: Begins, behind it, a remark on what was left out though it changes answers.
+DIFFERS = "answers may differ: "
 #: Among what a step reads: the inputs of its node.
 NODE_INPUT = -1
 
@@ -54,7 +56,7 @@ class DraftCondition:
 
 @dataclass(slots=True)
 class DraftStep:
-    """One step; exactly one of ``model`` and ``node`` is given.
+    """One step; exactly one of ``model``, ``node`` and ``graph`` is given.
 
     Attributes:
         reads: Sequence: where inputs come from, steps by index or ``NODE_INPUT``; the first that has an input gives it.
@@ -62,12 +64,14 @@ class DraftStep:
         stop: Cascade: goes on to the next step if it holds.
         defaults: Outputs that get a value no model gives when the step fails, with their types.
         shadow_percent: Above 0: a shadow.
+        after: Sequence: steps that have to answer first, though nothing of them is read.
     """
 
     name: str
     value: YamlValue
     model: str = ""
     node: str = ""
+    graph: str = ""
     reads: tuple[int, ...] = (NODE_INPUT,)
     weight: float | None = None
     proceed: DraftCondition | None = None
@@ -82,6 +86,7 @@ class DraftStep:
     timeout_ms: int = 0
     input_map: dict[str, str] = field(default_factory=dict)
     output_map: dict[str, str] = field(default_factory=dict)
+    after: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
 
@@ -145,6 +150,11 @@ def check(source: Source, value: YamlValue, remarks: list[str], text: str) -> No
     """Add a question to the output, and a warning at its place in the source."""
     remarks.append(CHECK + text)
     source.warning(value, text)
+
+
+def differs(source: Source, value: YamlValue, remarks: list[str], text: str) -> None:
+    """Say what was left out though it changes answers: in the output, and as a warning at its place in the source."""
+    check(source, value, remarks, DIFFERS + text.removeprefix(DIFFERS))
 
 
 def legal_name(source: Source, value: YamlValue, given: str, taken: Iterable[str], remarks: list[str]) -> str:

@@ -6,6 +6,7 @@ the draft is wired by name, and remarks say what is missing.
 """
 
 import json
+from collections.abc import Mapping
 
 from weft_common.tensors import FLOATS, INTEGERS
 from weft_router.graph.syntax.source import ModelCatalog
@@ -26,7 +27,8 @@ from weft_tools.convert.draft import (
 from weft_tools.convert.shared import Interface, fits, listed, merged, shared_inputs, shared_outputs
 from weft_tools.convert.yaml_tree import Source
 
-_NO_TYPES = (
+#: Of a graph whose models have no signatures.
+NO_TYPES = (
     "the file has no types. Say what a request brings and what an answer has, or convert again with --lock FILE or "
     "--repository DIR"
 )
@@ -42,13 +44,32 @@ _NEED_DEFAULTS = _FAILED + "are absent then: give each a 'default', or make the 
 _MAX_DEFAULT_ELEMENTS = 64
 
 
-def wire(source: Source, draft: Draft, catalog: ModelCatalog | None) -> None:
-    """Give the draft its inputs, outputs, maps and conditions, as far as the catalog knows its models."""
-    _Wiring(source, draft, catalog).run()
+def wire(
+    source: Source, draft: Draft, catalog: ModelCatalog | None, graphs: Mapping[str, Interface | None] | None = None
+) -> None:
+    """Give the draft its inputs, outputs, maps and conditions, as far as its models and graphs are known."""
+    _Wiring(source, draft, catalog, graphs or {}).run()
+
+
+def interface_of(catalog: ModelCatalog | None, model: str) -> Interface | None:
+    """Tensors of a model; None if they are not known."""
+    found = catalog.find(model, "") if catalog is not None else None
+    if found is None:
+        return None
+    signature = found[1]
+    is_batched = signature.max_batch_size > 0
+    return Interface(
+        {s.name: DraftTensor(s.datatype, s.dims, is_batched, s.is_optional) for s in signature.inputs},
+        {s.name: DraftTensor(s.datatype, s.dims, is_batched, s.is_optional) for s in signature.outputs},
+        signature.max_batch_size,
+    )
 
 
 class _Wiring:
-    def __init__(self, source: Source, draft: Draft, catalog: ModelCatalog | None) -> None:
+    def __init__(
+        self, source: Source, draft: Draft, catalog: ModelCatalog | None, graphs: Mapping[str, Interface | None]
+    ) -> None:
+        self._graphs = graphs
         self._source = source
         self._draft = draft
         self._catalog = catalog
@@ -60,14 +81,14 @@ class _Wiring:
         draft = self._draft
         interface = self._node("root", None)
         if interface is None:
-            text = _NO_TYPES
+            text = NO_TYPES
             if self._catalog is not None:
                 names = ", ".join(self._unknown)
                 text = f"no signature of {names}, so the graph's tensors are not known. Say what a request brings and "
                 text += "what an answer has"
             check(self._source, draft.value, draft.remarks, text)
             return
-        draft.inputs, draft.outputs = interface
+        draft.inputs, draft.outputs = interface.inputs, interface.outputs
         draft.max_batch_size = min(self._batch_sizes, default=0)
         for node in draft.nodes.values():
             if node.reads_tensors and draft.max_batch_size > 1:
@@ -93,17 +114,19 @@ class _Wiring:
     def _target(self, step: DraftStep, given: Tensors | None) -> Interface | None:
         if step.node:
             return self._node(step.node, given)
-        found = self._catalog.find(step.model, "") if self._catalog is not None else None
-        if found is None:
+        if step.graph:
+            interface = self._graphs.get(step.graph)
+            if interface is None:
+                self._unknown.setdefault(step.graph)
+            else:
+                self._batch_sizes.append(interface.max_batch_size)
+            return interface
+        interface = interface_of(self._catalog, step.model)
+        if interface is None:
             self._unknown.setdefault(step.model)
             return None
-        signature = found[1]
-        is_batched = signature.max_batch_size > 0
-        self._batch_sizes.append(signature.max_batch_size)
-        return Interface(
-            {s.name: DraftTensor(s.datatype, s.dims, is_batched, s.is_optional) for s in signature.inputs},
-            {s.name: DraftTensor(s.datatype, s.dims, is_batched) for s in signature.outputs},
-        )
+        self._batch_sizes.append(interface.max_batch_size)
+        return interface
 
     def _sequence(self, node: DraftNode, given: Tensors | None) -> Interface | None:
         found: list[Interface | None] = []

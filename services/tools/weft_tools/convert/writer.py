@@ -67,7 +67,7 @@ def _tensors(what: str, tensors: Tensors, *, is_batched: bool) -> Iterator[str]:
     for name, tensor in tensors.items():
         data_type = "TYPE_STRING" if tensor.datatype == "BYTES" else f"TYPE_{tensor.datatype}"
         dims = ", ".join(map(str, tensor.dims if is_batched else tensor.full_dims))
-        optional = " optional: true" if what == "input" and tensor.is_optional else ""
+        optional = " optional: true" if tensor.is_optional else ""
         entries.append(f"{{ name: {quoted(name)} data_type: {data_type} dims: [ {dims} ]{optional} }}")
     if len(entries) == 1:
         yield f"{what} [ {entries[0]} ]"
@@ -121,6 +121,7 @@ def _step_fields(step: DraftStep, kind: NodeKind) -> list[str]:
     if step.is_otherwise:
         fields.append("otherwise: true")
     fields += _target_fields(step)
+    fields += [f"after: {quoted(name)}" for name in step.after]
     if not kind.chooses_by_when and step.when:
         fields.append(f"when: {quoted(step.when)}")
     if step.accept:
@@ -136,7 +137,8 @@ def _step_fields(step: DraftStep, kind: NodeKind) -> list[str]:
 
 
 def _target_fields(step: DraftStep) -> list[str]:
-    fields = [f"node: {quoted(step.node)}" if step.node else f"model_name: {quoted(step.model)}"]
+    targets = (("node", step.node), ("graph", step.graph), ("model_name", step.model))
+    fields = [f"{field}: {quoted(name)}" for field, name in targets if name]
     for name, entries in (("input_map", step.input_map), ("output_map", step.output_map)):
         fields += [f"{name} {{ key: {quoted(key)} value: {quoted(value)} }}" for key, value in entries.items()]
     return fields
