@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Collection
 
 from weft_common.observing import telemetry
 from weft_router.graph.plan import CallPlan, NodePlan
-from weft_router.graph.pruning import slots_read, steps_behind
+from weft_router.graph.pruning import steps_before
 from weft_router.reporting.path import NodeRecord
 from weft_router.steps import OpenStream, PrunableNode, Run
 from weft_router.streams.in_order import in_order
@@ -132,7 +132,7 @@ def _stages(plan: NodePlan, steps: Collection[int]) -> list[list[int]]:
     decoupled = _decoupled(plan) & set(steps)
     stages: list[list[int]] = [[] for _ in range(len(decoupled) + 1)]
     for index in sorted(steps):
-        stages[len(steps_behind(plan, slots_read(plan.steps[index])) & decoupled)].append(index)
+        stages[len(steps_before(plan, index) & decoupled)].append(index)
     return stages
 
 

@@ -43,10 +43,18 @@ class StepBuilder(UseBuilder, ABC):
     def build_node(self, file: GraphFile, node: NodeDefinition, call: NodeUse) -> BuiltNode:
         """Compile a node for one use."""
 
-    def step(self, scope: Scope, index: int, slots: Mapping[str, int]) -> BuiltStep:
-        """Compile step ``index`` of a node; its outputs go to ``slots``, by tensor of the node, others are left out."""
+    def step(self, scope: Scope, index: int, slots: Mapping[str, int], *, is_whole: bool = False) -> BuiltStep:
+        """Compile step ``index`` of a node.
+
+        Args:
+            scope: The node.
+            index: Of the step.
+            slots: For its outputs, by tensor of the node; others are left out.
+            is_whole: A node in its place gives all of its outputs, whatever is read.
+        """
         step, names = scope.node.steps[index], scope.names.steps[index]
-        built = self._build(scope, step, names, slots, scope.step_path(step), self.narrowing(scope, step))
+        certain = self.narrowing(scope, step)
+        built = self._build(scope, step, names, slots, scope.step_path(step), certain, is_whole=is_whole)
         if built.plan is not None:
             built.plan = replace(built.plan, ok_slot=scope.ok_slots.get(index, -1))
         return built
@@ -72,6 +80,8 @@ class StepBuilder(UseBuilder, ABC):
         slots: Mapping[str, int],
         at: str,
         certain: Mapping[str, TensorType],
+        *,
+        is_whole: bool = False,
     ) -> BuiltStep:
         """Compile a step or a fallback.
 
@@ -82,10 +92,11 @@ class StepBuilder(UseBuilder, ABC):
             slots: By tensor of the node.
             at: Path of the step in the plan.
             certain: What its ``when``, or that of the step that it stands in for, proves.
+            is_whole: As of ``step``.
         """
         message = step.message
         given, inputs = self.bound_inputs(scope, step, names, certain)
-        action, types = self._action(scope, step, names, slots, at, given)
+        action, types = self._action(scope, step, names, slots, at, given, is_whole=is_whole or step.is_shadow)
         when = self.condition(scope, f"{step.path}.when", WHEN, certain)
         around = (scope.node.message.policy, scope.file.message.policy)
         policies = GivenPolicies(message.policy, around, isinstance(action, CallPlan), message.HasField("shadow"))
@@ -93,7 +104,8 @@ class StepBuilder(UseBuilder, ABC):
         answered = {tensor: types[name] for name, tensor in names.outputs.items()}
         fallback: StepPlan | None = None
         if step.fallback is not None and names.fallback is not None:
-            built = self._build(scope, step.fallback, names.fallback, slots, f"{at}>{step.fallback.name}", certain)
+            instead = f"{at}>{step.fallback.name}"
+            built = self._build(scope, step.fallback, names.fallback, slots, instead, certain, is_whole=is_whole)
             used = {name: known for name, known in answered.items() if name in slots or scope.names.is_used(name)}
             answered |= self._stood_in(scope, step.fallback, names.fallback, used, built.answered)
             fallback = built.plan
@@ -130,6 +142,8 @@ class StepBuilder(UseBuilder, ABC):
         slots: Mapping[str, int],
         at: str,
         given: Mapping[str, TensorType],
+        *,
+        is_whole: bool,
     ) -> tuple[CallPlan | NodePlan | None, dict[str, TensorType]]:
         """What the step runs, None where an error was reported, and the type of each output of the target."""
         where = f"step '{step.name}' ({scope.file.place(step.path)})"
@@ -145,7 +159,7 @@ class StepBuilder(UseBuilder, ABC):
         elif isinstance(target, NodeTarget) and self._may_enter(scope, step, target):
             wanted = (
                 self.names.of_target(target).outputs
-                if step.is_shadow
+                if is_whole
                 else [name for name, tensor in names.outputs.items() if tensor in slots]
             )
             visible = {**scope.inputs, **scope.produced} if not target.is_graph else {}
