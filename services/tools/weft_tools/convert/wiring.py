@@ -23,6 +23,7 @@ from weft_tools.convert.draft import (
     DraftTensor,
     Tensors,
     check,
+    differs,
 )
 from weft_tools.convert.shared import Interface, fits, listed, merged, shared_inputs, shared_outputs
 from weft_tools.convert.yaml_tree import Source
@@ -34,8 +35,9 @@ NO_TYPES = (
 )
 
 
-_PER_ROW = (
-    "there a whole request goes one way, that of its first row; with per_row each row of a batch goes its own way"
+_ONE_ROW = (
+    "there a request of several rows goes one way as a whole; here it is refused. With 'per_row: true' each row goes "
+    "its own way"
 )
 _FAILED = "where a step fails softly KServe puts its error body under the step's key; here its outputs "
 _HAVE_DEFAULTS = _FAILED + "have the defaults below, which no model gives"
@@ -91,9 +93,8 @@ class _Wiring:
         draft.inputs, draft.outputs = interface.inputs, interface.outputs
         draft.max_batch_size = min(self._batch_sizes, default=0)
         for node in draft.nodes.values():
-            if node.reads_tensors and draft.max_batch_size > 1:
-                node.per_row = True
-                node.remarks.append(_PER_ROW)
+            if node.reads_one_row and draft.max_batch_size > 1:
+                differs(self._source, node.value, node.remarks, _ONE_ROW)
         if not draft.outputs:
             check(
                 self._source, draft.value, draft.remarks, "the root's steps have no output in common; name them alike"
@@ -142,34 +143,43 @@ class _Wiring:
             names = self._name_outputs(node, interfaces, inputs)
             for step, one in zip(node.steps, interfaces, strict=True):
                 self._map_inputs(step, one, interfaces, names, inputs)
-            last = max((i for i, step in enumerate(node.steps) if not step.shadow_percent), default=0)
-            interface = Interface(inputs, {names[last][name]: one for name, one in interfaces[last].outputs.items()})
+            skipped = next((i for i, step in enumerate(node.steps) if step.proceed is not None), len(node.steps))
+            outputs = {
+                names[i][name]: one._replace(is_optional=one.is_optional or i >= skipped)
+                for i in (*node.answers, _last(node))
+                for name, one in interfaces[i].outputs.items()
+            }
+            interface = Interface(inputs, outputs)
         for i, step in enumerate(node.steps):
+            if step.needs is not None:
+                step.when = _answered(node.steps[step.needs].name)
             if step.proceed is not None:
                 before = found[i - 1] if i else None
                 body = Body("inputs", _outputs(before), node.steps[i - 1].output_map if i else {})
-                step.when = self._cel(step, step.proceed, body) if i else f"CHECK({json.dumps(step.proceed.text)})"
+                text = self._cel(step, step.proceed, body) if i else f"CHECK({json.dumps(step.proceed.text)})"
+                step.when = f"{step.when} && {f'({text})' if ' || ' in text else text}" if step.when else text
+                node.reads_one_row |= body.is_of_one_row
         return interface
 
     def _name_outputs(self, node: DraftNode, interfaces: list[Interface], inputs: Tensors) -> list[dict[str, str]]:
         """Name every output in the node; on a clash the last step keeps its name and the others change."""
         names: list[dict[str, str]] = [{} for _ in interfaces]
         taken = set(inputs)
-        last = max((i for i, step in enumerate(node.steps) if not step.shadow_percent), default=0)
+        last = _last(node)
         for i in (last, *(i for i in range(len(interfaces)) if i != last)):
             step = node.steps[i]
             if step.shadow_percent:
                 continue
             for output in interfaces[i].outputs:
                 name = output
-                if name in taken:
+                if name in taken and not (i == last and name in inputs):  # the last step may work in place
                     name = f"{step.name}_{output}"
                     while name in taken:
                         name += "_"
                     step.output_map[output] = name
-                    if i == last:
-                        text = f"'{output}' is an input too, and a tensor has one producer; the output is '{name}' here"
-                        check(self._source, step.value, step.remarks, text)
+                    if i in node.answers:
+                        text = f"two answers have a tensor '{output}'; that of '{step.name}' is '{name}' here"
+                        differs(self._source, step.value, step.remarks, text)
                 taken.add(name)
                 names[i][output] = name
         return names
@@ -218,7 +228,7 @@ class _Wiring:
             if step.proceed is not None:
                 body = Body("inputs", given if given is not None else inputs)
                 step.when = self._cel(step, step.proceed, body)
-                node.reads_tensors |= bool(body.read)
+                node.reads_one_row |= body.is_of_one_row
                 if step.when == "true" and step is node.steps[-1]:
                     step.when, step.is_otherwise = "", True
                 if inputs is not None and body.tensors is not None:
@@ -232,11 +242,12 @@ class _Wiring:
             if step.stop is not None:
                 body = Body("outputs", _outputs(interface), step.output_map)
                 step.accept = self._cel(step, step.stop, body, is_negated=True)
-                node.reads_tensors |= bool(body.read)
+                node.reads_one_row |= body.is_of_one_row
         return Interface(inputs, outputs) if inputs is not None and outputs is not None else None
 
     def _cel(self, step: DraftStep, condition: DraftCondition, body: Body, *, is_negated: bool = False) -> str:
         text = translate(condition, body, is_negated=is_negated)
+        step.remarks += dict.fromkeys(body.notes)
         for remark in dict.fromkeys(body.remarks):
             check(self._source, condition.value, step.remarks, remark)
         return text
@@ -248,7 +259,10 @@ class _Wiring:
             name, tensor = next(iter(interface.outputs.items()))
             reference = f"inputs.{name}" if name.isidentifier() else f"inputs[{json.dumps(name)}]"
             node.on = reference + "[0]" * len(tensor.dims)
-            node.reads_tensors = True
+            node.reads_one_row = True
+            if tensor.datatype.startswith("U"):
+                for step in node.steps:
+                    step.cases = tuple(case for case in step.cases if case != "-1")
             return name, tensor
         node.on = "inputs.ROUTE[0]"
         text = f"'ROUTE' stands for the output of '{router.name}' with the number of the child; write its name"
@@ -298,6 +312,15 @@ class _Wiring:
             if step.is_soft
         )
         check(self._source, node.value, node.remarks, _HAVE_DEFAULTS if interfaces and has_all else _NEED_DEFAULTS)
+
+
+def _last(node: DraftNode) -> int:
+    """The step of a sequence that answers."""
+    return max((i for i, step in enumerate(node.steps) if not step.shadow_percent), default=0)
+
+
+def _answered(step: str) -> str:
+    return f"has(steps.{step})" if step.isidentifier() else f"has(steps[{json.dumps(step)}])"
 
 
 def _outputs(interface: Interface | None) -> dict[str, DraftTensor] | None:

@@ -87,11 +87,10 @@ def _node(node: DraftNode) -> Iterator[str]:
         yield f"{inner}on: {quoted(node.on)}"
     if node.bandit:
         yield f"{inner}bandit {{ {node.bandit} }}"
-    if node.per_row:
-        yield f"{inner}per_row: true"
     for step in node.steps:
         yield from _comment(step.remarks, inner)
         yield from _message("step", _step_fields(step, node.kind), inner)
+    yield from (f"{inner}answer_after: {quoted(step.name)}" for step in node.steps if step.is_guard)
     for combine in node.combines:
         yield from _comment(combine.remarks, inner)
         yield from _message("combine", _combine_fields(combine), inner)
@@ -114,8 +113,7 @@ def _step_fields(step: DraftStep, kind: NodeKind) -> list[str]:
     fields = [f"name: {quoted(step.name)}"]
     if step.weight is not None:
         fields.append(f"weight: {step.weight:.15g}")
-    if step.case:
-        fields.append(f"case: {quoted(step.case)}")
+    fields += [f"case: {quoted(case)}" for case in step.cases]
     if kind.chooses_by_when and step.when:
         fields.append(f"when: {quoted(step.when)}")
     if step.is_otherwise:

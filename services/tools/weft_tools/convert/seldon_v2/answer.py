@@ -64,6 +64,14 @@ class FirstAnswer:
         for topic in reversed(calls):
             read_by = readers.get(topic, set())
             gives = [tensor for tensor in presence.optional if tensor.topic == topic]
-            if topic.step and read_by and read_by <= inside and not gives and topic != end:
-                inside.add(topic)
+            if topic.step and read_by and read_by <= inside and not gives:
+                inside |= {topic} if all(self._needs(presence, reader, topic) for reader in read_by) else set()
         return [topic for topic in calls if topic in inside]
+
+    def _needs(self, presence: Presence, reader: Topic, topic: Topic) -> bool:
+        """Whether a step cannot run without the answer of another."""
+        join = presence.join(reader._replace(side="inputs"))
+        if join is None:
+            return False
+        parts = ((join.sources, join.kind), (join.triggers, join.triggers_kind))
+        return any(topic in groups(refs) and (kind == "inner" or len(groups(refs)) == 1) for refs, kind in parts)

@@ -27,8 +27,8 @@ _SAME = "'{step}' gets '{name}' from {sources}; here it is the first of them tha
 _EITHER = "Seldon takes the source that is there first; here it is the first one in the file that is there"
 _ALSO = "Seldon would not answer without {names}; here the answer goes without"
 _FIRST_ONLY = "Seldon answers with the one of {steps} that comes first; here the answer has every one that there is"
-_RENAMED = "answers may differ: Seldon answers with several tensors called '{name}'; here that of '{step}' is '{new}'"
-_UNTYPED = "answers may differ: no model reads '{name}', so its datatype is not known; say which it has"
+_RENAMED = "the name '{name}' is that of another tensor, too; here what '{step}' answers is '{new}'"
+_UNTYPED = "no model reads '{name}', so its datatype is not known; say which it has"
 _NO_OUTPUT = "the pipeline has no 'output', so Seldon answers nobody; here it answers with its last steps"
 _DUPLICATES = (
     "by its documents Seldon wants all triggers of '{step}', which have one source, {topic}; it runs the step when any "
@@ -85,6 +85,7 @@ class PipelineConversion:
         self._inputs: dict[str, DraftTensor] = {}
         self._topics: Mapping[Topic, list[Topic]] = {}
         self._answering: set[Topic] = set()
+        self._in_place: list[Topic] = []
 
     def run(self) -> Draft | None:
         """The draft."""
@@ -113,6 +114,7 @@ class PipelineConversion:
             for reference in (*join.sources, *join.triggers):
                 self._expect(reference.topic, reference.value)
                 pending.append(reference.topic)
+        self._joins = {topic: self._joins[topic] for topic in self._file_order()}
 
     def _expect(self, topic: Topic, value: object) -> None:
         """Report what another pipeline does not have, or what only its file says."""
@@ -135,7 +137,7 @@ class PipelineConversion:
             sink: [t._replace(side="inputs") if t.step else t for t in read] for sink, read in self._topics.items()
         }
         # Among what is ready, what the file has first comes first.
-        places = {topic: i for i, topic in enumerate(self._file_order())}
+        places = {topic: i for i, topic in enumerate(self._joins)}
         sorter = TopologicalSorter(depends)
         order: list[Topic] = []
         try:
@@ -162,7 +164,8 @@ class PipelineConversion:
         return order
 
     def _file_order(self) -> list[Topic]:
-        return [topic for flow in (*self._flows.values(), self._flow) for topic in flow.joins if topic in self._joins]
+        flows = [flow for flow in self._flows.values() if flow.name != self._flow.name]
+        return [topic for flow in (*flows, self._flow) for topic in flow.joins if topic in self._joins]
 
     def _interface(self, topic: Topic) -> Interface | None:
         """Tensors of the model, or of the pipeline in another file, that gives or gets a message."""
@@ -188,13 +191,12 @@ class PipelineConversion:
             check(self._source, flow.value, draft.remarks, _NO_OUTPUT)
         first = FirstAnswer(presence, flow.outputs, [topic for topic in calls if topic in live], self._readers())
         self._name_tensors(presence, calls, first)
-        for topic in calls:
-            if topic in live and topic not in first.inside:
-                root.steps.append(self._step(presence, topic, root))
+        steps = {topic: self._step(presence, topic, root) for topic in calls if topic in live and topic not in first.inside}
+        root.steps = [step for topic, step in steps.items() if topic not in self._in_place]
+        root.steps += self._copies(presence, [topic for topic in calls if topic not in live])
+        root.steps += [steps[topic] for topic in self._in_place if topic in steps]
         if first.branches:
             root.steps.append(self._first_step(presence, first))
-        for step in self._copies(presence, [topic for topic in calls if topic not in live]):
-            root.steps.append(step)
         if len(root.steps) == 1 and root.steps[0].node and not root.steps[0].when:
             only = draft.nodes.pop(root.steps[0].node)
             only.name, only.remarks = "root", [*only.remarks, *root.steps[0].remarks]
@@ -241,7 +243,8 @@ class PipelineConversion:
 
     def _name_tensors(self, presence: Presence, calls: list[Topic], first: FirstAnswer) -> None:
         """Name every tensor in the graph: what the pipeline answers with as there, others so that none clashes."""
-        taken = {found.tensor.name for sink in self._joins for found in self._requested(presence, sink)}
+        requested = {found.tensor.name for sink in self._joins for found in self._requested(presence, sink)}
+        taken = set(requested)
         for name in presence.names(self._flow.outputs):
             for found in presence.find(self._flow.outputs, name):
                 if found.tensor.topic == REQUEST or found.tensor in self._names:
@@ -251,7 +254,10 @@ class PipelineConversion:
                     taken.add(name)
                     continue
                 new = name
-                if name in taken:
+                if name in requested and not presence.is_read(found.tensor, self._flow.outputs):
+                    requested.remove(name)
+                    self._in_place.append(found.tensor.topic)
+                elif name in taken:
                     new = self._free(f"{self._labels[found.tensor.topic]}_{name}", taken)
                     text = _RENAMED.format(name=name, step=self._labels[found.tensor.topic], new=new)
                     differs(self._source, self._flow.value, self._draft.remarks, text)

@@ -108,7 +108,10 @@ class Presence:
             for found in self.find(group, original)
         ]
         named = [found for found in every if found.is_named]
-        return list({found.tensor: found for found in reversed(named or every)}.values())[::-1]
+        first: dict[Tensor, Found] = {}
+        for found in named or every:
+            first.setdefault(found.tensor, found)
+        return list(first.values())
 
     def names(self, topic: Topic) -> dict[str, None]:
         """The tensors of a message as far as they are known."""
@@ -139,6 +142,10 @@ class Presence:
             inside: Answers of steps whose own conditions are to be part of it.
         """
         return _text(_Formula(self, spoken, frozenset(inside)).runs(topic))
+
+    def is_read(self, tensor: Tensor, answer: Topic) -> bool:
+        """Whether any message but the answer has the tensor, or waits for it."""
+        return any(found.tensor == tensor for topic in self._order if topic != answer for found in self._read(topic))
 
     def join(self, topic: Topic) -> Join | None:
         """The join that makes a message."""
