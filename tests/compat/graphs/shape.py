@@ -88,7 +88,7 @@ class Shape:
         refused: Of a graph that is refused: every code that ``weft check`` gives, or a part of what ``weft convert``
             says.
         others: Further files of the repository.
-        check: A part of a ``# CHECK`` that the converter writes, where the answer may differ from the original's.
+        check: A part of what the converter says to be looked at, where an answer may differ from the original's.
         graph: Served under this name; "" is that of the file.
     """
 
@@ -103,8 +103,9 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """The graph's name."""
-        return self.graph or Path(self.file).stem
+        """The graph's name; those of Kubernetes have no underscores."""
+        path = Path(self.file)
+        return self.graph or (path.stem if path.suffix == ".pbtxt" else path.stem.replace("_", "-"))
 
     @property
     def about(self) -> str:

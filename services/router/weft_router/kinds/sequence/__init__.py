@@ -113,7 +113,7 @@ class SequenceKind(NodeKind):
         steps, loop, outputs = build_pipeline(builder, scope)
         if steps is None:
             return None, outputs
-        return replace(scope.node_plan(SequencePlan, steps, scope.slots), loop=loop), outputs
+        return replace(scope.node_plan(SequencePlan, steps, {**scope.slots, **scope.given_slots}), loop=loop), outputs
 
     def check(self, file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
         """Names of steps in ``after`` and ``answer_after``."""
