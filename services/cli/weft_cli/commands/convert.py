@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     if not graphs:
         kinds = ", ".join(kinds_of(documents)) or "nothing"
         return _fail(f"{name} has no {KINDS}; it has {kinds}")
-    return _write(graphs, options.output, force=options.force)
+    return _write(graphs, options.output, None if is_input else options.file, force=options.force)
 
 
 def _head(path: Path) -> bytes:
@@ -56,7 +56,7 @@ def _head(path: Path) -> bytes:
         return file.read(MAX_FILE_BYTES + 1)
 
 
-def _write(graphs: Mapping[str, str], output: Path | None, *, force: bool) -> int:
+def _write(graphs: Mapping[str, str], output: Path | None, converted: Path | None, *, force: bool) -> int:
     is_folder = output is not None and output.suffix != ".pbtxt"
     if len(graphs) > 1 and not is_folder:
         names = ", ".join(graphs)
@@ -65,13 +65,16 @@ def _write(graphs: Mapping[str, str], output: Path | None, *, force: bool) -> in
         sys.stdout.write("".join(graphs.values()))
         return _status(graphs)
     paths = {name: output / name / "1" / GRAPH_FILENAME if is_folder else output for name in graphs}
+    if converted is not None and converted.resolve() in [path.resolve() for path in paths.values()]:
+        return _fail(f"{converted} is the file that is converted; give another with -o")
     existing = [str(path) for path in paths.values() if path.exists()]
     if existing and not force:
         return _fail(f"{', '.join(existing)} exists; nothing was written. --force writes over it")
     try:
         for name, path in paths.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(graphs[name], encoding="utf-8")
+            with path.open("w" if force else "x", encoding="utf-8") as file:
+                file.write(graphs[name])
             print(f"wrote {path}{_left(graphs[name])}; next: weft check {path}", file=sys.stderr)
     except OSError as error:
         return _fail(f"cannot write '{error.filename}': {error.strerror}")

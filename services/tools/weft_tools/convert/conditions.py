@@ -296,7 +296,13 @@ def _parameter_test(name: str, op: str, value: Literal, *, is_negated: bool) -> 
 def _signed(test: str, *, is_negated: bool) -> str:
     if not is_negated:
         return test
-    return f"!{test}" if " " not in test.partition("(")[0] and "&&" not in test else f"!({test})"
+    outside, depth = [], 0
+    for part in re.split(r'("(?:[^"\\]|\\.)*"|[()])', test):
+        depth += (part == "(") - (part == ")")
+        outside += [part] if depth == 0 else []
+    if " " in "".join(outside):
+        return f"!({test})"
+    return test[1:] if test.startswith("!") else f"!{test}"
 
 
 def _cel(value: Literal) -> str:

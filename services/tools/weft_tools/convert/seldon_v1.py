@@ -59,6 +59,11 @@ _TIMEOUTS = ("seldon.io/grpc-timeout", "seldon.io/rest-timeout")
 _FIRST_CHILD = "Seldon calls every child, fails where one fails, and answers with the first one's"
 _EXPLAINER = "its explainer answers at an address of its own, which no graph has; it was left out"
 _PARAMETERS = "parameters that Seldon gives the service, {names}, belong in the model's own config.pbtxt here"
+_NO_TRAFFIC = "no predictor says its traffic, which Seldon refuses today; here shares are the numbers of replicas"
+_ONE_NAME = (
+    "predictors '{first}' and '{second}' both call '{name}', and mean two models; here the name is that of one. Give "
+    "each a model of its own"
+)
 _METHODS = (
     "Seldon calls several methods of '{name}', {methods}; here each is a call of the model '{name}' with its inputs"
 )
@@ -87,6 +92,9 @@ class _SeldonConversion:
         self._num_units = 0
         self._timeout_ms = 0
         self._images: dict[str, str] = {}
+        self._predictor_name = ""
+        #: By the name of a unit: the predictor that has it, and where its model comes from.
+        self._origins: dict[str, tuple[str, str]] = {}
 
     def run(self, fallback_name: str) -> Draft | None:
         source, draft = self._source, self._draft
@@ -139,9 +147,11 @@ class _SeldonConversion:
             source.error(predictors[0], "every predictor is a shadow; one has to answer")
         total = sum(share for _, share, _ in live)
         if len(live) > 1 and total <= 0:
-            source.error(predictors[0], "no predictor has traffic; Seldon wants 100 in all")
-            return DraftStep(node.name, self._draft.value, node=node.name)
-        if len(live) > 1 and total != 100:
+            replicas = [source.number(value.entries.get("replicas"), "replicas") or 1 for value, *_ in live]
+            check(source, predictors[0], node.remarks, _NO_TRAFFIC)
+            shares = [share for share in shares if share[2]]
+            shares += [(value, given, False) for (value, *_), given in zip(live, replicas, strict=True)]
+        elif len(live) > 1 and total != 100:
             text = f"the traffic of the predictors adds up to {total:g}, not 100; a share here is traffic / sum"
             check(source, self._draft.value, node.remarks, text)
         for value, share, is_shadow in shares:
@@ -162,6 +172,8 @@ class _SeldonConversion:
 
     def _predictor(self, value: YamlValue) -> list[DraftStep]:
         self._source.unknown(value.entries, _PREDICTOR_FIELDS, "the predictor")
+        self._images = {}
+        self._predictor_name = value.entries.get("name", value).text
         for spec in self._source.sequence(value.entries.get("componentSpecs"), "componentSpecs"):
             pod = spec.entries.get("spec", spec)
             for container in self._source.sequence(pod.entries.get("containers"), "containers"):
@@ -198,6 +210,11 @@ class _SeldonConversion:
         children = [one for one in source.sequence(entries.get("children"), "children") if not one.is_null]
         calls, implementation = self._calls(value, entries, has_children=bool(children))
         own = DraftStep(name, value, model=name, reads=(reads,), timeout_ms=self._timeout_ms)
+        origin = self._images.get(name, "") + source.string(entries.get("modelUri"), "modelUri")
+        first, of_first = self._origins.setdefault(name, (self._predictor_name, origin))
+        if first != self._predictor_name and of_first != origin:
+            text = _ONE_NAME.format(first=first, second=self._predictor_name, name=shortened(name))
+            differs(source, value, own.remarks, text)
         if implementation == "SIMPLE_MODEL":
             check(source, value, own.remarks, _NO_SERVICE)
         if len(calls) > 1:
@@ -237,7 +254,8 @@ class _SeldonConversion:
         elif implementation == "AVERAGE_COMBINER":
             methods |= {"AGGREGATE"}
         calls = [method for method in _ORDER if method in methods]
-        if not calls and (implementation in _SERVERS or not has_children):
+        is_untyped = "type" not in entries and not listed and not implementation
+        if not calls and (implementation in _SERVERS or is_untyped or not has_children):
             if implementation not in _SERVERS:
                 source.warning(value, "the unit has neither type nor implementation; it is taken for a MODEL")
             calls = ["TRANSFORM_INPUT"]

@@ -67,7 +67,7 @@ def _tensors(what: str, tensors: Tensors, *, is_batched: bool) -> Iterator[str]:
     for name, tensor in tensors.items():
         data_type = "TYPE_STRING" if tensor.datatype == "BYTES" else f"TYPE_{tensor.datatype}"
         dims = ", ".join(map(str, tensor.dims if is_batched else tensor.full_dims))
-        optional = " optional: true" if tensor.is_optional else ""
+        optional = " optional: true" if what == "input" and tensor.is_optional else ""
         entries.append(f"{{ name: {quoted(name)} data_type: {data_type} dims: [ {dims} ]{optional} }}")
     if len(entries) == 1:
         yield f"{what} [ {entries[0]} ]"

@@ -191,7 +191,9 @@ class PipelineConversion:
             check(self._source, flow.value, draft.remarks, _NO_OUTPUT)
         first = FirstAnswer(presence, flow.outputs, [topic for topic in calls if topic in live], self._readers())
         self._name_tensors(presence, calls, first)
-        steps = {topic: self._step(presence, topic, root) for topic in calls if topic in live and topic not in first.inside}
+        steps = {
+            topic: self._step(presence, topic, root) for topic in calls if topic in live and topic not in first.inside
+        }
         root.steps = [step for topic, step in steps.items() if topic not in self._in_place]
         root.steps += self._copies(presence, [topic for topic in calls if topic not in live])
         root.steps += [steps[topic] for topic in self._in_place if topic in steps]
