@@ -12,7 +12,7 @@ from weft_router.graph.syntax.source import ModelCatalog
 from weft_tools.convert import kserve, seldon_v1
 from weft_tools.convert.draft import Draft
 from weft_tools.convert.seldon_v2.experiment import draft_experiment
-from weft_tools.convert.seldon_v2.flow import Flow, read_flow
+from weft_tools.convert.seldon_v2.flow import PipelineFlow, read_flow
 from weft_tools.convert.seldon_v2.models import read_model
 from weft_tools.convert.seldon_v2.pipeline import draft_pipeline
 from weft_tools.convert.shared import Interface
@@ -83,7 +83,7 @@ class _FileConversion:
         self._source = source
         self._catalog = catalog
         self._stem = stem
-        self._flows: dict[str, Flow] = {}
+        self._flows: dict[str, PipelineFlow] = {}
         self._models: dict[str, str] = {}
         self._graphs: dict[str, Interface | None] = {}
         self._read: dict[tuple[str, str], Callable[[YamlValue], Draft | None]] = {

@@ -61,8 +61,8 @@ _EXPLAINER = "its explainer answers at an address of its own, which no graph has
 _PARAMETERS = "parameters that Seldon gives the service, {names}, belong in the model's own config.pbtxt here"
 _NO_TRAFFIC = "no predictor says its traffic, which Seldon refuses today; here shares are the numbers of replicas"
 _ONE_NAME = (
-    "predictors '{first}' and '{second}' both call '{name}', and mean two models; here the name is that of one. Give "
-    "each a model of its own"
+    "predictors '{first}' and '{second}' both call '{name}', which may be two models; here the name is that of one. "
+    "Give each a model of its own"
 )
 _METHODS = (
     "Seldon calls several methods of '{name}', {methods}; here each is a call of the model '{name}' with its inputs"
@@ -212,7 +212,7 @@ class _SeldonConversion:
         own = DraftStep(name, value, model=name, reads=(reads,), timeout_ms=self._timeout_ms)
         origin = self._images.get(name, "") + source.string(entries.get("modelUri"), "modelUri")
         first, of_first = self._origins.setdefault(name, (self._predictor_name, origin))
-        if first != self._predictor_name and of_first != origin:
+        if first != self._predictor_name and not (origin and of_first == origin):
             text = _ONE_NAME.format(first=first, second=self._predictor_name, name=shortened(name))
             differs(source, value, own.remarks, text)
         if implementation == "SIMPLE_MODEL":

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from weft_router.kinds import ENSEMBLE
 from weft_tools.convert.draft import DraftCombine
 from weft_tools.convert.seldon_v2.flow import Topic
-from weft_tools.convert.seldon_v2.presence import Presence, Tensor, groups
+from weft_tools.convert.seldon_v2.presence import Presence, Origin, groups
 
 
 class FirstAnswer:
@@ -43,7 +43,7 @@ class FirstAnswer:
         """Steps of all branches."""
         return {topic for branch in self.branches.values() for topic in branch}
 
-    def combines(self, presence: Presence, names: Mapping[Tensor, str]) -> list[DraftCombine]:
+    def combines(self, presence: Presence, names: Mapping[Origin, str]) -> list[DraftCombine]:
         """One for each output."""
         return [DraftCombine(name, "FIRST") for name in presence.names(self._answer)]
 

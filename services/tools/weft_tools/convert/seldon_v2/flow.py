@@ -37,7 +37,7 @@ class Topic(NamedTuple):
         return f"{self.step or self.pipeline}.{self.side}"
 
 
-class Reference(NamedTuple):
+class MessagePart(NamedTuple):
     """A message that is read: one tensor of it, or with ``tensor`` "" all."""
 
     topic: Topic
@@ -61,17 +61,17 @@ class Join:
     """
 
     value: YamlValue
-    sources: list[Reference] = field(default_factory=list)
+    sources: list[MessagePart] = field(default_factory=list)
     kind: str = "inner"
     renamed: dict[tuple[Topic, str], str] = field(default_factory=dict)
-    triggers: list[Reference] = field(default_factory=list)
+    triggers: list[MessagePart] = field(default_factory=list)
     triggers_kind: str = "inner"
     window: YamlValue | None = None
     batch: YamlValue | None = None
 
 
 @dataclass(slots=True)
-class Flow:
+class PipelineFlow:
     """One pipeline.
 
     Attributes:
@@ -105,17 +105,17 @@ class Flow:
         return [topic.step for topic in self.joins if topic.step]
 
 
-def read_flow(source: Source, document: YamlValue, name: str) -> Flow | None:
+def read_flow(source: Source, document: YamlValue, name: str) -> PipelineFlow | None:
     """The flow of one document; errors are reported to ``source``, None where there is nothing to go on with."""
-    return _FlowReader(source, Flow(document, name)).run()
+    return _FlowReader(source, PipelineFlow(document, name)).run()
 
 
 class _FlowReader:
-    def __init__(self, source: Source, flow: Flow) -> None:
+    def __init__(self, source: Source, flow: PipelineFlow) -> None:
         self._source = source
         self._flow = flow
 
-    def run(self) -> Flow | None:
+    def run(self) -> PipelineFlow | None:
         source, flow = self._source, self._flow
         spec_value = flow.value.entries.get("spec")
         spec = source.mapping(spec_value, "spec") if spec_value is not None else {}
@@ -162,7 +162,7 @@ class _FlowReader:
         source.unknown(entries, _STEP_FIELDS, "the step")
         join.sources = self._references(entries.get("inputs"), "inputs")
         if not join.sources:
-            join.sources = [Reference(flow.inputs, "", value)]
+            join.sources = [MessagePart(flow.inputs, "", value)]
         join.kind = self._join_type(entries.get("inputsJoinType"), "inputsJoinType")
         join.triggers = self._references(entries.get("triggers"), "triggers")
         join.triggers_kind = self._join_type(entries.get("triggersJoinType"), "triggersJoinType")
@@ -201,14 +201,14 @@ class _FlowReader:
         if not join.sources:
             read = {ref.topic.step for one in flow.joins.values() for ref in (*one.sources, *one.triggers)}
             ends = [name for name in flow.steps if name not in read]
-            join.sources = [Reference(Topic(flow.name, name, "outputs"), "", flow.value) for name in ends]
+            join.sources = [MessagePart(Topic(flow.name, name, "outputs"), "", flow.value) for name in ends]
         self._rename(join, entries.get("tensorMap"))
         flow.joins[flow.outputs] = join
 
     def _join_type(self, value: YamlValue | None, what: str) -> str:
         return (self._source.choice(value, what, _JOINS) or "inner") if value is not None else "inner"
 
-    def _references(self, value: YamlValue | None, what: str, *, is_external: bool = False) -> list[Reference]:
+    def _references(self, value: YamlValue | None, what: str, *, is_external: bool = False) -> list[MessagePart]:
         read = self._external if is_external else self._internal
         found = []
         for item in self._source.sequence(value, what):
@@ -220,7 +220,7 @@ class _FlowReader:
                 found += [reference] if reference is not None else []
         return found
 
-    def _internal(self, value: YamlValue, text: str) -> Reference | None:
+    def _internal(self, value: YamlValue, text: str) -> MessagePart | None:
         """``step``, ``step.outputs``, ``step.inputs.TENSOR``, or the same of the pipeline, whose inputs can be read."""
         source, flow = self._source, self._flow
         first, *rest = text.split(".")
@@ -231,14 +231,14 @@ class _FlowReader:
             if rest[:1] == ["outputs"]:
                 source.error(value, f"'{shortened(text)}' is what the pipeline answers; a step cannot read it")
                 return None
-            return Reference(flow.inputs, rest[1] if len(rest) > 1 else "", value)
+            return MessagePart(flow.inputs, rest[1] if len(rest) > 1 else "", value)
         if Topic(flow.name, first, "inputs") not in flow.joins:
             hint = suggestion(first, flow.steps)
             source.error(value, f"no step is called '{shortened(first)}'{hint}")
             return None
-        return Reference(Topic(flow.name, first, rest[0] if rest else "outputs"), (*rest, "", "")[1], value)
+        return MessagePart(Topic(flow.name, first, rest[0] if rest else "outputs"), (*rest, "", "")[1], value)
 
-    def _external(self, value: YamlValue, text: str) -> Reference | None:
+    def _external(self, value: YamlValue, text: str) -> MessagePart | None:
         """``pipeline.outputs.TENSOR`` or ``pipeline.step.STEP.outputs.TENSOR``."""
         first, *rest = text.split(".")
         step = ""
@@ -251,7 +251,7 @@ class _FlowReader:
         if first == self._flow.name:
             self._source.error(value, f"'{shortened(text)}' is the pipeline itself")
             return None
-        return Reference(Topic(first, step, rest[0] if rest else "outputs"), (*rest, "", "")[1], value)
+        return MessagePart(Topic(first, step, rest[0] if rest else "outputs"), (*rest, "", "")[1], value)
 
     def _rename(self, join: Join, value: YamlValue | None, *, is_external: bool = False) -> None:
         """Read a tensorMap; an entry without effect is an error, because Seldon ignores it without a word."""

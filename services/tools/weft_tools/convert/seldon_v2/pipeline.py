@@ -10,8 +10,8 @@ from weft_router.graph.syntax.source import ModelCatalog
 from weft_router.kinds import SEQUENCE, SWITCH
 from weft_tools.convert.draft import Draft, DraftNode, DraftStep, DraftTensor, check, differs, legal_name
 from weft_tools.convert.seldon_v2.answer import FirstAnswer
-from weft_tools.convert.seldon_v2.flow import Flow, Join, Topic, topics_of
-from weft_tools.convert.seldon_v2.presence import REQUEST, Found, Presence, Tensor, groups
+from weft_tools.convert.seldon_v2.flow import PipelineFlow, Join, Topic, topics_of
+from weft_tools.convert.seldon_v2.presence import REQUEST, Found, Presence, Origin, groups
 from weft_tools.convert.shared import Interface, fits, listed
 from weft_tools.convert.wiring import NO_TYPES, interface_of
 from weft_tools.convert.yaml_tree import Source, shortened
@@ -38,8 +38,8 @@ _DUPLICATES = (
 
 def draft_pipeline(
     source: Source,
-    flow: Flow,
-    flows: Mapping[str, Flow],
+    flow: PipelineFlow,
+    flows: Mapping[str, PipelineFlow],
     catalog: ModelCatalog | None,
     graphs: Mapping[str, Interface | None],
     models: Mapping[str, str],
@@ -63,8 +63,8 @@ class PipelineConversion:
     def __init__(
         self,
         source: Source,
-        flow: Flow,
-        flows: Mapping[str, Flow],
+        flow: PipelineFlow,
+        flows: Mapping[str, PipelineFlow],
         catalog: ModelCatalog | None,
         graphs: Mapping[str, Interface | None],
         models: Mapping[str, str],
@@ -81,7 +81,7 @@ class PipelineConversion:
         self._batch_sizes: list[int] = []
         self._unknown: dict[str, None] = {}
         self._labels: dict[Topic, str] = {}
-        self._names: dict[Tensor, str] = {}
+        self._names: dict[Origin, str] = {}
         self._inputs: dict[str, DraftTensor] = {}
         self._topics: Mapping[Topic, list[Topic]] = {}
         self._answering: set[Topic] = set()
@@ -269,9 +269,9 @@ class PipelineConversion:
             interface = self._interface(topic)
             known = interface.outputs if interface is not None else self._mentioned(topic)
             for name in known:
-                if Tensor(topic, name) not in self._names:
+                if Origin(topic, name) not in self._names:
                     free = name if name not in taken else self._free(f"{self._labels[topic]}_{name}", taken)
-                    self._names[Tensor(topic, name)] = free
+                    self._names[Origin(topic, name)] = free
                     taken.add(free)
 
     def _requested(self, presence: Presence, sink: Topic) -> list[Found]:
@@ -299,7 +299,7 @@ class PipelineConversion:
             name += "_"
         return name
 
-    def _spoken(self, tensor: Tensor) -> str:
+    def _spoken(self, tensor: Origin) -> str:
         """CEL that holds where a tensor is there, or where a step answered."""
         if not tensor.name:
             interface = self._interface(tensor.topic)
@@ -307,11 +307,11 @@ class PipelineConversion:
             if not sure:
                 label = self._labels[tensor.topic]
                 return f"has(steps.{label})" if label.isidentifier() else f"has(steps[{json.dumps(label)}])"
-            tensor = Tensor(tensor.topic, sure[0])
+            tensor = Origin(tensor.topic, sure[0])
         name = self._named(tensor)
         return f"has(inputs.{name})" if name.isidentifier() else f"has(inputs[{json.dumps(name)}])"
 
-    def _named(self, tensor: Tensor) -> str:
+    def _named(self, tensor: Origin) -> str:
         return tensor.name if tensor.topic == REQUEST else self._names.get(tensor, tensor.name)
 
     def _step(self, presence: Presence, topic: Topic, node: DraftNode, inside: tuple[Topic, ...] = ()) -> DraftStep:
@@ -413,7 +413,7 @@ class PipelineConversion:
         outer.output_map, outer.remarks = step.output_map, step.remarks
         return outer
 
-    def _comes_from(self, presence: Presence, sink: Topic, tensor: Tensor, group: Topic) -> bool:
+    def _comes_from(self, presence: Presence, sink: Topic, tensor: Origin, group: Topic) -> bool:
         return any(
             f.tensor == tensor and f.group == group for n in presence.wanted(sink) for f in presence.find(sink, n)
         )
@@ -501,7 +501,7 @@ class PipelineConversion:
                 differs(source, flow.value, draft.remarks, _UNTYPED.format(name=name))
         draft.inputs = {
             name: self._inputs.get(name, DraftTensor("FP32", (-1,), min(self._batch_sizes, default=0) > 0))._replace(
-                is_optional=Tensor(REQUEST, name) in presence.optional
+                is_optional=Origin(REQUEST, name) in presence.optional
             )
             for name in dict.fromkeys(names)
         }

@@ -10,14 +10,14 @@ Source:
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from weft_tools.convert.seldon_v2.flow import Join, Reference, Topic
+from weft_tools.convert.seldon_v2.flow import Join, MessagePart, Topic
 from weft_tools.convert.shared import Interface
 
 #: What a request brings, whichever pipeline of the file gets it.
 REQUEST = Topic("", "", "inputs")
 
 
-class Tensor(NamedTuple):
+class Origin(NamedTuple):
     """A tensor where it comes from: an output of a step, or with ``REQUEST`` an input of the graph."""
 
     topic: Topic
@@ -33,7 +33,7 @@ class Found(NamedTuple):
         is_named: Whether the file or a signature says that it is there.
     """
 
-    tensor: Tensor
+    tensor: Origin
     group: Topic
     is_named: bool
 
@@ -59,14 +59,14 @@ class Presence:
         self._interface = interface
         self._order = order
         self._answer = answer
-        self.optional: frozenset[Tensor] = frozenset()
+        self.optional: frozenset[Origin] = frozenset()
         self._certain: dict[Topic, bool] = {}
         self._found: dict[tuple[Topic, str], list[Found]] = {}
 
     def settle(self) -> None:
         """Find the tensors that may be absent: outputs that models leave out, and inputs that are not required."""
         outputs = {
-            Tensor(topic._replace(side="outputs"), name)
+            Origin(topic._replace(side="outputs"), name)
             for topic in self._order
             if topic.step and (interface := self._interface(topic)) is not None
             for name, tensor in interface.outputs.items()
@@ -82,7 +82,7 @@ class Presence:
         found = self.find(topic, tensor) if tensor else []
         return self._exists(topic, self._certain) and (not tensor or any(self.is_present(one.tensor) for one in found))
 
-    def is_present(self, tensor: Tensor) -> bool:
+    def is_present(self, tensor: Origin) -> bool:
         """Whether each request has the tensor."""
         return tensor not in self.optional and self.is_certain(tensor.topic)
 
@@ -96,10 +96,10 @@ class Presence:
         join = self._joins.get(topic)
         if join is None:
             if topic.side == "inputs":
-                return [Found(Tensor(REQUEST, name), topic, False)]
+                return [Found(Origin(REQUEST, name), topic, False)]
             interface = self._interface(topic)
             known = interface is not None
-            return [] if interface and name not in interface.outputs else [Found(Tensor(topic, name), topic, known)]
+            return [] if interface and name not in interface.outputs else [Found(Origin(topic, name), topic, known)]
         every = [
             Found(found.tensor, group, found.is_named or bool(tensors) or original != name)
             for group, tensors in groups(join.sources).items()
@@ -108,7 +108,7 @@ class Presence:
             for found in self.find(group, original)
         ]
         named = [found for found in every if found.is_named]
-        first: dict[Tensor, Found] = {}
+        first: dict[Origin, Found] = {}
         for found in named or every:
             first.setdefault(found.tensor, found)
         return list(first.values())
@@ -133,7 +133,7 @@ class Presence:
             return {name: not tensor.is_optional for name, tensor in interface.inputs.items()}
         return dict.fromkeys(self.names(topic), True)
 
-    def when(self, topic: Topic, spoken: Callable[[Tensor], str], inside: Iterable[Topic] = ()) -> str:
+    def when(self, topic: Topic, spoken: Callable[[Origin], str], inside: Iterable[Topic] = ()) -> str:
         """CEL that holds where there is the message; "" where there always is.
 
         Args:
@@ -143,7 +143,7 @@ class Presence:
         """
         return _text(_Formula(self, spoken, frozenset(inside)).runs(topic))
 
-    def is_read(self, tensor: Tensor, answer: Topic) -> bool:
+    def is_read(self, tensor: Origin, answer: Topic) -> bool:
         """Whether any message but the answer has the tensor, or waits for it."""
         return any(found.tensor == tensor for topic in self._order if topic != answer for found in self._read(topic))
 
@@ -159,7 +159,7 @@ class Presence:
             if reference.tensor:
                 yield from self.find(reference.topic, reference.tensor)
 
-    def _made(self, absent: Iterable[Tensor]) -> dict[Topic, bool]:
+    def _made(self, absent: Iterable[Origin]) -> dict[Topic, bool]:
         """Which messages are made where some tensors are absent."""
         made: dict[Topic, bool] = {}
         off = frozenset(absent)
@@ -177,13 +177,13 @@ class Presence:
                 )
         return made
 
-    def _has(self, reference: Reference, made: Mapping[Topic, bool], off: frozenset[Tensor]) -> bool:
+    def _has(self, reference: MessagePart, made: Mapping[Topic, bool], off: frozenset[Origin]) -> bool:
         if not self._exists(reference.topic, made):
             return False
         found = self.find(reference.topic, reference.tensor) if reference.tensor else []
         return not reference.tensor or any(self._is_there(one.tensor, made, off) for one in found)
 
-    def _is_there(self, tensor: Tensor, made: Mapping[Topic, bool], off: frozenset[Tensor]) -> bool:
+    def _is_there(self, tensor: Origin, made: Mapping[Topic, bool], off: frozenset[Origin]) -> bool:
         return tensor not in off and self._exists(tensor.topic, made)
 
     def _exists(self, topic: Topic, made: Mapping[Topic, bool]) -> bool:
@@ -198,7 +198,7 @@ _Term = bool | str | tuple[str, tuple["_Term", ...]]
 class _Formula:
     """The condition of a message over the tensors that may be absent."""
 
-    def __init__(self, presence: Presence, spoken: Callable[[Tensor], str], inside: frozenset[Topic]) -> None:
+    def __init__(self, presence: Presence, spoken: Callable[[Origin], str], inside: frozenset[Topic]) -> None:
         self._presence = presence
         self._spoken = spoken
         self._inside = inside
@@ -221,7 +221,7 @@ class _Formula:
         triggers = [self.of(ref) for ref in join.triggers]
         return _term("&&", [sources, _term("&&" if join.triggers_kind == "inner" else "||", triggers)])
 
-    def of(self, reference: Reference) -> _Term:
+    def of(self, reference: MessagePart) -> _Term:
         topic = reference.topic
         if reference.tensor:
             return _term("||", [self.has(found) for found in self._presence.find(topic, reference.tensor)])
@@ -240,10 +240,10 @@ class _Formula:
             return True
         if topic in self._inside:
             return self.runs(topic._replace(side="inputs"))
-        return self._spoken(Tensor(topic, ""))
+        return self._spoken(Origin(topic, ""))
 
 
-def groups(references: Iterable[Reference]) -> dict[Topic, set[str]]:
+def groups(references: Iterable[MessagePart]) -> dict[Topic, set[str]]:
     """The messages that are read, with the tensors of each that are; none: all."""
     found: dict[Topic, set[str]] = {}
     for reference in references:
