@@ -8,7 +8,8 @@ ensemble `config.pbtxt` written for Triton Inference Server is a graph as it sta
 
 A field that would have no effect where it stands is refused (code G018), and so is "Not supported" (G024).
 Conditions are CEL. All see `inputs.X`, `has(inputs.X)`, `parameters`, `headers` and `request.id`, `.remaining_ms`,
-`.priority`; those of a sequence or cascade see `steps.<name>.ok` of earlier steps.
+`.priority`; those of a sequence or cascade see `has(steps.<name>)`, or `steps.<name>.ok`, of earlier steps: whether
+the step ran and answered.
 """
 
 from collections import abc as _abc
@@ -272,7 +273,9 @@ Global___Node: _TypeAlias = Node  # noqa: Y015
 @_typing.final
 class Sequence(_message.Message):
     """A pipeline. Steps see the node's inputs and one another's outputs; a step starts when its inputs exist, so steps that
-    do not read from each other run at once. A tensor has one producer.
+    do not read from each other run at once. A tensor has one producer. A step runs only if something needs it: an output
+    of the node, a step that runs and reads from it, asks for it by `has(steps.<name>)` or names it in `after`, or
+    `answer_after`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -281,8 +284,9 @@ class Sequence(_message.Message):
     ORDERED_FIELD_NUMBER: _builtins.int
     LOOP_FIELD_NUMBER: _builtins.int
     MAX_INFLIGHT_RESPONSES_FIELD_NUMBER: _builtins.int
+    ANSWER_AFTER_FIELD_NUMBER: _builtins.int
     ordered: _builtins.bool
-    """Each step waits for the one before it, as declared."""
+    """Each step is `after` the one before it, as declared."""
     max_inflight_responses: _builtins.int
     """Of a sequence that streams: responses of a step that streams that are in work at once. Its stream is read further when
     one of them is done. 0: one.
@@ -291,6 +295,10 @@ class Sequence(_message.Message):
     def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]: ...
     @_builtins.property
     def loop(self) -> Global___Loop: ...
+    @_builtins.property
+    def answer_after(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Steps that must have ended before the node answers, whatever outputs a request asks for; as `Step.after`."""
+
     def __init__(
         self,
         *,
@@ -298,10 +306,11 @@ class Sequence(_message.Message):
         ordered: _builtins.bool = ...,
         loop: Global___Loop | None = ...,
         max_inflight_responses: _builtins.int = ...,
+        answer_after: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["loop", b"loop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loop", b"loop", "max_inflight_responses", b"max_inflight_responses", "ordered", b"ordered", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_after", b"answer_after", "loop", b"loop", "max_inflight_responses", b"max_inflight_responses", "ordered", b"ordered", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -748,6 +757,7 @@ class Step(_message.Message):
     FALLBACK_FIELD_NUMBER: _builtins.int
     SHADOW_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """A model of a target of the router, or else a graph."""
     model_version: _builtins.int
@@ -799,6 +809,13 @@ class Step(_message.Message):
     def shadow(self) -> Global___Shadow: ...
     @_builtins.property
     def policy(self) -> Global___Policy: ...
+    @_builtins.property
+    def after(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Sequence only. Names of steps beside this one that must have ended before it starts. They run, as a whole, though
+        nothing may read what they give. One that is HARD and fails fails the node; one that failed softly or was skipped
+        has ended as well: `when: 'has(steps.<name>)'` runs the step only if it has answered.
+        """
+
     def __init__(
         self,
         *,
@@ -820,10 +837,11 @@ class Step(_message.Message):
         fallback: Global___Step | None = ...,
         shadow: Global___Shadow | None = ...,
         policy: Global___Policy | None = ...,
+        after: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fallback", b"fallback", "policy", b"policy", "shadow", b"shadow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "case", b"case", "default", b"default", "dependency", b"dependency", "fallback", b"fallback", "graph", b"graph", "input_map", b"input_map", "model_name", b"model_name", "model_namespace", b"model_namespace", "model_version", b"model_version", "name", b"name", "node", b"node", "otherwise", b"otherwise", "output_map", b"output_map", "policy", b"policy", "shadow", b"shadow", "weight", b"weight", "when", b"when"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "after", b"after", "case", b"case", "default", b"default", "dependency", b"dependency", "fallback", b"fallback", "graph", b"graph", "input_map", b"input_map", "model_name", b"model_name", "model_namespace", b"model_namespace", "model_version", b"model_version", "name", b"name", "node", b"node", "otherwise", b"otherwise", "output_map", b"output_map", "policy", b"policy", "shadow", b"shadow", "weight", b"weight", "when", b"when"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

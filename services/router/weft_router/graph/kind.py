@@ -26,7 +26,7 @@ class NodeKind(ABC):
     Attributes:
         plan: Class of its plans; their ``kind`` is the name of the kind's field in ``graph.proto``.
         step_fields: Fields of ``Step`` without an effect in other kinds: of ``case``, ``otherwise``, ``weight``,
-            ``accept``.
+            ``accept``, ``after``.
         chooses_by_when: ``when`` chooses among the steps, so that a false one makes no output absent.
         sees_answers: Conditions of a step see ``steps.<name>.ok`` of the steps before it.
         checks_outputs: ``build`` checks what steps give against the outputs that the node declares.

@@ -162,8 +162,12 @@ class StepPlan:
             watches it. 0: none.
         ok_slot: Slot that holds ``OK`` if the step gave an answer of its own (or of its fallback), else is absent; -1
             where nothing reads it.
-        consumers: In a pipeline: indexes of the steps that read an output (or the ok slot) of this one.
+        consumers: In a pipeline: indexes of the steps that wait for this one: they read an output or the ok slot of it,
+            or are after it.
         num_dependencies: In a pipeline: how many steps must finish before this one may start.
+        after: In a pipeline: indexes of the steps that must have ended before this one starts, whether it reads from
+            them or not; they run whenever it does.
+        is_awaited: In a pipeline: the node answers after the step has ended, whatever outputs are requested.
     """
 
     name: str
@@ -187,6 +191,8 @@ class StepPlan:
     ok_slot: int = -1
     consumers: tuple[int, ...] = ()
     num_dependencies: int = 0
+    after: tuple[int, ...] = ()
+    is_awaited: bool = False
 
     @property
     def streams(self) -> bool:

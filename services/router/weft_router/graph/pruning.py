@@ -1,6 +1,6 @@
 """What a step reads, and a pipeline without the steps that only feed outputs that no request wants."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 
 from weft_router.graph.plan import NodePlan, StepPlan
@@ -20,39 +20,38 @@ def slots_read(plan: StepPlan) -> list[int]:
 def live_steps(plan: NodePlan, wanted: Collection[str], also: Collection[int] = ()) -> list[int]:
     """Indexes of the steps of a pipeline that the outputs ``wanted`` and the steps ``also`` depend on, ascending.
 
-    A shadow is among them if all that it reads is there anyway. Outputs that the node itself reads
-    are needed by every other.
+    A shadow is among them if all that it reads or is after is there anyway. Outputs that the node itself reads, and
+    steps that it answers after, are needed by every other.
     """
-    read = [slot for name, slot in plan.outputs if name in wanted]
-    read += plan.slots_read
-    read += [slot for index in also for slot in slots_read(plan.steps[index])]
-    live = steps_behind(plan, read).union(also)
+    slots = [slot for name, slot in plan.outputs if name in wanted]
+    slots += plan.slots_read
     producers = _producers(plan)
+    ends = {*also, *(index for index, step in enumerate(plan.steps) if step.is_awaited)}
+    ends.update(producers[slot] for slot in slots if slot in producers)
+    live = ends.union(*(steps_before(plan, index) for index in ends))
     live |= {
-        index
-        for index, step in enumerate(plan.steps)
-        if step.shadow is not None and all(producers.get(slot, index) in live | {index} for slot in slots_read(step))
+        index for index, step in enumerate(plan.steps) if step.shadow is not None and steps_before(plan, index) <= live
     }
     return sorted(live)
 
 
-def steps_behind(plan: NodePlan, slots: Iterable[int]) -> set[int]:
-    """Indexes of the steps of a pipeline that give the tensors in ``slots``, and of those that these depend on."""
+def steps_before(plan: NodePlan, index: int) -> set[int]:
+    """Indexes of the steps of a pipeline that one depends on: that it reads from or is after, and so on."""
     producers = _producers(plan)
     found: set[int] = set()
-    unread = list(slots)
-    while unread:
-        index = producers.get(unread.pop())
-        if index is not None and index not in found:
-            found.add(index)
-            unread += slots_read(plan.steps[index])
+    waiting = [index]
+    while waiting:
+        step = plan.steps[waiting.pop()]
+        direct = {producers[slot] for slot in slots_read(step) if slot in producers}.union(step.after) - found
+        found |= direct
+        waiting += direct
     return found
 
 
 def pruned(plan: NodePlan, live: Collection[int]) -> NodePlan:
     """The pipeline with those steps alone; slots stay as they are, outputs of the others stay absent.
 
-    A step that waited for one that is left out, because the file orders the steps, waits for what that one waited for.
+    A step that waited for one that is left out waits for what that one waited for.
 
     Args:
         plan: A pipeline.
@@ -69,6 +68,7 @@ def pruned(plan: NodePlan, live: Collection[int]) -> NodePlan:
             plan.steps[index],
             consumers=tuple(position[follower] for follower in consumers[index]),
             num_dependencies=num_dependencies[index],
+            after=tuple(position[other] for other in plan.steps[index].after if other in position),
         )
         for index in live
     ]

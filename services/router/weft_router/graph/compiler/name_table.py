@@ -154,6 +154,7 @@ class NameTable:
         """Fill in what a step reads: its target, its conditions, its fallback."""
         own.wires = list(self._wires(file, step, own, names.producers, index))
         own.reads = {wire.tensor: wire.producer for wire in own.wires}
+        own.follows = names.indexes_of(node, step.message.after)
         for path, _ in step_conditions(file, step):
             for space, name, _ in names.conditions[path].expression.references if path in names.conditions else ():
                 if space == "inputs":

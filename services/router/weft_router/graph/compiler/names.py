@@ -1,6 +1,6 @@
 """Names of a node: which tensors it, its steps and its conditions read and give, before any type is known."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -52,6 +52,7 @@ class StepNames:
         reads: Tensors of the node that the step, its conditions and its fallback read -> the step that gives each; None
             for an input of the node.
         asks: Steps whose ``ok`` its conditions read.
+        follows: Steps that it is ``after``.
         fallback: Names of the fallback.
     """
 
@@ -61,12 +62,13 @@ class StepNames:
     wires: list[Wire] = field(default_factory=list)
     reads: dict[str, int | None] = field(default_factory=dict)
     asks: set[int] = field(default_factory=set)
+    follows: set[int] = field(default_factory=set)
     fallback: "StepNames | None" = None
 
     @property
     def waits_for(self) -> set[int]:
         """Steps that must have ended before this one starts."""
-        return self.asks.union(producer for producer in self.reads.values() if producer is not None)
+        return self.asks.union(self.follows, (producer for producer in self.reads.values() if producer is not None))
 
 
 class NodeCondition(NamedTuple):
@@ -103,6 +105,11 @@ class NodeNames(TargetNames):
     def is_used(self, tensor: str) -> bool:
         """Whether something in the node reads the tensor, or it is an output of the node."""
         return tensor in self.read or tensor in self.outputs
+
+    def indexes_of(self, node: NodeDefinition, steps: Iterable[str]) -> set[int]:
+        """Indexes of the steps of those names, without shadows, for which nobody waits."""
+        known = (self.indexes[name] for name in steps if name in self.indexes)
+        return {index for index in known if not node.steps[index].is_shadow}
 
     def seen(self, tensor: str, index: int) -> int | None:
         """The step that gives ``tensor``, for a reader that sees the outputs of the steps before ``index``."""

@@ -44,4 +44,6 @@ def seen_steps(scope: Scope, index: int, named: Collection[str]) -> Sight:
         for name, i in indexes.items()
         if i >= index
     }
+    shadows = (name for name, i in indexes.items() if scope.node.steps[i].is_shadow and name not in hidden)
+    hidden |= dict.fromkeys(shadows, "is a shadow, whose answer is dropped")
     return Sight(types, {name: scope.ok_slots.get(i, -1) for name, i in indexes.items()}, hidden)

@@ -43,10 +43,18 @@ class StepBuilder(UseBuilder, ABC):
     def build_node(self, file: GraphFile, node: NodeDefinition, call: NodeUse) -> BuiltNode:
         """Compile a node for one use."""
 
-    def step(self, scope: Scope, index: int, slots: Mapping[str, int]) -> BuiltStep:
-        """Compile step ``index`` of a node; its outputs go to ``slots``, by tensor of the node, others are left out."""
+    def step(self, scope: Scope, index: int, slots: Mapping[str, int], *, is_whole: bool = False) -> BuiltStep:
+        """Compile step ``index`` of a node.
+
+        Args:
+            scope: The node.
+            index: Of the step.
+            slots: For its outputs, by tensor of the node; others are left out.
+            is_whole: A node in its place gives all of its outputs, whatever is read.
+        """
         step, names = scope.node.steps[index], scope.names.steps[index]
-        built = self._build(scope, step, names, slots, scope.step_path(step), self.narrowing(scope, step))
+        certain = self.narrowing(scope, step)
+        built = self._build(scope, step, names, slots, scope.step_path(step), certain, is_whole=is_whole)
         if built.plan is not None:
             built.plan = replace(built.plan, ok_slot=scope.ok_slots.get(index, -1))
         if built.responses > ResponseCount.ONE and not step.is_shadow:
@@ -80,6 +88,8 @@ class StepBuilder(UseBuilder, ABC):
         slots: Mapping[str, int],
         at: str,
         certain: Mapping[str, TensorType],
+        *,
+        is_whole: bool = False,
     ) -> BuiltStep:
         """Compile a step or a fallback.
 
@@ -90,10 +100,12 @@ class StepBuilder(UseBuilder, ABC):
             slots: By tensor of the node.
             at: Path of the step in the plan.
             certain: What its ``when``, or that of the step that it stands in for, proves.
+            is_whole: As of ``step``.
         """
         message = step.message
         given, inputs = self.bound_inputs(scope, step, names, certain)
-        action, types, responses = self._action(scope, step, names, slots, at, given)
+        is_whole = is_whole or step.is_shadow
+        action, types, responses = self._action(scope, step, names, slots, at, given, is_whole=is_whole)
         when = self.condition(scope, f"{step.path}.when", WHEN, certain)
         around = (scope.node.message.policy, scope.file.message.policy)
         policies = GivenPolicies(message.policy, around, isinstance(action, CallPlan), message.HasField("shadow"))
@@ -103,7 +115,8 @@ class StepBuilder(UseBuilder, ABC):
         answered = {tensor: types[name] for name, tensor in names.outputs.items()}
         fallback: StepPlan | None = None
         if step.fallback is not None and names.fallback is not None:
-            built = self._build(scope, step.fallback, names.fallback, slots, f"{at}>{step.fallback.name}", certain)
+            instead = f"{at}>{step.fallback.name}"
+            built = self._build(scope, step.fallback, names.fallback, slots, instead, certain, is_whole=is_whole)
             used = {name: known for name, known in answered.items() if name in slots or scope.names.is_used(name)}
             answered |= self._stood_in(scope, step.fallback, names.fallback, used, built.answered)
             fallback, responses = built.plan, max(responses, built.responses)
@@ -140,6 +153,8 @@ class StepBuilder(UseBuilder, ABC):
         slots: Mapping[str, int],
         at: str,
         given: Mapping[str, TensorType],
+        *,
+        is_whole: bool,
     ) -> tuple[CallPlan | NodePlan | None, dict[str, TensorType], ResponseCount]:
         """What the step runs, None where an error was reported, types of the target's outputs, number of responses."""
         where = f"step '{step.name}' ({scope.file.place(step.path)})"
@@ -158,7 +173,7 @@ class StepBuilder(UseBuilder, ABC):
         elif isinstance(target, NodeTarget) and self._may_enter(scope, step, target):
             wanted = (
                 self.names.of_target(target).outputs
-                if step.is_shadow
+                if is_whole
                 else [name for name, tensor in names.outputs.items() if tensor in slots]
             )
             visible = {**scope.inputs, **scope.produced} if not target.is_graph else {}

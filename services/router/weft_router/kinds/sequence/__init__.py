@@ -27,6 +27,7 @@ from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.signatures import TensorType
 from weft_router.kinds.sequence.build import build_pipeline
+from weft_router.kinds.sequence.following import check_followed
 from weft_router.kinds.sequence.run import Loop, LoopPlan, Pipeline
 from weft_router.kinds.sequence.stages import StagedPipeline
 from weft_router.steps import Node, NodeParts
@@ -106,6 +107,7 @@ class SequenceKind(NodeKind):
     """Sequences in a file."""
 
     plan = SequencePlan
+    step_fields = frozenset({"after"})
     sees_answers = True
 
     def conditions(self, message: pb.Node) -> Iterable[tuple[str, str]]:
@@ -137,9 +139,19 @@ class SequenceKind(NodeKind):
         plan = scope.node_plan(SequencePlan, steps, scope.slots)
         return replace(plan, loop=loop, max_inflight_responses=limit if scope.streaming else 0), outputs
 
+    def check(self, file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
+        """Names of steps in ``after`` and ``answer_after``."""
+        for step in node.steps:
+            check_followed(file, node, step.message.after, f"{step.path}.after", report)
+        check_followed(file, node, node.message.sequence.answer_after, f"{node.kind_path}.answer_after", report)
+
     def check_fields(self, file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
-        """What has an effect with several steps alone."""
-        check_choices(file, node, [("ordered", node.message.sequence.ordered)], report)
+        """What has an effect with several steps alone, or where the file does not order the steps."""
+        sequence = node.message.sequence
+        check_choices(file, node, [("ordered", sequence.ordered)], report)
+        for step in node.steps if sequence.ordered else ():
+            why = "in an 'ordered' sequence, where each step waits for the one before it"
+            report.refuse(file, step.path, [("after", len(step.message.after) > 0)], why)
 
 
 def _data_flows(plan: "SequencePlan") -> Iterator[Flow]:
@@ -159,8 +171,12 @@ def _data_flows(plan: "SequencePlan") -> Iterator[Flow]:
         for consumer in step.consumers:
             if (index, consumer) not in joined:
                 yield Flow(index, consumer, ("then",))
-    for binding in plan.outputs:
-        yield _data_flow(plan, producers.get(binding.slot), None, TensorUse(binding.slot, taken_as=binding.name))
+    sources = [producers.get(binding.slot) for binding in plan.outputs]
+    for source, binding in zip(sources, plan.outputs, strict=True):
+        yield _data_flow(plan, source, None, TensorUse(binding.slot, taken_as=binding.name))
+    for index, step in enumerate(plan.steps):
+        if step.is_awaited and index not in sources:
+            yield Flow(index, None, ("then",))
 
 
 def _data_flow(plan: "SequencePlan", source: int | None, target: int | None, use: TensorUse) -> Flow:

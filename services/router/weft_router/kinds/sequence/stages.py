@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Collection
 
 from weft_router.graph.plan import NodePlan
-from weft_router.graph.pruning import slots_read, steps_behind
+from weft_router.graph.pruning import steps_before
 from weft_router.kinds.sequence.run import Pipeline
 from weft_router.reporting.path import NodeRecord
 from weft_router.steps import NodeResponses, PrunableNode, Run, close_streams, responses_of, with_own_request
@@ -109,6 +109,6 @@ def _stages(plan: NodePlan) -> list[list[int]]:
     """Indexes of the steps of each stage, ascending; the compiler sees to it that those that stream are a chain."""
     streaming = {index for index, step in enumerate(plan.steps) if step.streams}
     stages: list[list[int]] = [[] for _ in range(len(streaming) + 1)]
-    for index, step in enumerate(plan.steps):
-        stages[len(steps_behind(plan, slots_read(step)) & streaming)].append(index)
+    for index in range(len(plan.steps)):
+        stages[len(steps_before(plan, index) & streaming)].append(index)
     return stages

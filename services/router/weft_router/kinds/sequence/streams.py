@@ -25,7 +25,7 @@ class StreamStep(NamedTuple):
     Attributes:
         definition: What the file says.
         is_streaming: The step may give several responses itself.
-        producers: Indexes of the steps that this one waits for, by an input, a condition or ``steps.<name>.ok``.
+        producers: Indexes of the steps that this one waits for, by an input, a condition, or because it is after them.
         reads_input: Whether it reads an input of the node.
     """
 
@@ -66,14 +66,9 @@ def check_streams(
         labels[i] = i if step.is_streaming else next(iter(streams), _ONCE)
     _check_needed(file, node, steps, outputs.values(), report)
     _check_outputs(file, node, steps, {name: labels[i] for name, i in outputs.items()}, report)
-    several = "it gives several responses to a request"
-    for name, is_given in (
-        ("loop", node.message.sequence.HasField("loop")),
-        ("ordered", node.message.sequence.ordered),
-    ):
-        if is_given:
-            text = f"'{name}' is not for a sequence that streams: {several}"
-            report.error("G019", file, f"{node.kind_path}.{name}", text, is_name=True)
+    if node.message.sequence.HasField("loop"):
+        text = "'loop' is not for a sequence that streams: it gives several responses to a request"
+        report.error("G019", file, f"{node.kind_path}.loop", text, is_name=True)
 
 
 def _joined(file: GraphFile, step: StepDefinition, streams: list[str]) -> str:
@@ -114,8 +109,8 @@ def _check_needed(
     for i, step in enumerate(steps):
         if step.is_streaming and i not in needed:
             text = (
-                f"step '{step.definition.name}', which streams, is read by shadows alone; no output of "
-                f"{owner_text(file, node)} follows its responses"
+                f"step '{step.definition.name}' streams, and no output of {owner_text(file, node)} follows it; "
+                "let one read from it, or leave it out"
             )
             report.error("G019", file, target_path(step.definition), text)
 
