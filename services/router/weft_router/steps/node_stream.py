@@ -6,7 +6,7 @@ from weft_router.graph.plan import Frame, StepPlan
 from weft_router.reporting.path import NodeRecord, StepRecord
 from weft_router.steps.base import ErrorContext, Node
 from weft_router.steps.node import NodeAction
-from weft_router.steps.responses import ResponseStream, close_streams
+from weft_router.steps.responses import OpenStream, close_streams
 from weft_router.steps.run import Run
 from weft_router.steps.step_stream import StepStream, StreamParts
 
@@ -75,7 +75,7 @@ class _NodeStream(StepStream):
     """
 
     def __init__(
-        self, action: StreamNodeAction, parts: StreamParts, stream: ResponseStream, inner: Run, record: StepRecord
+        self, action: StreamNodeAction, parts: StreamParts, stream: OpenStream, inner: Run, record: StepRecord
     ) -> None:
         super().__init__(parts, record)
         self._action = action
@@ -83,7 +83,7 @@ class _NodeStream(StepStream):
         self._inner = inner
 
     async def settle(self, timeout_s: float) -> None:
-        """As ``ResponseStream.settle``."""
+        """As ``OpenStream.settle``."""
         if not self._is_over:
             await self._stream.settle(timeout_s)
 

@@ -12,7 +12,7 @@ from weft_router.graph.plan import Frame
 from weft_router.steps.run import GraphRequest, Run
 
 
-class ResponseStream(ABC):
+class OpenStream(ABC):
     """What a node or a step has left in ``GraphRequest.stream``: its first response, if there is one, was written.
 
     Whoever made the request closes it.
@@ -54,7 +54,7 @@ class ResponseStream(ABC):
         """End what still runs; no task is left. Closed before its end, the stream counts as cancelled."""
 
 
-class NodeResponses(ResponseStream):
+class NodeResponses(OpenStream):
     """Responses of a node that are runs of some of its steps.
 
     Args:
@@ -82,16 +82,16 @@ class NodeResponses(ResponseStream):
 
     @property
     def has_ended(self) -> bool:
-        """As ``ResponseStream.has_ended``."""
+        """As ``OpenStream.has_ended``."""
         return self._is_over or (self._latest is not None and self._latest.is_known_last)
 
     async def settle(self, timeout_s: float) -> None:
-        """As ``ResponseStream.settle``."""
+        """As ``OpenStream.settle``."""
         if self._latest is not None and not self._is_over:
             await self._latest.is_last(timeout_s)
 
     async def read_on(self, run: Run) -> bool:
-        """As ``ResponseStream.read_on``."""
+        """As ``OpenStream.read_on``."""
         response = await anext(self._runs, None)
         if response is None:
             self._is_over = True
@@ -104,11 +104,11 @@ class NodeResponses(ResponseStream):
         return True
 
     async def close(self) -> None:
-        """As ``ResponseStream.close``."""
+        """As ``OpenStream.close``."""
         await self._runs.aclose()
 
 
-class NoResponses(ResponseStream):
+class NoResponses(OpenStream):
     """A stream that has ended without a response."""
 
     has_ended = True
@@ -145,7 +145,7 @@ async def responses_of(run: Run) -> AsyncGenerator[Run, None]:
         position, has_response = position + 1, await stream.read_on(run)
 
 
-def of_response(run: Run, stream: ResponseStream, position: int) -> Run:
+def of_response(run: Run, stream: OpenStream, position: int) -> Run:
     """A run for the latest response of a stream, which is in the frame of ``run``.
 
     The first is in the trace as it runs; of the others, which may be thousands, what fails. The span of the decoupled

@@ -14,7 +14,7 @@ from weft_router.scope import RequestScope
 if TYPE_CHECKING:
     from opentelemetry.context import Context
 
-    from weft_router.steps.responses import ResponseStream
+    from weft_router.steps.responses import OpenStream
 
 
 class ResponsePart(Protocol):
@@ -61,7 +61,7 @@ class GraphRequest:
     captured: dict[str, WireTensor] = field(default_factory=dict)
     is_collected: bool = False
     pulls: list[Pull] | None = field(default_factory=list)
-    stream: "ResponseStream | None" = None
+    stream: "OpenStream | None" = None
     parts: tuple[tuple[ResponsePart, int], ...] = ()
 
     async def is_last(self, timeout_s: float) -> bool:

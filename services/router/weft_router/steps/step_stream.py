@@ -10,7 +10,7 @@ from weft_common.tensors import WireTensor
 from weft_router.admission import InflightLimit
 from weft_router.reporting.path import StepRecord
 from weft_router.reporting.step_counters import StepCounters
-from weft_router.steps.responses import ResponseStream
+from weft_router.steps.responses import OpenStream
 from weft_router.steps.run import Run
 
 
@@ -46,7 +46,7 @@ class StreamParts(NamedTuple):
             limit.leave(record.end_ns - record.start_ns)
 
 
-class StepStream(ResponseStream):
+class StepStream(OpenStream):
     """The stream of a step, from its first response.
 
     Args:
@@ -89,11 +89,11 @@ class StepStream(ResponseStream):
 
     @property
     def has_ended(self) -> bool:
-        """As ``ResponseStream.has_ended``."""
+        """As ``OpenStream.has_ended``."""
         return self._is_over or self._is_known_last
 
     async def read_on(self, run: Run) -> bool:
-        """As ``ResponseStream.read_on``; a failure of a soft step only ends the stream."""
+        """As ``OpenStream.read_on``; a failure of a soft step only ends the stream."""
         if self._is_over:
             return False
         record = self.record
@@ -114,7 +114,7 @@ class StepStream(ResponseStream):
         return False
 
     async def close(self) -> None:
-        """As ``ResponseStream.close``."""
+        """As ``OpenStream.close``."""
         if self._is_over:
             return
         is_complete = self._is_known_last

@@ -4,7 +4,7 @@ from weft_common.errors import DeadlineExceededError, InvalidArgumentError, Weft
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import NodePlan, StepPlan
 from weft_router.kinds.alternatives import AlternativesNode
-from weft_router.steps import ResponseStream, Run
+from weft_router.steps import OpenStream, Run
 
 _NS_PER_MS = 1_000_000
 
@@ -25,7 +25,7 @@ class UntilAccepted(AlternativesNode):
         frame, request, records = run.frame, run.request, run.record.steps
         latest: list[WireTensor | None] | None = None
         failure: WeftError | None = None
-        unread: ResponseStream | None = None  # of the latest answer
+        unread: OpenStream | None = None  # of the latest answer
         is_late = False
         try:
             for step in self._steps:
