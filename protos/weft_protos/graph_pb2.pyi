@@ -273,9 +273,10 @@ Global___Node: _TypeAlias = Node  # noqa: Y015
 @_typing.final
 class Sequence(_message.Message):
     """A pipeline. Steps see the node's inputs and one another's outputs; a step starts when its inputs exist, so steps that
-    do not read from each other run at once. A tensor has one producer. A step runs only if something needs it: an output
-    of the node, a step that runs and reads from it, asks for it by `has(steps.<name>)` or names it in `after`, or
-    `answer_after`.
+    do not read from each other run at once. A tensor has one producer; where it has the name of an input of the node,
+    steps behind the producer see what that gave, and so does the node's output.
+    A step runs only if something needs it: an output of the node, a step that runs and reads from it, asks for it by
+    `has(steps.<name>)` or names it in `after`, or `answer_after`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -3,8 +3,8 @@
 from typing import Final
 
 from tests.compat.graphs import (
-    kserve,
-    seldon1,
+    kserve_graphs,
+    seldon1_graphs,
     triton_basics,
     triton_language,
     triton_pictures,
@@ -21,8 +21,8 @@ SHAPES: Final[list[Shape]] = [
     *triton_programs.SHAPES,
     *triton_shapes.SHAPES,
     *triton_refused.SHAPES,
-    *kserve.SHAPES,
-    *seldon1.SHAPES,
+    *kserve_graphs.SHAPES,
+    *seldon1_graphs.SHAPES,
 ]
 
 #: Samples by their file that do not run yet, and why; none that runs may stand here.

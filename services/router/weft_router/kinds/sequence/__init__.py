@@ -10,6 +10,7 @@ from weft_router.graph.compiler.names import NodeNames
 from weft_router.graph.compiler.nodes import NodeBuilder
 from weft_router.graph.compiler.scope import Scope
 from weft_router.graph.description import (
+    THEN,
     Description,
     End,
     Flow,
@@ -136,7 +137,7 @@ class SequenceKind(NodeKind):
             return None, outputs
         message = scope.file.message.ensemble_scheduling if scope.file.is_ensemble else None
         limit = message.max_inflight_requests if message else scope.node.message.sequence.max_inflight_responses
-        plan = scope.node_plan(SequencePlan, steps, scope.slots)
+        plan = scope.node_plan(SequencePlan, steps, {**scope.slots, **scope.given_slots})
         return replace(plan, loop=loop, max_inflight_responses=limit if scope.streaming else 0), outputs
 
     def check(self, file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
@@ -170,13 +171,13 @@ def _data_flows(plan: "SequencePlan") -> Iterator[Flow]:
     for index, step in enumerate(plan.steps):
         for consumer in step.consumers:
             if (index, consumer) not in joined:
-                yield Flow(index, consumer, ("then",))
+                yield Flow(index, consumer, (THEN,))
     sources = [producers.get(binding.slot) for binding in plan.outputs]
     for source, binding in zip(sources, plan.outputs, strict=True):
         yield _data_flow(plan, source, None, TensorUse(binding.slot, taken_as=binding.name))
     for index, step in enumerate(plan.steps):
         if step.is_awaited and index not in sources:
-            yield Flow(index, None, ("then",))
+            yield Flow(index, None, (THEN,))
 
 
 def _data_flow(plan: "SequencePlan", source: int | None, target: int | None, use: TensorUse) -> Flow:
