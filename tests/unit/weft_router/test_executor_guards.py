@@ -230,9 +230,7 @@ async def test_a_shadow_may_be_after_a_step() -> None:
 
 async def test_shadows_in_an_ordered_sequence_run_with_what_stands_before_them() -> None:
     """Also two in a row at the end, for a request that asks for an output; nothing waits for them."""
-    one, two = (
-        f'step {{ name: "{name}" model_name: "{name}" shadow {{ percent: 100 }} }}' for name in ("c", "d")
-    )
+    one, two = (f'step {{ name: "{name}" model_name: "{name}" shadow {{ percent: 100 }} }}' for name in ("c", "d"))
     plan = compiled(sequence(main(""), one, two, "ordered: true"))
     target = FakeTarget()
     executor = GraphExecutor(plan, Runtime({"model": target}))
