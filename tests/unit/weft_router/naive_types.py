@@ -32,7 +32,8 @@ def outputs_that_may_be_absent(node: Node) -> frozenset[str]:
         return may_be_absent(node).intersection(node.outputs)
     perhaps = [given_perhaps(node, step) for step in node.steps]
     if node.kind is not EnsemblePlan:
-        return frozenset[str]().union(*perhaps)
+        lacking = [set(node.outputs).difference(tensor for _, tensor in step.outputs) for step in node.steps]
+        return frozenset[str]().union(*perhaps, *lacking)
     if node.method is METHODS["FIRST"]:
         is_race = node.quorum <= 1 and len(node.steps) > 1
         answers = [
@@ -50,7 +51,7 @@ def answered_perhaps(step: Step) -> frozenset[str]:
     for one in step.chain:
         inner = outputs_that_may_be_absent(one.target) if isinstance(one.target, Node) else one.target.leaves_out
         absent |= {tensor for name, tensor in one.outputs if name in inner}
-    return absent
+    return absent.difference(step.defaults)
 
 
 def given_perhaps(node: Node, step: Step) -> frozenset[str]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
-from tests.unit.weft_router.naive_types import given_perhaps, waits_for
+from tests.unit.weft_router.naive_types import answered_perhaps, given_perhaps, waits_for
 from tests.unit.weft_router.random_graph_text import is_allowed
 from tests.unit.weft_router.random_graphs import CODES, Model, Node, Step, Test
 
@@ -27,6 +27,7 @@ class Features:
     """What the graphs may have."""
 
     HAS_ABSENT_OUTPUTS = False
+    HAS_IN_PLACE = True
     #: In a hundred steps so many read something that may be absent where they must not.
     PERCENT_CARELESS = 0
 
@@ -78,13 +79,14 @@ class Drawing:
         return {"retry": retry, "hedge": hedge, "is_cached": self.chance(12) and not self.num_hedged}
 
     def aimed(
-        self, depth: int, x: str, reads: tuple[str, ...], absent: frozenset[str], outputs: tuple[str, ...]
+        self, depth: int, x: str, e: str, reads: tuple[str, ...], absent: frozenset[str], outputs: tuple[str, ...]
     ) -> dict[str, Any]:
         """Target, inputs, outputs and policies of a step.
 
         Args:
             depth: Of nodes that may follow.
             x: What it reads as X.
+            e: What a node gets as E if nothing is read.
             reads: What else it may read.
             absent: What of all that may be absent for it.
             outputs: Its tensors.
@@ -99,7 +101,7 @@ class Drawing:
         )
         self.num_hedged -= policies["hedge"] is not None
         if isinstance(target, Node):
-            inputs: tuple[tuple[str, str], ...] = (("X", x), ("E", reads[0] if reads else "E"))
+            inputs: tuple[tuple[str, str], ...] = (("X", x), ("E", reads[0] if reads else e))
             given = zip(target.outputs, outputs, strict=False)
         else:
             inputs = (("X", x), *((name, name) for name in reads))
@@ -125,23 +127,23 @@ class Drawing:
         narrowed = {test.name for test in when if not test.is_not}
         certain = absent - narrowed
         xs = [name for name in seen if name not in certain]
-        x = self.draw(st.sampled_from(xs)) if self.chance(30) else "X"
+        x = self.draw(st.sampled_from(xs)) if self.chance(30) else seen[0]
         reads = tuple(name for name in seen if name not in (x, "X") and self.chance(40))[:2]
         step = Step(
             f"s{index}",
-            **self.aimed(depth, x, reads, frozenset(certain), outputs),
+            **self.aimed(depth, x, seen[1], reads, frozenset(certain), outputs),
             is_soft=is_soft,
             when=when,
             timeout_ms=self.draw(st.integers(61, 150)) if self.chance(15) else 0,
         )
-        if is_soft or when:
-            step = replace(step, defaults=tuple(tensor for _, tensor in step.outputs if self.chance(50)))
         if self.chance(15):
             fallback = Step(
-                f"f{index}", **self.aimed(0, x, reads, frozenset(certain), tuple(t for _, t in step.outputs))
+                f"f{index}", **self.aimed(0, x, seen[1], reads, frozenset(certain), tuple(t for _, t in step.outputs))
             )
             step = replace(step, fallback=fallback)
-        return replace(step, **more)
+        perhaps = answered_perhaps(step)
+        may_lack = [tensor for _, tensor in step.outputs if is_soft or when or tensor in perhaps]
+        return replace(step, defaults=tuple(tensor for tensor in may_lack if self.chance(50)), **more)
 
     def node(self, depth: int, *, gives_more: bool = False) -> Node:
         name, size = f"n{self.number()}", self.draw(st.integers(1, 4))
@@ -155,18 +157,11 @@ class Drawing:
         for index in range(size):
             oks = tuple(f"steps.s{i}" for i in range(index) if kind is CascadePlan)
             steps.append(self.step(index, depth, ("X", "E"), frozenset("E"), oks, outputs))
-        if any(len(step.outputs) < len(outputs) for step in steps):
-            outputs = ("Y",)
-            steps = [
-                replace(step, outputs=step.outputs[:1], defaults=("Y",) if "Y" in step.defaults else ())
-                for step in steps
-            ]
-            steps = [
-                replace(step, fallback=replace(step.fallback, outputs=step.fallback.outputs[:1]))
-                if step.fallback
-                else step
-                for step in steps
-            ]
+        if Features.HAS_ABSENT_OUTPUTS:
+            steps = [with_first_output(step) if self.chance(15) else step for step in steps]
+        num_given = {len(step.outputs) for step in steps}
+        if max(num_given) == 1 or (len(num_given) > 1 and not Features.HAS_ABSENT_OUTPUTS):
+            outputs, steps = ("Y",), [with_first_output(step) for step in steps]
         if kind is SwitchPlan:
             return self.switch(name, steps, outputs)
         if kind is EnsemblePlan:
@@ -175,7 +170,8 @@ class Drawing:
             for index in range(size):
                 accept = self.test(("Y",), given_perhaps_of(steps[index])) if index < size - 1 else None
                 limit_ms = self.draw(st.integers(20, 150)) if self.chance(20) else 0
-                steps[index] = replace(steps[index], accept=accept, min_remaining_ms=limit_ms, defaults=())
+                steps[index] = replace(steps[index], accept=accept, min_remaining_ms=limit_ms)
+            steps = [with_useful_defaults(step) for step in steps]
             if not steps[0].is_soft and size > 1 and self.chance(60):
                 steps[0] = replace(steps[0], is_soft=True)
             return Node(name, kind, tuple(steps), outputs, per_row=self.chance(50))
@@ -188,7 +184,8 @@ class Drawing:
         straggler_ms = self.draw(st.sampled_from((0, 10, 40))) if num_hard < size and quorum < size else 0
         if method is METHODS["FIRST"]:
             quorum = straggler_ms = 0
-            steps = [replace(step, is_soft=False, defaults=step.defaults if step.when else ()) for step in steps]
+            steps = [replace(step, is_soft=False) for step in steps]
+            steps = [step if step.when else with_useful_defaults(step) for step in steps]
         custom = self.model(()) if method is METHODS["CUSTOM"] else None
         custom = custom and replace(custom, leaves_out=())
         node = Node(name, EnsemblePlan, tuple(steps), quorum=quorum, straggler_ms=straggler_ms, method=method)
@@ -199,6 +196,7 @@ class Drawing:
         steps: list[Step] = []
         seen: tuple[str, ...] = ("X", "E")
         absent = {"E"}
+        in_place: list[tuple[str, str]] = []
         for index in range(size):
             gives_more = self.chance(25)
             tensors = tuple(f"{name}{letter}{index}" for letter in ("tu" if gives_more else "t"))
@@ -206,14 +204,23 @@ class Drawing:
             after = tuple(f"s{i}" for i in range(index) if self.chance(12))
             step = self.step(index, depth, seen, frozenset(absent), oks, tensors, after=after)
             steps.append(step)
-            seen += tuple(tensor for _, tensor in step.outputs)
             absent |= given_perhaps(Node(name, SequencePlan, ()), step)
-        more = [tensor for step in steps for _, tensor in step.outputs[1:]]
+            given, *others = (tensor for _, tensor in step.outputs)
+            may_stand = [own for own in "XE" if own == "E" or given not in absent]
+            taken = self.draw(st.sampled_from(may_stand))
+            if index < size - 1 and self.chance(10) and all(taken != own for _, own in in_place):
+                in_place.append((given, taken))
+                seen = (given, *seen[1:]) if taken == "X" else (seen[0], given, *seen[2:])
+            else:
+                seen += (given,)
+            seen += tuple(others)
+        more = [tensor for step in steps for _, tensor in step.outputs[1:] if tensor]
         renamed = {steps[-1].outputs[0][1]: "Y"}
         if len(outputs) > 1 and more:
             renamed[more[-1]] = "Z"
         outputs = outputs if "Z" in renamed.values() else ("Y",)
         node = Node(name, SequencePlan, tuple(rename(step, renamed) for step in steps), outputs)
+        node = replace(node, in_place=tuple(in_place))
         if size > 1 and self.chance(10):
             node = replace(node, is_ordered=True, steps=tuple(replace(step, after=()) for step in node.steps))
         node = self.guarded(node)
@@ -223,7 +230,8 @@ class Drawing:
         given = tuple(tensor for step in node.steps for _, tensor in step.outputs)
         certain = [tensor for tensor in given if tensor not in absent]
         carries = self.draw(st.sampled_from(certain)) if certain and self.chance(70) else ""
-        again = self.test(("X", *given), absent)
+        unchanged = () if any(own == "X" for _, own in in_place) else ("X",)
+        again = self.test((*unchanged, *given), absent)
         return replace(node, max_iterations=self.draw(st.integers(1, 3)), again=again, carries=carries)
 
     def guarded(self, node: Node) -> Node:
@@ -252,8 +260,21 @@ class Drawing:
                 steps = steps[: index + 1]
                 break
             steps[index] = replace(step, value=value)
-        steps = [step if step.is_soft else replace(step, defaults=()) for step in steps]
+        steps = [step if step.is_soft else with_useful_defaults(step) for step in steps]
         return Node(name, SwitchPlan, tuple(steps), outputs, per_row=self.chance(50))
+
+
+def with_first_output(step: Step) -> Step:
+    """The step, which gives Y alone."""
+    fallback = None if step.fallback is None else with_first_output(step.fallback)
+    defaults = tuple(tensor for tensor in step.defaults if tensor == step.outputs[0][1])
+    return replace(step, outputs=step.outputs[:1], defaults=defaults, fallback=fallback)
+
+
+def with_useful_defaults(step: Step) -> Step:
+    """The step, with defaults of what its answer may leave out alone."""
+    perhaps = answered_perhaps(replace(step, defaults=()))
+    return replace(step, defaults=tuple(tensor for tensor in step.defaults if tensor in perhaps))
 
 
 def given_perhaps_of(step: Step) -> frozenset[str]:

@@ -1,6 +1,7 @@
 """A random graph as a file, and the models that it calls."""
 
 import asyncio
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -95,6 +96,9 @@ def _node(node: Node, *, is_root: bool) -> str:
         parts.append(f"loop {{ while: '{test}' max_iterations: {node.max_iterations} {carry} }}")
     declared = " ".join(_signature(node)) if node.is_declared and not is_root else ""
     body = "\n    ".join(parts)
+    for tensor, name in node.in_place:
+        said = rf'(value: "|output: "|carry {{ key: "|inputs\.|outputs\.){tensor}\b'
+        body = re.sub(said, rf"\g<1>{name}", body)
     return f'node {{ name: "{"root" if is_root else node.name}" {declared}\n  {node.kind.kind} {{\n    {body} }} }}'
 
 
@@ -105,7 +109,8 @@ def _step(node: Node, step: Step, absent: frozenset[str], *, is_fallback: bool =
     else:
         parts.append(f'model_name: "{step.target.name}"')
     unsaid = isinstance(step.target, Model) and step.target.index % 2  # wired by name
-    said = [(name, tensor) for name, tensor in step.inputs if not unsaid or name != tensor]
+    mapped = {tensor for tensor, _ in node.in_place}
+    said = [(name, tensor) for name, tensor in step.inputs if not unsaid or name != tensor or tensor in mapped]
     parts += [_pairs("input_map", said), _pairs("output_map", step.outputs)]
     if step.when:
         parts.append(f"when: '{' && '.join(_cel(test, absent) for test in step.when)}'")

@@ -129,6 +129,7 @@ class Node:
         outputs: Y, and perhaps Z.
         is_declared: Whether the file says what goes in and comes out.
         answer_after: Of a sequence: names of steps that must have ended.
+        in_place: Of a sequence: pairs of a tensor of a step and the input of the node whose name it has in the file.
         again: The test of a loop.
         carries: Tensor that the next round gets as X; "" for none.
     """
@@ -140,6 +141,7 @@ class Node:
     is_declared: bool = True
     is_ordered: bool = False
     answer_after: tuple[str, ...] = ()
+    in_place: tuple[tuple[str, str], ...] = ()
     per_row: bool = False
     quorum: int = 0
     straggler_ms: int = 0
