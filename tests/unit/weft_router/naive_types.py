@@ -6,7 +6,7 @@ Which tensors may be absent, and which steps of a sequence run.
 from collections.abc import Collection, Iterator
 from functools import cache
 
-from tests.unit.weft_router.random_graphs import Node, Step, Test
+from tests.unit.weft_router.random_graphs import Model, Node, Step, Test
 
 from weft_router.combine import METHODS
 from weft_router.kinds.cascade import CascadePlan
@@ -119,3 +119,28 @@ def _live(node: Node, wanted: Collection[str]) -> tuple[list[int], set[str]]:
         if more == live:
             return sorted(live), read
         live = more
+
+
+def can_stream(step: Step) -> bool:
+    """Whether a step, or its fallback, may give more than one response."""
+    return any(can_be_decoupled(one.target) for one in step.chain)
+
+
+def can_be_decoupled(target: Model | Node) -> bool:
+    """Whether a target may give more than one response."""
+    if isinstance(target, Model):
+        return target.streams
+    steps: Collection[Step] = target.steps
+    if target.kind is SequencePlan:
+        steps = steps_behind(target, target.outputs)
+    return any(map(can_stream, steps)) or (target.kind is EnsemblePlan and target.method is METHODS["MERGE"])
+
+
+def steps_behind(node: Node, outputs: Collection[str]) -> list[Step]:
+    """Steps of a sequence that must have ended before some of its outputs are there."""
+    live = [node.steps[index] for index in live_steps(node, outputs)]
+    needs = {step.name: waits_for(node, step, {other.name for other in live}) for step in live}
+    behind = {step.name for step in live if {tensor for _, tensor in step.outputs}.intersection(outputs)}
+    while more := set[str]().union(*(needs[name] for name in behind)) - behind:
+        behind |= more
+    return [step for step in live if step.name in behind]

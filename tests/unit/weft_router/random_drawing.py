@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
-from tests.unit.weft_router.naive_types import answered_perhaps, given_perhaps, waits_for
+from tests.unit.weft_router.naive_types import answered_perhaps, can_be_decoupled, given_perhaps, waits_for
 from tests.unit.weft_router.random_graph_text import is_allowed
 from tests.unit.weft_router.random_graphs import CODES, Model, Node, Step, Test
 
@@ -26,7 +26,7 @@ COMBINE_METHODS = tuple(METHODS[name] for name in ("FIRST", "VOTE", "MAX", "SUM"
 class Features:
     """What the graphs may have."""
 
-    HAS_ABSENT_OUTPUTS = False
+    HAS_ABSENT_OUTPUTS = True
     HAS_IN_PLACE = True
     #: In a hundred steps so many read something that may be absent where they must not.
     PERCENT_CARELESS = 0
@@ -35,8 +35,9 @@ class Features:
 class Drawing:
     """Draws one graph; every model and node gets a number of its own."""
 
-    def __init__(self, draw: st.DrawFn) -> None:
+    def __init__(self, draw: st.DrawFn, *, has_streams: bool = False) -> None:
         self.draw = draw
+        self.has_streams = has_streams
         self.count = 0
         self.num_hedged = 0
 
@@ -64,11 +65,14 @@ class Drawing:
     def model(self, required: tuple[str, ...], optional: tuple[str, ...] = (), *, gives_more: bool = False) -> Model:
         outputs = ("OUT", "AUX") if gives_more else ("OUT",)
         leaves_out = tuple(one for one in outputs if Features.HAS_ABSENT_OUTPUTS and self.chance(15))
-        fails, is_flaky = self.chance(15), self.chance(15)
-        return Model(self.number(), fails, is_flaky, required, optional, outputs, leaves_out)
+        fails, is_flaky = self.chance(15), self.chance(15) and not self.has_streams
+        streams = self.has_streams and self.chance(35)
+        return Model(self.number(), fails, is_flaky, required, optional, outputs, leaves_out, streams)
 
     def around(self) -> dict[str, Any]:
         """Policies around a target; within a hedge nothing is kept, because its calls would share it."""
+        if self.has_streams:
+            return {"retry": None, "hedge": None, "is_cached": False}
         hedge = HedgePlan(self.draw(st.integers(1, 60)), self.draw(st.integers(1, 3))) if self.chance(10) else None
         retry = None
         if self.chance(12):
@@ -134,7 +138,7 @@ class Drawing:
             **self.aimed(depth, x, seen[1], reads, frozenset(certain), outputs),
             is_soft=is_soft,
             when=when,
-            timeout_ms=self.draw(st.integers(61, 150)) if self.chance(15) else 0,
+            timeout_ms=self.draw(st.integers(61, 150)) if self.chance(15) and not self.has_streams else 0,
         )
         if self.chance(15):
             fallback = Step(
@@ -169,25 +173,31 @@ class Drawing:
         if kind is CascadePlan:
             for index in range(size):
                 accept = self.test(("Y",), given_perhaps_of(steps[index])) if index < size - 1 else None
-                limit_ms = self.draw(st.integers(20, 150)) if self.chance(20) else 0
+                limit_ms = self.draw(st.integers(20, 150)) if self.chance(20) and not self.has_streams else 0
                 steps[index] = replace(steps[index], accept=accept, min_remaining_ms=limit_ms)
             steps = [with_useful_defaults(step) for step in steps]
             if not steps[0].is_soft and size > 1 and self.chance(60):
                 steps[0] = replace(steps[0], is_soft=True)
-            return Node(name, kind, tuple(steps), outputs, per_row=self.chance(50))
+            return Node(name, kind, tuple(steps), outputs, per_row=self.chance(50) and not self.has_streams)
         return Node(name, kind, tuple(steps), outputs)
 
     def ensemble(self, name: str, steps: list[Step]) -> Node:
-        method = self.draw(st.sampled_from(COMBINE_METHODS))
+        method = self.draw(st.sampled_from((*COMBINE_METHODS, *[METHODS["MERGE"]] * (3 * self.has_streams))))
         size, num_hard = len(steps), sum(not step.is_soft for step in steps)
-        quorum = self.draw(st.integers(max(num_hard, 1), size)) if num_hard < size and self.chance(60) else 0
-        straggler_ms = self.draw(st.sampled_from((0, 10, 40))) if num_hard < size and quorum < size else 0
+        quorum = (
+            self.draw(st.integers(max(num_hard, 1), size))
+            if num_hard < size and self.chance(60) and not self.has_streams
+            else 0
+        )
+        straggler_ms = (
+            self.draw(st.sampled_from((0, 10, 40))) if num_hard < size and quorum < size and not self.has_streams else 0
+        )
         if method is METHODS["FIRST"]:
             quorum = straggler_ms = 0
             steps = [replace(step, is_soft=False) for step in steps]
             steps = [step if step.when else with_useful_defaults(step) for step in steps]
         custom = self.model(()) if method is METHODS["CUSTOM"] else None
-        custom = custom and replace(custom, leaves_out=())
+        custom = custom and replace(custom, leaves_out=(), streams=False)
         node = Node(name, EnsemblePlan, tuple(steps), quorum=quorum, straggler_ms=straggler_ms, method=method)
         return replace(node, custom=custom)
 
@@ -205,14 +215,14 @@ class Drawing:
             step = self.step(index, depth, seen, frozenset(absent), oks, tensors, after=after)
             steps.append(step)
             absent |= given_perhaps(Node(name, SequencePlan, ()), step)
-            given, *others = (tensor for _, tensor in step.outputs)
-            may_stand = [own for own in "XE" if own == "E" or given not in absent]
+            first, *others = (tensor for _, tensor in step.outputs)
+            may_stand = [own for own in "XE" if own == "E" or first not in absent]
             taken = self.draw(st.sampled_from(may_stand))
             if index < size - 1 and self.chance(10) and all(taken != own for _, own in in_place):
-                in_place.append((given, taken))
-                seen = (given, *seen[1:]) if taken == "X" else (seen[0], given, *seen[2:])
+                in_place.append((first, taken))
+                seen = (first, *seen[1:]) if taken == "X" else (seen[0], first, *seen[2:])
             else:
-                seen += (given,)
+                seen += (first,)
             seen += tuple(others)
         more = [tensor for step in steps for _, tensor in step.outputs[1:] if tensor]
         renamed = {steps[-1].outputs[0][1]: "Y"}
@@ -224,7 +234,7 @@ class Drawing:
         if size > 1 and self.chance(10):
             node = replace(node, is_ordered=True, steps=tuple(replace(step, after=()) for step in node.steps))
         node = self.guarded(node)
-        if not self.chance(25):
+        if self.has_streams or not self.chance(25):
             return node
         absent = {renamed.get(tensor, tensor) for tensor in absent}
         given = tuple(tensor for step in node.steps for _, tensor in step.outputs)
@@ -261,7 +271,7 @@ class Drawing:
                 break
             steps[index] = replace(step, value=value)
         steps = [step if step.is_soft else with_useful_defaults(step) for step in steps]
-        return Node(name, SwitchPlan, tuple(steps), outputs, per_row=self.chance(50))
+        return Node(name, SwitchPlan, tuple(steps), outputs, per_row=self.chance(50) and not self.has_streams)
 
 
 def with_first_output(step: Step) -> Step:
@@ -303,9 +313,20 @@ def any_graphs(draw: st.DrawFn) -> Node:
     return Drawing(draw).node(2)
 
 
+@st.composite
+def any_streams(draw: st.DrawFn) -> Node:
+    """As `any_graphs`, with decoupled models, and nothing that depends on time."""
+    return Drawing(draw, has_streams=True).node(2)
+
+
 def graphs() -> st.SearchStrategy[Node]:
     """Graphs that the language allows."""
     return any_graphs().filter(is_allowed)
+
+
+def streams() -> st.SearchStrategy[Node]:
+    """Graphs with decoupled models that the language allows."""
+    return any_streams().filter(lambda root: can_be_decoupled(root) and is_allowed(root))
 
 
 def num_examples(default: int) -> int:
