@@ -5,6 +5,7 @@ from typing import Final
 from tests.compat.graphs import (
     kserve_graphs,
     seldon1_graphs,
+    seldon2_graphs,
     triton_basics,
     triton_language,
     triton_pictures,
@@ -23,6 +24,7 @@ SHAPES: Final[list[Shape]] = [
     *triton_refused.SHAPES,
     *kserve_graphs.SHAPES,
     *seldon1_graphs.SHAPES,
+    *seldon2_graphs.SHAPES,
 ]
 
 #: Samples by their file that do not run yet, and why; none that runs may stand here.
