@@ -101,7 +101,7 @@ def _check_inputs(file: GraphFile, root: NodeDefinition, names: NameTable, repor
     if any(step.is_open for step in known.steps) or root.kind is None or (report.has_errors and not file.is_ensemble):
         return
     for i, spec in enumerate(file.message.input):
-        if spec.name not in known.read:
+        if not known.reads_input(spec.name):
             add = report.error if file.is_ensemble else report.warning
             what = f"ensemble input '{spec.name}' for ensemble" if file.is_ensemble else f"input '{spec.name}' of graph"
             add("G026", file, f"input[{i}].name", f"{what} '{file.name}' is not used")

@@ -204,15 +204,6 @@ async def test_guards_within_a_node_guard_that_node() -> None:
     assert ["guard"] == target.called()
 
 
-async def test_a_guard_beside_the_model_ends_its_call(virtual_clock: VirtualClock) -> None:
-    """In a soft node: the guard refuses while the model runs, the call is cancelled, the default is the answer."""
-    node = sequence(guard(), main(""), 'answer_after: "guard"', name="guarded")
-    plan = compiled(sequence(f'step {{ node: "guarded" dependency: SOFT {DEFAULT} }}') + node)
-    target = FakeTarget(guard=failing(after_ms=5), main=answering(7.0, after_ms=1000))
-    assert -1.0 == y(await make.run(plan, target))
-    assert (["main"], 5.0) == (target.cancelled, virtual_clock.elapsed_ms())
-
-
 async def test_guards_run_in_every_round_of_a_loop() -> None:
     """Before their follower, each time."""
     loop = 'loop { while: \'outputs.Y[0] > 0.0\' max_iterations: 3 carry { key: "Y" value: "X" } }'

@@ -88,6 +88,8 @@ class NodeNames(TargetNames):
         customs: As ``NodeDefinition.customs``; their wires are those that start at the node's inputs.
         indexes: Name of a step -> its index.
         producers: Of a pipeline: tensor -> the step that gives it.
+        overwritten: Of a pipeline: tensors that are inputs of the node and outputs of a step. Steps behind that one, as
+            declared, see what it gives; the others, itself among them, what the node is given.
         conditions: By path, every condition of the node, its steps and their fallbacks.
         read: Tensors that something in the node reads.
         lacking: Of alternatives: tensor that some offer -> names of the steps that do not.
@@ -98,6 +100,7 @@ class NodeNames(TargetNames):
     customs: dict[int, StepNames] = field(default_factory=dict)
     indexes: dict[str, int] = field(default_factory=dict)
     producers: dict[str, int] = field(default_factory=dict)
+    overwritten: set[str] = field(default_factory=set)
     conditions: dict[str, NodeCondition] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
     lacking: dict[str, list[str]] = field(default_factory=dict)
@@ -115,6 +118,18 @@ class NodeNames(TargetNames):
         """The step that gives ``tensor``, for a reader that sees the outputs of the steps before ``index``."""
         producer = self.producers.get(tensor, index)
         return producer if producer < index else None
+
+    def mapped(self, tensor: str, index: int) -> int | None:
+        """The step that gives the ``tensor`` that an ``input_map`` of step ``index`` names, wherever it stands."""
+        return self.seen(tensor, index) if tensor in self.overwritten else self.producers.get(tensor)
+
+    def reads_input(self, tensor: str) -> bool:
+        """Whether something in the node reads the node's input of that name."""
+        if tensor not in self.overwritten:
+            return tensor in self.read
+        seen = {number for expression, number in self.conditions.values() if tensor in expression.inputs}
+        readers = (step.reads.get(tensor, 0) for step in self.steps)
+        return None in readers or any(self.seen(tensor, number) is None for number in seen)
 
 
 def describe(target: Target) -> str:

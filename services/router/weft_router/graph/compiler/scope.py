@@ -56,7 +56,8 @@ class Scope:
         inputs: Type of each input of the node.
         produced: Type of each output of a step of a pipeline, once the step is compiled.
         answered: The same, for who knows that the step gave an answer.
-        slots: Slot of each tensor that steps can read.
+        slots: Slot of each input of the node.
+        given_slots: Slot of each output of a step of a pipeline that something reads.
         ok_slots: Slots of ``steps.<name>.ok``, by index of the step.
         specs: What is known of the tensor in each slot.
         num_slots: Length of the frame so far.
@@ -70,6 +71,7 @@ class Scope:
     produced: dict[str, TensorType] = field(default_factory=dict)
     answered: dict[str, TensorType] = field(default_factory=dict)
     slots: dict[str, int] = field(default_factory=dict)
+    given_slots: dict[str, int] = field(default_factory=dict)
     ok_slots: dict[int, int] = field(default_factory=dict)
     specs: dict[int, TensorSpec] = field(default_factory=dict)
     num_slots: int = 0
@@ -81,6 +83,10 @@ class Scope:
         if known is not None:
             self.note(slot, name, known)
         return slot
+
+    def slot_of(self, tensor: str, producer: int | None) -> int:
+        """Slot of an output of the step ``producer``, or, where that is None, of an input of the node; -1: none."""
+        return (self.slots if producer is None else self.given_slots).get(tensor, -1)
 
     def note(self, slot: int, name: str, known: TensorType) -> None:
         """Remember what is in a slot."""

@@ -134,6 +134,11 @@ class Expression:
     constant: bool | None = None
     faults: list[Fault] = field(default_factory=list)
 
+    @property
+    def inputs(self) -> set[str]:
+        """Tensors of ``inputs`` that it names."""
+        return {reference.name for reference in self.references if reference.space == "inputs"}
+
 
 @lru_cache(maxsize=1024)
 def read_expression(source: str) -> Expression:

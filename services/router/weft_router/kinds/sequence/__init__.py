@@ -10,6 +10,7 @@ from weft_router.graph.compiler.names import NodeNames
 from weft_router.graph.compiler.nodes import NodeBuilder
 from weft_router.graph.compiler.scope import Scope
 from weft_router.graph.description import (
+    THEN,
     Description,
     End,
     Flow,
@@ -113,7 +114,7 @@ class SequenceKind(NodeKind):
         steps, loop, outputs = build_pipeline(builder, scope)
         if steps is None:
             return None, outputs
-        return replace(scope.node_plan(SequencePlan, steps, scope.slots), loop=loop), outputs
+        return replace(scope.node_plan(SequencePlan, steps, {**scope.slots, **scope.given_slots}), loop=loop), outputs
 
     def check(self, file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
         """Names of steps in ``after`` and ``answer_after``."""
@@ -148,13 +149,13 @@ def _data_flows(plan: "SequencePlan") -> Iterator[Flow]:
     for index, step in enumerate(plan.steps):
         for consumer in step.consumers:
             if (index, consumer) not in joined:
-                yield Flow(index, consumer, ("then",))
+                yield Flow(index, consumer, (THEN,))
     sources = [producers.get(binding.slot) for binding in plan.outputs]
     for source, binding in zip(sources, plan.outputs, strict=True):
         yield _data_flow(plan, source, None, TensorUse(binding.slot, taken_as=binding.name))
     for index, step in enumerate(plan.steps):
         if step.is_awaited and index not in sources:
-            yield Flow(index, None, ("then",))
+            yield Flow(index, None, (THEN,))
 
 
 def _data_flow(plan: "SequencePlan", source: int | None, target: int | None, use: TensorUse) -> Flow:

@@ -48,7 +48,7 @@ def build_pipeline(
 def _compiled(builder: NodeBuilder, scope: Scope, index: int, *, is_live: bool, is_whole: bool) -> BuiltStep:
     """One step; those after it can read what it gives."""
     given = scope.names.steps[index].outputs.values() if is_live else ()
-    slots = {tensor: scope.slots[tensor] for tensor in given if tensor in scope.slots}
+    slots = {tensor: scope.given_slots[tensor] for tensor in given if tensor in scope.given_slots}
     built = builder.step(scope, index, slots, is_whole=is_whole)
     for tensor, known in built.outputs.items():
         scope.produced.setdefault(tensor, known)
@@ -105,13 +105,14 @@ def _check_unread(builder: NodeBuilder, scope: Scope, live: Set[int]) -> None:
     file, node, names = scope.file, scope.node, scope.names
     if any(step.is_open for step in names.steps):
         return
+    read_from = {producer for step in names.steps for producer in step.reads.values()}
     for i, (step, step_names) in enumerate(zip(node.steps, names.steps, strict=True)):
         unread = [(name, tensor) for name, tensor in step_names.outputs.items() if not names.is_used(tensor)]
         if file.is_ensemble:
             for name, tensor in unread:
                 text = f"ensemble tensor '{tensor}' is unused in ensemble '{file.name}'"
                 builder.report.error("G026", file, f"{step.path}.output_map[{name}]", text)
-        elif i not in live and len(unread) == len(step_names.outputs) and not builder.report.has_errors:
+        elif i not in live and i not in read_from and not builder.report.has_errors:
             text = (
                 f"step '{step.name}' never runs: nothing reads its outputs; if it is a guard, let the steps that it "
                 f'guards say after: "{step.name}", or the sequence answer_after: "{step.name}"'
@@ -135,7 +136,7 @@ def _loop(builder: NodeBuilder, scope: Scope) -> LoopPlan | None:
         )
         builder.report.error("G020", file, path, text)
     test = f"{path}.while"
-    sight = outputs_sight(scope, test, scope.produced, scope.slots)
+    sight = outputs_sight(scope, test, scope.produced, scope.given_slots)
     again = builder.condition(scope, test, _WHILE, outputs=sight)
     carry = _carry(builder, scope, message.carry, f"{path}.carry")
     return LoopPlan(again, message.max_iterations, carry) if again is not None else None
@@ -160,7 +161,7 @@ def _carry(builder: NodeBuilder, scope: Scope, carried: Mapping[str, str], path:
         if produced is not None and used is not None:
             what = f"input '{target}' of the next round"
             builder.check_use(file, where, produced, used, is_required=not used.is_optional, what=what)
-            pairs[target] = (scope.slots[output], scope.slots[target])
+            pairs[target] = (scope.given_slots[output], scope.slots[target])
     return tuple(pairs.values())
 
 
@@ -208,8 +209,8 @@ def _allocate(scope: Scope, order: Sequence[int], after: Mapping[int, Set[int]])
     live = live_steps(scope, order, read, after)
     read.update(tensor for i in live for tensor, producer in names[i].reads.items() if producer is not None)
     for tensor in (tensor for i in sorted(live) for tensor in names[i].outputs.values()):
-        if tensor in read and tensor not in scope.slots:
-            scope.slots[tensor] = scope.new_slot(tensor)
+        if tensor in read and tensor not in scope.given_slots:
+            scope.given_slots[tensor] = scope.new_slot(tensor)
     scope.new_ok_slots({asked for i in live for asked in names[i].asks})
     return live
 
