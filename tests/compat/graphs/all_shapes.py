@@ -40,7 +40,6 @@ EXPECTED_FAILURES: Final[dict[str, str]] = {
     "seldon1/untyped_preprocessor.yaml": "a unit of no type, and steps that answer in place",
     "triton/batches/reshaped.pbtxt": "`reshape` of an ensemble's own inputs",
     "triton/batches/reshaped_twice.pbtxt": "`reshape` of an ensemble's own inputs",
-    "triton/batches/reshaped_scalar.pbtxt": "`reshape` of an ensemble's own inputs",
     "triton/guides/picture_ragged.pbtxt": "`allow_ragged_batch` of an ensemble's own inputs",
     "triton/guides/read_text.pbtxt": "a step that answers with another number of rows",
     "triton/guides/text_and_picture.pbtxt": "outputs that a model leaves out",
