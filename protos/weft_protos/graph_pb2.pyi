@@ -109,7 +109,9 @@ class Graph(_message.Message):
 
     @_builtins.property
     def model_transaction_policy(self) -> _model_config_pb2.ModelTransactionPolicy:
-        """A graph is decoupled if, and only if, a step of its root sequence calls a decoupled model."""
+        """A graph is decoupled if, and only if, its root streams: a step in it calls a decoupled model, or responses are merged.
+        It need not be said; `decoupled: false` on such a graph is refused.
+        """
 
     @_builtins.property
     def response_cache(self) -> _model_config_pb2.ModelResponseCache:
@@ -271,9 +273,10 @@ Global___Node: _TypeAlias = Node  # noqa: Y015
 @_typing.final
 class Sequence(_message.Message):
     """A pipeline. Steps see the node's inputs and one another's outputs; a step starts when its inputs exist, so steps that
-    do not read from each other run at once. A tensor has one producer. A step runs only if something needs it: an output
-    of the node, a step that runs and reads from it, asks for it by `has(steps.<name>)` or names it in `after`, or
-    `answer_after`.
+    do not read from each other run at once. A tensor has one producer; where it has the name of an input of the node,
+    steps behind the producer see what that gave, and so does the node's output.
+    A step runs only if something needs it: an output of the node, a step that runs and reads from it, asks for it by
+    `has(steps.<name>)` or names it in `after`, or `answer_after`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -286,8 +289,8 @@ class Sequence(_message.Message):
     ordered: _builtins.bool
     """Each step is `after` the one before it, as declared."""
     max_inflight_responses: _builtins.int
-    """Root of a decoupled graph only: responses of a decoupled step that are in work at once. Its stream is read further
-    when one of them is done. 0: one.
+    """Of a sequence that streams: responses of a step that streams that are in work at once. Its stream is read further when
+    one of them is done. 0: one.
     """
     @_builtins.property
     def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]: ...
@@ -595,6 +598,10 @@ class Combine(_message.Message):
         """That of the step that answers first. If every `combine` is FIRST, the others are then cancelled."""
         CUSTOM: Combine._Method.ValueType  # 10
         """What the model in `custom` makes of them."""
+        MERGE: Combine._Method.ValueType  # 11
+        """Not combined: each response of each step is a response of the node as it arrives, so that the node streams; a step
+        that does not stream gives one. The response parameter `graph_step` names the step. Every `combine` is MERGE then.
+        """
 
     class Method(_Method, metaclass=_MethodEnumTypeWrapper):
         """How one tensor is made of the tensors of the steps that answered, in declared order; these agree in datatype and
@@ -625,6 +632,10 @@ class Combine(_message.Message):
     """That of the step that answers first. If every `combine` is FIRST, the others are then cancelled."""
     CUSTOM: Combine.Method.ValueType  # 10
     """What the model in `custom` makes of them."""
+    MERGE: Combine.Method.ValueType  # 11
+    """Not combined: each response of each step is a response of the node as it arrives, so that the node streams; a step
+    that does not stream gives one. The response parameter `graph_step` names the step. Every `combine` is MERGE then.
+    """
 
     OUTPUT_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int

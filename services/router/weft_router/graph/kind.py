@@ -70,6 +70,10 @@ class NodeKind(ABC):
             return ""
         return "on a HARD step without 'when', which always gives its outputs; make it 'dependency: SOFT'"
 
+    def why_no_stream(self, node: "NodeDefinition") -> str:
+        """Why no step may give several responses to one request, and what to do; "" where any may."""
+        return f"a {self.name} gives one response; use a step that does, too"
+
     def tensors_read(self, node: "NodeDefinition", names: "NodeNames") -> set[str]:
         """Tensors that the node itself reads beside its steps and conditions; none here."""
         return set()

@@ -83,6 +83,11 @@ class CallPlan:
     model_version: str
     signature: ModelSignature
 
+    @property
+    def streams(self) -> bool:
+        """Whether it may give any number of responses."""
+        return self.signature.is_decoupled
+
 
 @dataclass(frozen=True, slots=True)
 class ShadowPlan:
@@ -189,6 +194,13 @@ class StepPlan:
     after: tuple[int, ...] = ()
     is_awaited: bool = False
 
+    @property
+    def streams(self) -> bool:
+        """Whether it, or its fallback, may give any number of responses to who reads it."""
+        if self.shadow is not None:
+            return False
+        return self.action.streams or (self.fallback is not None and self.fallback.streams)
+
 
 #: In the slot of ``steps.<name>.ok`` of a step that gave an answer.
 OK = WireTensor("BOOL", (1,), b"\x01")
@@ -234,6 +246,11 @@ class NodePlan(ABC):
     max_inflight: int = 0
     specs: Mapping[int, TensorSpec] = field(default_factory=dict)
     graph: str = ""
+
+    @property
+    def streams(self) -> bool:
+        """Whether it may give any number of responses, because a step of it does."""
+        return any(step.streams for step in self.steps)
 
     @property
     def customs(self) -> tuple[StepPlan, ...]:
@@ -282,8 +299,6 @@ class GraphPlan:
         is_ensemble: ``platform: "ensemble"``, the rules and texts of Triton Inference Server.
         timeout_ms: 0 means none.
         max_inflight: Requests of this graph at once; 0 means no limit.
-        max_inflight_responses: Of a decoupled graph: responses of a decoupled step that are in work at once; the step's
-            stream is not read further before one of them is done. 0: one.
         cache: Whole answers of the graph are kept.
         dependencies: (target, model) pairs that the graph needs.
     """
@@ -293,6 +308,5 @@ class GraphPlan:
     is_ensemble: bool = False
     timeout_ms: int = 0
     max_inflight: int = 0
-    max_inflight_responses: int = 0
     cache: PolicyPlan | None = None
     dependencies: frozenset[tuple[str, str]] = frozenset()

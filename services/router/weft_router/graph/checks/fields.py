@@ -19,11 +19,6 @@ def check_fields(file: GraphFile, report: GraphReport) -> None:
     message = file.message
     why = "in a graph file; each version has a file of its own"
     report.refuse(file, "", [("version_policy", message.HasField("version_policy"))], why)
-    root = file.nodes.get(file.root)
-    if message.model_transaction_policy.decoupled and root is not None and not _is_pipeline(root.kind):
-        pipelines = " or ".join(kind.name for kind in file.kinds.values() if _is_pipeline(kind))
-        text = f"'decoupled' has no effect: only a step of a root that is a {pipelines} can call a decoupled model"
-        report.error("G018", file, "model_transaction_policy.decoupled", text, is_name=True)
     if message.response_cache.enable and message.policy.HasField("cache"):
         text = "'response_cache' has no effect beside 'policy { cache { } }', which says more; leave it out"
         report.error("G018", file, "response_cache", text, is_name=True)
@@ -38,10 +33,6 @@ def check_choices(
     for name in (name for name, is_given in choices if is_given and len(node.steps) == 1):
         text = f"'{name}' has no effect where there is only one step to take"
         report.warning("G018", file, f"{node.kind_path}.{name}", text)
-
-
-def _is_pipeline(kind: NodeKind | None) -> bool:
-    return kind is not None and kind.plan.is_pipeline
 
 
 def _check_node(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:

@@ -7,15 +7,14 @@ from itertools import pairwise
 from weft_common.text.pbtxt import suggestion
 from weft_router.graph.compiler.names import target_path
 from weft_router.graph.compiler.nodes import NodeBuilder
-from weft_router.graph.compiler.resolve import ModelTarget
-from weft_router.graph.compiler.scope import BuiltStep, Scope, Streams, owner_text
+from weft_router.graph.compiler.scope import BuiltStep, Scope, owner_text
 from weft_router.graph.compiler.sights import outputs_sight
 from weft_router.graph.plan import StepPlan
 from weft_router.graph.types.conditions import Purpose
 from weft_router.graph.types.signatures import TensorType
 from weft_router.kinds.sequence.following import follows, live_steps
 from weft_router.kinds.sequence.run import LoopPlan
-from weft_router.kinds.sequence.streams import StreamStep, check_streams
+from weft_router.kinds.sequence.streams import StreamStep, check_one_response, check_streams
 
 _WHILE = Purpose("while")
 
@@ -35,8 +34,10 @@ def build_pipeline(
     built = {i: _compiled(builder, scope, i, is_live=i in live, is_whole=i in whole) for i in order}
     _check_unread(builder, scope, live_steps(scope, order, {*_read_by_node(scope), *scope.names.outputs}, after))
     loop = _loop(builder, scope)
-    if len(scope.call.trail) == 1:
-        _check_streams(builder, scope, order, live)
+    if scope.streaming:
+        _check_streams(builder, scope, order)
+    elif not any(step.is_open for step in scope.names.steps):
+        check_one_response(scope.file, scope.node, builder.report)
     known = {**scope.inputs, **scope.produced}
     outputs = {name: known[name] for name in scope.names.outputs if name in known}
     plans = {i: plan for i in steps if i in live and (plan := built[i].plan)}
@@ -50,6 +51,8 @@ def _compiled(builder: NodeBuilder, scope: Scope, index: int, *, is_live: bool, 
     given = scope.names.steps[index].outputs.values() if is_live else ()
     slots = {tensor: scope.given_slots[tensor] for tensor in given if tensor in scope.given_slots}
     built = builder.step(scope, index, slots, is_whole=is_whole)
+    if not is_live:
+        scope.streaming.pop(index, None)
     for tensor, known in built.outputs.items():
         scope.produced.setdefault(tensor, known)
         scope.answered.setdefault(tensor, built.answered[tensor])
@@ -165,26 +168,21 @@ def _carry(builder: NodeBuilder, scope: Scope, carried: Mapping[str, str], path:
     return tuple(pairs.values())
 
 
-def _check_streams(builder: NodeBuilder, scope: Scope, order: list[int], live: set[int]) -> None:
-    """Find out whether the graph is decoupled, and check the streams of its root."""
-    names = scope.names
+def _check_streams(builder: NodeBuilder, scope: Scope, order: list[int]) -> None:
+    """Check the streams of a sequence."""
+    names, waits = scope.names, _waits(scope, range(len(scope.names.steps)))
     steps = [
         StreamStep(
             definition,
-            is_decoupled=i in live and _is_decoupled(step.target),
-            producers=step.waits_for,
+            is_streaming=i in scope.streaming,
+            producers=waits[i],
             reads_input=None in step.reads.values(),
-            is_known=not step.is_open,
         )
         for i, (definition, step) in enumerate(zip(scope.node.steps, names.steps, strict=True))
     ]
-    outputs = {name: names.producers[name] for name in names.outputs if name in names.producers}
-    targets = [names.steps[i].target for i, step in enumerate(steps) if step.is_decoupled]
-    builder.streams = Streams(
-        is_decoupled=check_streams(scope.file, scope.node, order, steps, outputs, builder.report),
-        can_collect=all(isinstance(each, ModelTarget) and each.signature.can_collect for each in targets),
-        max_inflight=scope.node.message.sequence.max_inflight_responses,
-    )
+    wanted = [name for name in names.outputs if name in scope.call.wanted]
+    outputs = {name: names.producers[name] for name in wanted if name in names.producers}
+    check_streams(scope.file, scope.node, order, steps, outputs, builder.report)
 
 
 def _waits(scope: Scope, indexes: Sequence[int]) -> dict[int, set[int]]:
@@ -234,7 +232,3 @@ def _linked(scope: Scope, plans: Mapping[int, StepPlan], waits: Mapping[int, Set
         )
         for i, plan in plans.items()
     ]
-
-
-def _is_decoupled(target: object) -> bool:
-    return isinstance(target, ModelTarget) and target.signature.is_decoupled

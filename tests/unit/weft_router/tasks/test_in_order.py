@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from weft_router.streams.in_order import in_order
+from weft_router.tasks.in_order import in_order
 
 
 class Sources:
