@@ -40,7 +40,9 @@ def outputs_that_may_be_absent(node: Node) -> frozenset[str]:
             answered_perhaps(step) if is_race else found for step, found in zip(node.steps, perhaps, strict=True)
         ]
         return frozenset({"Y"}.intersection(*answers) if not is_race else frozenset[str]().union(*answers) & {"Y"})
-    if any(not found for found in perhaps):
+    if node.method is METHODS["MERGE"]:
+        return frozenset[str]().union(*map(answered_perhaps, node.steps))
+    if any(not found for found in perhaps) or not any(map(answered_perhaps, node.steps)):  # at least one has answered
         return frozenset()
     return frozenset({"Y"})
 

@@ -26,8 +26,6 @@ COMBINE_METHODS = tuple(METHODS[name] for name in ("FIRST", "VOTE", "MAX", "SUM"
 class Features:
     """What the graphs may have."""
 
-    HAS_ABSENT_OUTPUTS = True
-    HAS_IN_PLACE = True
     #: In a hundred steps so many read something that may be absent where they must not.
     PERCENT_CARELESS = 0
 
@@ -64,7 +62,7 @@ class Drawing:
 
     def model(self, required: tuple[str, ...], optional: tuple[str, ...] = (), *, gives_more: bool = False) -> Model:
         outputs = ("OUT", "AUX") if gives_more else ("OUT",)
-        leaves_out = tuple(one for one in outputs if Features.HAS_ABSENT_OUTPUTS and self.chance(15))
+        leaves_out = tuple(one for one in outputs if self.chance(15))
         fails, is_flaky = self.chance(15), self.chance(15) and not self.has_streams
         streams = self.has_streams and self.chance(35)
         return Model(self.number(), fails, is_flaky, required, optional, outputs, leaves_out, streams)
@@ -161,11 +159,9 @@ class Drawing:
         for index in range(size):
             oks = tuple(f"steps.s{i}" for i in range(index) if kind is CascadePlan)
             steps.append(self.step(index, depth, ("X", "E"), frozenset("E"), oks, outputs))
-        if Features.HAS_ABSENT_OUTPUTS:
-            steps = [with_first_output(step) if self.chance(15) else step for step in steps]
-        num_given = {len(step.outputs) for step in steps}
-        if max(num_given) == 1 or (len(num_given) > 1 and not Features.HAS_ABSENT_OUTPUTS):
-            outputs, steps = ("Y",), [with_first_output(step) for step in steps]
+        steps = [with_first_output(step) if self.chance(15) else step for step in steps]
+        if max(len(step.outputs) for step in steps) == 1:
+            outputs = ("Y",)
         if kind is SwitchPlan:
             return self.switch(name, steps, outputs)
         if kind is EnsemblePlan:
@@ -275,7 +271,9 @@ class Drawing:
 
 
 def with_first_output(step: Step) -> Step:
-    """The step, which gives Y alone."""
+    """The step, which gives Y alone if it is models that it calls; what else a node gives keeps its name."""
+    if any(isinstance(one.target, Node) for one in step.chain):
+        return step
     fallback = None if step.fallback is None else with_first_output(step.fallback)
     defaults = tuple(tensor for tensor in step.defaults if tensor == step.outputs[0][1])
     return replace(step, outputs=step.outputs[:1], defaults=defaults, fallback=fallback)

@@ -44,13 +44,13 @@ def is_allowed(root: Node) -> bool:
     """Whether the language allows the graph; what else is wrong with it is raised.
 
     Something may be absent where it must not (G010), a branch has the test of an earlier one (G013), or streams cannot
-    be joined (G019, G040).
+    be joined (G019, G040), or a default stands for what is always there (G018).
     """
     try:
         plan_of(root)
     except GraphError as error:
         codes = {found.code for found in error.diagnostics if found.severity == "error"}
-        if not codes <= {"G001", "G010", "G013", "G019", "G040"}:
+        if not codes <= {"G010", "G013", "G018", "G019", "G040"}:
             raise
         return False
     return True

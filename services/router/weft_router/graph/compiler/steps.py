@@ -144,6 +144,8 @@ class StepBuilder(UseBuilder, ABC):
             fallback, responses = built.plan, max(responses, built.responses)
         defaults = () if step.is_shadow else self._defaults(scope, step, answered, slots)
         outputs = {name: _seen(scope, step, name, known) for name, known in answered.items()}
+        completed = {default.output for default in message.default}
+        answered = {name: known.present() if name in completed else known for name, known in answered.items()}
         if action is None or (fallback is None and step.fallback is not None):
             return BuiltStep(None, outputs, answered, responses)
         plan = StepPlan(
