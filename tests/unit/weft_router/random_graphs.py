@@ -24,6 +24,7 @@ from weft_router.graph.plan import CallPlan, GraphPlan, NodePlan
 from weft_router.kinds import KINDS
 from weft_router.kinds.cascade import CascadePlan
 from weft_router.kinds.ensemble import EnsemblePlan
+from weft_router.kinds.map import MapPlan
 from weft_router.kinds.sequence import SequencePlan
 from weft_router.kinds.splitter import SplitterPlan
 from weft_router.kinds.switch import SwitchPlan
@@ -177,7 +178,7 @@ class _Draw:
 
     def node(self, depth: int) -> Node:
         name, size = f"n{self.number()}", self.draw(st.integers(1, 4))
-        kind = self.draw(st.sampled_from([kind.plan for kind in KINDS.values()]))
+        kind = self.draw(st.sampled_from([kind.plan for kind in KINDS.values() if kind.plan is not MapPlan]))
         if kind is SequencePlan:
             return self.sequence(name, size, depth)
         steps = []

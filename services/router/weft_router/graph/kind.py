@@ -74,6 +74,10 @@ class NodeKind(ABC):
         """Tensors that the node itself reads beside its steps and conditions; none here."""
         return set()
 
+    def inputs_read(self, node: "NodeDefinition") -> set[str]:
+        """Inputs of the node that it reads itself; none here."""
+        return set()
+
     def custom_wires(self, node: "NodeDefinition", key: int, wires: Sequence["Wire"]) -> list["Wire"]:
         """The wires of a custom step that start at inputs of the node; here all of them."""
         return list(wires)

@@ -13,7 +13,7 @@ from weft_router.graph import GraphError, GraphSource
 FOLDER = Path(__file__).parent
 BAD = sorted((FOLDER / "bad").glob("*.pbtxt"))
 GOOD = sorted((FOLDER / "good").glob("*.pbtxt"))
-CODES = {f"G{number:03}" for number in range(1, 27)}
+CODES = {f"G{number:03}" for number in range(1, 30)}
 
 
 def _source(file: Path) -> GraphSource:

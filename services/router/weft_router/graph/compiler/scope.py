@@ -60,6 +60,8 @@ class Scope:
         ok_slots: Slots of ``steps.<name>.ok``, by index of the step.
         specs: What is known of the tensor in each slot.
         num_slots: Length of the frame so far.
+        max_batch_size: Rows that the steps get at once; 0: their tensors have no batch dimension.
+        around: The node as its conditions ``when`` see it, where that differs from what the targets of its steps see.
     """
 
     file: GraphFile
@@ -73,6 +75,17 @@ class Scope:
     ok_slots: dict[int, int] = field(default_factory=dict)
     specs: dict[int, TensorSpec] = field(default_factory=dict)
     num_slots: int = 0
+    max_batch_size: int = -1
+    around: "Scope | None" = None
+
+    def __post_init__(self) -> None:
+        if self.max_batch_size < 0:
+            self.max_batch_size = self.file.message.max_batch_size
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the tensors that the steps get have a batch dimension."""
+        return self.max_batch_size > 0
 
     def new_slot(self, name: str, known: TensorType | None = None) -> int:
         """The next free slot; what is known of its tensor may be noted later."""
@@ -109,6 +122,7 @@ class Scope:
             outputs=tuple(Binding(name, slots[name]) for name in wanted),
             steps=tuple(steps),
             specs=self.specs,
+            is_batched=self.file.is_batched,
         )
 
 

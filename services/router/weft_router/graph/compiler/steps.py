@@ -86,9 +86,13 @@ class StepBuilder(UseBuilder, ABC):
         message = step.message
         given, inputs = self.bound_inputs(scope, step, names, certain)
         action, types = self._action(scope, step, names, slots, at, given)
-        when = self.condition(scope, f"{step.path}.when", WHEN, certain)
-        around = (scope.node.message.policy, scope.file.message.policy)
-        policies = GivenPolicies(message.policy, around, isinstance(action, CallPlan), message.HasField("shadow"))
+        around = scope.around or scope
+        when_certain = certain if around is scope else self.narrowing(around, step)
+        when = self.condition(around, f"{step.path}.when", WHEN, when_certain)
+        policies_around = (scope.node.message.policy, scope.file.message.policy)
+        policies = GivenPolicies(
+            message.policy, policies_around, isinstance(action, CallPlan), message.HasField("shadow")
+        )
         policy_plans = self._policies(scope, step, policies, certain)
         answered = {tensor: types[name] for name, tensor in names.outputs.items()}
         fallback: StepPlan | None = None
@@ -194,7 +198,7 @@ class StepBuilder(UseBuilder, ABC):
                     text = f"step '{step.name}' gives no '{name}'{suggestion(name, known)}"
                     self.report.error("G006", file, f"{path}.output", text)
                 continue
-            is_batched = file.is_batched and known[name].is_batched
+            is_batched = scope.is_batched and known[name].is_batched
             tensor = default_tensor(file, path, message, replace(known[name], is_batched=is_batched), self.report)
             if tensor is not None and name in slots:
                 plans.append(DefaultPlan(slots[name], tensor, is_batched))
@@ -212,7 +216,7 @@ class StepBuilder(UseBuilder, ABC):
 
     def _call(self, scope: Scope, step: StepDefinition, target: ModelTarget) -> CallPlan:
         file, signature, path = scope.file, target.signature, target_path(step)
-        limit, own = signature.max_batch_size, file.message.max_batch_size
+        limit, own = signature.max_batch_size, scope.max_batch_size
         if 0 < limit < own:
             text = too_small_text(file, own, f"model {signature.name}", limit)
             self.report.error("G009", file, path, text)
@@ -243,7 +247,7 @@ class StepBuilder(UseBuilder, ABC):
                 self.report.error("G024", scope.file, path, f"{what}, which this version of Weft does not support")
             self._is_too_large = True
             return False
-        check_nesting(scope.file, path, target, self.report)
+        check_nesting(scope.file, scope.max_batch_size, path, target, self.report)
         return True
 
 

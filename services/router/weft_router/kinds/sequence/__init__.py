@@ -38,6 +38,7 @@ class SequencePlan(NodePlan):
     kind: ClassVar[str] = "sequence"
     path_form: ClassVar[PathForm] = PathForm(("(", ")"), (".", ""))
     is_pipeline: ClassVar[bool] = True
+    runs_shadows: ClassVar[bool] = True
 
     loop: LoopPlan | None = None
 
