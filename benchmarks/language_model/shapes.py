@@ -87,4 +87,4 @@ def make_model(name: str) -> Model:
     shape = SHAPES[name]
     config = TransformerConfig.from_json(hugging_face_config(shape))
     weights = random_weights(config, WEIGHTS_SEED)
-    return Model(shape, config, weights, LlamaModel(config, weights, max_model_len=MAX_MODEL_LEN))
+    return Model(shape, config, weights, LlamaModel(config, dict(weights), max_model_len=MAX_MODEL_LEN))

@@ -8,7 +8,8 @@ ensemble `config.pbtxt` written for Triton Inference Server is a graph as it sta
 
 A field that would have no effect where it stands is refused (code G018), and so is "Not supported" (G024).
 Conditions are CEL. All see `inputs.X`, `has(inputs.X)`, `parameters`, `headers` and `request.id`, `.remaining_ms`,
-`.priority`; those of a sequence or cascade see `steps.<name>.ok` of earlier steps.
+`.priority`; those of a sequence or cascade see `has(steps.<name>)`, or `steps.<name>.ok`, of earlier steps: whether
+the step ran and answered.
 """
 
 from collections import abc as _abc
@@ -108,7 +109,9 @@ class Graph(_message.Message):
 
     @_builtins.property
     def model_transaction_policy(self) -> _model_config_pb2.ModelTransactionPolicy:
-        """A graph is decoupled if, and only if, a step of its root sequence calls a decoupled model."""
+        """A graph is decoupled if, and only if, its root streams: a step in it calls a decoupled model, or responses are merged.
+        It need not be said; `decoupled: false` on such a graph is refused.
+        """
 
     @_builtins.property
     def response_cache(self) -> _model_config_pb2.ModelResponseCache:
@@ -274,7 +277,10 @@ Global___Node: _TypeAlias = Node  # noqa: Y015
 @_typing.final
 class Sequence(_message.Message):
     """A pipeline. Steps see the node's inputs and one another's outputs; a step starts when its inputs exist, so steps that
-    do not read from each other run at once. A tensor has one producer.
+    do not read from each other run at once. A tensor has one producer; where it has the name of an input of the node,
+    steps behind the producer see what that gave, and so does the node's output.
+    A step runs only if something needs it: an output of the node, a step that runs and reads from it, asks for it by
+    `has(steps.<name>)` or names it in `after`, or `answer_after`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -283,16 +289,21 @@ class Sequence(_message.Message):
     ORDERED_FIELD_NUMBER: _builtins.int
     LOOP_FIELD_NUMBER: _builtins.int
     MAX_INFLIGHT_RESPONSES_FIELD_NUMBER: _builtins.int
+    ANSWER_AFTER_FIELD_NUMBER: _builtins.int
     ordered: _builtins.bool
-    """Each step waits for the one before it, as declared."""
+    """Each step is `after` the one before it, as declared."""
     max_inflight_responses: _builtins.int
-    """Root of a decoupled graph only: responses of a decoupled step that are in work at once. Its stream is read further
-    when one of them is done. 0: one.
+    """Of a sequence that streams: responses of a step that streams that are in work at once. Its stream is read further when
+    one of them is done. 0: one.
     """
     @_builtins.property
     def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]: ...
     @_builtins.property
     def loop(self) -> Global___Loop: ...
+    @_builtins.property
+    def answer_after(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Steps that must have ended before the node answers, whatever outputs a request asks for; as `Step.after`."""
+
     def __init__(
         self,
         *,
@@ -300,10 +311,11 @@ class Sequence(_message.Message):
         ordered: _builtins.bool = ...,
         loop: Global___Loop | None = ...,
         max_inflight_responses: _builtins.int = ...,
+        answer_after: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["loop", b"loop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loop", b"loop", "max_inflight_responses", b"max_inflight_responses", "ordered", b"ordered", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_after", b"answer_after", "loop", b"loop", "max_inflight_responses", b"max_inflight_responses", "ordered", b"ordered", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -715,6 +727,10 @@ class Combine(_message.Message):
         """That of the step that answers first. If every `combine` is FIRST, the others are then cancelled."""
         CUSTOM: Combine._Method.ValueType  # 10
         """What the model in `custom` makes of them."""
+        MERGE: Combine._Method.ValueType  # 11
+        """Not combined: each response of each step is a response of the node as it arrives, so that the node streams; a step
+        that does not stream gives one. The response parameter `graph_step` names the step. Every `combine` is MERGE then.
+        """
 
     class Method(_Method, metaclass=_MethodEnumTypeWrapper):
         """How one tensor is made of the tensors of the steps that answered, in declared order; these agree in datatype and
@@ -745,6 +761,10 @@ class Combine(_message.Message):
     """That of the step that answers first. If every `combine` is FIRST, the others are then cancelled."""
     CUSTOM: Combine.Method.ValueType  # 10
     """What the model in `custom` makes of them."""
+    MERGE: Combine.Method.ValueType  # 11
+    """Not combined: each response of each step is a response of the node as it arrives, so that the node streams; a step
+    that does not stream gives one. The response parameter `graph_step` names the step. Every `combine` is MERGE then.
+    """
 
     OUTPUT_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
@@ -867,6 +887,7 @@ class Step(_message.Message):
     FALLBACK_FIELD_NUMBER: _builtins.int
     SHADOW_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """A model of a target of the router, or else a graph."""
     model_version: _builtins.int
@@ -918,6 +939,13 @@ class Step(_message.Message):
     def shadow(self) -> Global___Shadow: ...
     @_builtins.property
     def policy(self) -> Global___Policy: ...
+    @_builtins.property
+    def after(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Sequence only. Names of steps beside this one that must have ended before it starts. They run, as a whole, though
+        nothing may read what they give. One that is HARD and fails fails the node; one that failed softly or was skipped
+        has ended as well: `when: 'has(steps.<name>)'` runs the step only if it has answered.
+        """
+
     def __init__(
         self,
         *,
@@ -939,10 +967,11 @@ class Step(_message.Message):
         fallback: Global___Step | None = ...,
         shadow: Global___Shadow | None = ...,
         policy: Global___Policy | None = ...,
+        after: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fallback", b"fallback", "policy", b"policy", "shadow", b"shadow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "case", b"case", "default", b"default", "dependency", b"dependency", "fallback", b"fallback", "graph", b"graph", "input_map", b"input_map", "model_name", b"model_name", "model_namespace", b"model_namespace", "model_version", b"model_version", "name", b"name", "node", b"node", "otherwise", b"otherwise", "output_map", b"output_map", "policy", b"policy", "shadow", b"shadow", "weight", b"weight", "when", b"when"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "after", b"after", "case", b"case", "default", b"default", "dependency", b"dependency", "fallback", b"fallback", "graph", b"graph", "input_map", b"input_map", "model_name", b"model_name", "model_namespace", b"model_namespace", "model_version", b"model_version", "name", b"name", "node", b"node", "otherwise", b"otherwise", "output_map", b"output_map", "policy", b"policy", "shadow", b"shadow", "weight", b"weight", "when", b"when"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,6 +21,8 @@ from weft_router.steps import (
     ShadowStep,
     Step,
     StreamAction,
+    StreamNodeAction,
+    StreamParts,
 )
 from weft_router.steps.defaults import Defaults
 
@@ -77,7 +79,7 @@ class Assembly:
             KeyError: As ``node``.
         """
         runtime = self._runtime
-        if _is_stream(plan):
+        if plan.action.streams:
             plan = replace(plan, policies=tuple(policy for policy in plan.policies if policy.allows_streams))
         counters = runtime.step_counters.of(self.error_context.graph, self.error_context.version, plan.path)
         step = self._guarded(plan, node, graph, counters, stands_in=stands_in)
@@ -103,7 +105,7 @@ class Assembly:
             defaults,
             when=when,
             min_remaining_ms=min_remaining_ms,
-            admission=None if _is_stream(plan) else self._step_admission(plan),
+            admission=None if plan.action.streams else self._step_admission(plan),
             fallbacks=[self.step(fallback, node, graph, stands_in=True) for fallback in _fallbacks(plan)],
         )
 
@@ -113,6 +115,9 @@ class Assembly:
         action: Action
         if isinstance(plan.action, CallPlan):
             action = self._call(plan, plan.action, counters, context)
+        elif plan.action.streams:
+            parts = self._stream_parts(plan, counters, self._admission(plan.action, graph))
+            action = StreamNodeAction(plan, self.node(plan.action, graph), context, parts)
         else:
             action = NodeAction(
                 plan,
@@ -124,17 +129,23 @@ class Assembly:
             )
         if plan.policies or plan.fallback:
             action = Attempt(action, plan.name, plan.path)
-        parts = PolicyParts(plan, context, runtime, counters)
+        around = PolicyParts(plan, context, runtime, counters)
         for policy in reversed(plan.policies):
-            action = policy.wrap(action, parts)
+            action = policy.wrap(action, around)
         return action
 
     def _call(self, plan: StepPlan, call: CallPlan, counters: StepCounters, context: ErrorContext) -> Action:
         target = self._runtime.targets[call.target]
         if not call.signature.is_decoupled:
             return CallAction(plan, call, target, context)
-        clock_ns = self._runtime.clock_ns
-        return StreamAction(plan, call, target, context, clock_ns, counters, self._step_admission(plan))
+        return StreamAction(plan, call, target, context, self._stream_parts(plan, counters))
+
+    def _stream_parts(
+        self, plan: StepPlan, counters: StepCounters, admission: InflightLimit | None = None
+    ) -> StreamParts:
+        """What the streams of a step have in common; ``admission`` is a limit beside the step's own."""
+        limits = [limit for limit in (admission, self._step_admission(plan)) if limit is not None]
+        return StreamParts(counters, self._runtime.clock_ns, plan.is_soft, limits)
 
     def _context(self, is_batched: bool | None) -> ErrorContext:
         """The graph, for what has a batch dimension or not; None: as the graph."""
@@ -154,10 +165,6 @@ class Assembly:
         if not plan.max_inflight:
             return None
         return self._runtime.inflight_limit(f"step '{plan.path}'", plan.max_inflight)
-
-
-def _is_stream(plan: StepPlan) -> bool:
-    return isinstance(plan.action, CallPlan) and plan.action.signature.is_decoupled
 
 
 def _fallbacks(plan: StepPlan) -> Iterator[StepPlan]:

@@ -7,10 +7,11 @@ from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.text.pbtxt import Diagnostic
 from weft_router.graph.checks.amplification import check_amplification
 from weft_router.graph.checks.latency import check_latency
+from weft_router.graph.checks.responses import check_responses
 from weft_router.graph.compiler.name_table import NameTable
 from weft_router.graph.compiler.nodes import NodeBuilder
 from weft_router.graph.compiler.resolve import Resolver
-from weft_router.graph.compiler.scope import BuiltNode, NodeUse, declared_types, spec_of
+from weft_router.graph.compiler.scope import BuiltNode, NodeUse, ResponseCount, declared_types, spec_of
 from weft_router.graph.plan import GraphPlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
 from weft_router.graph.syntax.report import GraphReport
@@ -77,16 +78,16 @@ def _compile(
     call = NodeUse(given, {}, wanted, root.name, ((file.label, root.name),))
     built = builder.build_node(file, root, call)
     _check_inputs(file, root, names, report)
+    check_responses(file, report, streams=built.responses > ResponseCount.ONE, is_known=not _is_open(file, names))
     if report.has_errors or built.plan is None:
         return None
     message = file.message
     plan = GraphPlan(
-        signature=_signature(file, built, builder),
+        signature=_signature(file, built),
         root=built.plan,
         is_ensemble=file.is_ensemble,
         timeout_ms=message.policy.timeout_ms,
         max_inflight=message.policy.max_inflight,
-        max_inflight_responses=message.ensemble_scheduling.max_inflight_requests or builder.streams.max_inflight,
         cache=builder.cache,
         dependencies=frozenset(builder.dependencies),
     )
@@ -101,13 +102,19 @@ def _check_inputs(file: GraphFile, root: NodeDefinition, names: NameTable, repor
     if any(step.is_open for step in known.steps) or root.kind is None or (report.has_errors and not file.is_ensemble):
         return
     for i, spec in enumerate(file.message.input):
-        if spec.name not in known.read:
+        if not known.reads_input(spec.name):
             add = report.error if file.is_ensemble else report.warning
             what = f"ensemble input '{spec.name}' for ensemble" if file.is_ensemble else f"input '{spec.name}' of graph"
             add("G026", file, f"input[{i}].name", f"{what} '{file.name}' is not used")
 
 
-def _signature(file: GraphFile, built: BuiltNode, builder: NodeBuilder) -> ModelSignature:
+def _is_open(file: GraphFile, names: NameTable) -> bool:
+    """Whether there is a step of which nothing is known."""
+    every = (names.of(file, node) for node in file.all_nodes)
+    return any(step.is_open for node in every for step in (*node.steps, *node.customs.values()))
+
+
+def _signature(file: GraphFile, built: BuiltNode) -> ModelSignature:
     message = file.message
     outputs = [spec_of(tensor) for tensor in message.output] or [
         TensorSpec(name, known.datatype, known.dims) for name, known in built.outputs.items()
@@ -119,6 +126,6 @@ def _signature(file: GraphFile, built: BuiltNode, builder: NodeBuilder) -> Model
         max_batch_size=message.max_batch_size,
         inputs=tuple(spec_of(tensor) for tensor in message.input),
         outputs=tuple(outputs),
-        is_decoupled=builder.streams.is_decoupled,
-        can_collect=builder.streams.is_decoupled and builder.streams.can_collect,
+        is_decoupled=built.responses > ResponseCount.ONE,
+        can_collect=built.responses is ResponseCount.COLLECTABLE,
     )

@@ -185,9 +185,9 @@ class GraphExecutor:
 
     def _responses(self, execution: Execution) -> AsyncGenerator[Run, None]:
         """The responses of a decoupled graph."""
-        if execution.selection.stages is None:
+        if not self.plan.signature.is_decoupled:
             raise UnsupportedError(f"graph '{self.plan.signature.name}' is not decoupled")
-        return execution.selection.stages.responses(execution.run)
+        return execution.selection.node.responses(execution.run)
 
     async def _collect(self, execution: Execution) -> None:
         """Run a decoupled graph; its first response, which has everything, is the answer."""

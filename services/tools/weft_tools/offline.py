@@ -152,6 +152,11 @@ class OfflineCatalog(StaticCatalog):
             self.undeclared.add(model_name)
         return found
 
+    def fault(self, model_name: str) -> str:
+        """That the configuration has errors, where it has."""
+        files = (file for file in self.diagnostics if file.parent.name == model_name)
+        return next((f"its configuration has errors: {file}" for file in files), "")
+
     def _add(self, service: str, config: Path) -> None:
         try:
             definition = define_offline(config)

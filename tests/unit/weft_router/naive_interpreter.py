@@ -5,8 +5,9 @@ step is told when it starts and tells when it ends, and who came first is looked
 its rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from tests.unit.weft_router.naive_types import live_steps, read_in, waits_for
 from tests.unit.weft_router.naive_values import (
     COMBINED,
     LATE,
@@ -15,15 +16,17 @@ from tests.unit.weft_router.naive_values import (
     Ends,
     FailsError,
     Rows,
+    UnsoundError,
     Values,
     default,
     earliest,
-    first_bytes,
     holds,
+    least_byte,
+    num_rows_of,
     race,
     some,
 )
-from tests.unit.weft_router.random_graphs import WIDTH, Model, Node, Step
+from tests.unit.weft_router.random_graphs import WIDTH, Model, Node, Step, steps_within
 
 from weft_router.combine import METHODS
 from weft_router.kinds.ensemble import EnsemblePlan
@@ -42,12 +45,17 @@ class Interpreter:
     def __init__(self, deadline: int = NEVER) -> None:
         self.deadline = deadline
         self.kept: dict[tuple[Step, str], Ends] = {}
+        self.wanted: dict[Step, Collection[str]] = {}
 
-    def node(self, node: Node, values: Values, at: int, deadline: int) -> Ends:
-        """Run a node from time `at` on. Raises FailsError."""
+    def node(self, node: Node, values: Values, at: int, deadline: int, wanted: Collection[str]) -> Ends:
+        """Run a node from time `at` on, for those of its outputs that are wanted. Raises FailsError."""
         end = NEVER
+        read = {"Y"} if node.kind is EnsemblePlan else set(wanted)
+        if node.kind is SequencePlan:
+            read = read_in(node, wanted)
+        self.wanted |= {one: read for step in node.steps for one in step.chain}
         try:
-            ends = self.run(node, values, at, deadline)
+            ends = self.run(node, values, at, deadline, wanted)
             end = ends.at
             return ends
         except FailsError as failure:
@@ -57,9 +65,9 @@ class Interpreter:
             steps = set(steps_within(node))
             self.kept = {key: kept for key, kept in self.kept.items() if kept.at <= end or key[0] not in steps}
 
-    def run(self, node: Node, values: Values, at: int, deadline: int) -> Ends:
+    def run(self, node: Node, values: Values, at: int, deadline: int, wanted: Collection[str]) -> Ends:
         if node.kind is SequencePlan:
-            return self.sequence(node, values, at, deadline)
+            return self.sequence(node, values, at, deadline, wanted)
         if node.kind is EnsemblePlan:
             return self.ensemble(node, values, at, deadline)
         if node.kind is SplitterPlan:
@@ -71,7 +79,7 @@ class Interpreter:
 
     def step(self, step: Step, values: Values, at: int, deadline: int, *, looks_at_when: bool = True) -> Ends:
         """Run a step. Raises FailsError if it is not soft."""
-        if looks_at_when and step.when is not None and not holds(step.when, values):
+        if looks_at_when and not all(holds(test, values) for test in step.when):
             return Ends(at, default(step, values), has_answered=False)
         try:
             limit = min(deadline, at + step.timeout_ms * 1_000_000) if step.timeout_ms else deadline
@@ -86,18 +94,17 @@ class Interpreter:
             if not step.is_soft or (last.code == LATE and last.at >= self.deadline):
                 raise last from None
             return Ends(last.at, default(step, values), has_answered=False, code=last.code)
-        return Ends(ends.at, ends.output)
+        return Ends(ends.at, ends.outputs)
 
     def cached(self, step: Step, values: Values, at: int, deadline: int) -> Ends:
         """As `tried`, but for inputs that the step has answered before."""
         if not step.is_cached:
             return self.tried(step, values, at, deadline)
-        inputs = {name: values[name] for name in ("X", *step.reads)}
-        key = (step, repr(inputs))
+        key = (step, repr([(name, values[tensor]) for name, tensor in step.inputs]))
         if key not in self.kept:
             self.kept[key] = self.tried(step, values, at, deadline)
             return self.kept[key]
-        return Ends(at, self.kept[key].output)
+        return Ends(at, self.kept[key].outputs)
 
     def tried(self, step: Step, values: Values, at: int, deadline: int) -> Ends:
         """As `hedged`, until it succeeds or no further attempt is allowed."""
@@ -136,49 +143,53 @@ class Interpreter:
         raise FailsError(max(outcome.at for outcome in outcomes), next(o.code for o in outcomes))
 
     def target(self, step: Step, values: Values, at: int, deadline: int) -> Ends:
+        """The answer, by the names of the tensors of the node."""
+        inputs = {name: values[tensor] for name, tensor in step.inputs}
         if isinstance(step.target, Node):
-            inner: Values = {"X": values["X"], "E": values[step.reads[0]] if step.reads else None}
-            return self.node(step.target, inner, at, deadline)
-        return call(step.target, {name: values[name] for name in ("X", *step.reads)}, at, deadline)
+            wanted = [name for name, tensor in step.outputs if tensor in self.wanted[step]]
+            ends = self.node(step.target, {"E": None} | inputs, at, deadline, wanted)
+        else:
+            ends = call(step.target, inputs, at, deadline)
+        return Ends(ends.at, {tensor: ends.outputs.get(name) for name, tensor in step.outputs})
 
-    def sequence(self, node: Node, values: Values, at: int, deadline: int) -> Ends:
+    def sequence(self, node: Node, values: Values, at: int, deadline: int, wanted: Collection[str]) -> Ends:
         inputs = dict(values)
+        live = live_steps(node, wanted)
         for left in range(max(node.max_iterations, 1) - 1, -1, -1):
-            values, at = self.round(node, dict(inputs), at, deadline)
+            values, at = self.round(node, live, dict(inputs), at, deadline)
             if node.again is None or not left or not holds(node.again, values):
                 break
             if node.carries:
-                inputs["X"] = values["t0"]
-        return Ends(at, values[f"t{len(node.steps) - 1}"])
+                inputs["X"] = values[node.carries]
+        return Ends(at, {name: values.get(name) for name in node.outputs})
 
-    def round(self, node: Node, values: Values, at: int, deadline: int) -> tuple[Values, int]:
+    def round(self, node: Node, live: Sequence[int], values: Values, at: int, deadline: int) -> tuple[Values, int]:
         """All tensors of a sequence, and when its last step has ended."""
         ends: dict[str, int] = {}
         failures: list[FailsError] = []
-        for index, step in enumerate(node.steps):
-            needed = {*step.reads, *([step.when.name] if step.when else [])}
-            needed = {name.removesuffix(".ok").replace("steps.s", "t") for name in needed if name not in ("X", "E")}
-            if not needed <= set(ends):
-                continue  # a step before it failed
+        waiting = {node.steps[index].name: node.steps[index] for index in live}
+        needs = {name: waits_for(node, step, set(waiting)) for name, step in waiting.items()}
+        while ready := [step for name, step in waiting.items() if needs[name] <= ends.keys()]:
+            step = waiting.pop(ready[0].name)
             try:
-                end = self.step(step, values, max([at, *(ends[name] for name in needed)]), deadline)
+                end = self.step(step, values, max([at, *(ends[name] for name in needs[step.name])]), deadline)
             except FailsError as failure:
-                failures.append(failure)
+                failures.append(failure)  # steps that wait for it never start
                 continue
-            values[f"t{index}"] = end.output
-            values[f"steps.s{index}.ok"] = [b""] if end.has_answered else None
-            ends[f"t{index}"] = end.at
+            values |= end.outputs
+            values[f"steps.{step.name}"] = [b""] if end.has_answered else None
+            ends[step.name] = end.at
         if failures:
             raise earliest(failures)
-        return values, max(ends.values())
+        return values, max([at, *ends.values()])
 
     def switch(self, node: Node, values: Values, at: int, deadline: int) -> Ends:
         return self.step(self.branch(node, values, at), values, at, deadline, looks_at_when=False)
 
     def branch(self, node: Node, values: Values, at: int) -> Step:
-        on = str(first_bytes(values["X"]) % 3)
+        on = str(least_byte(values["X"]) % 3)
         for step in node.steps:
-            if step.value == on or (step.when is not None and holds(step.when, values)):
+            if step.value == on or (step.when and all(holds(test, values) for test in step.when)):
                 return step
         for step in node.steps:
             if step.is_otherwise:
@@ -200,14 +211,8 @@ class Interpreter:
                     failures.append(failure)
         if failures:
             raise earliest(failures)
-        whole: list[bytes] | None = [b""] * num_rows
-        for rows, ends in ended:
-            if ends.output is None or whole is None:
-                whole = None
-            else:
-                for row, value in zip(rows, ends.output, strict=True):
-                    whole[row] = value
-        return Ends(max(ends.at for _, ends in ended), whole)
+        outputs = {name: joined(num_rows, [(rows, e.outputs[name]) for rows, e in ended]) for name in node.outputs}
+        return Ends(max(ends.at for _, ends in ended), outputs)
 
     def cascade(self, node: Node, values: Values, at: int, deadline: int) -> Ends:
         latest: Ends | None = None
@@ -215,9 +220,9 @@ class Interpreter:
         has_failed = False
         values = dict(values)
         for step in node.steps:
-            values[f"steps.{step.name}.ok"] = None
+            values[f"steps.{step.name}"] = None
             ends = None
-            if step.when is not None and not holds(step.when, values):
+            if not all(holds(test, values) for test in step.when):
                 pass
             elif deadline != NEVER and deadline - at < step.min_remaining_ms * 1_000_000:
                 if not has_failed:
@@ -227,24 +232,24 @@ class Interpreter:
                     ends = self.step(step, values, at, deadline, looks_at_when=False)
                 except FailsError as failure:
                     if step.is_soft and latest is not None and failure.code == LATE:
-                        return Ends(failure.at, latest.output)
+                        return Ends(failure.at, latest.outputs)
                     raise
                 at = ends.at
                 if ends.code:
                     has_failed, reason = True, FailsError(at, ends.code)
             if ends is not None and ends.has_answered:
-                values[f"steps.{step.name}.ok"] = [b""]
+                values[f"steps.{step.name}"] = [b""]
                 latest = ends
-                if step.accept is None or holds(step.accept, {"Y": ends.output}):
-                    return Ends(at, ends.output)
+                if step.accept is None or holds(step.accept, ends.outputs):
+                    return Ends(at, ends.outputs)
         if latest is None:
             raise FailsError(at, reason.code)
-        return Ends(at, latest.output)
+        return Ends(at, latest.outputs)
 
     def cascade_rows(self, node: Node, values: Values, at: int, deadline: int) -> Ends:
         """As `cascade` for each row; rows that reach a step travel together."""
         num_rows = len(values["X"] or [])
-        answers: dict[int, Rows] = {}
+        answers: dict[int, Values] = {}
         reasons = ["INVALID_ARGUMENT"] * num_rows
         has_failed = [False] * num_rows
         oks: list[Values] = [{} for _ in range(num_rows)]
@@ -252,16 +257,15 @@ class Interpreter:
         for step in node.steps:
             if not waiting:
                 break
-            ok = f"steps.{step.name}.ok"
+            ok = f"steps.{step.name}"
             for row in waiting:
                 oks[row][ok] = None
-            rows = [r for r in waiting if step.when is None or holds(step.when, some(values, [r]) | oks[r])]
+            rows = [r for r in waiting if all(holds(test, some(values, [r]) | oks[r]) for test in step.when)]
             if rows and deadline != NEVER and deadline - at < step.min_remaining_ms * 1_000_000:
                 for row in rows:
                     reasons[row] = reasons[row] if has_failed[row] else LATE
                 rows = []
-            output: Rows = None
-            has_answered = False
+            ends = None
             if rows:
                 try:
                     ends = self.step(step, some(values, rows), at, deadline, looks_at_when=False)
@@ -270,20 +274,21 @@ class Interpreter:
                         at = failure.at
                         break
                     raise
-                at, has_answered, output = ends.at, ends.has_answered, ends.output
+                at = ends.at
                 if ends.code:
                     for row in rows:
                         has_failed[row], reasons[row] = True, ends.code
-            for row in rows if has_answered else ():
-                answers[row] = None if output is None else [output[rows.index(row)]]
+            for place, row in enumerate(rows if ends is not None and ends.has_answered else ()):
+                assert ends is not None
+                answers[row] = some(ends.outputs, [place])
                 oks[row][ok] = [b""]
-                if step.accept is None or holds(step.accept, {"Y": answers[row]}):
+                if step.accept is None or holds(step.accept, answers[row]):
                     waiting.remove(row)
         for row in range(num_rows):
             if row not in answers:
                 raise FailsError(at, reasons[row])
-        whole = [value[0] for _, value in sorted(answers.items()) if value is not None]
-        return Ends(at, whole if len(whole) == num_rows else None)
+        parts = {name: [([row], answers[row][name]) for row in range(num_rows)] for name in node.outputs}
+        return Ends(at, {name: joined(num_rows, of_rows) for name, of_rows in parts.items()})
 
     def ensemble(self, node: Node, values: Values, at: int, deadline: int) -> Ends:
         outcomes: list[Ends | FailsError] = []
@@ -298,19 +303,21 @@ class Interpreter:
         outputs: list[Rows] = []
         for index, step in enumerate(node.steps):
             one = outcomes[index]
-            outputs.append(one.output if index in order and isinstance(one, Ends) else default(step, values))
+            has_answered = index in order and isinstance(one, Ends)
+            outputs.append((one.outputs if has_answered else default(step, values))["Y"])  # type: ignore[union-attr]
         present = [output for output in outputs if output is not None]
         if node.method is METHODS["FIRST"]:
             first = [outputs[index] for index in order if outputs[index] is not None]
-            return Ends(at, [*first, *present][0] if present else None)
+            return Ends(at, {"Y": [*first, *present][0] if present else None})
         if not present:
-            return Ends(at, None)
+            return Ends(at, {"Y": None})
         if node.custom is None:
-            return Ends(at, COMBINED[node.method](present))
+            return Ends(at, {"Y": COMBINED[node.method](present)})
         num_rows = len(present[0])
         stack = [b"".join(bytes(WIDTH) if o is None else o[row] for o in outputs) for row in range(num_rows)]
         mask = bytes(output is not None for output in outputs)
-        return call(node.custom, {"S": stack, "MASK": [mask] * num_rows}, at, deadline)
+        ends = call(node.custom, {"S": stack, "MASK": [mask] * num_rows}, at, deadline)
+        return Ends(ends.at, {"Y": ends.outputs["OUT"]})
 
     def members(self, node: Node, outcomes: Sequence[Ends | FailsError]) -> tuple[int, list[int]]:
         """When the waiting is over, and who has answered by then, in that order. Raises FailsError."""
@@ -358,7 +365,9 @@ class Interpreter:
 
 
 def call(model: Model, inputs: Mapping[str, Rows], at: int, deadline: int) -> Ends:
-    """A model's answer. Raises FailsError."""
+    """A model's answer. Raises FailsError; UnsoundError without an input that it must have."""
+    if any(inputs[name] is None for name in model.required):
+        raise UnsoundError
     delay_ns, fails = model.fate(at)
     end = at + delay_ns
     if end >= deadline:
@@ -366,15 +375,16 @@ def call(model: Model, inputs: Mapping[str, Rows], at: int, deadline: int) -> En
     if fails:
         raise FailsError(end, model.code)
     given = {name: rows for name, rows in inputs.items() if rows is not None}
-    num_rows = len(next(iter(given.values())))
-    return Ends(end, [model.row({name: rows[row] for name, rows in given.items()}) for row in range(num_rows)])
+    answer = model.answer([{name: rows[row] for name, rows in given.items()} for row in range(num_rows_of(given))])
+    return Ends(end, dict(answer))
 
 
-def steps_within(node: Node) -> Iterator[Step]:
-    """Every step of a node and of the nodes in it."""
-    for step in node.steps:
-        for one in (step, step.fallback):
-            if one is not None:
-                yield one
-                if isinstance(one.target, Node):
-                    yield from steps_within(one.target)
+def joined(num_rows: int, parts: Sequence[tuple[Sequence[int], Rows]]) -> Rows:
+    """A tensor of rows that took several ways; absent where one of these did not give it."""
+    whole = [b""] * num_rows
+    for rows, values in parts:
+        if values is None:
+            return None
+        for row, value in zip(rows, values, strict=True):
+            whole[row] = value
+    return whole

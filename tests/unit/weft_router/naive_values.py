@@ -17,6 +17,10 @@ class AmbiguousError(Exception):
     """Two things happen in the same instant, and the order makes a difference."""
 
 
+class UnsoundError(Exception):
+    """A tensor that must be there is absent."""
+
+
 @dataclass
 class FailsError(Exception):
     """The step or node fails."""
@@ -31,13 +35,13 @@ class Ends:
 
     Attributes:
         at: When.
-        output: Its output, if it is there.
+        outputs: What it gives; None is absent.
         has_answered: Of a step: whether it, or its fallback, gave an answer.
         code: Of a step that failed softly: why.
     """
 
     at: int
-    output: Rows
+    outputs: Values
     has_answered: bool = True
     code: str = ""
 
@@ -49,7 +53,7 @@ def race(outcomes: Sequence[Ends | FailsError]) -> Ends:
         first = min(answers, key=lambda answer: answer.at)
         if sum(answer.at == first.at for answer in answers) > 1:
             raise AmbiguousError
-        return Ends(first.at, first.output)
+        return Ends(first.at, first.outputs)
     last = max(outcome.at for outcome in outcomes)
     for kind in (FailsError, Ends):
         for outcome in outcomes:
@@ -68,22 +72,37 @@ def earliest(failures: Sequence[FailsError]) -> FailsError:
 
 def holds(test: Test, values: Values) -> bool:
     rows = values[test.name]
-    if rows is None:
-        return False
-    return test.name.startswith("steps.") or first_bytes(rows) % 4 < test.rest
+    is_there = rows is not None
+    if not test.is_of_step and test.rest:
+        return (is_there and least_byte(rows) % 4 < test.rest) != test.is_not
+    return is_there != test.is_not
 
 
-def first_bytes(rows: Rows) -> int:
-    return sum(row[0] for row in rows or [])
+def least_byte(rows: Rows) -> int:
+    """The least byte of a tensor."""
+    return min(byte for row in rows or [] for byte in row)
+
+
+def num_rows_of(values: Values) -> int:
+    """How many rows there are."""
+    return len(next(rows for rows in values.values() if rows is not None))
 
 
 def some(values: Values, rows: Sequence[int]) -> Values:
     """The values with some of their rows."""
-    return {name: None if whole is None else [whole[row] for row in rows] for name, whole in values.items()}
+    return {
+        name: None if whole is None or name.startswith("steps.") else [whole[row] for row in rows]
+        for name, whole in values.items()
+    }
 
 
-def default(step: Step, values: Values) -> Rows:
-    return [default_row(step)] * len(values["X"] or []) if step.has_default else None
+def default(step: Step, values: Values) -> Values:
+    """What a step gives that has not answered."""
+    num_rows = num_rows_of(values)
+    return {
+        tensor: [default_row(step, tensor)] * num_rows if tensor in step.defaults else None
+        for _, tensor in step.outputs
+    }
 
 
 def majority(ballots: Sequence[bytes]) -> bytes:

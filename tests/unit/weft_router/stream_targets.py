@@ -11,11 +11,20 @@ from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft_common.errors import WeftError
+from weft_common.signature import ModelSignature
+from weft_router.compile import compile_graph
 from weft_router.executor import GraphExecutor
+from weft_router.graph import GraphSource
 from weft_router.graph.plan import GraphPlan
+from weft_router.graph.syntax.source import GraphLookup
 from weft_router.kinds.sequence import SequencePlan
 from weft_router.runtime import Runtime
 
+HEADER = """
+name: "g" platform: "graph"
+input  [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
 Script = Callable[[InferCall, CallContext], AsyncIterator[Any]]
 
 
@@ -51,6 +60,25 @@ def stream_target() -> Any:
     return StreamTarget()
 
 
+class StreamModels:
+    """Signatures of models that take IN and give OUT; those of one letter are decoupled, and collect all but `z`."""
+
+    def find(self, model_name: str, version: str) -> tuple[str, ModelSignature]:
+        """As `Catalog.find`."""
+        signature = make.signature(model_name, [make.spec("IN", dims=(2, -1) if model_name == "judge" else (-1,))])
+        is_decoupled = len(model_name) == 1
+        return "model", replace(signature, is_decoupled=is_decoupled, can_collect=is_decoupled and model_name != "z")
+
+    def names(self) -> list[str]:
+        """As `Catalog.names`."""
+        return []
+
+
+def compiled(text: str, graphs: GraphLookup | None = None) -> GraphPlan:
+    """The plan of a graph of IN and OUT with these nodes."""
+    return compile_graph(GraphSource(HEADER + text, "graph.pbtxt"), StreamModels(), graphs)
+
+
 class Plans:
     """Builders of decoupled plans; every model takes IN and gives OUT."""
 
@@ -64,9 +92,11 @@ class Plans:
         """A step that calls any other model."""
         return make.step(name, name, {"IN": tensor}, {"OUT": output}, **options)
 
-    def graph(self, *steps: Any, outputs: Any = ("Y",), **options: Any) -> GraphPlan:
+    def graph(self, *steps: Any, outputs: Any = ("Y",), max_inflight_responses: int = 0, **options: Any) -> GraphPlan:
         """A graph of X with these steps."""
         root = make.node("root", SequencePlan, steps, inputs=["X"], outputs=outputs)
+        assert isinstance(root, SequencePlan)
+        root = replace(root, max_inflight_responses=max_inflight_responses)
         plan = make.graph(root, **options)
         return replace(plan, signature=replace(plan.signature, is_decoupled=True))
 
@@ -97,10 +127,15 @@ def stream_of(
     context: CallContext | None = None,
     **options: Any,
 ) -> AsyncGenerator[InferResult, None]:
-    """The responses of a graph whose input is 0."""
+    """The responses of a graph whose input, X or IN, is 0."""
     executor = plan if isinstance(plan, GraphExecutor) else GraphExecutor(plan, Runtime({"model": target}))
     call = InferCall(
-        "g", "", "r", inputs={"X": make.tensor(0)}, outputs=tuple(RequestedOutput(o, {}) for o in outputs), **options
+        "g",
+        "",
+        "r",
+        inputs={name: make.tensor(0) for name, _ in executor.plan.root.inputs},
+        outputs=tuple(RequestedOutput(o, {}) for o in outputs),
+        **options,
     )
     return executor.stream(call, context if context is not None else CallContext())
 

@@ -1,7 +1,7 @@
 """Random graphs under random delays, failures and cancels against a naive interpreter that runs one step at a time."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -13,10 +13,12 @@ from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_random import FakeRandom
 from tests.unit.weft_router.fake_target import FakeTarget
 from tests.unit.weft_router.naive_interpreter import Interpreter
-from tests.unit.weft_router.naive_values import NEVER, AmbiguousError, FailsError
-from tests.unit.weft_router.random_graphs import WIDTH, graphs, scripts_of
+from tests.unit.weft_router.naive_values import NEVER, AmbiguousError, FailsError, Values
+from tests.unit.weft_router.random_drawing import graphs, num_examples
+from tests.unit.weft_router.random_graph_text import plan_of as random_plan
+from tests.unit.weft_router.random_graph_text import scripts_of
+from tests.unit.weft_router.random_graphs import WIDTH
 from tests.unit.weft_router.random_graphs import Node as GraphNode
-from tests.unit.weft_router.random_graphs import plan_of as random_plan
 from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext, InferCall, InferResult
@@ -204,42 +206,52 @@ def inputs_of(seed: int, num_rows: int, *, has_extra: bool) -> dict[str, list[by
     }
 
 
+def bytes_of(values: Values, names: Sequence[str]) -> dict[str, bytes]:
+    """The tensors that are there."""
+    return {name: b"".join(rows) for name in names if (rows := values[name]) is not None}
+
+
 def wired(inputs: Mapping[str, list[bytes]]) -> dict[str, WireTensor]:
     return {name: WireTensor("UINT8", (len(rows), WIDTH), b"".join(rows)) for name, rows in inputs.items()}
 
 
-@settings(fixture_is_stateless, max_examples=500)
+@settings(fixture_is_stateless, max_examples=num_examples(300))
 @given(
     root=graphs(),
     seed=st.integers(0, 5),
     num_rows=st.integers(1, 4),
     has_extra=st.booleans(),
     timeout_ms=st.sampled_from([0, 0, 30, 80, 150]),
+    num_wanted=st.integers(0, 2),
 )
 def test_a_graph_answers_as_one_step_at_a_time(
-    root: GraphNode, seed: int, num_rows: int, has_extra: bool, timeout_ms: int
+    root: GraphNode, seed: int, num_rows: int, has_extra: bool, timeout_ms: int, num_wanted: int
 ) -> None:
     """The same output or the same status at the same moment, nothing left behind, whatever fails, is late or absent."""
     inputs = inputs_of(seed, num_rows, has_extra=has_extra)
+    plan = random_plan(root)
+    outputs = root.outputs[-num_wanted:] if num_wanted else ()
 
     async def check() -> None:
         clock = VirtualClock()
         start_ns = clock()
         deadline_ns = start_ns + timeout_ms * 1_000_000 if timeout_ms else NEVER
-        expected: bytes | str | None
+        expected: Any
         try:
             values = {"X": inputs["X"], "E": inputs.get("E")}
-            ends = Interpreter(deadline_ns).node(root, values, start_ns, deadline_ns)
-            expected, end_ns = None if ends.output is None else b"".join(ends.output), ends.at
+            ends = Interpreter(deadline_ns).node(root, values, start_ns, deadline_ns, outputs or root.outputs)
+            expected, end_ns = (
+                {name: b"".join(rows) for name, rows in ends.outputs.items() if rows is not None},
+                ends.at,
+            )
         except FailsError as failure:
             expected, end_ns = failure.code, failure.at
         target, options = FakeTarget(**scripts_of(root)), policies()
-        found: bytes | str | None
+        found: Any
         try:
             context = make.context(timeout_ms=timeout_ms or None)
-            result = await make.run(random_plan(root), target, wired(inputs), context=context, **options)
-            output = result.outputs.get("Y")
-            found = None if output is None else output.data
+            result = await make.run(plan, target, wired(inputs), context=context, outputs=outputs, **options)
+            found = {name: tensor.data for name, tensor in result.outputs.items()}
         except WeftError as error:
             found = error.code
         assert (expected, end_ns) == (found, clock())
@@ -251,7 +263,7 @@ def test_a_graph_answers_as_one_step_at_a_time(
         reject()
 
 
-@settings(fixture_is_stateless, max_examples=150)
+@settings(fixture_is_stateless, max_examples=num_examples(100))
 @given(root=graphs(), seed=st.integers(0, 5), at_ms=st.integers(0, 250), num_cancels=st.integers(1, 3))
 def test_a_cancel_at_any_moment_leaves_nothing_of_a_graph(
     root: GraphNode, seed: int, at_ms: int, num_cancels: int

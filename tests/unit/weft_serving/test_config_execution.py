@@ -30,6 +30,16 @@ def test_nothing_is_inline_unless_declared(tmp_path: Path) -> None:
     assert not any(place.is_inline for place in define_model(directory, (1,), {"echo": Echo}, num_gpus=0).instances)
 
 
+@pytest.mark.parametrize("group", ["", "instance_group { count: 2 }", "instance_group { kind: KIND_AUTO }"])
+def test_inline_instances_are_on_the_cpu_unless_a_gpu_is_asked_for(tmp_path: Path, group: str) -> None:
+    """A machine with GPUs takes the same configuration as one without."""
+    directory = tmp_path / "m"
+    directory.mkdir()
+    (directory / "config.pbtxt").write_text(BASE + INLINE + group)
+    definition = define_model(directory, (1,), {"echo": Echo}, num_gpus=4)
+    assert {("CPU", 0)} == {(place.kind, place.device_id) for place in definition.instances}
+
+
 @pytest.mark.parametrize(
     ("text", "parameters"),
     [

@@ -165,7 +165,9 @@ def test_a_broken_model_of_the_repository_is_reported_with_the_graph(
     """A graph cannot be right over a model that cannot be loaded, so the model's error is shown too."""
     config = write(repository / "model/m/config.pbtxt", CONFIG.replace("onnxruntime", "onxruntime"))
     assert check(repository / "graphs/g", "--repository", repository) == 1
-    assert f"{config}:2:" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"{config}:2:" in shown
+    assert f"model 'm' is not ready: its configuration has errors: {config.resolve()}" in shown
 
 
 def test_a_backend_belongs_to_its_service(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:

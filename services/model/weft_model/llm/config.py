@@ -16,6 +16,7 @@ _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 _BLOCK_SIZES = (4, 8, 16, 32, 64, 128, 256)
 _DTYPES = ("auto", *DTYPE_BYTES)
+_QUANTIZATIONS = ("none", "int8")
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 _DEFAULT_STEP_TOKENS = {"cpu": 128, "cuda": 2048}
@@ -59,7 +60,10 @@ class EngineConfig:
         max_model_len: Longest sequence, prompt and output, in tokens. 0: the context length of the model.
         enable_prefix_caching: Keep the blocks of finished sequences and reuse them for prompts with the same prefix.
         deterministic: A sequence's logits are bitwise the same alone, in any batch, in any chunks, after a preemption.
-        dtype: ``float32``, ``float16`` or ``bfloat16``, for weights and KV cache; ``auto``: that of the model.
+        dtype: ``float32``, ``float16`` or ``bfloat16``, for weights and KV cache; ``auto``: that of the model, on a CPU
+            ``float32`` where that is faster.
+        quantization: ``none``, or ``int8``: linear layers and the LM head round weights to 8 bits per output channel,
+            and activations per token. On a CPU alone.
         long_prefill_token_threshold: Most tokens of one prompt in a step; a prompt with more tokens left to compute is
             long. 0: ``max_num_batched_tokens``.
         max_long_prefills: Long prompts that progress in the same step.
@@ -87,6 +91,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     deterministic: bool = False
     dtype: str = "auto"
+    quantization: str = "none"
     long_prefill_token_threshold: int = 0
     max_long_prefills: int = 2
     watermark: float = 0.03
@@ -110,8 +115,12 @@ class EngineConfig:
             raise self._fault("block_size", f"must be one of {', '.join(map(str, _BLOCK_SIZES))}")
         if self.dtype not in _DTYPES:
             raise self._fault("dtype", f"must be one of {', '.join(_DTYPES)}")
+        if self.quantization not in _QUANTIZATIONS:
+            raise self._fault("quantization", f"must be one of {', '.join(_QUANTIZATIONS)}")
         if not _DEVICE.fullmatch(self.device):
             raise self._fault("device", "must be cpu, cuda or cuda:N")
+        if self.quantization != "none" and self.device != "cpu":
+            raise self._fault("quantization", f"must be none on {self.device}; 8-bit weights are for CPUs")
         if self.num_blocks == 1:
             raise self._fault("num_blocks", "must be 0 or at least 2: block 0 holds no tokens")
         if not self.max_num_batched_tokens:

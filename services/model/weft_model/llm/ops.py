@@ -9,12 +9,13 @@ Arguments, shapes, errors and effects of each function are documented in ``refer
 
 import importlib
 import os
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, Protocol
 
 import torch
 
 from weft_common.errors import InvalidArgumentError
+from weft_kernels.linear import onednn
 
 _VARIABLE = "WEFT_KERNELS"
 _CHOICES = ("auto", "triton")
@@ -27,23 +28,42 @@ if _choice not in _CHOICES:
 _ARE_KERNELS_FORCED = _choice == "triton"
 
 
+class Linear(Protocol):
+    """``x @ weight.T + bias``: ``[T, in]`` to ``[T, out]``, newly allocated."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply rows; ``x`` is not modified."""
+
+
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, deterministic: bool = False
-) -> torch.Tensor:
-    """``x @ weight.T + bias``: ``[T, in]`` to ``[T, out]``."""
-    return _pick("linear", "linear", x)(x, weight, bias, deterministic=deterministic)
+    weight: torch.Tensor, bias: torch.Tensor | None = None, *, deterministic: bool = False, is_int8: bool = False
+) -> Linear:
+    """The fastest product with the weight ``[out, in]`` that its device has; it need not keep the weight itself.
 
-
-def linear_weight(weight: torch.Tensor) -> torch.Tensor:
-    """``weight[out, in]`` in the memory order that ``linear`` reads fastest; itself if it has that order already.
-
-    Plain float32 products of few rows read a weight whose transpose is contiguous in half the time: one row, 17 weights
-    with 3.5 million elements in all, 0.75 ms instead of 1.38 ms with one thread of an EPYC. For 16-bit types that order
-    brings nothing or is much slower.
+    Args:
+        weight: On the device of the product.
+        bias: ``[out]``; None for none.
+        deterministic: A row's result is bitwise independent of the other rows.
+        is_int8: With 8-bit weights and activations; on a CPU alone.
     """
-    if weight.dtype == torch.float32 and not _is_for_kernels(weight):
-        return weight.t().contiguous().t()
-    return weight.contiguous()
+    if is_int8:
+        return onednn.Int8Linear(weight, bias)
+    if not _is_for_kernels(weight) and onednn.is_native(weight.dtype):
+        return onednn.PackedLinear(weight, bias, deterministic=deterministic)
+    multiply = _pick("linear", "linear", weight)
+    return partial(multiply, weight=weight.contiguous(), bias=bias, deterministic=deterministic)
+
+
+def faster_dtype(dtype: torch.dtype, shape: tuple[int, int]) -> torch.dtype:
+    """``dtype``, or float32 where that is faster on this CPU, by products with a weight ``[out, in]`` of the shape.
+
+    Without instructions for 16-bit numbers a CPU converts them. Few and many rows are measured, as decoding and prompts
+    have; float32 has to win by 10 % in one of them.
+    """
+    if dtype == torch.float32 or not onednn.is_native(dtype):
+        return torch.float32
+    pairs = [[onednn.product_ns(shape, each, num_rows) for each in (dtype, torch.float32)] for num_rows in (1, 32)]
+    return dtype if all(own_ns <= 1.1 * float_ns for own_ns, float_ns in pairs) else torch.float32
 
 
 def rms_norm(

@@ -95,6 +95,8 @@ class CombineMethod:
         takes_weights: ``weighted`` counts.
         is_first: ``combine`` gets the tensors in the order of the answers; where every combine of an ensemble is so,
             one answer is enough.
+        is_merged: The tensors of one step at a time, one response of the ensemble for each of each step; ``combine`` is
+            called for each.
         is_keyed: Nothing is combined: every step's tensor is an output, named ``step.tensor``.
         calls_model: A model combines, which gets all tensors on a new leading axis; ``combine`` is not called.
     """
@@ -110,6 +112,7 @@ class CombineMethod:
     is_free_along_axis: bool = False
     takes_weights: bool = False
     is_first: bool = False
+    is_merged: bool = False
     is_keyed: bool = False
     calls_model: bool = False
 

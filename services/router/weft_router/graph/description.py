@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 from weft_router.graph.plan import Binding, CallPlan, Condition, NodePlan, StepPlan
 
+#: Note of a flow along which nothing passes: its target waits for the end of its source.
+THEN = "then"
+
 
 class TensorUse(NamedTuple):
     """A tensor that goes along a flow.
@@ -86,6 +89,13 @@ class Description:
     step_notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
     maybe_absent: frozenset[int] = frozenset()
+
+    def waits_of(self, index: int) -> list[str]:
+        """What a step waits for beside its tensors, and whether the answer of the node waits for it, in words."""
+        waits = [(flow.source, flow.target) for flow in self.flows if THEN in flow.notes]
+        before = [self.steps[source].name for source, target in waits if target == index and source is not None]
+        told = [f"after {', '.join(before)}"] if before else []
+        return told + ["the answer waits for it"] * ((index, None) in waits)
 
     def notes_to(self, index: int) -> list[str]:
         """What is said on the flows to a step: when it runs, and how often."""

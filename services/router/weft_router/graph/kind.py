@@ -26,7 +26,7 @@ class NodeKind(ABC):
     Attributes:
         plan: Class of its plans; their ``kind`` is the name of the kind's field in ``graph.proto``.
         step_fields: Fields of ``Step`` without an effect in other kinds: of ``case``, ``otherwise``, ``weight``,
-            ``accept``.
+            ``accept``, ``after``.
         chooses_by_when: ``when`` chooses among the steps, so that a false one makes no output absent.
         sees_answers: Conditions of a step see ``steps.<name>.ok`` of the steps before it.
         checks_outputs: ``build`` checks what steps give against the outputs that the node declares.
@@ -69,6 +69,10 @@ class NodeKind(ABC):
         if step.dependency == pb.Step.SOFT or step.when:
             return ""
         return "on a HARD step without 'when', which always gives its outputs; make it 'dependency: SOFT'"
+
+    def why_no_stream(self, node: "NodeDefinition") -> str:
+        """Why no step may give several responses to one request, and what to do; "" where any may."""
+        return f"a {self.name} gives one response; use a step that does, too"
 
     def tensors_read(self, node: "NodeDefinition", names: "NodeNames") -> set[str]:
         """Tensors that the node itself reads beside its steps and conditions; none here."""

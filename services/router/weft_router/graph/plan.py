@@ -83,6 +83,11 @@ class CallPlan:
     model_version: str
     signature: ModelSignature
 
+    @property
+    def streams(self) -> bool:
+        """Whether it may give any number of responses."""
+        return self.signature.is_decoupled
+
 
 @dataclass(frozen=True, slots=True)
 class ShadowPlan:
@@ -157,8 +162,12 @@ class StepPlan:
             watches it. 0: none.
         ok_slot: Slot that holds ``OK`` if the step gave an answer of its own (or of its fallback), else is absent; -1
             where nothing reads it.
-        consumers: In a pipeline: indexes of the steps that read an output (or the ok slot) of this one.
+        consumers: In a pipeline: indexes of the steps that wait for this one: they read an output or the ok slot of it,
+            or are after it.
         num_dependencies: In a pipeline: how many steps must finish before this one may start.
+        after: In a pipeline: indexes of the steps that must have ended before this one starts, whether it reads from
+            them or not; they run whenever it does.
+        is_awaited: In a pipeline: the node answers after the step has ended, whatever outputs are requested.
     """
 
     name: str
@@ -182,6 +191,15 @@ class StepPlan:
     ok_slot: int = -1
     consumers: tuple[int, ...] = ()
     num_dependencies: int = 0
+    after: tuple[int, ...] = ()
+    is_awaited: bool = False
+
+    @property
+    def streams(self) -> bool:
+        """Whether it, or its fallback, may give any number of responses to who reads it."""
+        if self.shadow is not None:
+            return False
+        return self.action.streams or (self.fallback is not None and self.fallback.streams)
 
 
 #: In the slot of ``steps.<name>.ok`` of a step that gave an answer.
@@ -239,6 +257,11 @@ class NodePlan(ABC):
         return self.is_batched
 
     @property
+    def streams(self) -> bool:
+        """Whether it may give any number of responses, because a step of it does."""
+        return any(step.streams for step in self.steps)
+
+    @property
     def customs(self) -> tuple[StepPlan, ...]:
         """Steps that the node runs beside ``steps``."""
         return ()
@@ -285,8 +308,6 @@ class GraphPlan:
         is_ensemble: ``platform: "ensemble"``, the rules and texts of Triton Inference Server.
         timeout_ms: 0 means none.
         max_inflight: Requests of this graph at once; 0 means no limit.
-        max_inflight_responses: Of a decoupled graph: responses of a decoupled step that are in work at once; the step's
-            stream is not read further before one of them is done. 0: one.
         cache: Whole answers of the graph are kept.
         dependencies: (target, model) pairs that the graph needs.
     """
@@ -296,6 +317,5 @@ class GraphPlan:
     is_ensemble: bool = False
     timeout_ms: int = 0
     max_inflight: int = 0
-    max_inflight_responses: int = 0
     cache: PolicyPlan | None = None
     dependencies: frozenset[tuple[str, str]] = frozenset()

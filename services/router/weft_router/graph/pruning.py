@@ -1,6 +1,6 @@
 """What a step reads, and a pipeline without the steps that only feed outputs that no request wants."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from weft_router.graph.plan import NodePlan, StepPlan
@@ -20,39 +20,45 @@ def slots_read(plan: StepPlan) -> list[int]:
 def live_steps(plan: NodePlan, wanted: Collection[str], also: Collection[int] = ()) -> list[int]:
     """Indexes of the steps of a pipeline that the outputs ``wanted`` and the steps ``also`` depend on, ascending.
 
-    A shadow is among them if all that it reads is there anyway. Outputs that the node itself reads
-    are needed by every other.
+    A shadow is among them if all that it reads or is after is there anyway. Outputs that the node itself reads, and
+    steps that it answers after, are needed by every other.
     """
-    read = [slot for name, slot in plan.outputs if name in wanted]
-    read += plan.slots_read
-    read += [slot for index in also for slot in slots_read(plan.steps[index])]
-    live = steps_behind(plan, read).union(also)
+    slots = [slot for name, slot in plan.outputs if name in wanted]
+    slots += plan.slots_read
     producers = _producers(plan)
+    ends = {*also, *(index for index, step in enumerate(plan.steps) if step.is_awaited)}
+    ends.update(producers[slot] for slot in slots if slot in producers)
+    live = ends | _before(plan, ends, producers)
     live |= {
-        index
-        for index, step in enumerate(plan.steps)
-        if step.shadow is not None and all(producers.get(slot, index) in live | {index} for slot in slots_read(step))
+        index for index, step in enumerate(plan.steps) if step.shadow is not None and _needs(step, producers) <= live
     }
     return sorted(live)
 
 
-def steps_behind(plan: NodePlan, slots: Iterable[int]) -> set[int]:
-    """Indexes of the steps of a pipeline that give the tensors in ``slots``, and of those that these depend on."""
-    producers = _producers(plan)
+def steps_before(plan: NodePlan, index: int) -> set[int]:
+    """Indexes of the steps of a pipeline that one depends on: that it reads from or is after, and so on."""
+    return _before(plan, [index], _producers(plan))
+
+
+def _before(plan: NodePlan, ends: Iterable[int], producers: Mapping[int, int]) -> set[int]:
     found: set[int] = set()
-    unread = list(slots)
-    while unread:
-        index = producers.get(unread.pop())
-        if index is not None and index not in found:
-            found.add(index)
-            unread += slots_read(plan.steps[index])
+    waiting = list(ends)
+    while waiting:
+        direct = _needs(plan.steps[waiting.pop()], producers) - found
+        found |= direct
+        waiting += direct
     return found
+
+
+def _needs(step: StepPlan, producers: Mapping[int, int]) -> set[int]:
+    """Steps that one reads from or is after; ``producers`` is slot -> index of the step that fills it."""
+    return {producers[slot] for slot in slots_read(step) if slot in producers}.union(step.after)
 
 
 def pruned(plan: NodePlan, live: Collection[int]) -> NodePlan:
     """The pipeline with those steps alone; slots stay as they are, outputs of the others stay absent.
 
-    A step that waited for one that is left out, because the file orders the steps, waits for what that one waited for.
+    A step that waited for one that is left out waits for what that one waited for.
 
     Args:
         plan: A pipeline.
@@ -69,6 +75,7 @@ def pruned(plan: NodePlan, live: Collection[int]) -> NodePlan:
             plan.steps[index],
             consumers=tuple(position[follower] for follower in consumers[index]),
             num_dependencies=num_dependencies[index],
+            after=tuple(position[other] for other in plan.steps[index].after if other in position),
         )
         for index in live
     ]

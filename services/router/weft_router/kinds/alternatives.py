@@ -58,6 +58,15 @@ class AlternativesKind(NodeKind):
         """Whether each row of a batch goes its own way."""
         return False
 
+    def why_no_stream(self, node: NodeDefinition) -> str:
+        """A stream is of no row: those of a batch that go different ways come together in one response."""
+        if not self.per_row(node):
+            return ""
+        return (
+            f"with 'per_row' the rows of a batch go different ways and come together in one response; leave 'per_row' "
+            f"out of '{node.name}', or send one row to a request"
+        )
+
     def build_step(self, builder: NodeBuilder, scope: Scope, index: int, slots: Mapping[str, int]) -> BuiltAlternative:
         """Compile one step; its outputs go to ``slots``."""
         built = builder.step(scope, index, slots)

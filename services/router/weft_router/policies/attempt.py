@@ -7,6 +7,7 @@ from weft_router.reporting.path import StepRecord
 from weft_router.reporting.spans import end_span, start_step_span, step_attributes
 from weft_router.steps.base import Action, PolicyAction
 from weft_router.steps.run import Run
+from weft_router.steps.step_stream import StepStream
 
 
 class Attempt(PolicyAction):
@@ -38,7 +39,7 @@ class Attempt(PolicyAction):
             end_span(span, error)
             raise
         stream = run.request.stream
-        if stream is not None and stream.record is record:
+        if isinstance(stream, StepStream) and stream.record is record:
             stream.on_end.append(partial(end_span, span))
         else:
             end_span(span)

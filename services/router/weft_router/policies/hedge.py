@@ -16,7 +16,9 @@ from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
 from weft_router.steps.base import Action, ConditionFailedError, PolicyAction
 from weft_router.steps.parts import PolicyParts
+from weft_router.steps.responses import close_streams
 from weft_router.steps.run import Run
+from weft_router.steps.step_stream import StepStream
 from weft_router.tasks.fork import Race
 
 
@@ -31,6 +33,7 @@ class HedgePlan(PolicyPlan):
     """
 
     field: ClassVar[str] = "hedge"
+    allows_streams: ClassVar[bool] = True
 
     after_ms: int
     max_extra: int
@@ -59,7 +62,6 @@ class HedgePolicy(PolicyKind):
 
     field = HedgePlan.field
     is_inherited = True
-    why_no_stream = "a second stream would repeat the responses of the first"
     counters = (("hedges", "Calls started because the one before took long"),)
 
     def plan(self, given: GivenPolicies, condition: Condition | None) -> HedgePlan | None:
@@ -100,7 +102,7 @@ class Hedged(PolicyAction):
     """Starts the action again each ``after_ms`` without an answer; the first success wins, the others are cancelled.
 
     A failure waits for the calls that still run; if all fail, the error of the first is raised. A request of a sequence
-    is called once: it changes what its model remembers.
+    is called once: it changes what its model remembers. Of streams the one whose first response comes first is kept.
 
     Args:
         action: One call.
@@ -141,6 +143,8 @@ class Hedged(PolicyAction):
         finally:
             if race.winner < 0:
                 record.node = trials[0].record.node
+            if any(trial.run.request.stream for trial in trials):  # it spoke in the same moment, or in vain
+                await close_streams(trial.run for trial in trials)
 
     def _call(self, trials: list[_Trial], run: Run, record: StepRecord) -> Coroutine[Any, Any, bool]:
         """One more call; it is the last of ``trials``."""
@@ -170,6 +174,12 @@ class Hedged(PolicyAction):
             run.frame[slot] = trial.run.frame[slot]
         run.request.merge(trial.run.request)
         record.node, record.version = trial.record.node, trial.record.version
+        stream, trial.run.request.stream = trial.run.request.stream, None
+        if stream is not None:
+            record.responses = trial.record.responses
+            run.request.stream = stream
+            if isinstance(stream, StepStream):
+                stream.record = record
 
 
 class _HedgedRace(Race):

@@ -10,7 +10,6 @@ from weft_router.graph.pruning import live_steps
 from weft_router.reporting.path import UsualPath
 from weft_router.requests.intermediates import Intermediate, Intermediates
 from weft_router.steps import Node, PrunableNode, Run
-from weft_router.streams.decoupled import DecoupledRoot
 from weft_router.tensors.adaption import fitted_output, full_rank
 
 #: Selections that a graph keeps; the oldest goes first.
@@ -22,7 +21,6 @@ class Selection(NamedTuple):
 
     Attributes:
         node: The root with the steps that they need.
-        stages: The same of a decoupled graph; None of any other.
         names: Of the outputs, in the order in which they are answered.
         slots: For each of the graph's own outputs its slot in the root's frame, and its rank.
         keys: For each intermediate tensor the key that steps keep it under.
@@ -31,7 +29,6 @@ class Selection(NamedTuple):
     """
 
     node: Node
-    stages: DecoupledRoot | None
     names: tuple[str, ...]
     slots: Mapping[str, tuple[int, int | None]]
     keys: Mapping[str, str]
@@ -70,7 +67,6 @@ class Selections:
     """
 
     def __init__(self, plan: GraphPlan, root: Node) -> None:
-        self._plan = plan
         self._root = root
         self.intermediates = Intermediates(plan.root, [spec.name for spec in plan.signature.outputs])
         is_batching = plan.signature.max_batch_size > 0
@@ -92,17 +88,12 @@ class Selections:
     def _made(self, names: tuple[str, ...], *, is_whole: bool) -> Selection:
         asked = {name: found for name in names if (found := self.intermediates.get(name)) is not None}
         keys = {name: found.key for name, found in asked.items()}
-        node, stages = self._root, None
-        if isinstance(node, PrunableNode):
+        node = self._root
+        if isinstance(node, PrunableNode) and not is_whole:
             also = {found.root_step for found in asked.values()}
-            live = live_steps(node.plan, [name for name in names if name in self._slots], also)
-            if self._plan.signature.is_decoupled:
-                steps = range(len(node.plan.steps)) if is_whole else live
-                stages = DecoupledRoot(node, steps, self._plan.max_inflight_responses)
-            elif not is_whole:
-                node = node.only(live)
+            node = node.only(live_steps(node.plan, [name for name in names if name in self._slots], also))
         captures = _captures(asked.values()) if asked else None
-        return Selection(node, stages, names, self._slots, keys, captures, None if stages else _usual_path(node))
+        return Selection(node, names, self._slots, keys, captures, _usual_path(node))
 
 
 def _usual_path(node: Node) -> UsualPath | None:

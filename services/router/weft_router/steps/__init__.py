@@ -8,7 +8,7 @@ is loaded and only where the plan has them, in this order::
         Retried
           Hedged
             Attempt  a number and a span for each call
-              CallAction | StreamAction | NodeAction
+              CallAction | StreamAction | NodeAction | StreamNodeAction
 
 A step without any of this is a plain ``Step`` over its action. A ``ShadowStep`` runs in the background.
 """
@@ -17,11 +17,22 @@ from weft_router.steps.base import Action, ConditionFailedError, ErrorContext, N
 from weft_router.steps.call import CallAction
 from weft_router.steps.guarded import GuardedStep
 from weft_router.steps.node import NodeAction
+from weft_router.steps.node_stream import StreamNodeAction
 from weft_router.steps.parts import NodeParts, PolicyParts
+from weft_router.steps.responses import (
+    NodeResponses,
+    NoResponses,
+    OpenStream,
+    close_streams,
+    of_response,
+    responses_of,
+    with_own_request,
+)
 from weft_router.steps.run import GraphRequest, Run, earlier
 from weft_router.steps.shadow import ShadowedNode, ShadowStep
 from weft_router.steps.step import Step
-from weft_router.steps.stream import OpenStream, StreamAction
+from weft_router.steps.step_stream import StepStream, StreamParts
+from weft_router.steps.stream import StreamAction
 
 __all__ = [
     "Action",
@@ -30,9 +41,11 @@ __all__ = [
     "ErrorContext",
     "GraphRequest",
     "GuardedStep",
+    "NoResponses",
     "Node",
     "NodeAction",
     "NodeParts",
+    "NodeResponses",
     "OpenStream",
     "PolicyAction",
     "PolicyParts",
@@ -41,6 +54,13 @@ __all__ = [
     "ShadowStep",
     "ShadowedNode",
     "Step",
+    "StepStream",
     "StreamAction",
+    "StreamNodeAction",
+    "StreamParts",
+    "close_streams",
     "earlier",
+    "of_response",
+    "responses_of",
+    "with_own_request",
 ]

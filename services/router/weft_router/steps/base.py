@@ -1,7 +1,8 @@
 """Interfaces: a node runs steps, a step runs an action, an action may run a node again."""
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from weft_common.observing.logs import get_logger
 from weft_router.graph.plan import Condition, NodePlan
 from weft_router.reporting.path import StepRecord
 from weft_router.reporting.spans import Attributes
+from weft_router.steps.responses import close_streams, responses_of
 from weft_router.steps.run import Run
 
 if TYPE_CHECKING:
@@ -89,8 +91,32 @@ class Node(ABC):
         Raises:
             WeftError: A step failed, no branch matches, or answers cannot be combined; the message says where.
 
-        No task is left when it returns, raises or is cancelled.
+        Where it streams, its first response is written, and the request has the rest: close that unless this raises.
+
+        No task is left when it returns, raises or is cancelled, but for those of the request's stream.
         """
+
+    async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
+        """The node's responses as they are made; of one that does not stream it is one.
+
+        Each is a run: its frame has the outputs, its request what the steps collected.
+
+        Args:
+            run: Of this node. Its record shows each step once: as it ran for the first response, or for the one that
+                failed.
+
+        Raises:
+            WeftError: As of ``run``, after the responses that were made before.
+
+        Closing the generator, or cancelling the task that awaits it, cancels every call in work; no task is left.
+        """
+        try:
+            await self.run(run)
+            async with contextlib.aclosing(responses_of(run)) as responses:
+                async for response in responses:
+                    yield response
+        finally:
+            await close_streams((run,))
 
 
 class PrunableNode(Node):

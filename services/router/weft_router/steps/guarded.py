@@ -1,6 +1,7 @@
 """A step that may be skipped, refused, replaced by another, or missing in the answer."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from weft_common.errors import DeadlineExceededError, WeftError
 from weft_router.admission import InflightLimit
@@ -12,6 +13,7 @@ from weft_router.steps.base import Action, ConditionFailedError, ErrorContext
 from weft_router.steps.defaults import Defaults
 from weft_router.steps.run import Run
 from weft_router.steps.step import Step
+from weft_router.steps.step_stream import StepStream
 
 #: As ``SHADOW_COUNTERS``.
 FALLBACK_COUNTERS = (("fallbacks", "Runs in which a fallback was tried"),)
@@ -71,7 +73,11 @@ class GuardedStep(Step):
             failure = error
             raise
         finally:
-            end_step_span(span, record, failure)
+            stream = _stream_of(record, run)
+            if stream is not None and failure is None:
+                stream.on_end.append(partial(end_step_span, span, record))
+            else:
+                end_step_span(span, record, failure)
             del failure  # it holds this frame
 
     async def _run(self, run: Run, record: StepRecord) -> bool:
@@ -134,6 +140,9 @@ class GuardedStep(Step):
                     self._counters.events["fallbacks"] += 1
                 try:
                     if await fallback.run(run.with_record(record.fallbacks)):
+                        stream = _stream_of(record, run)
+                        if stream is not None:
+                            stream.is_soft = self._is_soft
                         return True
                 except ConditionFailedError:
                     raise
@@ -165,3 +174,12 @@ class GuardedStep(Step):
         """The message without the place, if that is this step's."""
         text = error.message.removeprefix(self.error_context.prefix)
         return text.removeprefix(f"{fallback.action.where}: ")
+
+
+def _stream_of(record: StepRecord, run: Run) -> StepStream | None:
+    """What the step, or the fallback that answered, has left of its stream."""
+    stream = run.request.stream
+    if not isinstance(stream, StepStream):
+        return None
+    tried = () if record.fallbacks is None else record.fallbacks.steps[-1:]
+    return stream if any(stream.record is one for one in (record, *tried)) else None

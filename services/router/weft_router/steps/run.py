@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from weft_common.core import ParameterValue
 from weft_common.tensors import WireTensor
@@ -14,7 +14,24 @@ from weft_router.scope import RequestScope
 if TYPE_CHECKING:
     from opentelemetry.context import Context
 
-    from weft_router.steps.stream import OpenStream
+    from weft_router.steps.responses import OpenStream
+
+
+class ResponsePart(Protocol):
+    """A stream whose response is part of another.
+
+    Attributes:
+        num_responses: Responses so far.
+    """
+
+    num_responses: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is known that no response follows the latest."""
+
+    async def settle(self, timeout_s: float) -> None:
+        """Find out whether a response follows the latest, for at most so many seconds; none is lost by it."""
 
 
 @dataclass(slots=True)
@@ -31,8 +48,8 @@ class GraphRequest:
         captured: These outputs, by ``<path>/<output>``.
         is_collected: Decoupled models are called for one response with everything.
         pulls: What bandits chose for it so far; None for a copy that gets no feedback.
-        stream: Of the decoupled step that ran: more responses may come.
-        parts: Responses of decoupled steps that it goes on with: the streams, and the number of each in its stream.
+        stream: Of the step or the node that streams and has run: more responses may come.
+        parts: Responses of streams that it goes on with: the streams, and the number of each in its stream.
     """
 
     scope: RequestScope
@@ -45,16 +62,21 @@ class GraphRequest:
     is_collected: bool = False
     pulls: list[Pull] | None = field(default_factory=list)
     stream: "OpenStream | None" = None
-    parts: "tuple[tuple[OpenStream, int], ...]" = ()
+    parts: tuple[tuple[ResponsePart, int], ...] = ()
 
     async def is_last(self, timeout_s: float) -> bool:
-        """Whether no further response of its decoupled steps follows, as far as is known in so many seconds."""
+        """Whether no further response of its streams follows, as far as is known in so many seconds."""
         for stream, number in self.parts:
             if stream.num_responses == number and not stream.has_ended:
                 await stream.settle(timeout_s)
             if stream.num_responses != number or not stream.has_ended:
                 return False
         return True
+
+    @property
+    def is_known_last(self) -> bool:
+        """Whether it is known that no further response of its streams follows."""
+        return all(stream.num_responses == number and stream.has_ended for stream, number in self.parts)
 
     @property
     def is_in_sequence(self) -> bool:

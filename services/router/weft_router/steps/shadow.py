@@ -1,6 +1,7 @@
 """Shadow traffic: copies of requests that run in the background and whose answers are dropped."""
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -13,6 +14,7 @@ from weft_router.reporting.path import NodeRecord
 from weft_router.reporting.step_counters import StepCounters
 from weft_router.runtime import Runtime
 from weft_router.steps.base import Node
+from weft_router.steps.responses import close_streams, responses_of
 from weft_router.steps.run import Run
 from weft_router.steps.step import Step
 
@@ -75,12 +77,17 @@ class ShadowStep(Step):
     async def _send(self, run: Run) -> None:
         try:
             await self._step.run(run)
+            async with contextlib.aclosing(responses_of(run)) as responses:
+                async for _ in responses:
+                    pass
         except WeftError as error:
             self._counters.events["shadows_failed"] += 1
             _log.debug("shadow failed: %s: %s", error.code, error.message)
         except Exception:
             self._counters.events["shadows_failed"] += 1
             _log.exception("shadow '%s' failed", self._path)
+        finally:
+            await close_streams((run,))
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._num_inflight -= 1

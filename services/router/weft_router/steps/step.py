@@ -15,6 +15,7 @@ from weft_router.reporting.step_counters import StepCounters
 from weft_router.steps.base import Action, ErrorContext
 from weft_router.steps.defaults import Defaults
 from weft_router.steps.run import Run
+from weft_router.steps.step_stream import StepStream
 
 
 class Step:
@@ -86,7 +87,7 @@ class Step:
         finally:
             if span is not None:
                 stream = run.request.stream
-                if stream is not None and stream.record is record and failure is None:
+                if isinstance(stream, StepStream) and stream.record is record and failure is None:
                     stream.on_end.append(partial(end_step_span, span, record))
                 else:
                     end_step_span(span, record, failure)

@@ -1,22 +1,20 @@
 """The call of a decoupled model: any number of responses, the first of which is the step's answer."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any
 
 from opentelemetry.trace import INVALID_SPAN, Span, get_current_span
 
 from weft_common.cancellation import cancel_and_wait
-from weft_common.core import CallContext, InferResult, ParameterValue
-from weft_common.errors import RequestCancelledError, WeftError
-from weft_common.tensors import WireTensor
-from weft_router.admission import InflightLimit
+from weft_common.core import CallContext, InferResult
+from weft_common.errors import WeftError
 from weft_router.graph.plan import CallPlan, Frame, StepPlan
 from weft_router.reporting.path import StepRecord
-from weft_router.reporting.step_counters import StepCounters
 from weft_router.steps.base import ErrorContext
 from weft_router.steps.call import CallAction
-from weft_router.steps.run import GraphRequest, Run
+from weft_router.steps.run import Run
+from weft_router.steps.step_stream import StepStream, StreamParts
 from weft_router.target import Target
 
 
@@ -29,9 +27,7 @@ class StreamAction(CallAction):
 
     Args:
         plan, call, target, error_context: As of ``CallAction``.
-        clock_ns: What deadlines are measured on.
-        counters: Of the step.
-        admission: Counts streams that are open; None where ``max_inflight`` is 0.
+        parts: Of its streams.
     """
 
     def __init__(
@@ -40,15 +36,10 @@ class StreamAction(CallAction):
         call: CallPlan,
         target: Target,
         error_context: ErrorContext,
-        clock_ns: Callable[[], int],
-        counters: StepCounters,
-        admission: InflightLimit | None,
+        parts: StreamParts,
     ) -> None:
         super().__init__(plan, call, target, error_context)
-        self._is_soft = plan.is_soft
-        self._clock_ns = clock_ns
-        self._counters = counters
-        self._admission = admission
+        self._parts = parts
 
     async def act(self, run: Run, record: StepRecord) -> None:
         """As ``Action.act``; unless this raises, close the stream. It may have no response at all."""
@@ -56,8 +47,7 @@ class StreamAction(CallAction):
         captured = () if request.captures is None else request.captures.get(self._path, ())
         try:
             call, _, is_fitted = self._call(frame, request.scope, captured)
-            if self._admission is not None:
-                self._admission.enter()
+            self._parts.enter()
         except WeftError as error:
             raise self._error_context.wrap(error, self.where) from error
         context = CallContext(
@@ -73,15 +63,9 @@ class StreamAction(CallAction):
         else:
             results = self._target_object.stream_infer(call, context)
         span = get_current_span(run.context) if request.is_traced else INVALID_SPAN
-        stream = OpenStream(self, results, record, captured, span, is_fitted=is_fitted)
-        try:
-            await stream.read(frame)
-        except BaseException:
-            await stream.close()
-            raise
-        request.stream = stream
+        await _ModelStream(self, self._parts, results, record, captured, span, is_fitted=is_fitted).open(run)
 
-    def accept(self, stream: "OpenStream", result: InferResult, frame: Frame) -> None:
+    def accept(self, stream: "_ModelStream", result: InferResult, frame: Frame) -> None:
         """Write a response into ``frame``, its parameters into ``stream``. Raises WeftError for a bad one.
 
         It may have any number of rows: a decoupled model answers when it likes, not row by row.
@@ -90,44 +74,25 @@ class StreamAction(CallAction):
         self._capture(stream.captured, result.outputs, restored, stream.outputs, -1)
         stream.parameters = dict(result.parameters)
 
-    def placed(self, error: WeftError, record: StepRecord) -> WeftError:
-        """The error as the client sees it; after the first response, which no policy sees, it is counted here."""
-        if record.responses:
-            record.status = error.code
-            self._counters.count_failure(error.code)
+    def placed(self, error: WeftError) -> WeftError:
+        """The error as the client sees it."""
         return self._error_context.wrap(error, self.where)
 
-    def may_end_early(self, error: WeftError, request: GraphRequest) -> bool:
-        """Whether a failure after the first response ends the stream as if it were complete."""
-        deadline_ns = request.scope.deadline_ns
-        is_out_of_time = deadline_ns is not None and self._clock_ns() >= deadline_ns
-        return self._is_soft and not (error.code == "DEADLINE_EXCEEDED" and is_out_of_time)
 
-    def ended(self, record: StepRecord) -> None:
-        """Record the end of the stream."""
-        record.end_ns = self._clock_ns()
-        if self._admission is not None:
-            self._admission.leave(record.end_ns - record.start_ns)
-
-
-class OpenStream:
+class _ModelStream(StepStream):
     """The further responses of a decoupled model.
 
     While a response is on its way to the client one is read ahead: models often tell the end after their last response.
 
     Attributes:
-        record: Of the step.
-        on_end: Called once, the latest first, when the stream has ended, with the error that ended it, if one did: the
-            spans around the call end then.
         is_fitted: Whether the batch dimension of an input had to be added or taken away.
         captured: Names of the outputs that the client requested by the step's path.
-        outputs: Those of the latest response, by path and name.
-        parameters: Of the latest response.
     """
 
     def __init__(
         self,
         action: StreamAction,
+        parts: StreamParts,
         results: AsyncGenerator[InferResult, None],
         record: StepRecord,
         captured: Sequence[str],
@@ -135,33 +100,23 @@ class OpenStream:
         *,
         is_fitted: bool,
     ) -> None:
-        self.record = record
-        self.on_end: list[Callable[[BaseException | None], None]] = []
+        super().__init__(parts, record)
         self.is_fitted = is_fitted
         self.captured = captured
-        self.outputs: dict[str, WireTensor] = {}
-        self.parameters: dict[str, ParameterValue] = {}
-        self._action: StreamAction | None = action
+        self._action = action
         self._results = results
         self._span = span
-        self._failure: WeftError | None = None
         self._is_final = False
         self._ahead: asyncio.Task[InferResult | None] | None = None
 
-    @property
-    def has_response(self) -> bool:
-        """Whether there was one at all."""
-        return self.record.responses > 0
+    async def settle(self, timeout_s: float) -> None:
+        """Read ahead until ``has_ended`` is settled for the latest response, for at most so many seconds."""
+        if not (self._is_final or self._is_over):
+            await asyncio.wait((self._reading(),), timeout=timeout_s)
 
     @property
-    def num_responses(self) -> int:
-        """Responses so far."""
-        return self.record.responses
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it is known that no response follows the latest."""
-        if self._is_final or self._action is None:
+    def _is_known_last(self) -> bool:
+        if self._is_final:
             return True
         ahead = self._ahead
         if ahead is None or not ahead.done() or ahead.cancelled() or ahead.exception() is not None:
@@ -169,70 +124,33 @@ class OpenStream:
         result = ahead.result()
         return result is None or result.is_null
 
-    async def settle(self, timeout_s: float) -> None:
-        """Read ahead until ``has_ended`` is settled for the latest response, for at most so many seconds."""
-        if not (self._is_final or self._action is None):
-            await asyncio.wait((self._reading(),), timeout=timeout_s)
-
-    async def read(self, frame: Frame) -> bool:
-        """Read the next response into ``frame``, in place of the one before; False: there are no more.
-
-        Raises:
-            WeftError: The model failed, or its response is not as it declares; the message says where.
-
-        Cancelling the awaiting task cancels the call.
-        """
-        action, record = self._action, self.record
-        if action is None:
-            return False
+    async def _read(self, run: Run) -> bool:
+        record = self.record
         try:
             while (result := await self._next()) is not None:
                 if not result.is_null:
-                    action.accept(self, result, frame)
-                    record.responses += 1
+                    self._action.accept(self, result, run.frame)
                     if result.model_version:
                         record.version = result.model_version
                     self._is_final = result.is_final
                     if self._span is not INVALID_SPAN:
-                        self._span.add_event("response", {"weft.response": record.responses})
+                        self._span.add_event("response", {"weft.response": self.num_responses + 1})
                     return True
         except WeftError as error:
-            self._failure = action.placed(error, record)
-            raise self._failure from error
-        self._end()
-        self._tell_end(None)
+            raise self._action.placed(error) from error
         return False
 
-    async def read_on(self, run: Run) -> bool:
-        """As ``read``, for a response after the first: a failure of a soft step only ends the stream."""
-        action = self._action
+    async def _close(self) -> None:
         try:
-            return await self.read(run.frame)
-        except WeftError as error:
-            if action is None or not action.may_end_early(error, run.request):
-                raise
-            self.record.error = error.message
-            return False
-
-    async def close(self) -> None:
-        """End the call; cancel it if it still runs."""
-        if self._action is not None:
-            is_complete = self.has_ended
-            if self.record.status == "OK" and not is_complete:
-                self.record.status = "CANCELLED"
-            self._end()
-            try:
-                if self._ahead is not None:
-                    await cancel_and_wait((self._ahead,))
-                    self._ahead = None
-                await self._results.aclose()
-            finally:
-                cancelled = None if is_complete else RequestCancelledError("the stream was closed before its end")
-                self._tell_end(self._failure or cancelled)
+            if self._ahead is not None:
+                await cancel_and_wait((self._ahead,))
+                self._ahead = None
+        finally:
+            await self._results.aclose()
 
     async def _next(self) -> InferResult | None:
         """The next response as it came; None after the last."""
-        if not self.has_response:  # nobody else asks yet
+        if not self.num_responses:  # nobody else asks yet
             return await anext(self._results, None)
         try:
             return await self._reading()
@@ -243,16 +161,6 @@ class OpenStream:
         if self._ahead is None:
             self._ahead = asyncio.create_task(_next_of(self._results))
         return self._ahead
-
-    def _end(self) -> None:
-        if self._action is not None:
-            self._action.ended(self.record)
-            self._action = None
-
-    def _tell_end(self, failure: WeftError | None) -> None:
-        self._failure = None
-        while self.on_end:
-            self.on_end.pop()(failure)
 
 
 async def _next_of(results: AsyncGenerator[InferResult, None]) -> InferResult | None:

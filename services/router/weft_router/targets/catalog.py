@@ -112,6 +112,8 @@ class TargetCatalog:
         self._defaults: dict[str, CatalogEntry] = {}
         #: Models that were never served so far: the target that is loading one, by name.
         self._loading: dict[str, str] = {}
+        #: Models that could not be loaded: why, by name.
+        self._faults: dict[str, str] = {}
         #: Models that graphs ask for and that no target has served yet.
         self._missed: set[str] = set()
 
@@ -191,6 +193,10 @@ class TargetCatalog:
         """Every model name."""
         return list(self._models)
 
+    def fault(self, model_name: str) -> str:
+        """Why the target that lists the model does not serve it, as the target says; "" where none is known."""
+        return self._faults.get(model_name, "")
+
     def entries(self) -> Iterator[CatalogEntry]:
         """Every model version."""
         for versions in self._models.values():
@@ -241,6 +247,7 @@ class TargetCatalog:
     def _publish(self) -> None:
         models: dict[str, dict[str, CatalogEntry]] = {}
         loading: dict[str, str] = {}
+        faults: dict[str, str] = {}
         used = self._targets_in_use()
         known = {key for watched in self._watched.values() for key in watched.models}
         for key in self.statistics.keys() - known:
@@ -250,6 +257,8 @@ class TargetCatalog:
                 if not found.is_described:
                     if found.reason == LOADING:
                         loading.setdefault(model, name)
+                    elif found.reason:
+                        faults.setdefault(model, found.reason)
                     continue
                 if used[model] != name:
                     self._warn_twice_served(model, used[model], name)
@@ -257,7 +266,7 @@ class TargetCatalog:
                 models.setdefault(model, {})[version] = CatalogEntry(name, found)
                 if (model, version) not in self.statistics:  # a model that was never called has counters too
                     self.statistics[model, version] = ModelStatistics(model, version)
-        self._loading = loading
+        self._loading, self._faults = loading, faults
         self._missed.difference_update(models)
         if models != self._models:
             self._models = models

@@ -43,7 +43,7 @@ def place_instances(
     """One context for each instance of ``instance_group``; without a group, one, or one per GPU.
 
     ``count`` is per GPU of a GPU group. KIND_AUTO takes the GPUs if there are any and the backend can use them; its
-    instances may continue on the CPU, if the library of the backend cannot use the GPU.
+    instances may continue on the CPU, if the library of the backend cannot use the GPU. Inline, KIND_AUTO is the CPU.
 
     Args:
         config: ``instance_group`` gets its default.
@@ -70,6 +70,7 @@ def place_instances(
             )
         is_auto = group.kind == ModelInstanceGroup.KIND_AUTO
         is_gpu = group.kind != ModelInstanceGroup.KIND_CPU and num_gpus > 0 and can_use_gpu
+        is_gpu = is_gpu and not (is_inline and is_auto and not group.gpus)
         if is_gpu and not group.gpus:
             group.gpus.extend(range(num_gpus))
         for j, gpu in enumerate(group.gpus):

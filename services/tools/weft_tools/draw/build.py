@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from weft_router.graph.description import Description, End, counted, target_text
+from weft_router.graph.description import Description, End, target_text
 from weft_router.graph.plan import GraphPlan, NodePlan, StepPlan
 from weft_tools.draw.caption import Caption
 from weft_tools.draw.diagram import Edge, Group, Item, Role, Stroke
@@ -19,8 +19,8 @@ def build_diagram(plan: GraphPlan) -> Group:
         notes.append(f"batch of at most {signature.max_batch_size}")
     if plan.cache is not None:
         notes.append(f"whole answers: {plan.cache.text()}")
-    if plan.max_inflight_responses:
-        notes.append(f"at most {counted(plan.max_inflight_responses, 'response')} of a stream in work")
+    if signature.is_decoupled:
+        notes.append("answers with a stream of responses")
     group = _DiagramBuilder(is_batched=is_batched).node(plan.root, f"{signature.name}/{signature.version}", notes)
     asks = [f"{tensor_text(t, is_batched=is_batched)}{', optional' * t.is_optional}" for t in signature.inputs]
     gives = [tensor_text(t, is_batched=is_batched) for t in signature.outputs]
@@ -119,8 +119,10 @@ class _DiagramBuilder:
             caption.add(step.shadow.text())
         if step.is_soft:
             caption.add("soft: goes on without it")
-        caption.add(*default_texts(step, node), *policy_texts(step), *notes)
         action = step.action
+        if action.streams:
+            caption.add("streams")
+        caption.add(*default_texts(step, node), *policy_texts(step), *notes)
         if isinstance(action, NodePlan):
             label = action.graph or action.name
             title = step.name if step.name == label else f"{step.name}: {label}"

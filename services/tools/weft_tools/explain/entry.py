@@ -89,7 +89,8 @@ class ExplainedStep:
 def entry_of(step: StepPlan, node: NodePlan, fate: Fate) -> ExplainedStep:
     """The entry of a step of ``node``, with what its policies say."""
     soft = ["soft: the request goes on without it"] if step.is_soft else []
-    notes = [*soft, *default_texts(step, node), *policy_texts(step)]
+    waits = node.describe().waits_of(node.steps.index(step)) if step in node.steps else []
+    notes = [*waits, *soft, *default_texts(step, node), *policy_texts(step)]
     kind = step.action.kind if isinstance(step.action, NodePlan) else "model"
     return ExplainedStep(step.name, step.path, target_text(step.action), kind, fate, notes=notes, step=step)
 

@@ -11,7 +11,7 @@ from weft_common.tensors import WireTensor
 from weft_router.graph.description import slot_name, target_text
 from weft_router.graph.plan import CallPlan, Condition, Frame, NodePlan, StepPlan
 from weft_router.scope import RequestScope
-from weft_router.steps import Node, Run
+from weft_router.steps import Node, NoResponses, Run
 from weft_router.target import TargetModel
 from weft_tools.explain.judge import Judge, Verdict
 from weft_tools.explain.values import SOME_ROWS, Knowledge, Unknown, key_of, placeholder, resolved, vague
@@ -168,6 +168,11 @@ class StandInNode(Node):
         await self._place.arrive(Call(self._place.step, limit_ns, frame, error), run.deadline_ns)
         if error is not None:
             raise error.with_message(error.message)
+        step = self._place.step
+        about = (f"the responses of {step.name} -> {target_text(plan)}",)
+        if outcome.may_be_empty and way.ask((id(step), STREAM), about, cause=STREAM, step=step):
+            run.request.stream = NoResponses()
+            return
         for slot, tensor in outcome.outputs.items():
             run.frame[slot] = tensor
 

@@ -36,6 +36,7 @@ class Study:
         counted: What holds of all these is certain. On the others the request ends because a call fails or is late,
             which can happen to every call.
         outputs: What the node gives, by slot.
+        may_be_empty: Whether it streams, and may give no response.
     """
 
     def __init__(self, node: NodePlan, ways: list[Way], *, is_cut: bool) -> None:
@@ -47,7 +48,9 @@ class Study:
         self.counted = [way for way in ways if self.error or way.error is None or not way.has_trouble]
         self._counted = set(map(id, self.counted))
         self._forks = Forks(ways)
-        done = [way for way in self.counted if way.error is None]
+        ended = [way for way in self.counted if way.error is None]
+        done = [way for way in ended if not way.is_empty] or ended
+        self.may_be_empty = len(done) < len(ended) or any(way.is_empty for way in done)
         self.outputs = {slot: joined(_given(way, slot, node) for way in done) for _, slot in node.outputs}
 
     def runs(self, step: StepPlan) -> list[list[StepRecord]]:
@@ -97,10 +100,9 @@ class Studies:
         self._nodes: dict[int, Node] = {id(self._root): self._selection.node}
         self._known: dict[Hashable, Study] = {}
         self._loop = TimelessLoop()
-        self.is_stream = self._selection.stages is not None
-        live = None if self._selection.stages else {step.name for step in self._selection.node.plan.steps}
-        #: Names of the root's steps that no output asked for needs; not known of a decoupled graph.
-        self.pruned = {step.name for step in plan.root.steps if live is not None and step.name not in live}
+        live = {step.name for step in self._selection.node.plan.steps}
+        #: Names of the root's steps that no output asked for needs.
+        self.pruned = {step.name for step in plan.root.steps if step.name not in live}
 
     def close(self) -> None:
         """Nothing is studied any more."""
@@ -148,12 +150,14 @@ class Studies:
         request = GraphRequest(scope, {}, pins=self._question.pins, captures=selection.captures)
         run = Run(way.frame, request, None if limit_ns is None else _START_NS + limit_ns, None, way.record)
         try:
-            if plan is self._root and selection.stages is not None:
-                async with contextlib.aclosing(selection.stages.responses(run)) as responses:
-                    async for _ in responses:
-                        pass
+            node = self._nodes[id(plan)]
+            if plan.streams:
+                way.is_empty = True
+                async with contextlib.aclosing(node.responses(run)) as responses:
+                    async for response in responses:
+                        way.frame[:], way.is_empty = response.frame, False
             else:
-                await self._nodes[id(plan)].run(run)
+                await node.run(run)
         except WeftError as error:
             way.is_unclear = error.code == "INTERNAL"  # of placeholders that do not fit together
             way.error = None if way.is_unclear else error

@@ -161,8 +161,7 @@ class _Tree:
             return entry
         if study.is_cut and verdict is None:
             return entry_of(step, node, Fate.MAYBE)
-        is_unasked = bool(self._question.outputs) and not why and study.error is None
-        if node is self._root and (step.name in self._studies.pruned or (self._studies.is_stream and is_unasked)):
+        if node is self._root and step.name in self._studies.pruned:
             return skipped(step, ["no output asked for needs it"], Fate.PRUNED)
         if limit is not None and limit < step.min_remaining_ms and (verdict is None or verdict.value is True):
             why = [*why, f"at most {limit:g} ms are left, it needs {step.min_remaining_ms}"]

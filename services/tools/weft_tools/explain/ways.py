@@ -86,6 +86,7 @@ class Way:
         pending: Numbers of the calls in work.
         meeting: Of the calls that were in work at once with others.
         copies: Shadows, to be run when the node has.
+        is_empty: Whether a node that streams has given no response.
         is_unclear: Whether what it gives is not known, because placeholders did not fit together.
         record, frame, error: What the node did, and left.
         missing: A node inside that must be explained before this way can be followed.
@@ -102,6 +103,7 @@ class Way:
     cancelled: set[str] = field(default_factory=set)
     is_drawn: bool = False
     is_vague: bool = False
+    is_empty: bool = False
     is_unclear: bool = False
     pending: set[int] = field(default_factory=set)
     meeting: set[int] = field(default_factory=set)

@@ -44,10 +44,10 @@ _TIMEOUT_S = 60.0
 
 
 @cache
-def _model(shape: str, dtype: str, is_deterministic: bool) -> LlamaModel:
-    config = SHAPES[shape]
+def _model(shape: str, dtype: str, is_deterministic: bool, quantization: str) -> LlamaModel:
+    config, is_int8 = SHAPES[shape], quantization == "int8"
     weights = random_weights(config, seed=3)
-    return LlamaModel(config, weights, dtype=getattr(torch, dtype), deterministic=is_deterministic)
+    return LlamaModel(config, weights, dtype=getattr(torch, dtype), deterministic=is_deterministic, is_int8=is_int8)
 
 
 class HookedRunner(ModelRunner):
@@ -87,7 +87,8 @@ def make_engine(
     config = {"deterministic": True, "num_blocks": 256} | config
     model_config = SHAPES[shape] if model is None else model.config
     resolved = EngineConfig(**config).resolved(model_config)
-    runner = HookedRunner(model or _model(shape, resolved.dtype, resolved.deterministic), resolved)
+    own = _model(shape, resolved.dtype, resolved.deterministic, resolved.quantization)
+    runner = HookedRunner(model or own, resolved)
     runner.before_step = before_step
     metrics = EngineMetrics(resolved, model_config, observer=observer)
     return Engine(

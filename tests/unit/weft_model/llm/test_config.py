@@ -230,6 +230,11 @@ def test_engine_defaults() -> None:
         ({"watermark": float("nan")}, "watermark must be a finite number, got nan"),
         ({"enable_prefix_caching": 1}, "enable_prefix_caching must be true or false, got 1"),
         ({"dtype": "int8"}, "dtype must be one of auto, float32, float16, bfloat16, got 'int8'"),
+        ({"quantization": "int3"}, "quantization must be one of none, int8, got 'int3'"),
+        (
+            {"quantization": "int8", "device": "cuda:1"},
+            "quantization must be none on cuda:1",
+        ),
         ({"device": "tpu"}, "device must be cpu, cuda or cuda:N, got 'tpu'"),
         ({"num_threads": 0}, "num_threads must be from 1 to"),
         ({"seed": 2**63}, "seed must be from 0 to"),

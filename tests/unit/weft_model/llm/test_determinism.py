@@ -25,15 +25,16 @@ def _others(count: int, seed: int) -> list[Answer]:
     ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_needle_among_64_others_is_as_alone(dtype: str):
+@pytest.mark.parametrize(("dtype", "quantization"), [("float32", "none"), ("bfloat16", "none"), ("float32", "int8")])
+def test_a_needle_among_64_others_is_as_alone(dtype: str, quantization: str):
     """Sampled at temperature 1 at a random place among 64 others, tokens and log probabilities are bitwise the same."""
     expected = Answer(_NEEDLE, **_SAMPLED)  # type: ignore[arg-type]
-    serve([expected], dtype=dtype, max_num_seqs=1)
+    serve([expected], dtype=dtype, quantization=quantization, max_num_seqs=1)
     for seed in range(3):
         others, needle = _others(64, seed), Answer(_NEEDLE, **_SAMPLED)  # type: ignore[arg-type]
         others.insert(int(np.random.default_rng(seed).integers(65)), needle)
-        serve(others, dtype=dtype, max_num_seqs=65, max_num_batched_tokens=200, num_blocks=1024)
+        options = {"max_num_seqs": 65, "max_num_batched_tokens": 200, "num_blocks": 1024}
+        serve(others, dtype=dtype, quantization=quantization, **options)
         assert expected.text == needle.text
         assert expected.logprobs == needle.logprobs
 

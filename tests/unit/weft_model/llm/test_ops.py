@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from weft_kernels.linear import onednn
 from weft_model.llm import ops
 
 torch.set_num_threads(1)
@@ -19,13 +20,14 @@ def _run(code: str, **environment: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_no_kernel_is_imported_on_a_cpu() -> None:
-    """An operation on a CPU brings in its plain form alone, at its first call."""
+    """An operation on a CPU brings in its plain form alone, at its first call, and never the Triton language."""
     code = """
 import sys, torch
 from weft_model.llm import ops
-assert not [name for name in sys.modules if name.startswith("weft_kernels")]
+before = set(sys.modules)
 ops.silu_mul(torch.ones(1, 4))
-print([name for name in sys.modules if name.startswith("weft_kernels.")])
+assert "triton" not in sys.modules
+print(sorted(name for name in set(sys.modules) - before if name.startswith("weft_kernels.")))
 """
     expected = "['weft_kernels.activation', 'weft_kernels.activation.reference']\n"
     assert expected == _run(code, WEFT_KERNELS="").stdout
@@ -40,10 +42,22 @@ def test_environment_is_checked() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_order_of_a_weight(dtype: torch.dtype) -> None:
-    """Another order in memory changes no number, and a weight that lies right already is not copied."""
-    weight = torch.randn(6, 4).to(dtype)
-    ordered = ops.linear_weight(weight)
-    assert torch.equal(weight, ordered)
-    assert ordered.data_ptr() == ops.linear_weight(ordered).data_ptr()
-    assert (dtype != torch.float32) == ordered.is_contiguous()
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_linear_layer_multiplies(dtype: torch.dtype, deterministic: bool) -> None:
+    """Whatever form its weight has, packed or plain, the product is that of the numbers."""
+    x, weight, bias = torch.randn(5, 40).to(dtype), torch.randn(24, 40).to(dtype), torch.randn(24).to(dtype)
+    expected = x.double() @ weight.double().t() + bias.double()
+    out = ops.linear(weight, bias, deterministic=deterministic)(x)
+    assert dtype == out.dtype
+    torch.testing.assert_close(expected, out.double(), atol=1e-4 if dtype == torch.float32 else 0.2, rtol=0.01)
+
+
+def test_the_faster_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 16-bit type is kept only if products with it are no slower than with float32, for few rows and for many."""
+    times_ns = {torch.bfloat16: {1: 100, 32: 100}, torch.float32: {1: 100, 32: 100}}
+    monkeypatch.setattr(onednn, "is_native", lambda dtype: dtype != torch.float16)
+    monkeypatch.setattr(onednn, "product_ns", lambda shape, dtype, num_rows: times_ns[dtype][num_rows])
+    assert torch.bfloat16 == ops.faster_dtype(torch.bfloat16, (8, 4))
+    times_ns[torch.bfloat16][32] = 120
+    assert torch.float32 == ops.faster_dtype(torch.bfloat16, (8, 4))
+    assert torch.float32 == ops.faster_dtype(torch.float16, (8, 4))

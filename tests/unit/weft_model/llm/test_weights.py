@@ -216,7 +216,7 @@ def test_loading_undoes_splitting(tmp_path: Path) -> None:
 
 def _greedy(config: TransformerConfig, weights: _Tensors, first: int, num_tokens: int) -> list[int]:
     """What the model says after the token ``first``, always the most likely token."""
-    model = LlamaModel(config, weights)
+    model = LlamaModel(config, dict(weights))
     block_size = 16
     num_blocks = -(-num_tokens // block_size)
     kv = torch.zeros(model.kv_shape(1 + num_blocks, block_size))

@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_target import FakeTarget
-from tests.unit.weft_router.random_graphs import WIDTH, Node, graphs, plan_of, scripts_of
+from tests.unit.weft_router.random_drawing import graphs
+from tests.unit.weft_router.random_graph_text import plan_of, scripts_of
+from tests.unit.weft_router.random_graphs import WIDTH, Node
 from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext

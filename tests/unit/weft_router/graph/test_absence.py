@@ -47,6 +47,8 @@ def test_a_required_input_refuses_what_may_be_absent(found, extra, reason):
         ('fallback { model_name: "lang_id" model_version: 1 output_map { key: "LANG" value: "L" } }', ""),
         (SOFT, "when: 'has(inputs.L)' default { output: \"PROBS\" number: [0, 0, 1] }"),
         (SOFT, "when: 'steps.lid.ok' default { output: \"PROBS\" number: [0, 0, 1] }"),
+        (SOFT, "when: 'has(steps.lid)' default { output: \"PROBS\" number: [0, 0, 1] }"),
+        (SOFT, 'when: \'has(steps["lid"]) && text(inputs.L) == "de"\' default { output: "PROBS" number: [0, 0, 1] }'),
         (SOFT, 'when: \'steps.lid.ok && text(inputs.L) == "de"\' default { output: "PROBS" number: [0, 0, 1] }'),
         (SOFT, 'when: \'has(inputs.L) && text(inputs.L) == "de"\' default { output: "PROBS" number: [0, 0, 1] }'),
     ],

@@ -77,6 +77,9 @@ def test_a_cache_key_waits_for_the_tensors_that_it_reads(compiled):
         ("steps.lidd.ok", "unknown step 'lidd'; did you mean 'lid'?"),
         ("steps.post.ok", "step 'post' stands later; only earlier steps are seen"),
         ("steps.clf.ok", "step 'clf' is this one; only earlier steps are seen"),
+        ("has(steps.lidd)", "unknown step 'lidd'; did you mean 'lid'?"),
+        ("has(steps.post)", "step 'post' stands later; only earlier steps are seen"),
+        ("has(steps.copy)", "step 'copy' is a shadow, whose answer is dropped"),
         ("max(inputs.P2) > 0.5", "tensor 'P2' is an output of step 'post'; only outputs of earlier steps are seen"),
         ("max(inputs.PROBS) > 0.5", "tensor 'PROBS' is an output of step 'clf'; only outputs of earlier steps"),
         ("max(inputs.LANGG) > 0.5", "unknown tensor 'LANGG'; did you mean 'LANG'?"),
@@ -90,6 +93,7 @@ def test_a_condition_sees_earlier_steps_only(found, test, message):
         for one in found(
             _sequence(
                 'step { name: "lid" model_name: "lang_id" }',
+                'step { name: "copy" model_name: "xlmr" shadow { percent: 1 } }',
                 f'step {{ name: "clf" model_name: "xlmr" when: \'{test}\''
                 ' default { output: "PROBS" number: [0, 0, 1] } }',
                 'step { name: "post" model_name: "bert_de" output_map { key: "PROBS" value: "P2" } }',
@@ -114,15 +118,16 @@ def test_conditions_of_unknown_models_are_not_judged(catalog):
 
 
 def test_ordered_steps_run_one_after_another(compiled):
-    """Each step waits for the one before it, beside those whose outputs it reads; steps left out do not count."""
+    """Each step waits for the one before it, beside those whose outputs it reads; the last that runs makes all run."""
     steps = (
         'step { name: "a" model_name: "lang_id" }',
         'step { name: "idle" model_name: "wide" output_map { key: "PROBS" value: "Q" } }',
         'step { name: "copy" model_name: "wide" shadow { percent: 1 } }',
         'step { name: "b" model_name: "xlmr" input_map { key: "TEXT" value: "LANG" } }',
+        'step { name: "late" model_name: "wide" output_map { key: "PROBS" value: "R" } }',
     )
     root = compiled(_sequence(*steps, extra="ordered: true")).root
-    assert {"a": (["copy", "b"], 0), "copy": (["b"], 1), "b": ([], 2)} == _waits(root)
+    assert {"a": (["idle", "b"], 0), "idle": (["copy", "b"], 1), "copy": ([], 1), "b": ([], 2)} == _waits(root)
     assert {"a": (["b"], 0), "copy": ([], 0), "b": ([], 1)} == _waits(compiled(_sequence(*steps)).root)
 
 

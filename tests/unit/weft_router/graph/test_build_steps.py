@@ -211,18 +211,34 @@ def test_a_decoupled_model_makes_a_decoupled_graph(compiled):
 
 
 @pytest.mark.parametrize(
-    ("text", "where"),
+    "text",
     [
-        (_sequence('step { model_name: "xlmr" fallback { model_name: "stream" } }'), "this is a fallback"),
-        (_sequence('step { model_name: "xlmr" }', 'step { model_name: "stream" shadow { percent: 1 } }'), "a shadow"),
-        ('node { name: "root" splitter { step { weight: 1 model_name: "stream" } } }', "a step of splitter 'root'"),
-        (_sequence('step { node: "n" }') + 'node { name: "n" sequence { step { model_name: "stream" } } }', "'n'"),
+        _sequence('step { model_name: "xlmr" fallback { model_name: "stream" } }'),
+        'node { name: "root" splitter { step { weight: 1 model_name: "stream" } } }',
+        'node { name: "root" cascade { step { model_name: "stream" } } }',
+        _sequence('step { node: "n" }') + 'node { name: "n" sequence { step { model_name: "stream" } } }',
+        """node { name: "root" ensemble { combine { output: "PROBS" method: MERGE }
+          step { model_name: "xlmr" } step { model_name: "bert_en" } } }""",
     ],
 )
-def test_a_decoupled_model_elsewhere_is_refused(found, text, where):
-    """In a fallback, a shadow, a node or another kind a stream has no meaning."""
-    (message,) = _messages(found, text, "G019")
-    assert where in message
+def test_a_decoupled_model_anywhere_makes_a_decoupled_graph(compiled, text):
+    """A branch, a fallback or a node inside streams, and so do responses that are merged."""
+    assert compiled(text).signature.is_decoupled
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ('step { model_name: "xlmr" }', 'step { name: "s" model_name: "stream" shadow { percent: 1 } }'),
+        (
+            'step { model_name: "xlmr" }',
+            'step { name: "s" model_name: "stream" output_map { key: "PROBS" value: "P" } }',
+        ),
+    ],
+)
+def test_a_stream_that_nobody_reads_makes_no_decoupled_graph(compiled, steps):
+    """A shadow's responses are dropped, and a step whose outputs nothing reads does not run."""
+    assert not compiled(_sequence(*steps)).signature.is_decoupled
 
 
 def test_the_cache_of_a_nested_graph_keeps_no_answers(catalog):

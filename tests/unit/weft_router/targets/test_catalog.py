@@ -13,6 +13,8 @@ from tests.unit.weft_router.fake_target import FakeTarget
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import RemoteError
+from weft_router.compile import check_graph
+from weft_router.graph import GraphSource
 from weft_router.target import Target, TargetModel
 from weft_router.targets.catalog import FIRST_BACKOFF_S, TargetCatalog
 from weft_router.targets.membership import MembershipSettings, Tell
@@ -174,6 +176,17 @@ async def test_a_target_that_is_down_at_the_start_is_tried_until_it_answers() ->
         assert [] == s.catalog.names()
         serving(target, "m")
         await s.until(lambda: s.catalog.names() == ["m"])
+
+
+async def test_a_graph_over_a_model_that_could_not_be_loaded_says_why() -> None:
+    """The target's own words stand where the file names the model; a model that nobody lists is unknown."""
+    target = FakeTarget()
+    target.models = [TargetModel.undescribed("broken", "1", "UNAVAILABLE", "model.onnx is no ONNX file")]
+    text = """name: "g" platform: "graph" input { name: "X" data_type: TYPE_FP32 dims: 1 }
+    node { name: "root" sequence { step { model_name: "broken" } step { model_name: "other" } } }"""
+    async with started(target) as s:
+        found = [d.message for d in check_graph(GraphSource(text, "g"), s.catalog) if d.code == "G002"]
+    assert ["model 'broken' is not ready: model.onnx is no ONNX file", "unknown model 'other'"] == found
 
 
 async def test_a_poll_finds_new_models() -> None:

@@ -8,7 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
-from tests.unit.weft_router.random_graphs import Node, graphs, plan_of
+from tests.unit.weft_router.random_drawing import graphs
+from tests.unit.weft_router.random_graph_text import plan_of
+from tests.unit.weft_router.random_graphs import Node
 from tests.unit.weft_tools.graphs import PLANS, compiled, many_steps
 
 from weft_tools.draw.build import build_diagram

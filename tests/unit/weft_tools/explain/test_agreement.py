@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_target import FakeTarget
-from tests.unit.weft_router.random_graphs import WIDTH, Node, graphs, plan_of
+from tests.unit.weft_router.random_drawing import graphs, num_examples
+from tests.unit.weft_router.random_graph_text import plan_of
+from tests.unit.weft_router.random_graphs import WIDTH
 from tests.unit.weft_router.virtual_clock import VirtualClock, virtual_clock_of_loop
 from tests.unit.weft_tools.explain.explanation import explained
 from tests.unit.weft_tools.explain.taken import taken_steps
@@ -27,7 +29,6 @@ from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, dec
 from weft_router.executor import GraphExecutor
 from weft_router.graph import GraphPlan
 from weft_router.graph.plan import CallPlan, NodePlan
-from weft_router.kinds.cascade import CascadePlan
 from weft_router.kinds.splitter import SplitterPlan
 from weft_router.reporting.path import PATH_HEADER
 from weft_router.runtime import Runtime
@@ -250,21 +251,11 @@ def test_the_router_does_what_is_explained(name, share_failing):
     assert share_failing or num_certain > 20
 
 
-def without_cascade_defaults(node: Node) -> Node:
-    """The same graph as the compiler allows it: in a cascade a step without an answer is passed over."""
-    steps = []
-    for step in node.steps:
-        target = without_cascade_defaults(step.target) if isinstance(step.target, Node) else step.target
-        has_default = step.has_default and node.kind is not CascadePlan
-        steps.append(replace(step, target=target, has_default=has_default))
-    return replace(node, steps=tuple(steps))
-
-
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=num_examples(150), deadline=None)
 @given(root=graphs(), num_rows=st.integers(1, 3), has_e=st.booleans(), seed=st.integers(0, 99), is_up=st.booleans())
 def test_a_random_graph_is_explained_as_it_runs(root, num_rows, has_e, seed, is_up):
     """The same of graphs of any shape; tests of tensors that the request brings are certain, those of others open."""
-    plan = plan_of(without_cascade_defaults(root))
+    plan = plan_of(root)
     generator = random.Random(seed)
     tensors = {"X": encode(np.frombuffer(generator.randbytes(WIDTH * num_rows), np.uint8).reshape(num_rows, WIDTH))}
     tensors |= {"E": tensors["X"]} if has_e else {}

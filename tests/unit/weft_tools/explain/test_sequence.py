@@ -45,6 +45,23 @@ def test_an_intermediate_output_needs_its_step_alone():
     assert {"lid": RUNS, "clf": RUNS, "post": Fate.PRUNED} == fates(root)
 
 
+def test_what_waits_for_a_guard_says_so():
+    """A guard runs for what follows it; beside the steps that wait for an end alone stands for whose."""
+    text = text_graph("""node { name: "root" sequence { answer_after: "audit"
+      step { name: "guard" model_name: "lang_id" }
+      step { name: "soft" model_name: "distil" output_map { key: "PROBS" value: "P" } }
+      step { name: "clf" model_name: "xlmr" after: "guard" after: "soft" }
+      step { name: "audit" model_name: "format_label" input_map { key: "P" value: "PROBS" } }
+      step { name: "idle" model_name: "bert_de" output_map { key: "PROBS" value: "Q" } } } }""")
+    root = explained(text)
+    assert {"guard": RUNS, "soft": RUNS, "clf": RUNS, "audit": RUNS} == fates(root)
+    assert ["after guard, soft"] == find(root, "clf").notes
+    assert ["the answer waits for it"] == find(root, "audit").notes
+    assert [] == find(root, "guard").notes
+    both = text.replace("output [", 'output [ { name: "LANG" data_type: TYPE_STRING dims: [ 1 ] },')
+    assert Fate.PRUNED is find(explained(both.replace('answer_after: "audit"', ""), outputs=["LANG"]), "soft").fate
+
+
 def test_a_step_that_is_skipped_gives_its_default():
     """`when` is false: the output has its default, and steps.x.ok is false."""
     text = text_graph(

@@ -1,17 +1,22 @@
 """Loading of an engine from a Hugging Face folder; imports torch."""
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from weft_common.errors import WeftError
 from weft_model.backends.llm.settings import Settings
-from weft_model.llm.config import TransformerConfig
+from weft_model.llm.config import EngineConfig, TransformerConfig
 from weft_model.llm.engine import Engine
 from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.model.weights import load_folder, random_weights
+from weft_model.llm.ops import faster_dtype
 from weft_model.llm.runner import ModelRunner
+
+_log = logging.getLogger("weft.model.llm")
 
 
 def load_engine(
@@ -31,7 +36,7 @@ def load_engine(
             model.
     """
     model_config = TransformerConfig.from_folder(directory)
-    config = settings.engine.resolved(model_config)
+    config = _with_dtype(settings.engine, model_config).resolved(model_config)
     dtype = getattr(torch, config.dtype)
     if settings.has_weights:
         weights = load_folder(directory, model_config, dtype=dtype, device=config.device)
@@ -44,8 +49,20 @@ def load_engine(
         device=config.device,
         deterministic=config.deterministic,
         max_model_len=config.max_model_len,
+        is_int8=config.quantization == "int8",
     )
     config = config.with_cache(model_config, lambda: torch.cuda.mem_get_info(config.device)[0])
     return Engine(
         ModelRunner(model, config), config, model_config=model_config, after_deltas=after_deltas, on_lost=on_lost
     )
+
+
+def _with_dtype(config: EngineConfig, model: TransformerConfig) -> EngineConfig:
+    """The configuration, with a type of computation where ``auto`` means another one than the model's."""
+    if config.dtype != "auto" or config.device != "cpu" or model.dtype == "float32":
+        return config
+    fastest = faster_dtype(getattr(torch, model.dtype), (model.intermediate_size, model.hidden_size))
+    name = str(fastest).removeprefix("torch.")
+    if name != model.dtype:
+        _log.info("computes in float32, which is faster than %s on this CPU; set 'dtype' to decide", model.dtype)
+    return replace(config, dtype=name)

@@ -1,5 +1,6 @@
 """The decoder layer of Llama-like models over a paged KV cache."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,10 +47,19 @@ class DecoderLayer:
         config: The model.
         index: Index of the layer.
         weights: Weights of the whole model, by the names of ``weights.weight_parts``. Not copied.
+        linear: Products with its matrices, by the same names; their biases are worked in.
         deterministic: Use operations whose rows do not depend on other rows.
     """
 
-    def __init__(self, config: TransformerConfig, index: int, weights: Weights, *, deterministic: bool) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        index: int,
+        weights: Weights,
+        linear: Mapping[str, ops.Linear],
+        *,
+        deterministic: bool,
+    ) -> None:
         prefix = layer_prefix(index)
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         self._eps = config.rms_norm_eps
@@ -61,15 +71,13 @@ class DecoderLayer:
         self._window = config.windows[index]
         self._deterministic = deterministic
         self._input_norm = weights[prefix + "input_layernorm.weight"]
-        self._qkv = weights[attention + "qkv_proj.weight"]
-        self._qkv_bias = weights.get(attention + "qkv_proj.bias")
+        self._qkv = linear[attention + "qkv_proj.weight"]
         self._q_norm = weights.get(attention + "q_norm.weight")
         self._k_norm = weights.get(attention + "k_norm.weight")
-        self._output = weights[attention + "o_proj.weight"]
-        self._output_bias = weights.get(attention + "o_proj.bias")
+        self._output = linear[attention + "o_proj.weight"]
         self._mlp_norm = weights[prefix + "post_attention_layernorm.weight"]
-        self._gate_up = weights[mlp + "gate_up_proj.weight"]
-        self._down = weights[mlp + "down_proj.weight"]
+        self._gate_up = linear[mlp + "gate_up_proj.weight"]
+        self._down = linear[mlp + "down_proj.weight"]
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor | None, step: StepInput, kv_layer: torch.Tensor
@@ -85,18 +93,14 @@ class DecoderLayer:
         Returns:
             The output of this layer's MLP, and the residual stream without it.
         """
-        deterministic = self._deterministic
         x, residual = ops.rms_norm(hidden, self._input_norm, self._eps, residual)
-        x = self._attention(x, step, kv_layer)
-        x = ops.linear(x, self._output, self._output_bias, deterministic=deterministic)
+        x = self._output(self._attention(x, step, kv_layer))
         x, residual = ops.rms_norm(x, self._mlp_norm, self._eps, residual)
-        x = ops.silu_mul(ops.linear(x, self._gate_up, deterministic=deterministic))
-        return ops.linear(x, self._down, deterministic=deterministic), residual
+        return self._down(ops.silu_mul(self._gate_up(x))), residual
 
     def _attention(self, x: torch.Tensor, step: StepInput, kv_layer: torch.Tensor) -> torch.Tensor:
         num_tokens = x.shape[0]
-        qkv = ops.linear(x, self._qkv, self._qkv_bias, deterministic=self._deterministic)
-        heads = qkv.view(num_tokens, self._num_all_heads, self._head_dim)
+        heads = self._qkv(x).view(num_tokens, self._num_all_heads, self._head_dim)
         q, k, v = heads.split(self._head_counts, dim=1)
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._normed(q, self._q_norm), self._normed(k, self._k_norm)

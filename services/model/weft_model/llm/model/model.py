@@ -1,6 +1,7 @@
 """The forward pass of Llama-like models: Llama, Mistral, Qwen 2 and 3."""
 
-from collections.abc import Mapping
+from collections.abc import MutableMapping
+from functools import partial
 
 import torch
 
@@ -9,7 +10,7 @@ from weft_model.llm import ops
 from weft_model.llm.model.layers import DecoderLayer, StepInput
 from weft_model.llm.model.model_config import TransformerConfig
 from weft_model.llm.model.rope import rope_tables
-from weft_model.llm.model.weights import EMBEDDING, FINAL_NORM, LM_HEAD, is_matmul_weight, weight_parts
+from weft_model.llm.model.weights import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matmul_weight, weight_parts
 
 
 class LlamaModel:
@@ -20,12 +21,13 @@ class LlamaModel:
 
     Args:
         config: The model.
-        weights: Weights by the names of ``weights.weight_parts``. Not copied if type, device and memory order are right
-            already, as those of ``weights.load_folder`` are.
+        weights: Weights by the names of ``weights.weight_parts``. Taken out of the mapping one by one: a packed weight
+            is a copy, and the two need not be in memory at once.
         dtype: Type of computation and KV cache.
         device: Device of computation.
         deterministic: The hidden state of a token is bitwise independent of the other tokens of the step.
         max_model_len: Number of supported positions; 0: the context length of the model.
+        is_int8: Linear layers round weights and activations to 8 bits; on a CPU alone.
 
     Raises:
         InvalidArgumentError: A weight is missing, or ``max_model_len`` exceeds the context length of the model.
@@ -34,12 +36,13 @@ class LlamaModel:
     def __init__(
         self,
         config: TransformerConfig,
-        weights: Mapping[str, torch.Tensor],
+        weights: MutableMapping[str, torch.Tensor],
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         deterministic: bool = False,
         max_model_len: int = 0,
+        is_int8: bool = False,
     ) -> None:
         longest = config.max_context_len
         if not 0 <= max_model_len <= longest:
@@ -49,17 +52,21 @@ class LlamaModel:
                 f"weights: {len(missing)} of {len(weight_parts(config))} missing, first {missing[0]!r}; "
                 f"take them from load_folder or random_weights with the same configuration"
             )
-        own = {name: weight.to(device=device, dtype=dtype) for name, weight in weights.items()}
-        own |= {name: ops.linear_weight(weight) for name, weight in own.items() if is_matmul_weight(name, weight)}
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
-        self._deterministic = deterministic
+        multiply_by = partial(ops.linear, deterministic=deterministic, is_int8=is_int8)
+        matrices = [name for name, weight in weights.items() if is_matmul_weight(name, weight)]
+        own = {name: weights.pop(name).to(device=device, dtype=dtype) for name in weights.keys() - matrices}
+        linear = {
+            name: multiply_by(weights.pop(name).to(device=device, dtype=dtype), own.get(bias_of(name)))
+            for name in matrices
+        }
         self._embedding = own[EMBEDDING]
         self._final_norm = own[FINAL_NORM]
-        self._lm_head = own[EMBEDDING if config.tie_word_embeddings else LM_HEAD]
+        self._lm_head = multiply_by(own[EMBEDDING]) if config.tie_word_embeddings else linear[LM_HEAD]
         self._layers = [
-            DecoderLayer(config, index, own, deterministic=deterministic) for index in range(config.num_layers)
+            DecoderLayer(config, index, own, linear, deterministic=deterministic) for index in range(config.num_layers)
         ]
         cos, sin = rope_tables(config, max_model_len or longest)
         self._cos, self._sin = cos.to(device), sin.to(device)
@@ -111,4 +118,4 @@ class LlamaModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Next-token logits, float32 ``[S, vocab_size]``, for rows of the result of ``forward``."""
         with torch.inference_mode():
-            return ops.linear(hidden, self._lm_head, deterministic=self._deterministic).float()
+            return self._lm_head(hidden).float()

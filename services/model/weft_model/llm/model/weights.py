@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-from weft_model.llm import ops
 from weft_model.llm.model.checkpoint import Checkpoint
 from weft_model.llm.model.model_config import TransformerConfig
 
@@ -71,13 +70,18 @@ def load_folder(
             for part in parts:
                 weight[row : row + part.shape[0]].copy_(checkpoint.read(part.name))
                 row += part.shape[0]
-            weights[name] = ops.linear_weight(weight) if is_matmul_weight(name, weight) else weight
+            weights[name] = weight
     return weights
 
 
 def is_matmul_weight(name: str, weight: torch.Tensor) -> bool:
     """Whether ``weight`` is a matrix of a product, and not the embedding, a norm or a bias."""
     return weight.dim() == 2 and name != EMBEDDING
+
+
+def bias_of(name: str) -> str:
+    """Name of the bias beside the weight ``name``."""
+    return name.removesuffix("weight") + "bias"
 
 
 def random_weights(

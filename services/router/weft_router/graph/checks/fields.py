@@ -8,9 +8,9 @@ from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefini
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.expression import read_expression
 
-_STEP_FIELDS = ("case", "otherwise", "weight", "accept")
+_STEP_FIELDS = ("case", "otherwise", "weight", "accept", "after")
 #: Of a fallback, a shadow and a custom step: fields that belong elsewhere.
-OF_THE_STEP = ("when", "case", "otherwise", "accept", "weight", "dependency", "default", "shadow")
+OF_THE_STEP = ("when", "case", "otherwise", "accept", "weight", "dependency", "default", "shadow", "after")
 _OF_AN_ANSWER = ("output_map", "case", "otherwise", "accept", "weight", "dependency", "default", "fallback")
 
 
@@ -19,11 +19,6 @@ def check_fields(file: GraphFile, report: GraphReport) -> None:
     message = file.message
     why = "in a graph file; each version has a file of its own"
     report.refuse(file, "", [("version_policy", message.HasField("version_policy"))], why)
-    root = file.nodes.get(file.root)
-    if message.model_transaction_policy.decoupled and root is not None and not _is_pipeline(root.kind):
-        pipelines = " or ".join(kind.name for kind in file.kinds.values() if _is_pipeline(kind))
-        text = f"'decoupled' has no effect: only a step of a root that is a {pipelines} can call a decoupled model"
-        report.error("G018", file, "model_transaction_policy.decoupled", text, is_name=True)
     if message.response_cache.enable and message.policy.HasField("cache"):
         text = "'response_cache' has no effect beside 'policy { cache { } }', which says more; leave it out"
         report.error("G018", file, "response_cache", text, is_name=True)
@@ -38,10 +33,6 @@ def check_choices(
     for name in (name for name, is_given in choices if is_given and len(node.steps) == 1):
         text = f"'{name}' has no effect where there is only one step to take"
         report.warning("G018", file, f"{node.kind_path}.{name}", text)
-
-
-def _is_pipeline(kind: NodeKind | None) -> bool:
-    return kind is not None and kind.plan.is_pipeline
 
 
 def _check_node(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
@@ -69,13 +60,13 @@ def _check_step(file: GraphFile, kind: NodeKind, step: StepDefinition, report: G
         hint = f"{why}; to limit it, use 'shadow {{ max_inflight: ... }}' and 'timeout_ms'"
         limits = given_fields(message.policy, (*file.policies, "min_remaining_ms", "max_inflight"))
         report.refuse(file, f"{step.path}.policy", limits, hint)
-    else:
-        for name, is_given in given_fields(message, _STEP_FIELDS):
-            if is_given and name not in kind.step_fields:
-                useful = " or ".join(sorted(one.name for one in file.kinds.values() if name in one.step_fields))
-                report.refuse(file, step.path, [(name, True)], f"in this {kind.name}; it belongs to: {useful}")
-        if why := kind.why_no_default(message):
-            report.refuse(file, step.path, [("default", len(message.default) > 0)], why)
+    elif why := kind.why_no_default(message):
+        report.refuse(file, step.path, [("default", len(message.default) > 0)], why)
+    of_kinds = [name for name in _STEP_FIELDS if not (message.HasField("shadow") and name in _OF_AN_ANSWER)]
+    for name, is_given in given_fields(message, of_kinds):
+        if is_given and name not in kind.step_fields:
+            useful = " or ".join(sorted(one.name for one in file.kinds.values() if name in one.step_fields))
+            report.refuse(file, step.path, [(name, True)], f"in this {kind.name}; it belongs to: {useful}")
     if not kind.chooses_by_when and message.when and read_expression(message.when).constant:
         report.warning("G018", file, f"{step.path}.when", "'when' has no effect: it is always true; leave it out")
     _check_target(file, step, report)

@@ -5,11 +5,12 @@ input X. The rule of an ensemble of Triton Inference Server: ``input_map[X]`` an
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from weft_common.text.pbtxt import suggestion
 from weft_protos import graph_pb2 as pb
+from weft_protos.model_config_pb2 import ModelInput
 from weft_router.graph.compiler.names import (
     MAX_DEPTH,
     NodeCondition,
@@ -92,6 +93,8 @@ class NameTable:
         names.conditions = {
             path: NodeCondition(read_expression(text), i) for path, text, i in conditions_of(file, node)
         }
+        declares = is_root or bool(owner.input)
+        names.overwritten = self._overwritten(file, node, names, owner.input if declares else None)
         for i, (step, step_names) in enumerate(zip(node.steps, names.steps, strict=True)):
             self._note_reads(file, node, names, step, step_names, i)
         for step, step_names in zip(node.shadows, names.shadows, strict=True):
@@ -99,12 +102,12 @@ class NameTable:
         if node.kind is not None:
             names.customs = {key: self._custom(file, node.kind, node, key) for key in node.customs}
         names.read = tensors_read(node, names)
-        if is_root or owner.input:
+        if declares:
             names.inputs = {spec.name: not spec.optional for spec in owner.input}
         else:
             names.inputs = inputs_needed(node, names)
         for tensor, index in names.producers.items():
-            if tensor in names.inputs:
+            if tensor in names.inputs and tensor not in names.overwritten:
                 step = node.steps[index]
                 text = f"tensor '{tensor}' is an input of the node and an output of step '{step.name}'; {_RENAME}"
                 self._report.error("G005", file, output_path(file, step, tensor), text)
@@ -152,8 +155,9 @@ class NameTable:
         self, file: GraphFile, node: NodeDefinition, names: NodeNames, step: StepDefinition, own: StepNames, index: int
     ) -> None:
         """Fill in what a step reads: its target, its conditions, its fallback."""
-        own.wires = list(self._wires(file, step, own, names.producers, index))
+        own.wires = list(self._wires(file, step, own, names, index))
         own.reads = {wire.tensor: wire.producer for wire in own.wires}
+        own.follows = names.indexes_of(node, step.message.after)
         for path, _ in step_conditions(file, step):
             for space, name, _ in names.conditions[path].expression.references if path in names.conditions else ():
                 if space == "inputs":
@@ -169,7 +173,7 @@ class NameTable:
         """Names of a custom step; beside inputs of the node it may read what the kind makes for it."""
         step = node.customs[key]
         names = self._outputs(file, step)
-        names.wires = kind.custom_wires(node, key, list(self._wires(file, step, names, {}, 0)))
+        names.wires = kind.custom_wires(node, key, list(self._wires(file, step, names, NodeNames(), 0)))
         names.reads = dict.fromkeys(wire.tensor for wire in names.wires)
         return names
 
@@ -193,17 +197,41 @@ class NameTable:
                 producers.setdefault(tensor, i)
         return producers
 
+    def _overwritten(
+        self, file: GraphFile, node: NodeDefinition, names: NodeNames, declared: Iterable[ModelInput] | None
+    ) -> set[str]:
+        """As ``NodeNames.overwritten``; of a node that declares no inputs what its steps read before it is given.
+
+        An ensemble of Triton Inference Server has none: a tensor that is an input cannot be an output there.
+        """
+        if file.is_ensemble:
+            return set()
+        if declared is not None:
+            return {spec.name for spec in declared if spec.name in names.producers}
+        found = set()
+        for i, (step, own) in enumerate(zip(node.steps, names.steps, strict=True)):
+            one: StepDefinition | None = step
+            calls: StepNames | None = own
+            while one is not None and calls is not None:
+                mapped = one.message.input_map
+                for name in self.of_target(calls.target).inputs:
+                    tensor = mapped.get(name, name)
+                    producer = names.producers.get(tensor, -1)
+                    if producer == i or (producer > i and name not in mapped):
+                        found.add(tensor)
+                one, calls = one.fallback, calls.fallback
+        return found
+
     def _wires(
-        self, file: GraphFile, step: StepDefinition, names: StepNames, producers: dict[str, int], index: int
+        self, file: GraphFile, step: StepDefinition, names: StepNames, within: NodeNames, index: int
     ) -> Iterator[Wire]:
         target, mapped = self.of_target(names.target), step.message.input_map
         for name, is_required in target.inputs.items():
             if name in mapped:
                 tensor = mapped[name]
-                yield Wire(name, tensor, is_required=True, is_mapped=True, producer=producers.get(tensor))
+                yield Wire(name, tensor, is_required=True, is_mapped=True, producer=within.mapped(tensor, index))
             elif not file.is_ensemble:
-                earlier = producers.get(name, index)
-                yield Wire(name, name, is_required, is_mapped=False, producer=earlier if earlier < index else None)
+                yield Wire(name, name, is_required, is_mapped=False, producer=within.seen(name, index))
             elif is_required and mapped:  # a step without a map was reported
                 text = (
                     f"in ensemble {file.name}, input {name} in model {step.message.model_name} is not mapped to any "
@@ -214,7 +242,7 @@ class NameTable:
             if name not in target.inputs:
                 if target.is_open:
                     tensor = mapped[name]
-                    yield Wire(name, tensor, is_required=True, is_mapped=True, producer=producers.get(tensor))
+                    yield Wire(name, tensor, is_required=True, is_mapped=True, producer=within.mapped(tensor, index))
                 elif name:
                     text = f"{describe(names.target)} has no input '{name}'"
                     if file.is_ensemble:

@@ -1,6 +1,6 @@
 """Names of a node: which tensors it, its steps and its conditions read and give, before any type is known."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -52,6 +52,7 @@ class StepNames:
         reads: Tensors of the node that the step, its conditions and its fallback read -> the step that gives each; None
             for an input of the node.
         asks: Steps whose ``ok`` its conditions read.
+        follows: Steps that it is ``after``.
         fallback: Names of the fallback.
     """
 
@@ -61,12 +62,13 @@ class StepNames:
     wires: list[Wire] = field(default_factory=list)
     reads: dict[str, int | None] = field(default_factory=dict)
     asks: set[int] = field(default_factory=set)
+    follows: set[int] = field(default_factory=set)
     fallback: "StepNames | None" = None
 
     @property
     def waits_for(self) -> set[int]:
         """Steps that must have ended before this one starts."""
-        return self.asks.union(producer for producer in self.reads.values() if producer is not None)
+        return self.asks.union(self.follows, (producer for producer in self.reads.values() if producer is not None))
 
 
 class NodeCondition(NamedTuple):
@@ -86,6 +88,8 @@ class NodeNames(TargetNames):
         customs: As ``NodeDefinition.customs``; their wires are those that start at the node's inputs.
         indexes: Name of a step -> its index.
         producers: Of a pipeline: tensor -> the step that gives it.
+        overwritten: Of a pipeline: tensors that are inputs of the node and outputs of a step. Steps behind that one, as
+            declared, see what it gives; the others, itself among them, what the node is given.
         conditions: By path, every condition of the node, its steps and their fallbacks.
         read: Tensors that something in the node reads.
         lacking: Of alternatives: tensor that some offer -> names of the steps that do not.
@@ -96,6 +100,7 @@ class NodeNames(TargetNames):
     customs: dict[int, StepNames] = field(default_factory=dict)
     indexes: dict[str, int] = field(default_factory=dict)
     producers: dict[str, int] = field(default_factory=dict)
+    overwritten: set[str] = field(default_factory=set)
     conditions: dict[str, NodeCondition] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
     lacking: dict[str, list[str]] = field(default_factory=dict)
@@ -104,10 +109,27 @@ class NodeNames(TargetNames):
         """Whether something in the node reads the tensor, or it is an output of the node."""
         return tensor in self.read or tensor in self.outputs
 
+    def indexes_of(self, node: NodeDefinition, steps: Iterable[str]) -> set[int]:
+        """Indexes of the steps of those names, without shadows, for which nobody waits."""
+        known = (self.indexes[name] for name in steps if name in self.indexes)
+        return {index for index in known if not node.steps[index].is_shadow}
+
     def seen(self, tensor: str, index: int) -> int | None:
         """The step that gives ``tensor``, for a reader that sees the outputs of the steps before ``index``."""
         producer = self.producers.get(tensor, index)
         return producer if producer < index else None
+
+    def mapped(self, tensor: str, index: int) -> int | None:
+        """The step that gives the ``tensor`` that an ``input_map`` of step ``index`` names, wherever it stands."""
+        return self.seen(tensor, index) if tensor in self.overwritten else self.producers.get(tensor)
+
+    def reads_input(self, tensor: str) -> bool:
+        """Whether something in the node reads the node's input of that name."""
+        if tensor not in self.overwritten:
+            return tensor in self.read
+        seen = {number for expression, number in self.conditions.values() if tensor in expression.inputs}
+        readers = (step.reads.get(tensor, 0) for step in self.steps)
+        return None in readers or any(self.seen(tensor, number) is None for number in seen)
 
 
 def describe(target: Target) -> str:

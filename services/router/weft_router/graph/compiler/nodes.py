@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from weft_common.text.pbtxt import suggestion
+from weft_router.graph.compiler.names import target_path
 from weft_router.graph.compiler.scope import (
     BuiltNode,
     NodeUse,
     Scope,
-    Streams,
     declared_types,
     declaring,
     owner_text,
@@ -30,11 +30,9 @@ class NodeBuilder(StepBuilder):
 
     Attributes:
         cache: Of the whole graph.
-        streams: What the root says of the responses of the graph.
     """
 
     cache: PolicyPlan | None = None
-    streams: Streams = Streams()
 
     def build_node(self, file: GraphFile, node: NodeDefinition, call: NodeUse) -> BuiltNode:
         """Compile a node for one use: report what is wrong, give every tensor a slot."""
@@ -54,6 +52,7 @@ class NodeBuilder(StepBuilder):
         produced: dict[str, TensorType] = {}
         if node.kind is not None:
             plan, produced = node.kind.build(self, scope, promised)
+            self._check_streams(scope, node.kind)
         if len(call.trail) == 1:
             self.cache = self._graph_cache(scope)
         shadows = self.shadows(scope)
@@ -68,7 +67,14 @@ class NodeBuilder(StepBuilder):
                 timeout_ms=policy.timeout_ms,
                 max_inflight=policy.max_inflight,
             )
-        return BuiltNode(plan, self._outputs(scope, promised, produced))
+        return BuiltNode(plan, self._outputs(scope, promised, produced), scope.responses)
+
+    def _check_streams(self, scope: Scope, kind: NodeKind) -> None:
+        """Report steps that stream in a node that gives one response."""
+        file, node = scope.file, scope.node
+        why = kind.why_no_stream(node)
+        for index in sorted(scope.streaming) if why else ():
+            self.report.error("G040", file, target_path(node.steps[index]), f"{self.stream_text(scope, index)}; {why}")
 
     def _graph_cache(self, scope: Scope) -> PolicyPlan | None:
         """What keeps whole answers of the graph."""

@@ -12,7 +12,7 @@ from weft_router.graph.kind import NodeKind
 from weft_router.graph.policy import PolicyKind
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition, parse_graph
 from weft_router.graph.syntax.report import GraphReport
-from weft_router.graph.syntax.source import GraphLookup, GraphSource, ModelCatalog
+from weft_router.graph.syntax.source import GraphLookup, GraphSource, ModelCatalog, ModelFaults
 
 #: Nodes of one file, and steps of one node.
 MAX_ENTRIES = 1000
@@ -124,6 +124,8 @@ class Resolver:
             text = f"model '{name}' has no version {version} on any target"
             if other := self._catalog.find(name, ""):
                 text += f"; without 'model_version' the step calls version {other[1].version}"
+        elif isinstance(self._catalog, ModelFaults) and (fault := self._catalog.fault(name)):
+            text = f"model '{name}' is not ready: {fault}"
         else:
             hint = "; the graph cannot call itself" if is_itself else suggestion(name, [*known, *self._graph_names])
             text = f"unknown model '{name}'{hint}"

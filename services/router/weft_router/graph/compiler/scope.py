@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from enum import IntEnum
+from typing import TypeVar
 
 from weft_common.signature import TensorSpec, datatype_name
 from weft_protos import graph_pb2 as pb
@@ -15,18 +16,14 @@ from weft_router.graph.types.signatures import TensorType
 AnyPlan = TypeVar("AnyPlan", bound=NodePlan)
 
 
-class Streams(NamedTuple):
-    """What the root of a graph says of its responses.
+class ResponseCount(IntEnum):
+    """How many responses something gives to one request; of several things the greatest counts."""
 
-    Attributes:
-        is_decoupled: A request gets any number of them: a step of the root calls a decoupled model.
-        can_collect: Each of these models answers a unary call with everything at once.
-        max_inflight: As ``GraphPlan.max_inflight_responses``.
-    """
-
-    is_decoupled: bool = False
-    can_collect: bool = False
-    max_inflight: int = 0
+    ONE = 0
+    #: Any number; each decoupled model in it answers a unary call with everything at once.
+    COLLECTABLE = 1
+    #: Any number.
+    MANY = 2
 
 
 @dataclass(slots=True)
@@ -56,10 +53,12 @@ class Scope:
         inputs: Type of each input of the node.
         produced: Type of each output of a step of a pipeline, once the step is compiled.
         answered: The same, for who knows that the step gave an answer.
-        slots: Slot of each tensor that steps can read.
+        slots: Slot of each input of the node.
+        given_slots: Slot of each output of a step of a pipeline that something reads.
         ok_slots: Slots of ``steps.<name>.ok``, by index of the step.
         specs: What is known of the tensor in each slot.
         num_slots: Length of the frame so far.
+        streaming: Indexes of the steps that may give several responses, with how many.
         max_batch_size: Rows that the steps get at once; 0: their tensors have no batch dimension.
         around: The node as its conditions ``when`` see it, where that differs from what the targets of its steps see.
     """
@@ -72,9 +71,11 @@ class Scope:
     produced: dict[str, TensorType] = field(default_factory=dict)
     answered: dict[str, TensorType] = field(default_factory=dict)
     slots: dict[str, int] = field(default_factory=dict)
+    given_slots: dict[str, int] = field(default_factory=dict)
     ok_slots: dict[int, int] = field(default_factory=dict)
     specs: dict[int, TensorSpec] = field(default_factory=dict)
     num_slots: int = 0
+    streaming: dict[int, ResponseCount] = field(default_factory=dict)
     max_batch_size: int = -1
     around: "Scope | None" = None
 
@@ -87,6 +88,11 @@ class Scope:
         """Whether the tensors that the steps get have a batch dimension."""
         return self.max_batch_size > 0
 
+    @property
+    def responses(self) -> ResponseCount:
+        """How many responses the node gives."""
+        return max(self.streaming.values(), default=ResponseCount.ONE)
+
     def new_slot(self, name: str, known: TensorType | None = None) -> int:
         """The next free slot; what is known of its tensor may be noted later."""
         slot = self.num_slots
@@ -94,6 +100,10 @@ class Scope:
         if known is not None:
             self.note(slot, name, known)
         return slot
+
+    def slot_of(self, tensor: str, producer: int | None) -> int:
+        """Slot of an output of the step ``producer``, or, where that is None, of an input of the node; -1: none."""
+        return (self.slots if producer is None else self.given_slots).get(tensor, -1)
 
     def note(self, slot: int, name: str, known: TensorType) -> None:
         """Remember what is in a slot."""
@@ -135,19 +145,26 @@ class BuiltStep:
         outputs: Type of each tensor of the node that it gives; it may be absent after a soft failure or a false
             ``when``.
         answered: The same, for who knows that the step gave an answer.
+        responses: How many it, or its fallback, gives.
     """
 
     plan: StepPlan | None
     outputs: dict[str, TensorType]
     answered: dict[str, TensorType]
+    responses: ResponseCount = ResponseCount.ONE
 
 
 @dataclass(slots=True)
 class BuiltNode:
-    """A compiled node; ``outputs`` is name -> type. ``plan`` is None where an error was reported."""
+    """A compiled node; ``outputs`` is name -> type. ``plan`` is None where an error was reported.
+
+    Attributes:
+        responses: How many it gives.
+    """
 
     plan: NodePlan | None
     outputs: dict[str, TensorType]
+    responses: ResponseCount = ResponseCount.ONE
 
 
 def declared_types(

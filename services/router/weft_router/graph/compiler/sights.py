@@ -32,7 +32,8 @@ def seen_inputs(
         is_reported = scope.names.inputs.get(name, False)  # at the step that runs the node
         if (is_open or is_reported) and name not in types and name not in hidden:
             types[name] = TensorType.unknown("an earlier step")
-    return Sight({**types, **certain}, {name: scope.slots.get(name, -1) for name in named}, hidden)
+    slots = {name: scope.slot_of(name, scope.names.seen(name, index)) for name in named}
+    return Sight({**types, **certain}, slots, hidden)
 
 
 def seen_steps(scope: Scope, index: int, named: Collection[str]) -> Sight:
@@ -44,4 +45,6 @@ def seen_steps(scope: Scope, index: int, named: Collection[str]) -> Sight:
         for name, i in indexes.items()
         if i >= index
     }
+    shadows = (name for name, i in indexes.items() if scope.node.steps[i].is_shadow and name not in hidden)
+    hidden |= dict.fromkeys(shadows, "is a shadow, whose answer is dropped")
     return Sight(types, {name: scope.ok_slots.get(i, -1) for name, i in indexes.items()}, hidden)

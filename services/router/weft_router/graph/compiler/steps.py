@@ -12,10 +12,10 @@ from weft_router.graph.compiler.name_table import NameTable
 from weft_router.graph.compiler.names import MAX_DEPTH, StepNames, describe, target_path
 from weft_router.graph.compiler.nesting import check_nesting, cycle_text, too_small_text, with_limits
 from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget
-from weft_router.graph.compiler.scope import BuiltNode, BuiltStep, NodeUse, Scope
+from weft_router.graph.compiler.scope import BuiltNode, BuiltStep, NodeUse, ResponseCount, Scope
 from weft_router.graph.compiler.uses import UseBuilder
 from weft_router.graph.plan import Binding, CallPlan, DefaultPlan, NodePlan, ShadowPlan, StepPlan
-from weft_router.graph.policy import GivenPolicies, PolicyPlan
+from weft_router.graph.policy import GivenPolicies, PolicyPlan, has_field
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.conditions import KEY, WHEN
@@ -43,12 +43,22 @@ class StepBuilder(UseBuilder, ABC):
     def build_node(self, file: GraphFile, node: NodeDefinition, call: NodeUse) -> BuiltNode:
         """Compile a node for one use."""
 
-    def step(self, scope: Scope, index: int, slots: Mapping[str, int]) -> BuiltStep:
-        """Compile step ``index`` of a node; its outputs go to ``slots``, by tensor of the node, others are left out."""
+    def step(self, scope: Scope, index: int, slots: Mapping[str, int], *, is_whole: bool = False) -> BuiltStep:
+        """Compile step ``index`` of a node.
+
+        Args:
+            scope: The node.
+            index: Of the step.
+            slots: For its outputs, by tensor of the node; others are left out.
+            is_whole: A node in its place gives all of its outputs, whatever is read.
+        """
         step, names = scope.node.steps[index], scope.names.steps[index]
-        built = self._build(scope, step, names, slots, scope.step_path(step), self.narrowing(scope, step))
+        certain = self.narrowing(scope, step)
+        built = self._build(scope, step, names, slots, scope.step_path(step), certain, is_whole=is_whole)
         if built.plan is not None:
             built.plan = replace(built.plan, ok_slot=scope.ok_slots.get(index, -1))
+        if built.responses > ResponseCount.ONE and not step.is_shadow:
+            scope.streaming[index] = built.responses
         return built
 
     def shadows(self, scope: Scope) -> list[StepPlan]:
@@ -62,7 +72,13 @@ class StepBuilder(UseBuilder, ABC):
 
     def stand_alone(self, scope: Scope, step: StepDefinition, names: StepNames, slots: Mapping[str, int]) -> BuiltStep:
         """Compile a custom step, which is none of the node's ``steps``."""
-        return self._build(scope, step, names, slots, scope.step_path(step), {})
+        built = self._build(scope, step, names, slots, scope.step_path(step), {})
+        if built.responses > ResponseCount.ONE:
+            kind = scope.node.kind
+            what = kind.custom_words if kind is not None else "a custom step"
+            text = f"{describe(names.target)} is decoupled, and {what} gives one answer for those that it combines"
+            self.report.error("G040", scope.file, target_path(step), f"{text}; use a model that is not")
+        return built
 
     def _build(
         self,
@@ -72,6 +88,8 @@ class StepBuilder(UseBuilder, ABC):
         slots: Mapping[str, int],
         at: str,
         certain: Mapping[str, TensorType],
+        *,
+        is_whole: bool = False,
     ) -> BuiltStep:
         """Compile a step or a fallback.
 
@@ -82,10 +100,12 @@ class StepBuilder(UseBuilder, ABC):
             slots: By tensor of the node.
             at: Path of the step in the plan.
             certain: What its ``when``, or that of the step that it stands in for, proves.
+            is_whole: As of ``step``.
         """
         message = step.message
         given, inputs = self.bound_inputs(scope, step, names, certain)
-        action, types = self._action(scope, step, names, slots, at, given)
+        is_whole = is_whole or step.is_shadow
+        action, types, responses = self._action(scope, step, names, slots, at, given, is_whole=is_whole)
         around = scope.around or scope
         when_certain = certain if around is scope else self.narrowing(around, step)
         when = self.condition(around, f"{step.path}.when", WHEN, when_certain)
@@ -94,17 +114,20 @@ class StepBuilder(UseBuilder, ABC):
             message.policy, policies_around, isinstance(action, CallPlan), message.HasField("shadow")
         )
         policy_plans = self._policies(scope, step, policies, certain)
+        if responses > ResponseCount.ONE:
+            self._check_stream_policies(scope, step)
         answered = {tensor: types[name] for name, tensor in names.outputs.items()}
         fallback: StepPlan | None = None
         if step.fallback is not None and names.fallback is not None:
-            built = self._build(scope, step.fallback, names.fallback, slots, f"{at}>{step.fallback.name}", certain)
+            instead = f"{at}>{step.fallback.name}"
+            built = self._build(scope, step.fallback, names.fallback, slots, instead, certain, is_whole=is_whole)
             used = {name: known for name, known in answered.items() if name in slots or scope.names.is_used(name)}
             answered |= self._stood_in(scope, step.fallback, names.fallback, used, built.answered)
-            fallback = built.plan
+            fallback, responses = built.plan, max(responses, built.responses)
         defaults = () if step.is_shadow else self._defaults(scope, step, answered, slots)
         outputs = {name: _seen(scope, step, name, known) for name, known in answered.items()}
         if action is None or (fallback is None and step.fallback is not None):
-            return BuiltStep(None, outputs, answered)
+            return BuiltStep(None, outputs, answered, responses)
         plan = StepPlan(
             name=step.name,
             path=at,
@@ -124,7 +147,7 @@ class StepBuilder(UseBuilder, ABC):
             max_inflight=message.policy.max_inflight,
             min_remaining_ms=min_remaining_ms(scope.file, policies, step.path, self.report),
         )
-        return BuiltStep(plan, outputs, answered)
+        return BuiltStep(plan, outputs, answered, responses)
 
     def _action(
         self,
@@ -134,14 +157,19 @@ class StepBuilder(UseBuilder, ABC):
         slots: Mapping[str, int],
         at: str,
         given: Mapping[str, TensorType],
-    ) -> tuple[CallPlan | NodePlan | None, dict[str, TensorType]]:
-        """What the step runs, None where an error was reported, and the type of each output of the target."""
+        *,
+        is_whole: bool,
+    ) -> tuple[CallPlan | NodePlan | None, dict[str, TensorType], ResponseCount]:
+        """What the step runs, None where an error was reported, types of the target's outputs, number of responses."""
         where = f"step '{step.name}' ({scope.file.place(step.path)})"
         target = names.target
         action: CallPlan | NodePlan | None = None
         outputs: dict[str, TensorType] = {}
+        responses = ResponseCount.ONE
         if isinstance(target, ModelTarget):
             action = self._call(scope, step, target)
+            if target.signature.is_decoupled:
+                responses = ResponseCount.COLLECTABLE if target.signature.can_collect else ResponseCount.MANY
             is_batched = target.signature.max_batch_size > 0
             for spec in target.signature.outputs:
                 origin = f"output '{spec.name}' of {describe(target)} in {where}"
@@ -149,7 +177,7 @@ class StepBuilder(UseBuilder, ABC):
         elif isinstance(target, NodeTarget) and self._may_enter(scope, step, target):
             wanted = (
                 self.names.of_target(target).outputs
-                if step.is_shadow
+                if is_whole
                 else [name for name, tensor in names.outputs.items() if tensor in slots]
             )
             visible = {**scope.inputs, **scope.produced} if not target.is_graph else {}
@@ -159,10 +187,29 @@ class StepBuilder(UseBuilder, ABC):
                 target.node,
                 NodeUse(given, visible, frozenset(wanted), f"{at}/{target.node.name}", trail),
             )
-            action, outputs = built.plan, built.outputs
+            action, outputs, responses = built.plan, built.outputs, built.responses
             if action is not None and target.is_graph:
                 action = with_limits(action, target.file)
-        return action, {name: outputs.get(name) or TensorType.unknown(where) for name in names.outputs}
+        types = {name: outputs.get(name) or TensorType.unknown(where) for name in names.outputs}
+        return action, types, responses
+
+    def stream_text(self, scope: Scope, index: int) -> str:
+        """That a step of a node, or its fallback, gives several responses to one request, for messages."""
+        one: StepDefinition | None = scope.node.steps[index]
+        names: StepNames | None = scope.names.steps[index]
+        while one is not None and names is not None:
+            if isinstance(names.target, ModelTarget) and names.target.signature.is_decoupled:
+                return f"model '{names.target.signature.name}' of step '{one.name}' is decoupled"
+            one, names = one.fallback, names.fallback
+        return f"step '{scope.node.steps[index].name}' streams, because a model inside it is decoupled"
+
+    def _check_stream_policies(self, scope: Scope, step: StepDefinition) -> None:
+        """Report what acts on whole answers alone on a step that streams."""
+        file = scope.file
+        for name, kind in file.policies.items():
+            if kind.why_no_stream and has_field(step.message.policy, name):
+                text = f"'{name}' is not for step '{step.name}', which streams: {kind.why_no_stream}; leave it out"
+                self.report.error("G019", file, f"{step.path}.policy.{name}", text, is_name=True)
 
     def _stood_in(
         self,
@@ -220,13 +267,6 @@ class StepBuilder(UseBuilder, ABC):
         if 0 < limit < own:
             text = too_small_text(file, own, f"model {signature.name}", limit)
             self.report.error("G009", file, path, text)
-        if signature.is_decoupled and (place := _not_in_root(scope, step)):
-            roots = " or ".join(kind.name for kind in file.kinds.values() if kind.plan.is_pipeline)
-            text = (
-                f"model '{signature.name}' is decoupled: one request gives any number of responses. Only a step of the "
-                f"graph's root {roots} can call it, this is {place}; move the call to the root"
-            )
-            self.report.error("G019", file, path, text)
         self.dependencies.add((target.target, signature.name))
         return CallPlan(target.target, signature.name, target.version, signature)
 
@@ -263,17 +303,3 @@ def _seen(scope: Scope, step: StepDefinition, tensor: str, known: TensorType) ->
     happens = " or ".join(["fail softly"] * is_soft + ["be skipped"] * is_skipped)
     cure = f"give it a 'default' for '{tensor}'" + " or make it 'dependency: HARD'" * (not is_skipped)
     return replace(known, is_optional=True, absence=f"step '{step.name}' may {happens}: {cure}")
-
-
-def _not_in_root(scope: Scope, step: StepDefinition) -> str:
-    """What the step is instead of a step of the root sequence; "" for such a step."""
-    if step.is_shadow:
-        return "a shadow"
-    if step in scope.node.customs.values():
-        return scope.node.kind.custom_words if scope.node.kind is not None else "a custom step"
-    if step not in scope.node.steps:
-        return "a fallback"
-    kind = scope.node.kind
-    if kind is not None and kind.plan.is_pipeline and len(scope.call.trail) == 1:
-        return ""
-    return f"a step of {kind.name if kind is not None else 'node'} '{scope.node.name}'"

@@ -104,7 +104,7 @@ class UseBuilder:
             if definition.name in expression.answered:
                 certain |= {name: known for name in names.outputs.values() if (known := scope.answered.get(name))}
         for name in expression.narrowed:
-            known = scope.produced.get(name) if name in scope.names.producers else scope.inputs.get(name)
+            known = (scope.inputs if scope.names.seen(name, index) is None else scope.produced).get(name)
             if known is not None:
                 certain[name] = known.present()
         return certain
@@ -192,8 +192,8 @@ class UseBuilder:
                     declared=value if wire.producer is None else None,
                 )
             given[wire.target_input] = value
-            if wire.tensor in scope.slots:
-                bindings.append(Binding(wire.target_input, scope.slots[wire.tensor]))
+            if (slot := scope.slot_of(wire.tensor, wire.producer)) >= 0:
+                bindings.append(Binding(wire.target_input, slot))
         return given, tuple(bindings)
 
     def _missing(self, scope: Scope, step: StepDefinition, names: StepNames, wire: Wire, path: str) -> None:

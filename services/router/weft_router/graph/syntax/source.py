@@ -1,7 +1,7 @@
 """What the compiler is given: the file, the models that exist, the other graphs."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.signature import ModelSignature
@@ -33,6 +33,14 @@ class ModelCatalog(Protocol):
 
     def names(self) -> list[str]:
         """Every model name, to suggest one for a misspelt name."""
+
+
+@runtime_checkable
+class ModelFaults(Protocol):
+    """What a catalog may offer beside: why models that are there are not served."""
+
+    def fault(self, model_name: str) -> str:
+        """Why a model that ``find`` does not have is not served; "" where it is not there, or nothing is known."""
 
 
 class GraphLookup(Protocol):

@@ -134,6 +134,11 @@ class Expression:
     constant: bool | None = None
     faults: list[Fault] = field(default_factory=list)
 
+    @property
+    def inputs(self) -> set[str]:
+        """Tensors of ``inputs`` that it names."""
+        return {reference.name for reference in self.references if reference.space == "inputs"}
+
 
 @lru_cache(maxsize=1024)
 def read_expression(source: str) -> Expression:
@@ -202,11 +207,13 @@ class _ExpressionReader:
         if token.text in TENSORS:
             return self._tensor(index, index, Use.VALUE)
         if token.text == "steps":
-            return self._step(index)
+            return self._step(index, index)
         if is_call and token.text in REDUCTIONS:
             return self._tensor(index, index + 2, REDUCTIONS[token.text])
         if is_call and token.text == "has" and self._at(index + 2).text in TENSORS:
             return self._tensor(index, index + 2, Use.IS_PRESENT)
+        if is_call and token.text == "has" and self._at(index + 2).text == "steps":
+            return self._step(index, index + 2)
         if is_call and token.text == "size" and self._is_tensor_alone(index + 2):
             return self._tensor(index, index + 2, Use.SIZE)
         if is_call and token.text == "get":
@@ -270,15 +277,17 @@ class _ExpressionReader:
         name, after = self._literal(index + 1)
         return self._at(index).text in TENSORS and name is not None and self._at(after).text == ")"
 
-    def _step(self, index: int) -> int:
-        """Replace ``steps.NAME.ok``."""
+    def _step(self, start: int, index: int) -> int:
+        """Replace ``steps.NAME.ok`` or ``has(steps.NAME)`` from token ``start``; ``steps`` is at ``index``."""
         name, after = self._literal(index + 1)
-        if name is None or self._at(after).text != "." or self._at(after + 1).text != "ok":
-            return self._fault(index, 'ask whether a step gave an answer: steps.NAME.ok, or steps["NAME"].ok')
+        end = after + 1 if start != index else after + 2
+        last = ")" if start != index else ".ok"
+        if name is None or "".join(self._at(i).text for i in range(after, end)) != last:
+            return self._fault(start, 'ask whether a step gave an answer: has(steps.NAME), or steps["NAME"].ok')
         self._expression.references.append(Reference("steps", name.text, name.start))
-        self._replace(index, after + 1, self._variable(Use.IS_OK, "steps", name.text).name)
-        self._tests.append(Term(Fact("steps", name.text), index, after + 2))
-        return after + 2
+        self._replace(start, end - 1, self._variable(Use.IS_OK, "steps", name.text).name)
+        self._tests.append(Term(Fact("steps", name.text), start, end))
+        return end
 
     def _literal(self, index: int) -> tuple[ConditionToken | None, int]:
         """The name in the ``.NAME`` or ``["NAME"]`` at ``index``, and the index behind it."""

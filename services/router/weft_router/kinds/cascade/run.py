@@ -4,7 +4,7 @@ from weft_common.errors import DeadlineExceededError, InvalidArgumentError, Weft
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import NodePlan, StepPlan
 from weft_router.kinds.alternatives import AlternativesNode
-from weft_router.steps import Run
+from weft_router.steps import OpenStream, Run
 
 _NS_PER_MS = 1_000_000
 
@@ -14,39 +14,59 @@ class UntilAccepted(AlternativesNode):
 
     A step is passed over if its ``when`` is false, or less than its ``min_remaining_ms`` is left; a SOFT step that
     fails too. If no answer is accepted the latest one counts, if there is none the error of the last step that failed.
+
+    A step that streams is judged by its first response; if it is accepted, so are the others. A stream without a
+    response is not accepted where there is an ``accept``. What was not accepted waits unread until there is a better
+    answer.
     """
 
     async def run(self, run: Run) -> None:
         """As ``Node.run``."""
-        frame, records = run.frame, run.record.steps
+        frame, request, records = run.frame, run.request, run.record.steps
         latest: list[WireTensor | None] | None = None
         failure: WeftError | None = None
+        unread: OpenStream | None = None  # of the latest answer
         is_late = False
-        for step in self._steps:
-            plan = step.plan
-            has_answered = False
-            if plan.when is not None and not self._holds(plan.when, run):
-                pass
-            elif self._lacks_time(plan, run.deadline_ns):
-                is_late = True
-            else:
-                num_records = len(records)
-                try:
-                    has_answered = await step.run(run)
-                except WeftError as error:
-                    if latest is not None and self._is_out_of_time(plan, error):
-                        break
-                    raise
+        try:
+            for step in self._steps:
+                plan = step.plan
+                has_answered = False
+                if plan.when is not None and not self._holds(plan.when, run):
+                    pass
+                elif self._lacks_time(plan, run.deadline_ns):
+                    is_late = True
+                else:
+                    num_records = len(records)
+                    try:
+                        has_answered = await step.run(run)
+                    except WeftError as error:
+                        if latest is not None and self._is_out_of_time(plan, error):
+                            break
+                        raise
+                    if not has_answered:
+                        failure = self._failure(records[num_records])
                 if not has_answered:
-                    failure = self._failure(records[num_records])
-            if has_answered:
-                if plan.accept is None or self._holds(plan.accept, run):
+                    continue
+                stream = request.stream
+                if plan.accept is None:
                     return
-                latest = [frame[slot] for _, slot in self.plan.outputs]
-        if latest is None:
-            raise failure or self._no_answer(is_late=is_late)
-        for (_, slot), tensor in zip(self.plan.outputs, latest, strict=True):
-            frame[slot] = tensor
+                is_empty = stream is not None and not stream.num_responses
+                if not is_empty and self._holds(plan.accept, run):
+                    return
+                if latest is None or not is_empty:
+                    latest = [frame[slot] for _, slot in self.plan.outputs]
+                    stream, unread, request.stream = unread, stream, None
+                if stream is not None:
+                    request.stream = None
+                    await stream.close()
+            if latest is None:
+                raise failure or self._no_answer(is_late=is_late)
+            for (_, slot), tensor in zip(self.plan.outputs, latest, strict=True):
+                frame[slot] = tensor
+            unread, request.stream = None, unread
+        finally:
+            if unread is not None:
+                await unread.close()
 
     def _lacks_time(self, plan: StepPlan, deadline_ns: int | None) -> bool:
         """Whether less is left than the step needs to be worth a try."""

@@ -30,6 +30,8 @@ from weft_router.kinds.ensemble.build import build_members
 from weft_router.kinds.ensemble.checks import check_combines, check_idle, check_quorum
 from weft_router.kinds.ensemble.messages import MASK, combined_tensor, combines_of, keyed_outputs, method_of
 from weft_router.kinds.ensemble.run import AllAtOnce, CombinePlan
+from weft_router.kinds.ensemble.streamed import MergedEnsemble, StreamedEnsemble
+from weft_router.kinds.ensemble.streams import check_streams
 from weft_router.steps import Node, NodeParts
 
 
@@ -56,6 +58,16 @@ class EnsemblePlan(NodePlan):
         return bool(self.combines) and self.quorum <= 1 and all(one.method.is_first for one in self.combines)
 
     @property
+    def is_merge(self) -> bool:
+        """Whether each response of each step is one of the ensemble."""
+        return any(one.method.is_merged for one in self.combines)
+
+    @property
+    def streams(self) -> bool:
+        """Whether a step does, or the responses of several are merged."""
+        return self.is_merge or any(step.streams for step in self.steps)
+
+    @property
     def customs(self) -> tuple[StepPlan, ...]:
         """The models that combine."""
         return tuple(combine.custom for combine in self.combines if combine.custom is not None)
@@ -69,7 +81,8 @@ class EnsemblePlan(NodePlan):
 
     def node(self, parts: NodeParts) -> Node:
         """As ``NodePlan.node``."""
-        return AllAtOnce(
+        node = MergedEnsemble if self.is_merge else StreamedEnsemble if self.streams else AllAtOnce
+        return node(
             self, parts, self.combines, quorum=self.quorum, straggler_ms=self.straggler_ms, is_race=self.is_race
         )
 
@@ -118,6 +131,10 @@ class EnsembleKind(NodeKind):
         """Fields that the methods, or the dependencies of the steps, leave without effect."""
         check_idle(file, node, report)
 
+    def why_no_stream(self, node: NodeDefinition) -> str:
+        """One of them may, or any where they do not come together; ``build`` tells."""
+        return ""
+
     def tensors_read(self, node: NodeDefinition, names: NodeNames) -> set[str]:
         """What the combines take."""
         read: set[str] = set()
@@ -155,6 +172,7 @@ class EnsembleKind(NodeKind):
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
         """As ``NodeKind.build``."""
         members, types = build_members(builder, scope)
+        check_streams(scope, builder)
         if members is None:
             return None, types
         message = scope.node.message.ensemble

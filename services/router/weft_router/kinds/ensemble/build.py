@@ -42,6 +42,8 @@ def build_members(builder: NodeBuilder, scope: Scope) -> tuple[Members | None, d
     for i, step in enumerate(names):
         own = {tensor: scope.new_slot(tensor) for tensor in step.outputs.values() if (i, tensor) in read}
         built.append(builder.step(scope, i, own))
+        if i not in live:
+            scope.streaming.pop(i, None)
         for tensor, slot in own.items():
             slots[i, tensor] = slot
             scope.note(slot, f"{node.steps[i].name}.{tensor}", built[i].outputs[tensor])

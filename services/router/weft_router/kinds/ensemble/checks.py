@@ -7,12 +7,19 @@ from weft_router.combine import METHODS, CombineMethod
 from weft_router.graph.checks.fields import OF_THE_STEP
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, given_fields
 from weft_router.graph.syntax.report import GraphReport
-from weft_router.kinds.ensemble.messages import is_race, method_of
+from weft_router.kinds.ensemble.messages import is_merge, is_race, method_of
 
 
 def check_combines(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
     """Report combines without an output or a model, and two for one output."""
     seen: set[str] = set()
+    for i, combine in enumerate(node.message.ensemble.combine if is_merge(node) else ()):
+        if not method_of(combine).is_merged:
+            text = (
+                f"{method_of(combine).name} beside MERGE: where responses are merged each has the tensors of one step, "
+                "and there is nothing to combine; make every 'combine' a MERGE, or none"
+            )
+            report.error("G041", file, f"{node.kind_path}.combine[{i}]", text)
     for i, combine in enumerate(node.message.ensemble.combine):
         path = f"{node.kind_path}.combine[{i}]"
         method = method_of(combine)
@@ -41,7 +48,7 @@ def check_combines(file: GraphFile, node: NodeDefinition, report: GraphReport) -
 def check_quorum(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
     """Report a quorum that is never met, or less than must answer (G016)."""
     quorum, path = node.message.ensemble.quorum, f"{node.kind_path}.quorum"
-    if not quorum or is_race(node):
+    if not quorum or is_race(node) or is_merge(node):
         return
     num_steps = len(node.steps)
     num_hard = sum(step.message.dependency == pb.Step.HARD for step in node.steps)
@@ -67,6 +74,10 @@ def check_idle(file: GraphFile, node: NodeDefinition, report: GraphReport) -> No
         )
         for step in node.steps:
             report.refuse(file, step.path, given_fields(step.message, ("dependency",)), why)
+    elif is_merge(node):
+        why = "where responses are merged: each is given as it comes"
+        fields = [("quorum", ensemble.quorum > 0), ("straggler_ms", ensemble.straggler_ms > 0)]
+        report.refuse(file, node.kind_path, fields, why)
     elif node.steps and not any(step.message.dependency == pb.Step.SOFT for step in node.steps):
         why = "without a SOFT step: HARD ones are always waited for; make those that may be missing 'dependency: SOFT'"
         is_sure = ensemble.quorum == len(node.steps) and not any(step.message.when for step in node.steps)

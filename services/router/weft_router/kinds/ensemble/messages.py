@@ -30,6 +30,11 @@ def is_race(node: NodeDefinition) -> bool:
     return bool(combines) and all(method_of(combine).is_first for combine in combines)
 
 
+def is_merge(node: NodeDefinition) -> bool:
+    """Whether each response of each step of an ensemble is one of the node's."""
+    return any(method_of(combine).is_merged for combine in combines_of(node))
+
+
 def keyed_outputs(node: NodeDefinition, names: NodeNames, only: str) -> Iterator[tuple[str, int, str]]:
     """(output name, index of the step, its tensor) of a KEYED combine; ``only`` one tensor, or "" for all."""
     for i, step in enumerate(names.steps):

@@ -1,7 +1,8 @@
 """All steps at once, and one answer made of theirs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from weft_common.errors import InvalidArgumentError, RemoteError, WeftError
 from weft_router.combine import CombineMethod, CombineSettings, stack_with_mask
@@ -112,31 +113,46 @@ class AllAtOnce(AlternativesNode):
 
     async def run(self, run: Run) -> None:
         """As ``Node.run``."""
-        frame = run.frame
-        if len(self._steps) == 1:
-            answered = [0] if await self._steps[0].run(run) else []
-        elif self._is_race:
-            race = Race(ConditionFailedError)
-            for step in self._steps:
-                race.start(step.run(run))
-            await race.join()
-            answered = [race.winner] if race.winner >= 0 else []
-        else:
-            quorum = Quorum(self._needed, self._is_hard, self._straggler_s, waits_for_hard=not self._has_quorum)
-            for step in self._steps:
-                quorum.start(step.run(run))
-            await quorum.join()
-            answered = quorum.answered
+        frame, members = run.frame, [run] * len(self._steps)
+        answered = await self._race(members, self._answers) if self._is_race else await self._quorum(members)
         if len(answered) < self._needed:
             raise self._out_of_reach(run.record)
         if len(answered) < len(self._steps) and not self._is_race:
             for index, step in enumerate(self._steps):
                 if index not in answered:
                     step.fill_defaults(frame)  # of a late step nobody has done it yet
-        order = answered if self._is_race else [*answered, *(i for i in range(len(self._steps)) if i not in answered)]
+        await self._finish(run, answered)
+
+    async def _race(self, runs: Sequence[Run], answers: Callable[[int, Run], Coroutine[Any, Any, bool]]) -> list[int]:
+        """Index of the step that answers first, each with its run; empty where none does."""
+        if len(runs) == 1:
+            return [0] if await answers(0, runs[0]) else []
+        race = Race(ConditionFailedError)
+        for index, run in enumerate(runs):
+            race.start(answers(index, run))
+        await race.join()
+        return [race.winner] if race.winner >= 0 else []
+
+    async def _quorum(self, runs: Sequence[Run]) -> list[int]:
+        """Indexes of the steps that have answered, each with its run, in that order."""
+        if len(self._steps) == 1:
+            return [0] if await self._steps[0].run(runs[0]) else []
+        quorum = Quorum(self._needed, self._is_hard, self._straggler_s, waits_for_hard=not self._has_quorum)
+        for step, run in zip(self._steps, runs, strict=True):
+            quorum.start(step.run(run))
+        await quorum.join()
+        return quorum.answered
+
+    def _answers(self, index: int, run: Run) -> Coroutine[Any, Any, bool]:
+        return self._steps[index].run(run)
+
+    async def _finish(self, run: Run, answered: Sequence[int]) -> None:
+        """Combine the answers, in the order in which they came."""
+        rest = () if self._is_race else (i for i in range(len(self._steps)) if i not in answered)
+        order = [*answered, *rest]
         for combine in self._combines:
             try:
-                combine.run(frame, order)
+                combine.run(run.frame, order)
             except WeftError as error:
                 raise self._placed(error, combine.name) from error
         if self._customs:

@@ -97,6 +97,10 @@ class MapKind(NodeKind):
         """Lists, the number of steps, and collects."""
         check_map(file, node, report)
 
+    def why_no_stream(self, node: NodeDefinition) -> str:
+        """Its outputs are made of one answer for each row."""
+        return "a map makes lists of one answer for each row; use a model that gives one"
+
     def tensors_read(self, node: NodeDefinition, names: NodeNames) -> set[str]:
         """The lists."""
         return set(node.message.map.over)

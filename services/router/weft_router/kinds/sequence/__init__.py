@@ -10,6 +10,7 @@ from weft_router.graph.compiler.names import NodeNames
 from weft_router.graph.compiler.nodes import NodeBuilder
 from weft_router.graph.compiler.scope import Scope
 from weft_router.graph.description import (
+    THEN,
     Description,
     End,
     Flow,
@@ -27,13 +28,21 @@ from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.signatures import TensorType
 from weft_router.kinds.sequence.build import build_pipeline
+from weft_router.kinds.sequence.following import check_followed
 from weft_router.kinds.sequence.run import Loop, LoopPlan, Pipeline
+from weft_router.kinds.sequence.stages import StagedPipeline
 from weft_router.steps import Node, NodeParts
 
 
 @dataclass(frozen=True, slots=True)
 class SequencePlan(NodePlan):
-    """A sequence; ``loop`` is None where it runs once."""
+    """A sequence.
+
+    Attributes:
+        loop: None where it runs once.
+        max_inflight_responses: Where it streams: responses of a step that streams that are in work at once; the step's
+            stream is not read further before one of them is done. 0: one.
+    """
 
     kind: ClassVar[str] = "sequence"
     path_form: ClassVar[PathForm] = PathForm(("(", ")"), (".", ""))
@@ -41,6 +50,7 @@ class SequencePlan(NodePlan):
     runs_shadows: ClassVar[bool] = True
 
     loop: LoopPlan | None = None
+    max_inflight_responses: int = 0
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
@@ -64,7 +74,10 @@ class SequencePlan(NodePlan):
 
     def node(self, parts: NodeParts) -> Node:
         """As ``NodePlan.node``."""
-        return Pipeline(self, parts) if self.loop is None else Loop(self, parts, self.loop)
+        if self.loop is not None:
+            return Loop(self, parts, self.loop)
+        pipeline = Pipeline(self, parts)
+        return StagedPipeline(pipeline, self.max_inflight_responses) if self.streams else pipeline
 
     def describe(self) -> Description:
         """The data that passes between the steps, and the loop."""
@@ -80,16 +93,23 @@ class SequencePlan(NodePlan):
             entry=End("inputs", is_plain=True),
             exit=End("outputs", is_plain=True),
             flows=tuple(flows),
-            notes=(f"at most {counted(self.loop.max_iterations, 'round')}",) if self.loop else (),
+            notes=self._notes(),
             step_notes={index: when_notes(step) for index, step in enumerate(self.steps)},
             maybe_absent=frozenset[int]().union(*optional),
         )
+
+    def _notes(self) -> tuple[str, ...]:
+        if self.loop is not None:
+            return (f"at most {counted(self.loop.max_iterations, 'round')}",)
+        limit = self.max_inflight_responses
+        return (f"at most {counted(limit, 'response')} of a stream in work",) if limit else ()
 
 
 class SequenceKind(NodeKind):
     """Sequences in a file."""
 
     plan = SequencePlan
+    step_fields = frozenset({"after"})
     sees_answers = True
 
     def conditions(self, message: pb.Node) -> Iterable[tuple[str, str]]:
@@ -105,6 +125,10 @@ class SequenceKind(NodeKind):
         read = {tensor for step in names.steps for tensor, producer in step.reads.items() if producer is not None}
         yield from (tensor for step in names.steps for tensor in step.outputs.values() if tensor not in read)
 
+    def why_no_stream(self, node: NodeDefinition) -> str:
+        """Any step may; a loop is told by the checks of its streams."""
+        return ""
+
     def build(
         self, builder: NodeBuilder, scope: Scope, promised: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
@@ -112,14 +136,24 @@ class SequenceKind(NodeKind):
         steps, loop, outputs = build_pipeline(builder, scope)
         if steps is None:
             return None, outputs
-        return replace(scope.node_plan(SequencePlan, steps, scope.slots), loop=loop), outputs
+        message = scope.file.message.ensemble_scheduling if scope.file.is_ensemble else None
+        limit = message.max_inflight_requests if message else scope.node.message.sequence.max_inflight_responses
+        plan = scope.node_plan(SequencePlan, steps, {**scope.slots, **scope.given_slots})
+        return replace(plan, loop=loop, max_inflight_responses=limit if scope.streaming else 0), outputs
+
+    def check(self, file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
+        """Names of steps in ``after`` and ``answer_after``."""
+        for step in node.steps:
+            check_followed(file, node, step.message.after, f"{step.path}.after", report)
+        check_followed(file, node, node.message.sequence.answer_after, f"{node.kind_path}.answer_after", report)
 
     def check_fields(self, file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
-        """What has an effect in the root, or with several steps alone."""
+        """What has an effect with several steps alone, or where the file does not order the steps."""
         sequence = node.message.sequence
         check_choices(file, node, [("ordered", sequence.ordered)], report)
-        is_idle = sequence.max_inflight_responses > 0 and node.name != file.root
-        report.refuse(file, node.kind_path, [("max_inflight_responses", is_idle)], "in a node that is not the root")
+        for step in node.steps if sequence.ordered else ():
+            why = "in an 'ordered' sequence, where each step waits for the one before it"
+            report.refuse(file, step.path, [("after", len(step.message.after) > 0)], why)
 
 
 def _data_flows(plan: "SequencePlan") -> Iterator[Flow]:
@@ -138,9 +172,13 @@ def _data_flows(plan: "SequencePlan") -> Iterator[Flow]:
     for index, step in enumerate(plan.steps):
         for consumer in step.consumers:
             if (index, consumer) not in joined:
-                yield Flow(index, consumer, ("then",))
-    for binding in plan.outputs:
-        yield _data_flow(plan, producers.get(binding.slot), None, TensorUse(binding.slot, taken_as=binding.name))
+                yield Flow(index, consumer, (THEN,))
+    sources = [producers.get(binding.slot) for binding in plan.outputs]
+    for source, binding in zip(sources, plan.outputs, strict=True):
+        yield _data_flow(plan, source, None, TensorUse(binding.slot, taken_as=binding.name))
+    for index, step in enumerate(plan.steps):
+        if step.is_awaited and index not in sources:
+            yield Flow(index, None, (THEN,))
 
 
 def _data_flow(plan: "SequencePlan", source: int | None, target: int | None, use: TensorUse) -> Flow:

@@ -1,20 +1,20 @@
 """From a sequence to its plan: steps in the order of their data, those that nothing reads left out, and the loop."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 
 from weft_common.text.pbtxt import suggestion
 from weft_router.graph.compiler.names import target_path
 from weft_router.graph.compiler.nodes import NodeBuilder
-from weft_router.graph.compiler.resolve import ModelTarget
-from weft_router.graph.compiler.scope import BuiltStep, Scope, Streams, owner_text
+from weft_router.graph.compiler.scope import BuiltStep, Scope, owner_text
 from weft_router.graph.compiler.sights import outputs_sight
 from weft_router.graph.plan import StepPlan
 from weft_router.graph.types.conditions import Purpose
 from weft_router.graph.types.signatures import TensorType
+from weft_router.kinds.sequence.following import follows, live_steps
 from weft_router.kinds.sequence.run import LoopPlan
-from weft_router.kinds.sequence.streams import StreamStep, check_streams
+from weft_router.kinds.sequence.streams import StreamStep, check_one_response, check_streams
 
 _WHILE = Purpose("while")
 
@@ -27,25 +27,32 @@ def build_pipeline(
     order = _order(builder, scope, _waits(scope, steps))
     if order is None:
         return None, None, {name: TensorType.unknown("a cycle") for name in scope.names.outputs}
-    live = _allocate(scope, order)
-    built = {i: _compiled(builder, scope, i, is_live=i in live) for i in order}
-    _check_unread(builder, scope)
+    after = follows(scope, steps)
+    live = _allocate(scope, order, after)
+    whole = scope.names.indexes_of(scope.node, scope.node.message.sequence.answer_after)
+    whole = whole.union(*(after[i] | scope.names.steps[i].asks for i in live))
+    built = {i: _compiled(builder, scope, i, is_live=i in live, is_whole=i in whole) for i in order}
+    _check_unread(builder, scope, live_steps(scope, order, {*_read_by_node(scope), *scope.names.outputs}, after))
     loop = _loop(builder, scope)
-    if len(scope.call.trail) == 1:
-        _check_streams(builder, scope, order, live)
+    if scope.streaming:
+        _check_streams(builder, scope, order)
+    elif not any(step.is_open for step in scope.names.steps):
+        check_one_response(scope.file, scope.node, builder.report)
     known = {**scope.inputs, **scope.produced}
     outputs = {name: known[name] for name in scope.names.outputs if name in known}
     plans = {i: plan for i in steps if i in live and (plan := built[i].plan)}
     if len(plans) != len(live):
         return None, loop, outputs
-    return _linked(plans, _waits(scope, list(plans))), loop, outputs
+    return _linked(scope, plans, _waits(scope, list(plans))), loop, outputs
 
 
-def _compiled(builder: NodeBuilder, scope: Scope, index: int, *, is_live: bool) -> BuiltStep:
+def _compiled(builder: NodeBuilder, scope: Scope, index: int, *, is_live: bool, is_whole: bool) -> BuiltStep:
     """One step; those after it can read what it gives."""
     given = scope.names.steps[index].outputs.values() if is_live else ()
-    slots = {tensor: scope.slots[tensor] for tensor in given if tensor in scope.slots}
-    built = builder.step(scope, index, slots)
+    slots = {tensor: scope.given_slots[tensor] for tensor in given if tensor in scope.given_slots}
+    built = builder.step(scope, index, slots, is_whole=is_whole)
+    if not is_live:
+        scope.streaming.pop(index, None)
     for tensor, known in built.outputs.items():
         scope.produced.setdefault(tensor, known)
         scope.answered.setdefault(tensor, built.answered[tensor])
@@ -75,30 +82,44 @@ def _report_ring(builder: NodeBuilder, scope: Scope, waits: Mapping[int, set[int
     steps = scope.node.steps
     shown = " -> ".join(steps[i].name for i in circle)
     reason = "each step waits for an output of the one before it"
+    by_after = [steps[i].name for before, i in pairwise(circle) if before in scope.names.steps[i].follows]
     if scope.node.message.sequence.ordered:
         reason += ", or for its turn, since the sequence is 'ordered'; put the steps in the order of their data"
+    elif by_after:
+        told = " and ".join(f"'{name}'" for name in by_after)
+        reason = f"each step waits for the one before it, {told} by 'after'; leave one out"
     else:
         reason += "; let one of them read another tensor"
     text = f"cycle: {shown}; {reason}"
     if len(circle) == 2:
-        text = f"cycle: {shown}; the step waits for an output of its own; let it read another tensor"
+        itself = "waits for an output of its own; let it read another tensor"
+        text = f"cycle: {shown}; the step {'is after itself; leave that out' if by_after else itself}"
     builder.report.error("G003", scope.file, target_path(steps[circle[0]]), text)
 
 
-def _check_unread(builder: NodeBuilder, scope: Scope) -> None:
-    """Tensors that nothing reads are an error in an ensemble; elsewhere a step with no others is warned of."""
+def _check_unread(builder: NodeBuilder, scope: Scope, live: Set[int]) -> None:
+    """Tensors that nothing reads are an error in an ensemble; elsewhere a step with no others is warned of.
+
+    Args:
+        builder: Has the report.
+        scope: The node.
+        live: Steps that run where every output of the node is read.
+    """
     file, node, names = scope.file, scope.node, scope.names
     if any(step.is_open for step in names.steps):
         return
-    asked = {i for step in names.steps for i in step.asks}
+    read_from = {producer for step in names.steps for producer in step.reads.values()}
     for i, (step, step_names) in enumerate(zip(node.steps, names.steps, strict=True)):
         unread = [(name, tensor) for name, tensor in step_names.outputs.items() if not names.is_used(tensor)]
         if file.is_ensemble:
             for name, tensor in unread:
                 text = f"ensemble tensor '{tensor}' is unused in ensemble '{file.name}'"
                 builder.report.error("G026", file, f"{step.path}.output_map[{name}]", text)
-        elif unread and len(unread) == len(step_names.outputs) and i not in asked and not builder.report.has_errors:
-            text = f"step '{step.name}' never runs: nothing reads its outputs"
+        elif i not in live and i not in read_from and not builder.report.has_errors:
+            text = (
+                f"step '{step.name}' never runs: nothing reads its outputs; if it is a guard, let the steps that it "
+                f'guards say after: "{step.name}", or the sequence answer_after: "{step.name}"'
+            )
             builder.report.warning("G026", file, target_path(step), text)
 
 
@@ -118,7 +139,7 @@ def _loop(builder: NodeBuilder, scope: Scope) -> LoopPlan | None:
         )
         builder.report.error("G020", file, path, text)
     test = f"{path}.while"
-    sight = outputs_sight(scope, test, scope.produced, scope.slots)
+    sight = outputs_sight(scope, test, scope.produced, scope.given_slots)
     again = builder.condition(scope, test, _WHILE, outputs=sight)
     carry = _carry(builder, scope, message.carry, f"{path}.carry")
     return LoopPlan(again, message.max_iterations, carry) if again is not None else None
@@ -143,70 +164,71 @@ def _carry(builder: NodeBuilder, scope: Scope, carried: Mapping[str, str], path:
         if produced is not None and used is not None:
             what = f"input '{target}' of the next round"
             builder.check_use(file, where, produced, used, is_required=not used.is_optional, what=what)
-            pairs[target] = (scope.slots[output], scope.slots[target])
+            pairs[target] = (scope.given_slots[output], scope.slots[target])
     return tuple(pairs.values())
 
 
-def _check_streams(builder: NodeBuilder, scope: Scope, order: list[int], live: set[int]) -> None:
-    """Find out whether the graph is decoupled, and check the streams of its root."""
-    names = scope.names
+def _check_streams(builder: NodeBuilder, scope: Scope, order: list[int]) -> None:
+    """Check the streams of a sequence."""
+    names, waits = scope.names, _waits(scope, range(len(scope.names.steps)))
     steps = [
         StreamStep(
             definition,
-            is_decoupled=i in live and _is_decoupled(step.target),
-            producers=step.waits_for,
+            is_streaming=i in scope.streaming,
+            producers=waits[i],
             reads_input=None in step.reads.values(),
-            is_known=not step.is_open,
         )
         for i, (definition, step) in enumerate(zip(scope.node.steps, names.steps, strict=True))
     ]
-    outputs = {name: names.producers[name] for name in names.outputs if name in names.producers}
-    targets = [names.steps[i].target for i, step in enumerate(steps) if step.is_decoupled]
-    builder.streams = Streams(
-        is_decoupled=check_streams(scope.file, scope.node, order, steps, outputs, builder.report),
-        can_collect=all(isinstance(each, ModelTarget) and each.signature.can_collect for each in targets),
-        max_inflight=scope.node.message.sequence.max_inflight_responses,
-    )
+    wanted = [name for name in names.outputs if name in scope.call.wanted]
+    outputs = {name: names.producers[name] for name in wanted if name in names.producers}
+    check_streams(scope.file, scope.node, order, steps, outputs, builder.report)
 
 
 def _waits(scope: Scope, indexes: Sequence[int]) -> dict[int, set[int]]:
     """Steps that each of some steps waits for: in an ordered sequence the one before it is among them."""
-    waits = {i: scope.names.steps[i].waits_for for i in indexes}
-    if scope.node.message.sequence.ordered:
-        for before, i in pairwise(indexes):
-            waits[i] = waits[i] | {before}
-    return waits
+    after = follows(scope, indexes)
+    return {i: scope.names.steps[i].waits_for | after[i] for i in indexes}
 
 
-def _allocate(scope: Scope, order: Iterable[int]) -> set[int]:
-    """Steps that must run, shadows among them; what they, a caller or the loop read has a slot."""
-    names, loop = scope.names.steps, scope.node.message.sequence.loop
-    read = {*scope.call.wanted, *loop.carry}
+def _read_by_node(scope: Scope) -> set[str]:
+    """Outputs of steps that the loop carries over and tests."""
+    read = set(scope.node.message.sequence.loop.carry)
     again = scope.names.conditions.get(f"{scope.node.kind_path}.loop.while")
     if again is not None:
         read.update(ref.name for ref in again.expression.references if ref.space == "outputs")
-    live: set[int] = set()
-    asked: set[int] = set()
-    for i in reversed([*order]):
-        if i in asked or scope.node.steps[i].is_shadow or not read.isdisjoint(names[i].outputs.values()):
-            live.add(i)
-            asked |= names[i].asks
-            read.update(tensor for tensor, producer in names[i].reads.items() if producer is not None)
+    return read
+
+
+def _allocate(scope: Scope, order: Sequence[int], after: Mapping[int, Set[int]]) -> set[int]:
+    """Steps that must run, shadows among them; what they, a caller or the loop read has a slot."""
+    names = scope.names.steps
+    read = {*scope.call.wanted, *_read_by_node(scope)}
+    live = live_steps(scope, order, read, after)
+    read.update(tensor for i in live for tensor, producer in names[i].reads.items() if producer is not None)
     for tensor in (tensor for i in sorted(live) for tensor in names[i].outputs.values()):
-        if tensor in read and tensor not in scope.slots:
-            scope.slots[tensor] = scope.new_slot(tensor)
-    scope.new_ok_slots(asked)
+        if tensor in read and tensor not in scope.given_slots:
+            scope.given_slots[tensor] = scope.new_slot(tensor)
+    scope.new_ok_slots({asked for i in live for asked in names[i].asks})
     return live
 
 
-def _linked(plans: Mapping[int, StepPlan], waits: Mapping[int, set[int]]) -> list[StepPlan]:
+def _linked(scope: Scope, plans: Mapping[int, StepPlan], waits: Mapping[int, Set[int]]) -> list[StepPlan]:
     """Plans that know which of them wait for which."""
+    awaited = scope.names.indexes_of(scope.node, scope.node.message.sequence.answer_after)
+    after = follows(scope, list(plans))
+    position = {i: place for place, i in enumerate(plans)}
     consumers: dict[int, list[int]] = {i: [] for i in plans}
-    for position, i in enumerate(plans):
+    for i in plans:
         for producer in waits[i]:
-            consumers[producer].append(position)
-    return [replace(plan, consumers=tuple(consumers[i]), num_dependencies=len(waits[i])) for i, plan in plans.items()]
-
-
-def _is_decoupled(target: object) -> bool:
-    return isinstance(target, ModelTarget) and target.signature.is_decoupled
+            consumers[producer].append(position[i])
+    return [
+        replace(
+            plan,
+            consumers=tuple(consumers[i]),
+            num_dependencies=len(waits[i]),
+            after=tuple(sorted(position[other] for other in after[i])),
+            is_awaited=i in awaited,
+        )
+        for i, plan in plans.items()
+    ]

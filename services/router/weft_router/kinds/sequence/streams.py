@@ -1,4 +1,4 @@
-"""Decoupled models in a graph: each tensor belongs to the responses of at most one of them.
+"""Streams in a sequence: each tensor belongs to the responses of at most one of its steps.
 
 The rule of Triton Inference Server: the outputs of a decoupled step carry its label, and so does what is made of them.
 A step that reads two labels would have to join streams of different lengths, which has no meaning.
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from weft_router.graph.compiler.names import target_path
-from weft_router.graph.policy import has_field
+from weft_router.graph.compiler.scope import declaring, owner_text
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft_router.graph.syntax.report import GraphReport
 
@@ -24,17 +24,15 @@ class StreamStep(NamedTuple):
 
     Attributes:
         definition: What the file says.
-        is_decoupled: The step itself calls a decoupled model.
-        producers: Indexes of the steps that this one waits for, by an input, a condition or ``steps.<name>.ok``.
-        reads_input: Whether it reads an input of the graph.
-        is_known: Whether anything is known of what it calls.
+        is_streaming: The step may give several responses itself.
+        producers: Indexes of the steps that this one waits for, by an input, a condition, or because it is after them.
+        reads_input: Whether it reads an input of the node.
     """
 
     definition: StepDefinition
-    is_decoupled: bool
+    is_streaming: bool
     producers: Collection[int]
     reads_input: bool = False
-    is_known: bool = True
 
 
 def check_streams(
@@ -44,19 +42,16 @@ def check_streams(
     steps: Sequence[StreamStep],
     outputs: Mapping[str, int],
     report: GraphReport,
-) -> bool:
-    """Whether the graph is decoupled: whether a step of its root sequence calls a decoupled model.
-
-    To be called once, for the root sequence of the graph that is compiled.
+) -> None:
+    """Report what is wrong with the streams of a sequence that has some.
 
     Args:
         file: The graph.
-        node: Its root, a sequence.
+        node: The sequence.
         order: Indexes of ``steps``, each after its producers.
         steps: In declared order. Shadows have no outputs, hence no label.
-        outputs: Output of the graph -> index of the step that gives it; outputs that are inputs of the graph left out.
-        report: Receives steps and outputs that would join two streams, and what has no effect on a stream or without
-            one (G019).
+        outputs: Output of the node -> index of the step that gives it; outputs that are inputs of the node left out.
+        report: Receives steps and outputs that would join two streams, and what has no meaning for a stream (G019).
     """
     labels: dict[int, int] = {}
     for i in order:
@@ -68,15 +63,12 @@ def check_streams(
         if len(streams) > 1 or (file.is_ensemble and len(read) > 1):
             text = _joined(file, step.definition, [steps[label].definition.name for label in streams])
             report.error("G019", file, target_path(step.definition), text)
-        labels[i] = i if step.is_decoupled else next(iter(streams), _ONCE)
-        if step.is_decoupled:
-            _check_step(file, step.definition, report)
-    is_decoupled = any(step.is_decoupled for step in steps)
-    _check_needed(file, steps, outputs.values(), report)
-    _check_outputs(file, steps, {name: labels[i] for name, i in outputs.items()}, report)
-    if is_decoupled or all(step.is_known for step in steps):
-        _check_idle(file, node, report, is_decoupled=is_decoupled)
-    return is_decoupled
+        labels[i] = i if step.is_streaming else next(iter(streams), _ONCE)
+    _check_needed(file, node, steps, outputs.values(), report)
+    _check_outputs(file, node, steps, {name: labels[i] for name, i in outputs.items()}, report)
+    if node.message.sequence.HasField("loop"):
+        text = "'loop' is not for a sequence that streams: it gives several responses to a request"
+        report.error("G019", file, f"{node.kind_path}.loop", text, is_name=True)
 
 
 def _joined(file: GraphFile, step: StepDefinition, streams: list[str]) -> str:
@@ -92,16 +84,22 @@ def _joined(file: GraphFile, step: StepDefinition, streams: list[str]) -> str:
     )
 
 
-def _check_step(file: GraphFile, step: StepDefinition, report: GraphReport) -> None:
-    for name, kind in file.policies.items():
-        if kind.why_no_stream and has_field(step.message.policy, name):
-            why = kind.why_no_stream
-            text = f"'{name}' is not for step '{step.name}', whose model is decoupled: {why}; leave it out"
-            report.error("G019", file, f"{step.path}.policy.{name}", text, is_name=True)
+def check_one_response(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
+    """Report what has an effect on a stream alone in a sequence without one (G018)."""
+    if node.message.sequence.max_inflight_responses:
+        text = "'max_inflight_responses' has no effect: no step of the sequence streams, so it gives one response"
+        report.error("G018", file, f"{node.kind_path}.max_inflight_responses", text, is_name=True)
+    if node.name == file.root and file.message.ensemble_scheduling.max_inflight_requests:
+        text = (
+            "'max_inflight_requests' has no effect: no step calls a decoupled model, so each request gets one response"
+        )
+        report.warning("G018", file, "ensemble_scheduling.max_inflight_requests", text)
 
 
-def _check_needed(file: GraphFile, steps: Sequence[StreamStep], sources: Iterable[int], report: GraphReport) -> None:
-    """The responses of the graph are those of a stream that an output follows; a shadow alone has none."""
+def _check_needed(
+    file: GraphFile, node: NodeDefinition, steps: Sequence[StreamStep], sources: Iterable[int], report: GraphReport
+) -> None:
+    """The responses of the node are those of a stream that an output follows; a shadow alone has none."""
     needed: set[int] = set()
     unseen = set(sources)
     while unseen:
@@ -109,25 +107,30 @@ def _check_needed(file: GraphFile, steps: Sequence[StreamStep], sources: Iterabl
         needed.add(i)
         unseen |= set(steps[i].producers) - needed
     for i, step in enumerate(steps):
-        if step.is_decoupled and i not in needed and not step.definition.message.HasField("shadow"):
+        if step.is_streaming and i not in needed:
             text = (
-                f"step '{step.definition.name}', whose model is decoupled, is read by shadows alone; no output of the "
-                "graph follows its responses"
+                f"step '{step.definition.name}' streams, and no output of {owner_text(file, node)} follows it; "
+                "let one read from it, or leave it out"
             )
             report.error("G019", file, target_path(step.definition), text)
 
 
 def _check_outputs(
-    file: GraphFile, steps: Sequence[StreamStep], labels: Mapping[str, int], report: GraphReport
+    file: GraphFile,
+    node: NodeDefinition,
+    steps: Sequence[StreamStep],
+    labels: Mapping[str, int],
+    report: GraphReport,
 ) -> None:
-    """Outputs of the graph come together in each response, so they follow one stream."""
-    given = [spec.name for spec in file.message.output]
+    """Outputs of the node come together in each response, so they follow one stream."""
+    given = [spec.name for spec in declaring(file, node).output]
+    prefix = "" if node.name == file.root else f"{node.path}."
     first: tuple[str, int] | None = None
     for name, label in labels.items():
         if label == _ONCE and not file.is_ensemble:
             continue
         if first is not None and label != first[1]:
-            path = f"output[{given.index(name)}].name" if name in given else "name"
+            path = f"{prefix}output[{given.index(name)}].name" if name in given else node.kind_path
             sources = [f"'{one}' {_source(steps, of)}" for one, of in (first, (name, label))]
             text = f"the responses cannot have both outputs: {' and '.join(sources)}; leave one of them out"
             report.error("G019", file, path, text)
@@ -136,30 +139,3 @@ def _check_outputs(
 
 def _source(steps: Sequence[StreamStep], label: int) -> str:
     return "comes once" if label == _ONCE else f"follows the responses of step '{steps[label].definition.name}'"
-
-
-def _check_idle(file: GraphFile, node: NodeDefinition, report: GraphReport, *, is_decoupled: bool) -> None:
-    """What only a decoupled graph has, and what such a graph does not have."""
-    message, sequence = file.message, node.message.sequence
-    reason = "no step of the root calls a decoupled model, so each request gets one response"
-    if not is_decoupled and not file.is_ensemble:
-        if message.model_transaction_policy.decoupled:
-            path = "model_transaction_policy.decoupled"
-            report.error("G018", file, path, f"'decoupled' has no effect: {reason}", is_name=True)
-        if sequence.max_inflight_responses:
-            path = f"{node.kind_path}.max_inflight_responses"
-            report.error("G018", file, path, f"'max_inflight_responses' has no effect: {reason}", is_name=True)
-    if not is_decoupled and message.ensemble_scheduling.max_inflight_requests:
-        text = f"'max_inflight_requests' has no effect: {reason}"
-        report.warning("G018", file, "ensemble_scheduling.max_inflight_requests", text)
-    if is_decoupled:
-        several = "the graph gives several responses to a request"
-        for path, is_given in (
-            ("policy.cache", message.policy.HasField("cache")),
-            ("response_cache.enable", message.response_cache.enable),
-            (f"{node.kind_path}.loop", sequence.HasField("loop")),
-            (f"{node.kind_path}.ordered", sequence.ordered),
-        ):
-            if is_given:
-                name = path.removesuffix(".enable").rpartition(".")[2]
-                report.error("G019", file, path, f"'{name}' is not for a decoupled graph: {several}", is_name=True)

@@ -1,1 +1,0 @@
-"""Graphs with a decoupled step."""

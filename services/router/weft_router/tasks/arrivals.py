@@ -1,0 +1,80 @@
+"""Items of several sources in the order in which they arrive."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any, Generic, TypeVar
+
+from weft_common.cancellation import cancel_and_wait
+
+_Item = TypeVar("_Item")
+_END: Any = object()
+
+
+class Arrivals(Generic[_Item]):
+    """Runs several sources at once.
+
+    Every source is asked for one item; for a further one when that was taken, and then the next is wanted.
+
+    Args:
+        sources: Closed here.
+    """
+
+    def __init__(self, sources: Iterable[AsyncGenerator[_Item, None]]) -> None:
+        self._sources = tuple(sources)
+        self._idle: list[AsyncGenerator[_Item, None]] = list(self._sources)
+        self._asked: dict[asyncio.Task[_Item], AsyncGenerator[_Item, None]] = {}
+        self._arrived: deque[asyncio.Task[_Item]] = deque()
+        self._has_arrived = asyncio.Event()
+
+    @property
+    def has_one_left(self) -> bool:
+        """Whether it is known that only the source of the latest item may have another."""
+        return all(task.done() and not _failed(task) and task.result() is _END for task in self._asked)
+
+    async def next(self) -> _Item | None:
+        """The next item; None when every source has ended.
+
+        Raises:
+            Exception: As the source raised it whose turn it is.
+
+        Cancelling the awaiting task loses no item.
+        """
+        for source in self._idle:
+            task = asyncio.create_task(_next(source))
+            self._asked[task] = source
+            task.add_done_callback(self._on_arrival)
+        self._idle.clear()
+        while self._asked:
+            while not self._arrived:
+                self._has_arrived.clear()
+                await self._has_arrived.wait()
+            task = self._arrived.popleft()
+            source = self._asked.pop(task)
+            item = task.result()
+            if item is not _END:
+                self._idle.append(source)
+                return item
+        return None
+
+    async def close(self) -> None:
+        """Every source has ended, and no task is left."""
+        async with contextlib.AsyncExitStack() as closing:
+            for source in self._sources:
+                closing.push_async_callback(source.aclose)
+            tasks = [*self._asked]
+            self._asked.clear()
+            await cancel_and_wait(tasks)
+
+    def _on_arrival(self, task: "asyncio.Task[_Item]") -> None:
+        self._arrived.append(task)
+        self._has_arrived.set()
+
+
+def _failed(task: "asyncio.Task[Any]") -> bool:
+    return task.cancelled() or task.exception() is not None
+
+
+async def _next(source: AsyncGenerator[_Item, None]) -> _Item:
+    return await anext(source, _END)

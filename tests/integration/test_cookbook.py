@@ -1,0 +1,56 @@
+"""Every pipeline of docs/cookbook.md serves: its programs run, and each command prints what the page shows."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from examples.cookbook import PAGE, ROOT, write_repository
+
+from weft_cli.__main__ import main
+from weft_mesh.running import running_mesh
+
+PIPELINES = [section.partition("\n")[::2] for section in PAGE.read_text().split("\n## ")[1:]]
+#: A program; or a command with the lines that the page shows of its output.
+STEP = re.compile(
+    r"^```python\n(?!# )(.*?)^```$|^\$ (weft infer [^\n]*)\n((?:(?![$`])[^\n]*\n)*)", re.MULTILINE | re.DOTALL
+)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Router of a mesh over the page's repository, as `weft up` starts it."""
+    root = write_repository(tmp_path_factory.mktemp("cookbook"), PAGE.read_text())
+    with running_mesh(root) as endpoints:
+        yield endpoints["router"].grpc
+
+
+def pattern(lines: str) -> str:
+    """Lines as a page shows them: ``...`` is anything, and lines between them may be left out."""
+    return "(.*\n)*?".join(re.escape(line).replace(r"\.\.\.", ".*") + " *\n" for line in lines.splitlines())
+
+
+@pytest.mark.parametrize(("heading", "text"), PIPELINES, ids=[heading for heading, _ in PIPELINES])
+def test_a_pipeline_answers_as_the_page_shows(
+    url: str,
+    heading: str,
+    text: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the order in which a reader runs and types it, beside the sample models."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model_repository").symlink_to(ROOT / "model_repository", target_is_directory=True)
+    steps = STEP.findall(text)
+    assert any(command for _, command, _ in steps), f"'{heading}' shows no request"
+    for program, command, shown in steps:
+        if program:
+            exec(compile(program, f"docs/cookbook.md: {heading}", "exec"), {})
+            continue
+        status = main([*shlex.split(command)[1:], "--url", url])
+        printed, faults = capsys.readouterr()
+        assert 0 == status, f"{command}\n{faults}"
+        assert shown, f"{command} prints\n{printed}"
+        assert re.search(f"(?m)^{pattern(shown)}", printed), f"{command} prints\n{printed}"
