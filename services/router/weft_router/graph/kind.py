@@ -82,6 +82,10 @@ class NodeKind(ABC):
         """Inputs of the node that it reads itself; none here."""
         return set()
 
+    def tensors_needed(self, node: "NodeDefinition", needed: set[str]) -> set[str]:
+        """Tensors that the node itself cannot do without, beside those ``needed`` by its steps; none here."""
+        return set()
+
     def custom_wires(self, node: "NodeDefinition", key: int, wires: Sequence["Wire"]) -> list["Wire"]:
         """The wires of a custom step that start at inputs of the node; here all of them."""
         return list(wires)

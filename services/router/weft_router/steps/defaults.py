@@ -1,4 +1,4 @@
-"""Default outputs of a step that gave no answer."""
+"""Default outputs of a step that gave no answer, or left them out of it."""
 
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import Frame, NodePlan, StepPlan
@@ -9,7 +9,7 @@ class Defaults:
 
     Args:
         plan: The step.
-        node: The node around it; its inputs give the number of rows.
+        node: The node around it; it says what gives the number of rows.
     """
 
     def __init__(self, plan: StepPlan, node: NodePlan) -> None:
@@ -18,7 +18,7 @@ class Defaults:
             self._absent.append(plan.ok_slot)
         self._defaults = plan.defaults
         specs = node.specs
-        self._inputs = [(slot, len(specs[slot].dims) + 1 if slot in specs else 0) for _, slot in node.inputs]
+        self._inputs = [(slot, len(specs[slot].dims) + 1 if slot in specs else 0) for slot in node.counting_slots]
 
     def fill(self, frame: Frame) -> None:
         """Set the step's outputs to their defaults, or to absent, and its ok slot to absent."""
@@ -26,6 +26,12 @@ class Defaults:
             frame[slot] = None
         for slot, tensor, is_batched in self._defaults:
             frame[slot] = _repeated(tensor, self._num_rows(frame)) if is_batched else tensor
+
+    def complete(self, frame: Frame) -> None:
+        """Set those of the step's outputs that its answer has left out to their defaults."""
+        for slot, tensor, is_batched in self._defaults:
+            if frame[slot] is None:
+                frame[slot] = _repeated(tensor, self._num_rows(frame)) if is_batched else tensor
 
     def _num_rows(self, frame: Frame) -> int:
         """Rows of the request: those of the first input that has a batch dimension; 1 where none has."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from weft_router.graph.compiler.names import NodeNames
+from weft_router.graph.compiler.names import NodeNames, narrowed
 from weft_router.graph.compiler.nodes import NodeBuilder
 from weft_router.graph.compiler.scope import Scope
 from weft_router.graph.description import (
@@ -50,6 +50,11 @@ class MapPlan(NodePlan):
     def batches_steps(self) -> bool | None:
         """As ``NodePlan.batches_steps``."""
         return self.settings.is_batched
+
+    @property
+    def counting_slots(self) -> tuple[int, ...]:
+        """As ``NodePlan.counting_slots``."""
+        return tuple(one.row_slot for one in self.settings.over)
 
     def first_lost(self, lost: Sequence[int]) -> int | None:
         """A step that must not fail."""
@@ -104,6 +109,11 @@ class MapKind(NodeKind):
     def tensors_read(self, node: NodeDefinition, names: NodeNames) -> set[str]:
         """The lists."""
         return set(node.message.map.over)
+
+    def tensors_needed(self, node: NodeDefinition, needed: set[str]) -> set[str]:
+        """The lists and their lengths, but for what the step's ``when`` tests."""
+        tested = {tensor for step in node.steps if not step.is_shadow for tensor in narrowed(step)}
+        return {*node.message.map.over, node.message.map.lengths} - {"", *tested}
 
     def inputs_read(self, node: NodeDefinition) -> set[str]:
         """The lengths of the lists."""

@@ -70,8 +70,9 @@ class _MapBuilder:
         tensors = dict.fromkeys(self._names.outputs.values())
         answers = {name: rows.new_slot(name) for name in tensors if {name, self._lengths_of(name)} & wanted}
         slots = {name: rows.new_slot(name) for name in scope.names.outputs if name in wanted}
+        required = [name for name in answers if {name, self._lengths_of(name)} & scope.call.required]
         built = [
-            self._builder.step(rows, index, answers if index == self._index else {})
+            self._builder.step(rows, index, *((answers, required) if index == self._index else ({},)))
             for index in range(len(scope.node.steps))
         ]
         scope.num_slots = rows.num_slots

@@ -57,7 +57,7 @@ class Chunks:
         self._num_rows = num_rows = lists.num_rows
         size = settings.chunk_rows
         self.bounds = [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)] if is_due else []
-        self._answers: list[Frame | None] = [None] * len(self.bounds)
+        self._answers: list[Frame] = [[]] * len(self.bounds)
         self._requests: list[GraphRequest] = []
         self._records: list[StepRecord | None] = [None] * len(self.bounds)
         self._next = 0
@@ -119,8 +119,8 @@ class Chunks:
         for shadow in self._shadows:
             await shadow.run(own)
         try:
-            if await self._step.run(own):
-                self._answers[number] = [frame[one.row_slot] for one in self._settings.collects]
+            await self._step.run(own)
+            self._answers[number] = [frame[one.row_slot] for one in self._settings.collects]
         except WeftError as error:
             raise self._of_rows(error, start, stop) from error
         finally:
@@ -183,13 +183,10 @@ class Chunks:
             return None if one.default is None else [_repeated(one.default, self._num_rows)]
         found: list[WireTensor] = []
         for (start, stop), answers in zip(self.bounds, self._answers, strict=True):
-            tensor = None if answers is None else answers[index]
-            if tensor is not None:
-                tensor = tensor if self._settings.is_batched else with_batch(tensor)
-            elif answers is None and one.default is not None:
-                tensor = _repeated(one.default, stop - start)
-            else:
+            tensor = answers[index]
+            if tensor is None:
                 return None
+            tensor = tensor if self._settings.is_batched else with_batch(tensor)
             if tensor.shape[:1] != (stop - start,):
                 raise InternalError(
                     f"output '{one.name}': {stop - start} rows went into the step, and its answer has shape "
