@@ -5,6 +5,7 @@ from typing import Final
 from tests.compat.graphs import (
     kserve_graphs,
     seldon1_graphs,
+    seldon2_graphs,
     triton_basics,
     triton_language,
     triton_pictures,
@@ -23,31 +24,15 @@ SHAPES: Final[list[Shape]] = [
     *triton_refused.SHAPES,
     *kserve_graphs.SHAPES,
     *seldon1_graphs.SHAPES,
+    *seldon2_graphs.SHAPES,
 ]
 
 #: Samples by their file that do not run yet, and why; none that runs may stand here.
 EXPECTED_FAILURES: Final[dict[str, str]] = {
-    "seldon1/canary_of_one_name.yaml": "two models of one name are not told",
-    "seldon1/canary_unsaid.yaml": "predictors without traffic",
-    "seldon1/in_time.yaml": "steps that answer in place",
-    "seldon1/lone_transformer.yaml": "steps that answer in place",
-    "seldon1/three_in_a_row.yaml": "steps that answer in place",
-    "seldon1/tree_with_canary.yaml": "predictors without traffic",
-    "seldon1/two_in_a_row.yaml": "steps that answer in place",
-    "seldon1/untyped_chain.yaml": "a unit of no type",
-    "seldon1/untyped_preprocessor.yaml": "a unit of no type, and steps that answer in place",
+    "seldon2/pipeline_with_trigger.yaml": "triggers from other pipelines",
     "triton/batches/reshaped.pbtxt": "`reshape` of an ensemble's own inputs",
     "triton/batches/reshaped_twice.pbtxt": "`reshape` of an ensemble's own inputs",
-    "triton/batches/reshaped_scalar.pbtxt": "`reshape` of an ensemble's own inputs",
     "triton/guides/picture_ragged.pbtxt": "`allow_ragged_batch` of an ensemble's own inputs",
     "triton/guides/read_text.pbtxt": "a step that answers with another number of rows",
-    "triton/guides/text_and_picture.pbtxt": "outputs that a model leaves out",
-    "triton/optional/left_out.pbtxt": "outputs that a model leaves out",
-    "triton/optional/partial.pbtxt": "outputs that a model leaves out",
-    "kserve/broken_hard.yaml": "a step that nobody reads and that must succeed",
-    "kserve/splitter_hard.yaml": "a step that nobody reads and that must succeed",
     "kserve/switch_by_body.yaml": "patterns in conditions",
-    "kserve/switch_hard.yaml": "a step that nobody reads and that must succeed",
-    "kserve/three_hard_steps.yaml": "a step that nobody reads and that must succeed",
-    "triton/streams/nested_square.pbtxt": "a decoupled ensemble in an ensemble",
 }

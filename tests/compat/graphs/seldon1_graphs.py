@@ -160,14 +160,14 @@ _TREES = [
         _routed(0, expected=_p(1, floats([0, 2])), called=["route", "left"]),
         _routed(1, expected=_p(2, floats([1, 2])), called=["route", "right"]),
         _routed(-2, error="INVALID_ARGUMENT"),
-        check="-1 for every child and -2 for none",
+        check="-2 for no child",
     ),
     _shape(
         "router_of_one",
         "testing/resources/s2i_python_router.json",
         [_LEFT, _ROUTE],
         _routed(0, expected=_p(1, floats([0, 2])), called=["route", "left"]),
-        check="-1 for every child and -2 for none",
+        check="-2 for no child",
     ),
     _shape(
         "ab_test",

@@ -5,14 +5,17 @@ import asyncio
 import pytest
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_target import FakeTarget, answering, failing
-from tests.unit.weft_router.text_graphs import DEFAULT, HEAD, compiled, sequence, y
+from tests.unit.weft_router.text_graphs import DEFAULT, HEAD, Models, compiled, sequence, y
 from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext
 from weft_common.errors import WeftError
 from weft_common.tensors import WireTensor
+from weft_router.compile import check_graph
 from weft_router.executor import GraphExecutor
+from weft_router.graph import GraphSource
 from weft_router.graph.plan import GraphPlan
+from weft_router.repository.readiness import missing_call
 from weft_router.runtime import Runtime
 
 SPARE = 'fallback { name: "spare" model_name: "spare" output_map { key: "Y" value: "of_guard" } }'
@@ -223,3 +226,42 @@ async def test_a_shadow_may_be_after_a_step() -> None:
         await asyncio.sleep(0)  # its call starts
         assert called == target.called()
         await executor._runtime.close()
+
+
+async def test_shadows_in_an_ordered_sequence_run_with_what_stands_before_them() -> None:
+    """Also two in a row at the end, for a request that asks for an output; nothing waits for them."""
+    one, two = (f'step {{ name: "{name}" model_name: "{name}" shadow {{ percent: 100 }} }}' for name in ("c", "d"))
+    plan = compiled(sequence(main(""), one, two, "ordered: true"))
+    target = FakeTarget()
+    executor = GraphExecutor(plan, Runtime({"model": target}))
+    await make.run(executor, outputs="Y")
+    await asyncio.sleep(0)  # their calls start
+    assert ["main", "c", "d"] == target.called()
+    await executor._runtime.close()
+
+
+@pytest.mark.parametrize(("read", "called"), [("Y", "guard main"), ("Z", "guard other"), ("YZ", "guard main other")])
+async def test_the_guard_of_the_answer_of_a_node_runs_whatever_is_read_of_it(read: str, called: str) -> None:
+    """Steps within that nothing reads are left out, the guard is not."""
+    node = sequence(guard(), main(""), other(), 'answer_after: "guard"', name="inner")
+    head = HEAD if read == "Y" else TWO if read == "YZ" else HEAD.replace('"Y"', '"Z"')
+    target = FakeTarget()
+    await run(compiled(sequence('step { node: "inner" }') + node, head), target)
+    assert called == " ".join(sorted(target.called()))
+
+
+def test_a_graph_without_its_guard_cannot_answer() -> None:
+    """A HARD guard whose model is not ready keeps the graph from serving; a SOFT one does not."""
+    for extra, model in (("", "guard"), ("dependency: SOFT", None)):
+        root = compiled(sequence(guard(extra=extra), main())).root
+        missing = missing_call(root, lambda call: call.model_name != "guard")
+        assert model == (missing and missing.call.model_name)
+
+
+def test_the_time_of_a_guard_counts() -> None:
+    """What follows it has the rest of the graph's time: G021 adds the two up."""
+    policy = "policy { timeout_ms: 60 }"
+    head = HEAD + "policy { timeout_ms: 100 }"
+    nodes = sequence(guard(extra=policy), main(f'after: "guard" {policy}'))
+    (found,) = check_graph(GraphSource(head + nodes, "g.pbtxt"), Models(0))
+    assert ("G021", True) == (found.code, "may take 120 ms one after another" in found.message)

@@ -81,9 +81,11 @@ def _add_explain(commands: "Commands") -> None:
 def _add_convert(commands: "Commands") -> None:
     parser = commands.add_parser(
         "convert",
-        help="make a graph of a KServe InferenceGraph or a Seldon SeldonDeployment",
-        description="Write graph.pbtxt for a KServe InferenceGraph or a Seldon Core 1 SeldonDeployment. What a person "
-        "has to decide is a comment there that begins with CHECK, and a warning.",
+        help="make graphs of KServe's InferenceGraphs and Seldon's deployments, pipelines and experiments",
+        description="Write graph.pbtxt for each InferenceGraph of KServe, SeldonDeployment of Seldon Core 1, and "
+        "Pipeline and Experiment of Seldon Core 2 in the file. What a person has to look at is a comment there that "
+        "begins with CHECK, and a warning. Ends with status 1 if the file has errors, or if something that changes "
+        'answers was left out: "CHECK: answers may differ".',
         epilog="example: weft convert inference-graph.yaml --repository model_repository -o model_repository/graphs",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="YAML or JSON; - is standard input")
@@ -94,6 +96,7 @@ def _add_convert(commands: "Commands") -> None:
         metavar="PATH",
         help="a .pbtxt file, or a folder for FOLDER/NAME/1/graph.pbtxt; default: standard output",
     )
+    parser.add_argument("--force", action="store_true", help="write over graphs that exist")
     types = parser.add_mutually_exclusive_group()
     types.add_argument(
         "--lock",

@@ -1,6 +1,6 @@
 """What a step reads, and a pipeline without the steps that only feed outputs that no request wants."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from weft_router.graph.plan import NodePlan, StepPlan
@@ -28,24 +28,31 @@ def live_steps(plan: NodePlan, wanted: Collection[str], also: Collection[int] = 
     producers = _producers(plan)
     ends = {*also, *(index for index, step in enumerate(plan.steps) if step.is_awaited)}
     ends.update(producers[slot] for slot in slots if slot in producers)
-    live = ends.union(*(steps_before(plan, index) for index in ends))
+    live = ends | _before(plan, ends, producers)
     live |= {
-        index for index, step in enumerate(plan.steps) if step.shadow is not None and steps_before(plan, index) <= live
+        index for index, step in enumerate(plan.steps) if step.shadow is not None and _needs(step, producers) <= live
     }
     return sorted(live)
 
 
 def steps_before(plan: NodePlan, index: int) -> set[int]:
     """Indexes of the steps of a pipeline that one depends on: that it reads from or is after, and so on."""
-    producers = _producers(plan)
+    return _before(plan, [index], _producers(plan))
+
+
+def _before(plan: NodePlan, ends: Iterable[int], producers: Mapping[int, int]) -> set[int]:
     found: set[int] = set()
-    waiting = [index]
+    waiting = list(ends)
     while waiting:
-        step = plan.steps[waiting.pop()]
-        direct = {producers[slot] for slot in slots_read(step) if slot in producers}.union(step.after) - found
+        direct = _needs(plan.steps[waiting.pop()], producers) - found
         found |= direct
         waiting += direct
     return found
+
+
+def _needs(step: StepPlan, producers: Mapping[int, int]) -> set[int]:
+    """Steps that one reads from or is after; ``producers`` is slot -> index of the step that fills it."""
+    return {producers[slot] for slot in slots_read(step) if slot in producers}.union(step.after)
 
 
 def pruned(plan: NodePlan, live: Collection[int]) -> NodePlan:

@@ -13,16 +13,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from weft_common.tensors import FLOATS, INTEGERS
 from weft_tools.convert.draft import DraftCondition, DraftTensor, Tensors
 
 _IN_BODY = re.compile(r"\[@this\]\.#\((?P<test>.*)\)", re.DOTALL)
 _ANY = re.compile(r"(?P<path>[^#()]*)\.#\((?P<test>[^()]*)\)", re.DOTALL)
 _NAMED = re.compile(r"(?P<list>inputs|outputs)\.#\(name==\"(?P<name>[^\"]+)\"\)(\.data)?")
-_TEST = re.compile(r"(?P<path>[^=!<>%]*?)\s*(?P<op>==|!=|<=|>=|<|>|=)\s*(?P<value>.*)", re.DOTALL)
+_TEST = re.compile(r"(?P<path>[^=!<>%]*?)\s*(?P<op>==|!=|!%|<=|>=|<|>|=|%)\s*(?P<value>.*)", re.DOTALL)
 _PLAIN_PATH = re.compile(r"[^*?|@{}\[\]#()\\\"]+")
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NEGATED = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 
+_MEANS_ANY = "KServe's condition {text} holds if any element passes, as in gjson"
+_GLOBS = ("%", "!%")
+_WILDCARDS = {"*": ".*", "?": "."}
 _MAX_CHARS = 1000
 #: Keys of a JSON body whose value is all its rows.
 _ROWS = ("instances", "predictions")
@@ -53,6 +57,8 @@ class Body:
         renamed: Names that the graph uses instead.
         read: Tensors that conditions named, by the names in ``tensors``.
         remarks: Questions for a person to decide.
+        notes: What a reader may not expect.
+        is_of_one_row: Whether a condition can be asked of requests of one row alone.
     """
 
     prefix: str
@@ -60,6 +66,8 @@ class Body:
     renamed: Mapping[str, str] = field(default_factory=dict)
     read: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    is_of_one_row: bool = False
 
     def place(self, path: str, *, is_request: bool) -> JsonPath:
         """The tensor element that a JSON path names. Raises UntranslatableError."""
@@ -158,6 +166,8 @@ class _Translation:
             )
         if text == "@this":
             return "false" if is_negated else "true"
+        if "&&" in text or "||" in text:
+            raise UntranslatableError("gjson has no '&&' and no '||'")
         if text.startswith("{"):
             raise UntranslatableError("JSONPath in braces is the spelling of KServe before 0.9")
         whole = _IN_BODY.fullmatch(text)
@@ -176,10 +186,12 @@ class _Translation:
         path = text[: named.end()] + test["path"][1:] if named else test["path"].strip()
         op = "==" if test["op"] == "=" else test["op"]
         place = self._body.place(path, is_request=self._is_request)
-        value = _literal(test["value"].strip())
+        value = _literal(test["value"].strip(), is_pattern=op in _GLOBS)
         if place.parameter:
             return _parameter_test(place.parameter, op, value, is_negated=is_negated)
         element, written = self._element(place, value), self._written(place, value)
+        if op in _GLOBS:
+            return _signed(f"{self._guard(place)}{_matches(element, value, op)}", is_negated=is_negated)
         if self._is_optional(place):
             return _signed(f"{self._guard(place)}{element} {op} {written}", is_negated=is_negated)
         return f"{element} {_NEGATED[op] if is_negated else op} {written}"
@@ -189,6 +201,7 @@ class _Translation:
         named = _NAMED.match(text)
         some = _ANY.fullmatch(text, named.end() if named else 0)
         if some:
+            self._body.notes.append(_MEANS_ANY.format(text=text))
             test = self._any(text[: named.end()] if named else some["path"], some["test"].strip())
             return _signed(test, is_negated=is_negated)
         place = self._body.place(text, is_request=self._is_request)
@@ -207,8 +220,14 @@ class _Translation:
         if place.parameter or place.indexes:
             raise UntranslatableError("it looks for an element of what is no tensor")
         op = "==" if test["op"] == "=" else test["op"]
-        value = self._written(place, _literal(test["value"].strip()))
-        return f"{self._guard(place)}{self._body.reference(place.tensor)}.exists(e, e {op} {value})"
+        value, known = _literal(test["value"].strip(), is_pattern=op in _GLOBS), self._body.known(place.tensor)
+        guard, reference, written = self._guard(place), self._body.reference(place.tensor), self._written(place, value)
+        if known is not None and known.datatype in FLOATS | INTEGERS and op[0] in "<>" and not isinstance(value, str):
+            # Of all elements of all rows, however many.
+            return f"{guard}{'max' if op[0] == '>' else 'min'}({reference}) {op} {written}"
+        self._body.is_of_one_row = True
+        test_of = _matches("e", value, op) if op in _GLOBS else f"e {op} {written}"
+        return f"{guard}{reference}.exists(e, {test_of})"
 
     def _is_optional(self, place: JsonPath) -> bool:
         known = self._body.known(place.tensor)
@@ -221,6 +240,7 @@ class _Translation:
     def _element(self, place: JsonPath, value: Literal) -> str:
         """One element of a tensor, as conditions read it: a leading index chooses the row."""
         reference, known, indexes = self._body.reference(place.tensor), self._body.known(place.tensor), place.indexes
+        self._body.is_of_one_row = True
         if isinstance(value, str) and not any(indexes):
             return f"text({reference})"
         if known is None:
@@ -242,12 +262,12 @@ class _Translation:
         return _cel(value)
 
 
-def _literal(text: str) -> Literal:
+def _literal(text: str, *, is_pattern: bool = False) -> Literal:
     """Value of a gjson test; without quotes it is a number or else text."""
     try:
         value = json.loads(text)
     except ValueError:
-        if not text or not _PLAIN_PATH.fullmatch(text):
+        if not text or not (_PLAIN_PATH.fullmatch(text) or (is_pattern and '"' not in text)):
             raise UntranslatableError(f"the value '{text}' uses what only gjson has") from None
         return text
     if not isinstance(value, (str, int, float)):
@@ -255,8 +275,18 @@ def _literal(text: str) -> Literal:
     return value
 
 
+def _matches(element: str, pattern: Literal, op: str) -> str:
+    """A pattern of gjson, in which * is any text and ? any character, as a regular expression."""
+    if not isinstance(pattern, str):
+        raise UntranslatableError(f"the pattern {pattern} is no text")
+    expression = "".join(_WILDCARDS.get(c) or (c if c.isalnum() or c in " _" else f"\\{c}") for c in pattern)
+    return f"{'!' if op[0] == '!' else ''}{element}.matches({_cel_text(f'(?s)^{expression}$')})"
+
+
 def _parameter_test(name: str, op: str, value: Literal, *, is_negated: bool) -> str:
     """A test that is false if the parameter is absent, as in gjson."""
+    if op in _GLOBS:
+        return _signed(_matches(f'get(parameters, {_cel_text(name)}, "")', value, op), is_negated=is_negated)
     if op == "==" and isinstance(value, str) and value:
         return f'get(parameters, {_cel_text(name)}, "") {"!=" if is_negated else "=="} {_cel_text(value)}'
     test = f"{_cel_text(name)} in parameters && parameters[{_cel_text(name)}] {op} {_cel(value)}"
@@ -266,7 +296,13 @@ def _parameter_test(name: str, op: str, value: Literal, *, is_negated: bool) -> 
 def _signed(test: str, *, is_negated: bool) -> str:
     if not is_negated:
         return test
-    return f"!{test}" if " " not in test.partition("(")[0] and "&&" not in test else f"!({test})"
+    outside, depth = [], 0
+    for part in re.split(r'("(?:[^"\\]|\\.)*"|[()])', test):
+        depth += (part == "(") - (part == ")")
+        outside += [part] if depth == 0 else []
+    if " " in "".join(outside):
+        return f"!({test})"
+    return test[1:] if test.startswith("!") else f"!{test}"
 
 
 def _cel(value: Literal) -> str:

@@ -11,6 +11,8 @@ from weft_tools.convert.yaml_tree import Source, YamlValue
 
 #: Begins a remark on what a person has to decide.
 CHECK = "CHECK: "
+#: Begins, behind it, a remark on what was left out though it changes answers.
+DIFFERS = "answers may differ: "
 #: Among what a step reads: the inputs of its node.
 NODE_INPUT = -1
 
@@ -54,34 +56,41 @@ class DraftCondition:
 
 @dataclass(slots=True)
 class DraftStep:
-    """One step; exactly one of ``model`` and ``node`` is given.
+    """One step; exactly one of ``model``, ``node`` and ``graph`` is given.
 
     Attributes:
         reads: Sequence: where inputs come from, steps by index or ``NODE_INPUT``; the first that has an input gives it.
         proceed: Sequence: runs if it holds. Switch: chosen if it holds.
+        needs: Sequence: a step without whose answer it does not run.
         stop: Cascade: goes on to the next step if it holds.
         defaults: Outputs that get a value no model gives when the step fails, with their types.
         shadow_percent: Above 0: a shadow.
+        is_guard: Sequence: has to end before the node answers, though nothing of it is read.
+        after: Sequence: steps that have to answer first, though nothing of them is read.
     """
 
     name: str
     value: YamlValue
     model: str = ""
     node: str = ""
+    graph: str = ""
     reads: tuple[int, ...] = (NODE_INPUT,)
     weight: float | None = None
     proceed: DraftCondition | None = None
+    needs: int | None = None
     stop: DraftCondition | None = None
     when: str = ""
     accept: str = ""
-    case: str = ""
+    cases: tuple[str, ...] = ()
     is_otherwise: bool = False
     is_soft: bool = False
+    is_guard: bool = False
     defaults: dict[str, DraftTensor] = field(default_factory=dict)
     shadow_percent: float = 0.0
     timeout_ms: int = 0
     input_map: dict[str, str] = field(default_factory=dict)
     output_map: dict[str, str] = field(default_factory=dict)
+    after: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
 
@@ -102,10 +111,10 @@ class DraftNode:
 
     Attributes:
         on: Of a switch of Seldon.
-        reads_tensors: Whether a condition reads a tensor, so that the rows of a batch may go different ways.
-        per_row: Whether they may.
+        reads_one_row: Whether a condition reads a tensor of which it takes one row.
         routed_by: Switch of Seldon: the model whose answer ``on`` reads.
         bandit: Splitter that learns: the fields of its ``bandit``.
+        answers: Sequence: steps before the last one whose outputs are the node's as well.
         combiner: Ensemble of Seldon: the model that combines, or "AVERAGE"; None: outputs are keyed by step.
     """
 
@@ -114,11 +123,11 @@ class DraftNode:
     value: YamlValue
     steps: list[DraftStep] = field(default_factory=list)
     on: str = ""
-    reads_tensors: bool = False
-    per_row: bool = False
+    reads_one_row: bool = False
     routed_by: DraftStep | None = None
     bandit: str = ""
     combiner: DraftStep | str | None = None
+    answers: list[int] = field(default_factory=list)
     combines: list[DraftCombine] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
@@ -145,6 +154,11 @@ def check(source: Source, value: YamlValue, remarks: list[str], text: str) -> No
     """Add a question to the output, and a warning at its place in the source."""
     remarks.append(CHECK + text)
     source.warning(value, text)
+
+
+def differs(source: Source, value: YamlValue, remarks: list[str], text: str) -> None:
+    """Say what was left out though it changes answers: in the output, and as a warning at its place in the source."""
+    check(source, value, remarks, DIFFERS + text.removeprefix(DIFFERS))
 
 
 def legal_name(source: Source, value: YamlValue, given: str, taken: Iterable[str], remarks: list[str]) -> str:

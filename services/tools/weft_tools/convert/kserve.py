@@ -1,8 +1,6 @@
 """``InferenceGraph`` of KServe (serving.kserve.io/v1alpha1) as a draft.
 
-The comments in a draft say where KServe differs: a Soft step of a Sequence gives its error body to the next step, which
-no tensor can hold; a ``condition`` in a Sequence ends it early, which makes it a cascade. A Switch that matches nothing
-is an error in both.
+The comments in a draft say where KServe differs. A Switch that matches nothing is an error in both.
 
 Source:
     https://github.com/kserve/kserve/blob/master/cmd/router/main.go
@@ -15,8 +13,9 @@ from urllib.parse import urlsplit
 from weft_common.text.pbtxt import suggestion
 from weft_router.graph.compiler.names import MAX_DEPTH
 from weft_router.graph.compiler.resolve import MAX_ENTRIES
-from weft_router.kinds import CASCADE, ENSEMBLE, SEQUENCE, SPLITTER, SWITCH
-from weft_tools.convert.draft import NODE_INPUT, Draft, DraftCondition, DraftNode, DraftStep, check, legal_name
+from weft_router.kinds import ENSEMBLE, SEQUENCE, SPLITTER, SWITCH
+from weft_tools.convert.draft import Draft, DraftCondition, DraftNode, DraftStep, check, legal_name
+from weft_tools.convert.kserve_sequence import shape_sequence
 from weft_tools.convert.yaml_tree import Source, YamlValue, shortened
 
 API_GROUP = "serving.kserve.io"
@@ -33,14 +32,6 @@ _STEP_FIELDS = frozenset({*_TARGETS, "name", "data", "weight", "condition", "dep
 _RESPONSE, _REQUEST = "$response", "$request"
 _URL_MODEL = re.compile(r"/v(?:1|2)/models/(?P<name>[^/:]+)(?:/versions/\d+)?(?:[:/](?:predict|infer))?/?")
 
-_ENDS_EARLY = (
-    "KServe asks a step's condition of the answer before it: the first answer that does not meet it is the node's, and "
-    "the steps behind it are not called"
-)
-_SOFT = (
-    "steps here are Soft, KServe's default: it hands the error body of a failed step to the next one as its input. No "
-    "tensor holds an error, so a failed step fails the node here"
-)
 _KEYED = "KServe keys the answers by step; here an output is called step.tensor"
 
 
@@ -166,7 +157,7 @@ class _KserveConversion:
             if step is not None:
                 node.steps.append(step)
         if node.kind is SEQUENCE:
-            self._sequence(draft, node)
+            shape_sequence(self._source, draft, node, self._names.values())
         elif node.kind is ENSEMBLE:
             node.remarks.append(_KEYED)
         elif kind and node.kind is SPLITTER:
@@ -261,50 +252,3 @@ class _KserveConversion:
         if total != 100 and not self._source.has_errors:
             text = f"the weights add up to {total:g}; KServe wants 100, here a share is the weight divided by the sum"
             check(self._source, node.value, node.remarks, text)
-
-    def _sequence(self, draft: Draft, node: DraftNode) -> None:
-        """Keep a plain chain; make one that may end early a cascade, or steps with ``when``."""
-        if any(step.is_soft for step in node.steps[:-1]):
-            node.remarks.append(_SOFT)
-        for step in node.steps:
-            step.is_soft = False
-        starts = [0, *(i for i, step in enumerate(node.steps) if i > 0 and step.proceed)]
-        if len(starts) == 1:
-            return
-        parts = [node.steps[i:j] for i, j in zip(starts, [*starts[1:], len(node.steps)], strict=True)]
-        conditions = [part[0].proceed for part in parts[1:]]
-        node.remarks.append(_ENDS_EARLY)
-        if all(part[0].reads == (NODE_INPUT,) for part in parts[1:]):
-            node.kind = CASCADE
-            node.steps = [self._as_step(draft, node, part, start) for part, start in zip(parts, starts, strict=True)]
-            for step, condition in zip(node.steps, conditions, strict=False):
-                step.stop = condition
-            for step in node.steps:
-                step.proceed = None if step is not node.steps[0] else step.proceed
-            return
-        node.steps = list(parts[0])
-        for part, start, condition in zip(parts[1:], starts[1:], conditions, strict=True):
-            reads_answer = part[0].reads != (NODE_INPUT,)
-            step = self._as_step(draft, node, part, start)
-            step.proceed = condition
-            step.reads = (len(node.steps) - 1,) if reads_answer else (NODE_INPUT,)
-            text = (
-                "where the condition does not hold KServe answers with what the step before gave; here this step's "
-                "outputs are absent then: give each a 'default', or let the graph answer with other outputs too"
-            )
-            check(self._source, part[0].value, step.remarks, text)
-            node.steps.append(step)
-
-    def _as_step(self, draft: Draft, node: DraftNode, part: list[DraftStep], start: int) -> DraftStep:
-        """The steps as one: itself, or a node of its own."""
-        if len(part) == 1:
-            return part[0]
-        for step in part:
-            step.reads = tuple(i - start for i in step.reads if i >= start) or (NODE_INPUT,)
-        name = f"{node.name}_{part[-1].name}"
-        while name in draft.nodes or name in self._names.values():
-            name += "_"
-        if start:
-            part[0].proceed = None
-        draft.nodes[name] = DraftNode(name, SEQUENCE, part[0].value, part)
-        return DraftStep(part[-1].name, part[0].value, node=name)

@@ -9,10 +9,11 @@ from weft_tools.convert.yaml_tree import Source
 
 
 class Interface(NamedTuple):
-    """Inputs and outputs of a step's target."""
+    """Inputs, outputs and batch size of a step's target."""
 
     inputs: dict[str, DraftTensor]
     outputs: dict[str, DraftTensor]
+    max_batch_size: int = 0
 
 
 def shared_inputs(steps: list[DraftStep], interfaces: list[Interface]) -> dict[str, DraftTensor]:

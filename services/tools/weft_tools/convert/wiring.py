@@ -6,6 +6,7 @@ the draft is wired by name, and remarks say what is missing.
 """
 
 import json
+from collections.abc import Mapping
 
 from weft_common.tensors import FLOATS, INTEGERS
 from weft_router.graph.syntax.source import ModelCatalog
@@ -22,18 +23,21 @@ from weft_tools.convert.draft import (
     DraftTensor,
     Tensors,
     check,
+    differs,
 )
 from weft_tools.convert.shared import Interface, fits, listed, merged, shared_inputs, shared_outputs
 from weft_tools.convert.yaml_tree import Source
 
-_NO_TYPES = (
+#: Of a graph whose models have no signatures.
+NO_TYPES = (
     "the file has no types. Say what a request brings and what an answer has, or convert again with --lock FILE or "
     "--repository DIR"
 )
 
 
-_PER_ROW = (
-    "there a whole request goes one way, that of its first row; with per_row each row of a batch goes its own way"
+_ONE_ROW = (
+    "there a request of several rows goes one way as a whole; here it is refused. With 'per_row: true' each row goes "
+    "its own way"
 )
 _FAILED = "where a step fails softly KServe puts its error body under the step's key; here its outputs "
 _HAVE_DEFAULTS = _FAILED + "have the defaults below, which no model gives"
@@ -42,13 +46,32 @@ _NEED_DEFAULTS = _FAILED + "are absent then: give each a 'default', or make the 
 _MAX_DEFAULT_ELEMENTS = 64
 
 
-def wire(source: Source, draft: Draft, catalog: ModelCatalog | None) -> None:
-    """Give the draft its inputs, outputs, maps and conditions, as far as the catalog knows its models."""
-    _Wiring(source, draft, catalog).run()
+def wire(
+    source: Source, draft: Draft, catalog: ModelCatalog | None, graphs: Mapping[str, Interface | None] | None = None
+) -> None:
+    """Give the draft its inputs, outputs, maps and conditions, as far as its models and graphs are known."""
+    _Wiring(source, draft, catalog, graphs or {}).run()
+
+
+def interface_of(catalog: ModelCatalog | None, model: str) -> Interface | None:
+    """Tensors of a model; None if they are not known."""
+    found = catalog.find(model, "") if catalog is not None else None
+    if found is None:
+        return None
+    signature = found[1]
+    is_batched = signature.max_batch_size > 0
+    return Interface(
+        {s.name: DraftTensor(s.datatype, s.dims, is_batched, s.is_optional) for s in signature.inputs},
+        {s.name: DraftTensor(s.datatype, s.dims, is_batched, s.is_optional) for s in signature.outputs},
+        signature.max_batch_size,
+    )
 
 
 class _Wiring:
-    def __init__(self, source: Source, draft: Draft, catalog: ModelCatalog | None) -> None:
+    def __init__(
+        self, source: Source, draft: Draft, catalog: ModelCatalog | None, graphs: Mapping[str, Interface | None]
+    ) -> None:
+        self._graphs = graphs
         self._source = source
         self._draft = draft
         self._catalog = catalog
@@ -60,19 +83,18 @@ class _Wiring:
         draft = self._draft
         interface = self._node("root", None)
         if interface is None:
-            text = _NO_TYPES
+            text = NO_TYPES
             if self._catalog is not None:
                 names = ", ".join(self._unknown)
                 text = f"no signature of {names}, so the graph's tensors are not known. Say what a request brings and "
                 text += "what an answer has"
             check(self._source, draft.value, draft.remarks, text)
             return
-        draft.inputs, draft.outputs = interface
+        draft.inputs, draft.outputs = interface.inputs, interface.outputs
         draft.max_batch_size = min(self._batch_sizes, default=0)
         for node in draft.nodes.values():
-            if node.reads_tensors and draft.max_batch_size > 1:
-                node.per_row = True
-                node.remarks.append(_PER_ROW)
+            if node.reads_one_row and draft.max_batch_size > 1:
+                differs(self._source, node.value, node.remarks, _ONE_ROW)
         if not draft.outputs:
             check(
                 self._source, draft.value, draft.remarks, "the root's steps have no output in common; name them alike"
@@ -93,17 +115,19 @@ class _Wiring:
     def _target(self, step: DraftStep, given: Tensors | None) -> Interface | None:
         if step.node:
             return self._node(step.node, given)
-        found = self._catalog.find(step.model, "") if self._catalog is not None else None
-        if found is None:
+        if step.graph:
+            interface = self._graphs.get(step.graph)
+            if interface is None:
+                self._unknown.setdefault(step.graph)
+            else:
+                self._batch_sizes.append(interface.max_batch_size)
+            return interface
+        interface = interface_of(self._catalog, step.model)
+        if interface is None:
             self._unknown.setdefault(step.model)
             return None
-        signature = found[1]
-        is_batched = signature.max_batch_size > 0
-        self._batch_sizes.append(signature.max_batch_size)
-        return Interface(
-            {s.name: DraftTensor(s.datatype, s.dims, is_batched, s.is_optional) for s in signature.inputs},
-            {s.name: DraftTensor(s.datatype, s.dims, is_batched) for s in signature.outputs},
-        )
+        self._batch_sizes.append(interface.max_batch_size)
+        return interface
 
     def _sequence(self, node: DraftNode, given: Tensors | None) -> Interface | None:
         found: list[Interface | None] = []
@@ -119,34 +143,43 @@ class _Wiring:
             names = self._name_outputs(node, interfaces, inputs)
             for step, one in zip(node.steps, interfaces, strict=True):
                 self._map_inputs(step, one, interfaces, names, inputs)
-            last = max((i for i, step in enumerate(node.steps) if not step.shadow_percent), default=0)
-            interface = Interface(inputs, {names[last][name]: one for name, one in interfaces[last].outputs.items()})
+            skipped = next((i for i, step in enumerate(node.steps) if step.proceed is not None), len(node.steps))
+            outputs = {
+                names[i][name]: one._replace(is_optional=one.is_optional or i >= skipped)
+                for i in (*node.answers, _last(node))
+                for name, one in interfaces[i].outputs.items()
+            }
+            interface = Interface(inputs, outputs)
         for i, step in enumerate(node.steps):
+            if step.needs is not None:
+                step.when = _answered(node.steps[step.needs].name)
             if step.proceed is not None:
                 before = found[i - 1] if i else None
                 body = Body("inputs", _outputs(before), node.steps[i - 1].output_map if i else {})
-                step.when = self._cel(step, step.proceed, body) if i else f"CHECK({json.dumps(step.proceed.text)})"
+                text = self._cel(step, step.proceed, body) if i else f"CHECK({json.dumps(step.proceed.text)})"
+                step.when = f"{step.when} && {f'({text})' if ' || ' in text else text}" if step.when else text
+                node.reads_one_row |= body.is_of_one_row
         return interface
 
     def _name_outputs(self, node: DraftNode, interfaces: list[Interface], inputs: Tensors) -> list[dict[str, str]]:
         """Name every output in the node; on a clash the last step keeps its name and the others change."""
         names: list[dict[str, str]] = [{} for _ in interfaces]
         taken = set(inputs)
-        last = max((i for i, step in enumerate(node.steps) if not step.shadow_percent), default=0)
+        last = _last(node)
         for i in (last, *(i for i in range(len(interfaces)) if i != last)):
             step = node.steps[i]
             if step.shadow_percent:
                 continue
             for output in interfaces[i].outputs:
                 name = output
-                if name in taken:
+                if name in taken and not (i == last and name in inputs):  # the last step may work in place
                     name = f"{step.name}_{output}"
                     while name in taken:
                         name += "_"
                     step.output_map[output] = name
-                    if i == last:
-                        text = f"'{output}' is an input too, and a tensor has one producer; the output is '{name}' here"
-                        check(self._source, step.value, step.remarks, text)
+                    if i in node.answers:
+                        text = f"two answers have a tensor '{output}'; that of '{step.name}' is '{name}' here"
+                        differs(self._source, step.value, step.remarks, text)
                 taken.add(name)
                 names[i][output] = name
         return names
@@ -195,7 +228,7 @@ class _Wiring:
             if step.proceed is not None:
                 body = Body("inputs", given if given is not None else inputs)
                 step.when = self._cel(step, step.proceed, body)
-                node.reads_tensors |= bool(body.read)
+                node.reads_one_row |= body.is_of_one_row
                 if step.when == "true" and step is node.steps[-1]:
                     step.when, step.is_otherwise = "", True
                 if inputs is not None and body.tensors is not None:
@@ -209,11 +242,12 @@ class _Wiring:
             if step.stop is not None:
                 body = Body("outputs", _outputs(interface), step.output_map)
                 step.accept = self._cel(step, step.stop, body, is_negated=True)
-                node.reads_tensors |= bool(body.read)
+                node.reads_one_row |= body.is_of_one_row
         return Interface(inputs, outputs) if inputs is not None and outputs is not None else None
 
     def _cel(self, step: DraftStep, condition: DraftCondition, body: Body, *, is_negated: bool = False) -> str:
         text = translate(condition, body, is_negated=is_negated)
+        step.remarks += dict.fromkeys(body.notes)
         for remark in dict.fromkeys(body.remarks):
             check(self._source, condition.value, step.remarks, remark)
         return text
@@ -225,7 +259,10 @@ class _Wiring:
             name, tensor = next(iter(interface.outputs.items()))
             reference = f"inputs.{name}" if name.isidentifier() else f"inputs[{json.dumps(name)}]"
             node.on = reference + "[0]" * len(tensor.dims)
-            node.reads_tensors = True
+            node.reads_one_row = True
+            if tensor.datatype.startswith("U"):
+                for step in node.steps:
+                    step.cases = tuple(case for case in step.cases if case != "-1")
             return name, tensor
         node.on = "inputs.ROUTE[0]"
         text = f"'ROUTE' stands for the output of '{router.name}' with the number of the child; write its name"
@@ -275,6 +312,15 @@ class _Wiring:
             if step.is_soft
         )
         check(self._source, node.value, node.remarks, _HAVE_DEFAULTS if interfaces and has_all else _NEED_DEFAULTS)
+
+
+def _last(node: DraftNode) -> int:
+    """The step of a sequence that answers."""
+    return max((i for i, step in enumerate(node.steps) if not step.shadow_percent), default=0)
+
+
+def _answered(step: str) -> str:
+    return f"has(steps.{step})" if step.isidentifier() else f"has(steps[{json.dumps(step)}])"
 
 
 def _outputs(interface: Interface | None) -> dict[str, DraftTensor] | None:

@@ -87,11 +87,10 @@ def _node(node: DraftNode) -> Iterator[str]:
         yield f"{inner}on: {quoted(node.on)}"
     if node.bandit:
         yield f"{inner}bandit {{ {node.bandit} }}"
-    if node.per_row:
-        yield f"{inner}per_row: true"
     for step in node.steps:
         yield from _comment(step.remarks, inner)
         yield from _message("step", _step_fields(step, node.kind), inner)
+    yield from (f"{inner}answer_after: {quoted(step.name)}" for step in node.steps if step.is_guard)
     for combine in node.combines:
         yield from _comment(combine.remarks, inner)
         yield from _message("combine", _combine_fields(combine), inner)
@@ -114,13 +113,13 @@ def _step_fields(step: DraftStep, kind: NodeKind) -> list[str]:
     fields = [f"name: {quoted(step.name)}"]
     if step.weight is not None:
         fields.append(f"weight: {step.weight:.15g}")
-    if step.case:
-        fields.append(f"case: {quoted(step.case)}")
+    fields += [f"case: {quoted(case)}" for case in step.cases]
     if kind.chooses_by_when and step.when:
         fields.append(f"when: {quoted(step.when)}")
     if step.is_otherwise:
         fields.append("otherwise: true")
     fields += _target_fields(step)
+    fields += [f"after: {quoted(name)}" for name in step.after]
     if not kind.chooses_by_when and step.when:
         fields.append(f"when: {quoted(step.when)}")
     if step.accept:
@@ -136,7 +135,8 @@ def _step_fields(step: DraftStep, kind: NodeKind) -> list[str]:
 
 
 def _target_fields(step: DraftStep) -> list[str]:
-    fields = [f"node: {quoted(step.node)}" if step.node else f"model_name: {quoted(step.model)}"]
+    targets = (("node", step.node), ("graph", step.graph), ("model_name", step.model))
+    fields = [f"{field}: {quoted(name)}" for field, name in targets if name]
     for name, entries in (("input_map", step.input_map), ("output_map", step.output_map)):
         fields += [f"{name} {{ key: {quoted(key)} value: {quoted(value)} }}" for key, value in entries.items()]
     return fields

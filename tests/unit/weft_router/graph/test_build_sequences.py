@@ -127,7 +127,7 @@ def test_ordered_steps_run_one_after_another(compiled):
         'step { name: "late" model_name: "wide" output_map { key: "PROBS" value: "R" } }',
     )
     root = compiled(_sequence(*steps, extra="ordered: true")).root
-    assert {"a": (["idle", "b"], 0), "idle": (["copy"], 1), "copy": (["b"], 1), "b": ([], 2)} == _waits(root)
+    assert {"a": (["idle", "b"], 0), "idle": (["copy", "b"], 1), "copy": ([], 1), "b": ([], 2)} == _waits(root)
     assert {"a": (["b"], 0), "copy": ([], 0), "b": ([], 1)} == _waits(compiled(_sequence(*steps)).root)
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -121,18 +122,92 @@ def test_two_graphs_of_one_name_are_an_error(tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "out").exists()
 
 
+DIFFERENT = """
+apiVersion: serving.kserve.io/v1alpha1
+kind: InferenceGraph
+metadata: {name: mine}
+spec: {nodes: {root: {routerType: Switch, steps: [{serviceName: one, condition: "[@this].#(X.0.1>2)"}]}}}
+"""
+
+
+def test_what_changes_answers_is_status_1(tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The graph is written and says so; without types, where more is open, it is a question of status 0."""
+    (tmp_path / "g.yaml").write_text(DIFFERENT)
+    call = ["convert", str(tmp_path / "g.yaml"), "-o", str(tmp_path / "out")]
+    assert 1 == main([*call, "--repository", str(repository)])
+    text = (tmp_path / "out" / "mine" / "1" / "graph.pbtxt").read_text()
+    assert 1 == text.count("# CHECK: answers may differ: ")
+    assert "1 line says CHECK, 1 of them that answers may differ; next: weft check" in capsys.readouterr().err
+    assert 1 == main(["convert", str(tmp_path / "g.yaml"), "--repository", str(repository)])
+    assert text == capsys.readouterr().out
+
+
+def test_a_graph_that_exists_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor are those beside it written; --force does, but never over the file that is read."""
+    (tmp_path / "g.yaml").write_text("---".join(ONE.replace("NAME", name) for name in ("a", "b")))
+    call = ["convert", str(tmp_path / "g.yaml"), "-o", str(tmp_path / "out")]
+    existing = tmp_path / "out" / "b" / "1" / "graph.pbtxt"
+    existing.parent.mkdir(parents=True)
+    existing.write_text("mine")
+    assert 2 == main(call)
+    assert f"weft convert: {existing} exists; nothing was written. --force writes over it\n" in capsys.readouterr().err
+    assert "mine" == existing.read_text()
+    assert not (tmp_path / "out" / "a").exists()
+    assert 0 == main([*call, "--force"])
+    assert existing.read_text().startswith("# Converted from InferenceGraph 'b'")
+    (tmp_path / "g.pbtxt").write_text(ONE)
+    for more in ([], ["--force"]):
+        assert 2 == main(["convert", str(tmp_path / "g.pbtxt"), "-o", str(tmp_path / "g.pbtxt"), *more])
+        assert "is the file that is converted" in capsys.readouterr().err
+    assert ONE == (tmp_path / "g.pbtxt").read_text()
+
+
+def test_a_list_of_kubectl_in_json_is_several_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of several kinds, with what a cluster adds to an object; each graph has its folder."""
+    graph = {"nodes": {"root": {"routerType": "Sequence", "steps": [{"serviceName": "one"}]}}}
+    pipeline = {"steps": [{"name": "one"}], "output": {"steps": ["one"]}}
+    objects = [
+        {
+            "apiVersion": "serving.kserve.io/v1alpha1",
+            "kind": "InferenceGraph",
+            "metadata": {"name": "a"},
+            "spec": graph,
+        },
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"}, "spec": {}, "status": {"x": None}},
+        {
+            "apiVersion": "mlops.seldon.io/v1alpha1",
+            "kind": "Pipeline",
+            "metadata": {"name": "b", "uid": "1", "annotations": {"kubectl.kubernetes.io/last-applied": "{}"}},
+            "spec": pipeline,
+            "status": {"conditions": []},
+        },
+    ]
+    (tmp_path / "g.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+    assert 0 == main(["convert", str(tmp_path / "g.json"), "-o", str(tmp_path / "out")])
+    assert ["a", "b"] == sorted(path.parent.parent.name for path in (tmp_path / "out").rglob("graph.pbtxt"))
+    listed = {
+        "apiVersion": "mlops.seldon.io/v1alpha1",
+        "kind": "PipelineList",
+        "items": [{"metadata": {"name": "c"}, "spec": pipeline}],
+    }
+    (tmp_path / "p.json").write_text(json.dumps(listed))
+    assert 0 == main(["convert", str(tmp_path / "p.json")])
+    assert 'name: "c"' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("content", "status", "message"),
     [
         (b"a: [1", 1, "g.yaml:2:1: error: not YAML"),
         (b"\xff", 2, "g.yaml is not UTF-8 text: byte 0xff at offset 0"),
-        (b"", 2, "g.yaml has no InferenceGraph of KServe and no SeldonDeployment of Seldon Core; it has nothing"),
+        (b"", 2, "and no Pipeline or Experiment of Seldon Core 2; it has nothing"),
         (b"kind: Service\n---\n3\n---\n[1]", 2, "it has Service, no kind\n"),
-        (b"apiVersion: mlops.seldon.io/v1alpha1\nkind: Pipeline", 2, "it has Pipeline\n"),
+        (b"apiVersion: mlops.seldon.io/v1alpha1\nkind: Model\nmetadata: {name: m}", 2, "it has Model\n"),
+        (b"apiVersion: mlops.seldon.io/v1alpha1\nkind: Pipeline", 1, "error: the Pipeline has no 'steps'"),
         (b"x" * 10_000_000, 2, "g.yaml has more than 2 MiB, the limit"),
         (ONE.replace("Sequence", "Chain").encode(), 1, "error: unknown routerType 'Chain'"),
     ],
-    ids=["syntax", "binary", "empty", "others", "seldon2", "huge", "wrong"],
+    ids=["syntax", "binary", "empty", "others", "models", "hollow", "huge", "wrong"],
 )
 def test_a_file_that_cannot_be_converted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, status: int, message: str

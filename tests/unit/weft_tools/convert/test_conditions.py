@@ -37,6 +37,11 @@ def cel(text: str, body: Body, *, is_request: bool = False, is_negated: bool = F
         ("[@this].#(b-c=1)", 'inputs["b-c"][0] == 1'),
         ('predictions.#(LABEL=="dog")', 'inputs.LABEL.exists(e, e == "dog")'),
         ('[@this].#(predictions.#(LABEL=="dog"))', 'inputs.LABEL.exists(e, e == "dog")'),
+        ('[@this].#(LABEL%"d?g*.")', r'text(inputs.LABEL).matches("(?s)^d.g.*\\.$")'),
+        ("[@this].#(LABEL!%*cat*)", '!text(inputs.LABEL).matches("(?s)^.*cat.*$")'),
+        ("predictions.#(LABEL%*cat*)", 'inputs.LABEL.exists(e, e.matches("(?s)^.*cat.*$"))'),
+        ("predictions.#(N>200)", "max(inputs.N) > 200"),
+        ("[@this].#(predictions.#(P<=1))", "min(inputs.P) <= 1.0"),
         ("predictions.#(LABEL)", "has(inputs.LABEL)"),
         ("LABEL", "has(inputs.LABEL)"),
         ("[@this].#(LABEL)", "has(inputs.LABEL)"),
@@ -59,6 +64,8 @@ def test_common_conditions_are_translated(text: str, expected: str) -> None:
         ("[@this].#(P.0.1<1)", "outputs.P[1] >= 1.0"),
         ("LABEL", "!has(outputs.animal)"),
         ('predictions.#(LABEL=="x")', '!outputs.animal.exists(e, e == "x")'),
+        ("predictions.#(P>0.5)", "!(max(outputs.P) > 0.5)"),
+        ('[@this].#(LABEL!%"d*")', 'text(outputs.animal).matches("(?s)^d.*$")'),
         ("@this", "false"),
         ("[@this].#(a*==1)", '!CHECK("[@this].#(a*==1)")'),
     ],
@@ -78,6 +85,7 @@ def test_the_opposite_of_a_condition(text: str, expected: str) -> None:
         ('[@this].#(tier=="")', '"tier" in parameters && parameters["tier"] == ""'),
         ("tier", '"tier" in parameters'),
         ("parameters.debug", '"debug" in parameters'),
+        ('[@this].#(tier%"go*")', 'get(parameters, "tier", "").matches("(?s)^go.*$")'),
         ('[@this].#(parameters.lang=="de")', 'get(parameters, "lang", "") == "de"'),
         ('[@this].#(LABEL=="x")', 'text(inputs.LABEL) == "x"'),
     ],
@@ -115,12 +123,13 @@ def test_predictions_are_the_only_tensor() -> None:
     [
         ("", "there is none, and KServe never chooses such a step"),
         ("{.target == 'blue'}", "the spelling of KServe before 0.9"),
-        ('[@this].#(LABEL%"d*")', "the path"),
+        ("[@this].#(LABEL%7)", "the pattern 7 is no text"),
+        ("[@this].#(P.0.1>0.5 && P.0.1<=0.9)", "gjson has no '&&'"),
         ('[@this].#(a.b.c=="d")', "a tensor has no fields"),
         ("[@this].#(LABEL.1==3)", "it reads row 1; a condition reads one row"),
         ("[@this].#(P.0.1.2==3)", "fewer than the path has indexes"),
         ("[@this].#(P.0.1==null)", "no string, number or boolean"),
-        ('[@this].#(LABEL=="a"||"b")', "what only gjson has"),
+        ('[@this].#(LABEL=="a"||"b")', "gjson has no '&&' and no '||'"),
         ("[@this].#(outputs.7.data.0==1)", "which tensor 'outputs.7.data.0' means is not known"),
         ("predictions|@reverse", "what only gjson has"),
         ("x" * 1001, "it has 1001 characters"),
@@ -139,3 +148,28 @@ def test_what_a_condition_reads_is_known() -> None:
     body = Body("inputs", TENSORS, {"LABEL": "animal"})
     assert 'text(inputs.animal) == "x"' == cel('[@this].#(LABEL=="x")', body)
     assert ["LABEL"] == body.read
+
+
+@pytest.mark.parametrize(
+    ("text", "is_of_one_row"),
+    [
+        ("predictions.#(N>200)", False),
+        ("LABEL", False),
+        ('[@this].#(LABEL=="dog")', True),
+        ("[@this].#(P.0.1>1)", True),
+        ('predictions.#(LABEL=="dog")', True),
+    ],
+)
+def test_what_can_be_asked_of_one_row_alone_is_known(text: str, is_of_one_row: bool) -> None:
+    """A largest or smallest value is that of all rows of a request; an element is that of one."""
+    body = Body("inputs", TENSORS)
+    cel(text, body)
+    assert is_of_one_row == body.is_of_one_row
+
+
+def test_what_holds_of_any_element_is_said() -> None:
+    """A reader may take gjson's `#(...)` for all of them."""
+    body = Body("inputs", TENSORS)
+    cel("predictions.#(N>200)", body)
+    assert ["KServe's condition predictions.#(N>200) holds if any element passes, as in gjson"] == body.notes
+    assert [] == body.remarks

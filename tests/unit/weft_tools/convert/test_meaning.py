@@ -49,14 +49,15 @@ def texts(*values: str) -> WireTensor:
 
 
 async def test_a_condition_that_does_not_hold_ends_the_sequence(models: ModelCatalog) -> None:
-    """The answer is the one before it; a row that is a dog has the second model's."""
+    """The answer is the one before it; a request goes one way as a whole, so one of several rows is refused."""
     target = _Target(
         animal=lambda inputs: {"LABEL": inputs["IMAGE"]}, dog_breed=lambda inputs: {"BREED": texts("poodle")}
     )
     assert texts("cat") == (await infer("kserve_condition", models, target, IMAGE=texts("cat")))["LABEL"]
     assert ["animal"] == target.called
-    outputs = await infer("kserve_condition", models, target, IMAGE=texts("cat", "dog"))
-    assert texts("cat", "poodle") == outputs["LABEL"]
+    assert texts("poodle") == (await infer("kserve_condition", models, target, IMAGE=texts("dog")))["LABEL"]
+    with pytest.raises(InvalidArgumentError, match="one row"):
+        await infer("kserve_condition", models, target, IMAGE=texts("cat", "dog"))
 
 
 async def test_an_answer_goes_on_under_the_name_that_the_next_step_wants(models: ModelCatalog) -> None:

@@ -10,7 +10,7 @@ from weft_tools.convert.yaml_tree import Source
 
 def kserve(kind: str, *steps: str, nodes: str = "") -> str:
     """An InferenceGraph with a root of the kind; every step is Hard."""
-    given = ", ".join(f"{{dependency: Hard, {step}}}" for step in steps)
+    given = ", ".join(f"{{{'' if 'dependency' in step else 'dependency: Hard, '}{step}}}" for step in steps)
     head = "apiVersion: serving.kserve.io/v1alpha1, kind: InferenceGraph, metadata: {name: g}"
     return f"{{{head}, spec: {{nodes: {{root: {{routerType: {kind}, steps: [{given}]}}{nodes}}}}}}}"
 
@@ -32,16 +32,33 @@ def converted(text: str, models: ModelCatalog | None) -> tuple[pb.Graph, list[st
     return graph, [d.message for d in source.diagnostics]
 
 
-def test_rows_go_their_own_way_only_where_there_can_be_several(models: ModelCatalog) -> None:
-    """Not with batches of one, not without a batch dimension, not where only parameters are asked."""
-    test = "condition: '[@this].#(FEATURES.0.1>2)'"
-    for model, is_per_row in (("small", True), ("lone", False)):
-        graph, _ = converted(kserve("Switch", f"serviceName: {model}, {test}"), models)
-        assert is_per_row == graph.node[0].switch.per_row
-    graph, _ = converted(kserve("Switch", "serviceName: small, condition: parameters.fast"), models)
-    assert not graph.node[0].switch.per_row
-    graph, _ = converted(kserve("Switch", f"serviceName: flat, {test}"), models)
-    assert (False, "inputs.FEATURES[0][1] > 2.0") == (graph.node[0].switch.per_row, graph.node[0].switch.step[0].when)
+def test_a_condition_of_one_row_is_told_only_where_there_can_be_several(models: ModelCatalog) -> None:
+    """A request goes one way as a whole in KServe; not with batches of one, nor where all rows are asked together."""
+    row, every = "condition: '[@this].#(FEATURES.0.1>2)'", "condition: 'instances.#(FEATURES>2)'"
+    for model, test, is_told in (
+        ("small", row, True),
+        ("lone", row, False),
+        ("flat", row, False),
+        ("small", every, False),
+    ):
+        graph, found = converted(kserve("Switch", f"serviceName: {model}, {test}"), models)
+        assert not graph.node[0].switch.per_row
+        assert is_told == any("answers may differ: there a request of several rows" in text for text in found)
+    assert "max(inputs.FEATURES) > 2.0" == graph.node[0].switch.step[0].when
+    graph, _ = converted(kserve("Switch", f"serviceName: flat, {row}"), models)
+    assert "inputs.FEATURES[0][1] > 2.0" == graph.node[0].switch.step[0].when
+
+
+def test_a_step_that_nobody_reads_is_a_guard(models: ModelCatalog) -> None:
+    """Steps of KServe's Sequence run in order whatever they read; only a Soft one may fail."""
+    steps = (
+        "serviceName: small, name: a, dependency: Hard",
+        "serviceName: small, name: b, dependency: Soft",
+        "serviceName: small, name: c",
+    )
+    graph, _ = converted(kserve("Sequence", *steps), models)
+    given = [(step.name, list(step.after), step.dependency) for step in graph.node[0].sequence.step]
+    assert [("a", [], 0), ("b", ["a"], 1), ("c", ["b"], 0)] == given
 
 
 def test_a_graph_has_the_smallest_batch_of_its_models(models: ModelCatalog) -> None:
@@ -98,13 +115,16 @@ def test_a_field_is_a_tensor_of_an_answer_and_a_parameter_of_a_request() -> None
     assert 'text(inputs.target) == "blue"' == graph.node[2].switch.step[0].when
 
 
-def test_copies_before_a_chain_do_not_change_what_it_reads(models: ModelCatalog) -> None:
-    """Seldon's first child is a chain of two; the second child is a copy."""
+def test_children_before_a_chain_do_not_change_what_it_reads(models: ModelCatalog) -> None:
+    """Seldon's first child is a chain of two and answers; the second is called, and its failure is the graph's."""
     chain = "{name: cleaner, type: TRANSFORMER, children: [{name: scorer, type: MODEL}]}"
     graph, _ = converted(
         seldon(f"{{name: cleaner, type: TRANSFORMER, children: [{chain}, {{name: scorer, type: MODEL}}]}}"), models
     )
-    first, copy, second, last = graph.node[0].sequence.step
-    assert (100.0, {"INPUT": "cleaner_TEXT"}) == (copy.shadow.percent, dict(copy.input_map))
+    first, other, second, last = graph.node[0].sequence.step
+    assert ([other.name], {"INPUT": "cleaner_TEXT"}) == (
+        list(graph.node[0].sequence.answer_after),
+        dict(other.input_map),
+    )
     assert {"TEXT": "cleaner_TEXT"} == dict(first.output_map) == dict(second.input_map)
     assert {"INPUT": dict(second.output_map)["TEXT"]} == dict(last.input_map)

@@ -21,14 +21,16 @@ def check_followed(file: GraphFile, node: NodeDefinition, names: Sequence[str], 
     field = path.rpartition(".")[2]
     steps = {step.name: step for step in reversed(node.steps)}
     others = [name for name, step in steps.items() if not step.is_shadow and not path.startswith(f"{step.path}.")]
+    seen: set[str] = set()
     for i, name in enumerate(names):
         text = ""
         if name not in steps:
             text = f"'{node.name}' has no step '{name}', which '{field}' names{suggestion(name, others)}"
         elif steps[name].is_shadow:
             text = f"step '{name}' is a shadow, for which nobody waits; leave it out"
-        elif name in names[:i]:
+        elif name in seen:
             text = f"'{field}' has step '{name}' already; leave one out"
+        seen.add(name)
         if text:
             report.error("G036", file, f"{path}[{i}]", text)
 
@@ -36,11 +38,16 @@ def check_followed(file: GraphFile, node: NodeDefinition, names: Sequence[str], 
 def follows(scope: Scope, steps: Sequence[int]) -> dict[int, Set[int]]:
     """For each of some steps of a sequence, ascending, those of them that it is after.
 
-    In an ordered sequence each is after the one before it.
+    In an ordered sequence each is after the one before it; shadows are passed over, for which nobody waits.
     """
-    if scope.node.message.sequence.ordered:
-        return {i: set(steps[:place][-1:]) for place, i in enumerate(steps)}
-    return {i: scope.names.steps[i].follows for i in steps}
+    if not scope.node.message.sequence.ordered:
+        return {i: scope.names.steps[i].follows for i in steps}
+    found: dict[int, Set[int]] = {}
+    before: Set[int] = set()
+    for i in steps:
+        found[i] = before
+        before = before if scope.node.steps[i].is_shadow else {i}
+    return found
 
 
 def live_steps(scope: Scope, order: Sequence[int], read: Set[str], after: Mapping[int, Set[int]]) -> set[int]:

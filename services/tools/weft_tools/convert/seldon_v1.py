@@ -9,12 +9,13 @@ Source:
     https://github.com/SeldonIO/seldon-core/blob/v1.18.2/operator/apis/machinelearning.seldon.io/v1/seldondeployment_types.go
 """
 
-import re
+from dataclasses import replace
 
 from weft_router.graph.compiler.resolve import MAX_ENTRIES
 from weft_router.graph.kind import NodeKind
 from weft_router.kinds import ENSEMBLE, SEQUENCE, SPLITTER, SWITCH
-from weft_tools.convert.draft import NODE_INPUT, Draft, DraftNode, DraftStep, check, legal_name
+from weft_tools.convert.draft import NODE_INPUT, Draft, DraftNode, DraftStep, check, differs, legal_name
+from weft_tools.convert.seldon_v1_routers import bandit_of, ratio_of_first
 from weft_tools.convert.yaml_tree import Source, YamlValue, shortened
 
 API_GROUP = "machinelearning.seldon.io"
@@ -30,10 +31,17 @@ _SERVERS = (
     "TEMPO_SERVER",
     "SIMPLE_MODEL",
 )
+#: Methods of a unit in the order of their calls, and those that its type implies.
+_ORDER = ("TRANSFORM_INPUT", "ROUTE", "AGGREGATE", "TRANSFORM_OUTPUT")
+_METHODS_OF_TYPES = {
+    "MODEL": ("TRANSFORM_INPUT",),
+    "TRANSFORMER": ("TRANSFORM_INPUT",),
+    "OUTPUT_TRANSFORMER": ("TRANSFORM_OUTPUT",),
+    "ROUTER": ("ROUTE",),
+    "COMBINER": ("AGGREGATE",),
+}
 _ROUTERS = ("RANDOM_ABTEST", "SIMPLE_ROUTER")
 _IMPLEMENTATIONS = (*_SERVERS, *_ROUTERS, "AVERAGE_COMBINER", "UNKNOWN_IMPLEMENTATION")
-_BANDIT_IMAGES = {"mab_epsilon_greedy": "EPSILON_GREEDY", "mab_thompson_sampling": "THOMPSON"}
-_IMAGE_NAME = re.compile(r"(?:.*/)?([^/:@]*)")
 _SPEC_FIELDS = frozenset(
     {"name", "predictors", "annotations", "protocol", "transport", "replicas", "serverType", "oauth_key"}
     | {"oauth_secret"}
@@ -48,15 +56,25 @@ _UNIT_FIELDS = frozenset(
 )
 _TIMEOUTS = ("seldon.io/grpc-timeout", "seldon.io/rest-timeout")
 
-_FIRST_CHILD = "Seldon calls every child and answers with the first one's; the others are copies here"
+_FIRST_CHILD = "Seldon calls every child, fails where one fails, and answers with the first one's"
+_EXPLAINER = "its explainer answers at an address of its own, which no graph has; it was left out"
+_PARAMETERS = "parameters that Seldon gives the service, {names}, belong in the model's own config.pbtxt here"
+_NO_TRAFFIC = "no predictor says its traffic, which Seldon refuses today; here shares are the numbers of replicas"
+_ONE_NAME = (
+    "predictors '{first}' and '{second}' both call '{name}', which may be two models; here the name is that of one. "
+    "Give each a model of its own"
+)
+_METHODS = (
+    "Seldon calls several methods of '{name}', {methods}; here each is a call of the model '{name}' with its inputs"
+)
 _NO_SERVICE = "SIMPLE_MODEL is part of Seldon's engine and no service is behind it; name a model that there is"
 _COMBINER = (
     "Seldon hands '{name}' a list of the children's messages. Here it gets one tensor with all of them stacked along a "
     "new axis behind the batch dimension, and if it has an input MASK (BOOL), which of them are there"
 )
 _ROUTER = (
-    "Seldon's router also answers -1 for every child and -2 for none; here those, and any number without a child, are "
-    "an error"
+    "Seldon's router may also answer -2 for no child, and then the request itself is the answer; here that, and any "
+    "number without a child, is an error. For -1, every child, the first one answers here without a call of the others"
 )
 _LEARNS = "rewards come by the RPC GraphFeedback, or `weft feedback`; what Seldon's router has learnt is left behind"
 _BANDIT = "a router that learns: a splitter with a 'bandit', and feedback to the router, does it without a service"
@@ -74,6 +92,9 @@ class _SeldonConversion:
         self._num_units = 0
         self._timeout_ms = 0
         self._images: dict[str, str] = {}
+        self._predictor_name = ""
+        #: By the name of a unit: the predictor that has it, and where its model comes from.
+        self._origins: dict[str, tuple[str, str]] = {}
 
     def run(self, fallback_name: str) -> Draft | None:
         source, draft = self._source, self._draft
@@ -125,7 +146,12 @@ class _SeldonConversion:
         if not live:
             source.error(predictors[0], "every predictor is a shadow; one has to answer")
         total = sum(share for _, share, _ in live)
-        if len(live) > 1 and total != 100:
+        if len(live) > 1 and total <= 0:
+            replicas = [source.number(value.entries.get("replicas"), "replicas") or 1 for value, *_ in live]
+            check(source, predictors[0], node.remarks, _NO_TRAFFIC)
+            shares = [share for share in shares if share[2]]
+            shares += [(value, given, False) for (value, *_), given in zip(live, replicas, strict=True)]
+        elif len(live) > 1 and total != 100:
             text = f"the traffic of the predictors adds up to {total:g}, not 100; a share here is traffic / sum"
             check(source, self._draft.value, node.remarks, text)
         for value, share, is_shadow in shares:
@@ -146,11 +172,15 @@ class _SeldonConversion:
 
     def _predictor(self, value: YamlValue) -> list[DraftStep]:
         self._source.unknown(value.entries, _PREDICTOR_FIELDS, "the predictor")
+        self._images = {}
+        self._predictor_name = value.entries.get("name", value).text
         for spec in self._source.sequence(value.entries.get("componentSpecs"), "componentSpecs"):
             pod = spec.entries.get("spec", spec)
             for container in self._source.sequence(pod.entries.get("containers"), "containers"):
                 name, image = (container.entries.get(key, container).text for key in ("name", "image"))
                 self._images[name] = image
+        if "explainer" in value.entries:
+            check(self._source, value.entries["explainer"], self._draft.remarks, _EXPLAINER)
         graph = value.entries.get("graph")
         if graph is None:
             self._source.error(value, "the predictor has no 'graph'")
@@ -178,27 +208,37 @@ class _SeldonConversion:
             source.error(value, "the unit has no 'name'")
             name = "unit"
         children = [one for one in source.sequence(entries.get("children"), "children") if not one.is_null]
-        kind, implementation = self._kind(value, entries, has_children=bool(children))
+        calls, implementation = self._calls(value, entries, has_children=bool(children))
         own = DraftStep(name, value, model=name, reads=(reads,), timeout_ms=self._timeout_ms)
+        origin = self._images.get(name, "") + source.string(entries.get("modelUri"), "modelUri")
+        first, of_first = self._origins.setdefault(name, (self._predictor_name, origin))
+        if first != self._predictor_name and not (origin and of_first == origin):
+            text = _ONE_NAME.format(first=first, second=self._predictor_name, name=shortened(name))
+            differs(source, value, own.remarks, text)
         if implementation == "SIMPLE_MODEL":
             check(source, value, own.remarks, _NO_SERVICE)
+        if len(calls) > 1:
+            text = _METHODS.format(name=shortened(name), methods=", ".join(calls))
+            differs(source, value, own.remarks, text)
+        self._say_parameters(entries, own, calls)
         steps: list[DraftStep] = []
-        if kind in ("MODEL", "TRANSFORMER"):
+        if "TRANSFORM_INPUT" in calls:
             steps.append(own)
             reads = start
-        if kind == "ROUTER":
-            steps += self._router(value, entries, own, children, implementation, reads, start)
-        elif kind == "COMBINER":
+        if "ROUTE" in calls:
+            steps += self._router(value, entries, own, children, implementation, reads, start + len(steps))
+        elif "AGGREGATE" in calls:
             steps.append(self._combiner(value, own, children, implementation, reads))
         elif children:
             steps += self._children(children, reads, start + len(steps))
-        if kind == "OUTPUT_TRANSFORMER":
-            own.reads = (start + len(steps) - 1 if steps else reads,)
-            steps.append(own)
+        if "TRANSFORM_OUTPUT" in calls:
+            last = replace(own, remarks=[], input_map={}, output_map={}) if own in steps else own
+            last.reads = (start + len(steps) - 1 if steps else reads,)
+            steps.append(last)
         return self._named(steps)
 
-    def _kind(self, value: YamlValue, entries: dict[str, YamlValue], *, has_children: bool) -> tuple[str, str]:
-        """Type and implementation of a unit; without a type, the one that its methods and implementation imply."""
+    def _calls(self, value: YamlValue, entries: dict[str, YamlValue], *, has_children: bool) -> tuple[list[str], str]:
+        """Methods of a unit that Seldon calls, in order: those of its type and those that it lists; implementation."""
         source = self._source
         implementation = ""
         if "implementation" in entries:
@@ -207,37 +247,38 @@ class _SeldonConversion:
                 text = f"implementation '{shortened(implementation)}' is not one of Seldon's own; a service is called"
                 source.warning(entries["implementation"], text)
         kind = source.choice(entries["type"], "type", _TYPES) if "type" in entries else "UNKNOWN_TYPE"
-        if kind != "UNKNOWN_TYPE":
-            return kind, implementation
-        methods = {method.text for method in source.sequence(entries.get("methods"), "methods")}
-        if implementation in _ROUTERS or "ROUTE" in methods:
-            return "ROUTER", implementation
-        if implementation == "AVERAGE_COMBINER" or "AGGREGATE" in methods:
-            return "COMBINER", implementation
-        if "TRANSFORM_OUTPUT" in methods:
-            return "OUTPUT_TRANSFORMER", implementation
-        if "TRANSFORM_INPUT" in methods:
-            return "TRANSFORMER", implementation
-        if not (implementation in _SERVERS or has_children):
-            source.warning(value, "the unit has neither type nor implementation; it is taken for a MODEL")
-        return ("MODEL" if implementation in _SERVERS or not has_children else "UNKNOWN_TYPE"), implementation
+        listed = {source.string(method, "a method") for method in source.sequence(entries.get("methods"), "methods")}
+        methods = {*_METHODS_OF_TYPES.get(kind, ()), *listed}
+        if implementation in _ROUTERS:
+            methods |= {"ROUTE"}
+        elif implementation == "AVERAGE_COMBINER":
+            methods |= {"AGGREGATE"}
+        calls = [method for method in _ORDER if method in methods]
+        is_untyped = "type" not in entries and not listed and not implementation
+        if not calls and (implementation in _SERVERS or is_untyped or not has_children):
+            if implementation not in _SERVERS:
+                source.warning(value, "the unit has neither type nor implementation; it is taken for a MODEL")
+            calls = ["TRANSFORM_INPUT"]
+        return calls, implementation
+
+    def _say_parameters(self, entries: dict[str, YamlValue], own: DraftStep, calls: list[str]) -> None:
+        """Name what the service is told, unless it is a router's, which is read."""
+        given = self._source.sequence(entries.get("parameters"), "parameters")
+        names = [shortened(one.entries["name"].text) for one in given if "name" in one.entries]
+        if names and "ROUTE" not in calls:
+            own.remarks.append(_PARAMETERS.format(names=", ".join(names)))
 
     def _children(self, children: list[YamlValue], reads: int, start: int) -> list[DraftStep]:
-        """The first child's chain, and shadows for the other children."""
-        if len(children) == 1:
-            return self._chain(children[0], reads, start)
-        steps = self._chain(children[0], reads, start)
+        """The first child's chain; the other children in front, so that the last step is the one that answers."""
+        guards: list[DraftStep] = []
         for child in children[1:]:
             step = self._as_step(self._chain(child, NODE_INPUT, 0), self._name_of(child), child)
             step.reads = (reads,)
-            step.shadow_percent = 100.0
-            check(self._source, child, step.remarks, _FIRST_CHILD)
-            steps.insert(0, step)
-        # Copies first, so that the last step is the one that answers; what reads the others moves along.
-        moved = len(children) - 1
-        for step in steps[moved:]:
-            step.reads = tuple(i + moved if i >= start else i for i in step.reads)
-        return steps
+            step.is_guard = True
+            guards.append(step)
+        if guards:
+            guards[0].remarks.append(_FIRST_CHILD)
+        return [*guards, *self._chain(children[0], reads, start + len(guards))]
 
     def _router(
         self,
@@ -260,55 +301,29 @@ class _SeldonConversion:
             return steps
         if implementation == "RANDOM_ABTEST":
             node = self._new_node(own.name, SPLITTER, value)
-            share = self._ratio(value, entries, children)
+            share = ratio_of_first(source, value, entries, len(children))
             for child, weight in zip(children, (share, 1 - share), strict=False):
                 step = self._branch(node, child)
                 step.weight = round(100 * weight, 6)
             return [DraftStep(own.name, value, node=node.name, reads=(reads,))]
-        image = _IMAGE_NAME.match(self._images.get(own.name, ""))
-        algorithm = _BANDIT_IMAGES.get(image[1]) if image else None
-        if algorithm is not None:
+        bandit = bandit_of(source, entries, self._images.get(own.name, ""))
+        if bandit:
             node = self._new_node(own.name, SPLITTER, value)
-            node.bandit = f"algorithm: {algorithm}{self._epsilon(entries) if algorithm == 'EPSILON_GREEDY' else ''}"
+            node.bandit = bandit
             node.remarks.append(_LEARNS)
             for child in children:
                 self._branch(node, child)
             return [DraftStep(own.name, value, node=node.name, reads=(reads,))]
         node = self._new_node(f"{own.name}_branch", SWITCH, value)
+        own = replace(own, reads=(reads,), remarks=list(own.remarks), input_map={}, output_map={})
         node.routed_by = own
-        check(source, value, node.remarks, _ROUTER)
+        differs(source, value, node.remarks, _ROUTER)
         parameters = source.sequence(entries.get("parameters"), "parameters")
         if any(one.entries.get("name", value).text in ("epsilon", "n_branches") for one in parameters):
             node.remarks.append(_BANDIT)
         for index, child in enumerate(children):
-            self._branch(node, child).case = str(index)
+            self._branch(node, child).cases = (str(index),) if index else ("0", "-1")
         return [own, DraftStep(node.name, value, node=node.name, reads=(reads, start))]
-
-    def _epsilon(self, entries: dict[str, YamlValue]) -> str:
-        """The field of a bandit, if the router of Seldon has the parameter."""
-        for parameter in self._source.sequence(entries.get("parameters"), "parameters"):
-            if parameter.entries.get("name", parameter).text == "epsilon":
-                given = parameter.entries.get("value", parameter)
-                epsilon = self._source.number(given, "epsilon")
-                if epsilon is not None and not 0 < epsilon <= 1:
-                    self._source.error(given, f"epsilon is {epsilon:g}; it must be above 0 and at most 1")
-                return "" if epsilon is None else f" epsilon: {epsilon:g}"
-        return ""
-
-    def _ratio(self, value: YamlValue, entries: dict[str, YamlValue], children: list[YamlValue]) -> float:
-        """Share of the first child of an A/B test."""
-        source = self._source
-        if len(children) != 2:
-            source.error(value, f"RANDOM_ABTEST has 2 children, this one has {len(children)}")
-        for parameter in source.sequence(entries.get("parameters"), "parameters"):
-            if parameter.entries.get("name", value).text == "ratioA":
-                given = parameter.entries.get("value", parameter)
-                ratio = source.number(given, "ratioA")
-                if ratio is not None and not 0 < ratio < 1:
-                    source.error(given, f"ratioA is {ratio:g}; it must be above 0 and below 1")
-                return 0.5 if ratio is None else ratio
-        source.error(value, "RANDOM_ABTEST has no parameter 'ratioA'")
-        return 0.5
 
     def _combiner(
         self, value: YamlValue, own: DraftStep, children: list[YamlValue], implementation: str, reads: int
@@ -355,7 +370,7 @@ class _SeldonConversion:
     def _named(self, steps: list[DraftStep]) -> list[DraftStep]:
         """Give each step of a chain a name of its own."""
         taken: list[str] = []
-        for step in sorted(steps, key=lambda step: step.shadow_percent > 0):  # a copy gives way
+        for step in sorted(steps, key=lambda step: step.is_guard):  # a guard gives way
             step.name = legal_name(self._source, step.value, step.name, taken, step.remarks)
             taken.append(step.name)
         return steps

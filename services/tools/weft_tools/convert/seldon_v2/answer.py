@@ -1,0 +1,77 @@
+"""A pipeline that answers with the first of several steps: an ensemble of branches."""
+
+from collections.abc import Mapping
+
+from weft_router.kinds import ENSEMBLE
+from weft_tools.convert.draft import DraftCombine
+from weft_tools.convert.seldon_v2.flow import Topic
+from weft_tools.convert.seldon_v2.presence import Origin, Presence, groups
+
+
+class FirstAnswer:
+    """The steps that are called for one of the answers alone, as branches of an ensemble with FIRST.
+
+    Args:
+        presence: What is there.
+        answer: The message that the graph answers with.
+        calls: Answers of steps that it is made of, in order.
+        readers: What reads each message.
+
+    Attributes:
+        branches: By the step that ends each, its steps in order; none where the answer is no such choice.
+    """
+
+    kind = ENSEMBLE
+
+    def __init__(
+        self, presence: Presence, answer: Topic, calls: list[Topic], readers: Mapping[Topic, set[Topic]]
+    ) -> None:
+        self._answer = answer
+        self.branches: dict[Topic, list[Topic]] = {}
+        join = presence.join(answer)
+        ends = list(groups(join.sources)) if join is not None else []
+        is_choice = len(ends) > 1 and join is not None and join.kind != "inner"
+        # Where the one step that answers may not run, there is no answer, which is an error of an ensemble.
+        if join is None or not (is_choice or (len(ends) == 1 and not presence.is_certain(answer))):
+            return
+        if any(end.side != "outputs" or readers[end] != {answer} for end in ends) or not self._is_alike(presence, ends):
+            return
+        self.branches = {end: self._branch(presence, end, calls, readers) for end in ends}
+
+    @property
+    def inside(self) -> set[Topic]:
+        """Steps of all branches."""
+        return {topic for branch in self.branches.values() for topic in branch}
+
+    def combines(self, presence: Presence, names: Mapping[Origin, str]) -> list[DraftCombine]:
+        """One for each output."""
+        return [DraftCombine(name, "FIRST") for name in presence.names(self._answer)]
+
+    def _is_alike(self, presence: Presence, ends: list[Topic]) -> bool:
+        """Whether each of the steps gives all the tensors of the answer, if it runs."""
+        names = presence.names(self._answer)
+        found = {name: presence.find(self._answer, name) for name in names}
+        return bool(names) and all(
+            {one.tensor.topic for one in some} == set(ends) and not any(one.tensor in presence.optional for one in some)
+            for some in found.values()
+        )
+
+    def _branch(
+        self, presence: Presence, end: Topic, calls: list[Topic], readers: Mapping[Topic, set[Topic]]
+    ) -> list[Topic]:
+        """The step and those before it that nothing else reads and that leave nothing out."""
+        inside = {end}
+        for topic in reversed(calls):
+            read_by = readers.get(topic, set())
+            gives = [tensor for tensor in presence.optional if tensor.topic == topic]
+            if topic.step and read_by and read_by <= inside and not gives:
+                inside |= {topic} if all(self._needs(presence, reader, topic) for reader in read_by) else set()
+        return [topic for topic in calls if topic in inside]
+
+    def _needs(self, presence: Presence, reader: Topic, topic: Topic) -> bool:
+        """Whether a step cannot run without the answer of another."""
+        join = presence.join(reader._replace(side="inputs"))
+        if join is None:
+            return False
+        parts = ((join.sources, join.kind), (join.triggers, join.triggers_kind))
+        return any(topic in groups(refs) and (kind == "inner" or len(groups(refs)) == 1) for refs, kind in parts)
