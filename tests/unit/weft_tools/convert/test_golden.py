@@ -16,6 +16,7 @@ GOLDEN = Path(__file__).with_name("golden")
 OPEN = {
     "kserve_answer_condition": {"G010"},
     "kserve_no_types": {"G002", "G011"},
+    "seldon2_no_types": {"G002"},
     "seldon_no_types": {"G002"},
 }
 
