@@ -96,7 +96,7 @@ class Graph(_message.Message):
         """What a request brings. What tells of reshaping, ragged batches or vendors' layouts is not supported in a tensor."""
 
     @_builtins.property
-    def output(self) -> _containers.RepeatedCompositeFieldContainer[_model_config_pb2.ModelOutput]:
+    def output(self) -> _containers.RepeatedCompositeFieldContainer[Global___Output]:
         """What an answer has; left out: the outputs of the root."""
 
     @_builtins.property
@@ -137,7 +137,7 @@ class Graph(_message.Message):
         version_policy: _model_config_pb2.ModelVersionPolicy | None = ...,
         max_batch_size: _builtins.int = ...,
         input: _abc.Iterable[_model_config_pb2.ModelInput] | None = ...,
-        output: _abc.Iterable[_model_config_pb2.ModelOutput] | None = ...,
+        output: _abc.Iterable[Global___Output] | None = ...,
         parameters: _abc.Mapping[_builtins.str, _model_config_pb2.ModelParameter] | None = ...,
         ensemble_scheduling: Global___Ensembling | None = ...,
         model_transaction_policy: _model_config_pb2.ModelTransactionPolicy | None = ...,
@@ -158,6 +158,55 @@ class Graph(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Graph: _TypeAlias = Graph  # noqa: Y015
+
+@_typing.final
+class Output(_message.Message):
+    """One output: `inference.ModelOutput`, and what answers owe of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DATA_TYPE_FIELD_NUMBER: _builtins.int
+    DIMS_FIELD_NUMBER: _builtins.int
+    RESHAPE_FIELD_NUMBER: _builtins.int
+    LABEL_FILENAME_FIELD_NUMBER: _builtins.int
+    IS_SHAPE_TENSOR_FIELD_NUMBER: _builtins.int
+    IS_NON_LINEAR_FORMAT_IO_FIELD_NUMBER: _builtins.int
+    OPTIONAL_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    data_type: _model_config_pb2.DataType.ValueType
+    label_filename: _builtins.str
+    is_shape_tensor: _builtins.bool
+    is_non_linear_format_io: _builtins.bool
+    optional: _builtins.bool
+    """Answers may lack it; else every answer has it. Of a switch, splitter or cascade: not every step need give it. The
+    configuration of a graph shows it in the parameter `optional_outputs`, which that of a model may have as well.
+    """
+    @_builtins.property
+    def dims(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Shape without the batch dimension; -1 is any size."""
+
+    @_builtins.property
+    def reshape(self) -> _model_config_pb2.ModelTensorReshape: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        data_type: _model_config_pb2.DataType.ValueType = ...,
+        dims: _abc.Iterable[_builtins.int] | None = ...,
+        reshape: _model_config_pb2.ModelTensorReshape | None = ...,
+        label_filename: _builtins.str = ...,
+        is_shape_tensor: _builtins.bool = ...,
+        is_non_linear_format_io: _builtins.bool = ...,
+        optional: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reshape", b"reshape"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_type", b"data_type", "dims", b"dims", "is_non_linear_format_io", b"is_non_linear_format_io", "is_shape_tensor", b"is_shape_tensor", "label_filename", b"label_filename", "name", b"name", "optional", b"optional", "reshape", b"reshape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Output: _TypeAlias = Output  # noqa: Y015
 
 @_typing.final
 class Ensembling(_message.Message):
@@ -234,7 +283,7 @@ class Node(_message.Message):
         """Both are inferred when left out and checked when given; the root node has those of the graph and gives none."""
 
     @_builtins.property
-    def output(self) -> _containers.RepeatedCompositeFieldContainer[_model_config_pb2.ModelOutput]: ...
+    def output(self) -> _containers.RepeatedCompositeFieldContainer[Global___Output]: ...
     @_builtins.property
     def policy(self) -> Global___Policy: ...
     @_builtins.property
@@ -252,7 +301,7 @@ class Node(_message.Message):
         *,
         name: _builtins.str = ...,
         input: _abc.Iterable[_model_config_pb2.ModelInput] | None = ...,
-        output: _abc.Iterable[_model_config_pb2.ModelOutput] | None = ...,
+        output: _abc.Iterable[Global___Output] | None = ...,
         policy: Global___Policy | None = ...,
         sequence: Global___Sequence | None = ...,
         switch: Global___Switch | None = ...,

@@ -213,6 +213,7 @@ class ModelSignature(_message.Message):
     INPUT_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     DECOUPLED_FIELD_NUMBER: _builtins.int
+    OPTIONAL_OUTPUT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     target: _builtins.str
@@ -229,6 +230,10 @@ class ModelSignature(_message.Message):
     def output(self) -> _containers.RepeatedCompositeFieldContainer[_model_config_pb2.ModelOutput]:
         """`name`, `data_type` and `dims` are given."""
 
+    @_builtins.property
+    def optional_output(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of outputs that answers may lack."""
+
     def __init__(
         self,
         *,
@@ -239,10 +244,11 @@ class ModelSignature(_message.Message):
         input: _abc.Iterable[_model_config_pb2.ModelInput] | None = ...,
         output: _abc.Iterable[_model_config_pb2.ModelOutput] | None = ...,
         decoupled: _builtins.bool = ...,
+        optional_output: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decoupled", b"decoupled", "input", b"input", "max_batch_size", b"max_batch_size", "name", b"name", "output", b"output", "target", b"target", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decoupled", b"decoupled", "input", b"input", "max_batch_size", b"max_batch_size", "name", b"name", "optional_output", b"optional_output", "output", b"output", "target", b"target", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,9 @@ from weft_protos import model_config_pb2
 
 #: Model parameter that is "true" if a decoupled model ``can_collect``; set by its server.
 COLLECTS_PARAMETER = "collects_responses"
+#: Model parameter with the names of the outputs that answers may lack, separated by commas. Other servers, whose
+#: configurations have no word for that, pass it over.
+OPTIONAL_OUTPUTS_PARAMETER = "optional_outputs"
 
 _DATATYPE_BY_ENUM: dict[int, str] = {
     number: ("BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_"))
@@ -28,7 +31,7 @@ class TensorSpec:
         name: Tensor name.
         datatype: V2 datatype.
         dims: Shape without the batch dimension; -1 is any size.
-        is_optional: Inputs only: may be omitted.
+        is_optional: May be left out: an input by requests, an output by answers.
         allow_ragged_batch: Inputs only: requests of different shapes may share a batch.
         labels: Outputs only: names of the classes, if the model's server has them.
         reshape: Dims inside the model, if different; invisible to clients.
@@ -90,6 +93,7 @@ class ModelSignature:
     ) -> "ModelSignature":
         """Signature of ``config`` for one of its versions; ``labels`` by output."""
         labels = labels or {}
+        optional = optional_outputs(config)
         is_decoupled = config.model_transaction_policy.decoupled
         return cls(
             name=config.name,
@@ -112,6 +116,7 @@ class ModelSignature:
                     o.name,
                     datatype_name(o.data_type),
                     tuple(o.dims),
+                    o.name in optional,
                     labels=labels.get(o.name, ()),
                     reshape=_reshape(o),
                 )
@@ -132,6 +137,14 @@ class ModelSignature:
         if all(spec.reshape is None for spec in (*self.inputs, *self.outputs)):
             return self
         return replace(self, inputs=_reshaped(self.inputs), outputs=_reshaped(self.outputs))
+
+
+def optional_outputs(config: model_config_pb2.ModelConfig) -> tuple[str, ...]:
+    """Names of the outputs that answers may lack, as ``OPTIONAL_OUTPUTS_PARAMETER`` of a configuration has them."""
+    if OPTIONAL_OUTPUTS_PARAMETER not in config.parameters:
+        return ()
+    names = config.parameters[OPTIONAL_OUTPUTS_PARAMETER].string_value.split(",")
+    return tuple(name for one in names if (name := one.strip()))
 
 
 def _reshape(tensor: model_config_pb2.ModelInput | model_config_pb2.ModelOutput) -> tuple[int, ...] | None:

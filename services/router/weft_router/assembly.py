@@ -84,7 +84,7 @@ class Assembly:
         return step if plan.shadow is None else ShadowStep(step, plan.shadow, runtime, counters)
 
     def _guarded(self, plan: StepPlan, node: NodePlan, graph: str, counters: StepCounters, *, stands_in: bool) -> Step:
-        action = self._action(plan, graph, counters)
+        action = self._action(plan, node, graph, counters)
         clock_ns = self._runtime.clock_ns
         defaults = Defaults(plan, node)
         when = None if "when" in node.watches and plan.shadow is None else plan.when
@@ -105,21 +105,22 @@ class Assembly:
             fallbacks=[self.step(fallback, node, graph, stands_in=True) for fallback in _fallbacks(plan)],
         )
 
-    def _action(self, plan: StepPlan, graph: str, counters: StepCounters) -> Action:
+    def _action(self, plan: StepPlan, node: NodePlan, graph: str, counters: StepCounters) -> Action:
         """What the step does, its policies around it."""
         runtime = self._runtime
         action: Action
         if isinstance(plan.action, CallPlan):
-            action = self._call(plan, plan.action, counters)
+            action = self._call(plan, plan.action, node, counters)
         elif plan.action.streams:
             parts = self._stream_parts(plan, counters, self._admission(plan.action, graph))
-            action = StreamNodeAction(plan, self.node(plan.action, graph), self.error_context, parts)
+            action = StreamNodeAction(plan, self.node(plan.action, graph), self.error_context, parts, node)
         else:
             action = NodeAction(
                 plan,
                 self.node(plan.action, graph),
                 self.error_context,
                 runtime.clock_ns,
+                node,
                 admission=self._admission(plan.action, graph),
                 is_tentative=bool(plan.fallback or plan.is_soft or any(one.repeats_failures for one in plan.policies)),
             )
@@ -130,11 +131,11 @@ class Assembly:
             action = policy.wrap(action, around)
         return action
 
-    def _call(self, plan: StepPlan, call: CallPlan, counters: StepCounters) -> Action:
-        target = self._runtime.targets[call.target]
+    def _call(self, plan: StepPlan, call: CallPlan, node: NodePlan, counters: StepCounters) -> Action:
+        target, context = self._runtime.targets[call.target], self.error_context
         if not call.signature.is_decoupled:
-            return CallAction(plan, call, target, self.error_context)
-        return StreamAction(plan, call, target, self.error_context, self._stream_parts(plan, counters))
+            return CallAction(plan, call, target, context, node)
+        return StreamAction(plan, call, target, context, node, self._stream_parts(plan, counters))
 
     def _stream_parts(
         self, plan: StepPlan, counters: StepCounters, admission: InflightLimit | None = None
@@ -159,8 +160,8 @@ class Assembly:
 
 
 def _fallbacks(plan: StepPlan) -> Iterator[StepPlan]:
-    """The fallbacks of a step in the order in which they are tried."""
+    """The fallbacks of a step in the order in which they are tried; its defaults are theirs."""
     fallback = plan.fallback
     while fallback is not None:
-        yield replace(fallback, fallback=None)
+        yield replace(fallback, fallback=None, defaults=plan.defaults)
         fallback = fallback.fallback

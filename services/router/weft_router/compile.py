@@ -3,6 +3,8 @@
 It stands above the kinds of node and the policies of steps, which it hands to the compiler, ``weft_router.graph``.
 """
 
+from dataclasses import replace
+
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.text.pbtxt import Diagnostic
 from weft_router.graph.checks.amplification import check_amplification
@@ -75,7 +77,8 @@ def _compile(
     builder = NodeBuilder(names, report)
     wanted = frozenset(names.of(file, root).outputs)
     given = declared_types(file, root, file.message.input)
-    call = NodeUse(given, {}, wanted, root.name, ((file.label, root.name),))
+    spared = wanted if file.is_ensemble else {spec.name for spec in file.message.output if spec.optional}
+    call = NodeUse(given, {}, wanted, root.name, ((file.label, root.name),), wanted.difference(spared))
     built = builder.build_node(file, root, call)
     _check_inputs(file, root, names, report)
     check_responses(file, report, streams=built.responses > ResponseCount.ONE, is_known=not _is_open(file, names))
@@ -119,6 +122,8 @@ def _signature(file: GraphFile, built: BuiltNode) -> ModelSignature:
     outputs = [spec_of(tensor) for tensor in message.output] or [
         TensorSpec(name, known.datatype, known.dims) for name, known in built.outputs.items()
     ]
+    absent = {name for name, known in built.outputs.items() if known.is_optional}
+    outputs = [replace(spec, is_optional=spec.is_optional or spec.name in absent) for spec in outputs]
     return ModelSignature(
         name=file.name,
         version=file.source.version,

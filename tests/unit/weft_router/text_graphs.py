@@ -23,6 +23,8 @@ DEFAULT = 'default { output: "Y" number: -1 dims: [ 1 ] }'
 class Models:
     """Every name but `missing` is a model from X (and, with "+Z" in its name, Z) to Y (and, with "-W", W).
 
+    With "+O" it has an optional input O, with "-V" an optional output V.
+
     One with "judge" in its name takes a stack S of two members and a MASK. All batch where the graph does.
     """
 
@@ -34,9 +36,13 @@ class Models:
         if model_name == "missing":
             return None
         inputs = [TensorSpec(name, "FP32", (1,)) for name in ("X", *(["Z"] if "+Z" in model_name else []))]
+        if "+O" in model_name:
+            inputs.append(TensorSpec("O", "FP32", (1,), is_optional=True))
         if "judge" in model_name:
             inputs = [TensorSpec("S", "FP32", (-1, 1)), TensorSpec("MASK", "BOOL", (-1,))]
         outputs = [TensorSpec(name, "FP32", (1,)) for name in ("Y", *(["W"] if "-W" in model_name else []))]
+        if "-V" in model_name:
+            outputs.append(TensorSpec("V", "FP32", (1,), is_optional=True))
         return "model", ModelSignature(
             model_name, version or "1", "", self.max_batch_size, tuple(inputs), tuple(outputs)
         )

@@ -103,6 +103,17 @@ def test_scheduler_parameter_faults(tmp_path, text, expected):
     assert [expected] == faults(tmp_path, BASE + text)
 
 
+def test_outputs_that_answers_may_lack(tmp_path):
+    """The parameter names outputs; the signature says it of them, and the backend does not see the parameter."""
+    definition = defined(tmp_path, BASE + parameters(optional_outputs=" Z ,"))
+    assert ["Z"] == [spec.name for spec in definition.contexts[1].signature.outputs if spec.is_optional]
+    assert {} == definition.contexts[1].parameters
+    text = "parameter 'optional_outputs': the model has no output 'ZZ'; did you mean 'Z'?"
+    assert [f"10: {text}"] == faults(tmp_path, BASE + parameters(optional_outputs="ZZ"))
+    text = "parameter 'optional_outputs' must name outputs, separated by commas: Y, Z"
+    assert [f"10: {text}"] == faults(tmp_path, BASE + parameters(optional_outputs=" "))
+
+
 def test_split_needs_rows(tmp_path):
     """Without a batch dimension there is nothing to split."""
     text = PLAIN.replace("max_batch_size: 8", "max_batch_size: 0") + parameters(split_large_requests="true")

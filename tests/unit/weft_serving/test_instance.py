@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,8 +34,9 @@ from weft_common.core import CallContext, InferResult
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 from weft_common.tensors import decode
 from weft_serving.backends.base import InstanceContext
-from weft_serving.request.request import InferenceRequest
+from weft_serving.request.request import InferenceRequest, InferenceResponse
 from weft_serving.served.instance import Instance
+from weft_serving.served.outputs import OutputEncoder
 
 
 class Runner:
@@ -197,6 +199,16 @@ async def test_output_that_was_not_asked_for_may_be_missing(start):
     runner = await start(MissingOutput)
     execution = await runner.run(make_call())
     assert ["OUT"] == list(execution.answers[0].outputs)
+
+
+def test_an_optional_output_may_be_missing(model_context):
+    """An answer that lacks it has the others, also where the request named it."""
+    signature = model_context.signature
+    optional = tuple(replace(spec, is_optional=spec.name == "COUNT") for spec in signature.outputs)
+    encoder = OutputEncoder(replace(signature, outputs=optional))
+    response = InferenceResponse({"OUT": np.zeros((1, 2), np.float32)})
+    request = InferenceRequest(make_call(outputs=["COUNT", "OUT"]), CallContext(), num_rows=1)
+    assert ["OUT"] == list(encoder.encode(request, response).outputs)
 
 
 @pytest.mark.parametrize(("is_repeatable", "answered", "num_executed"), [(True, [1, 2], 4), (False, [], 1)])

@@ -58,3 +58,10 @@ def test_rows_that_do_not_fit_together(last):
     assert isinstance(error, InvalidArgumentError)
     assert "output 'OUT' has rows of shapes" in error.message
     assert "send at most as many rows as the model's max_batch_size" in error.message
+
+
+def test_an_output_that_only_later_parts_have():
+    """It cannot be joined either, and is not dropped."""
+    error = _join({}, {"OUT": encode(np.zeros((2, 3)))}, {"OUT": encode(np.zeros((1, 3)))})
+    assert isinstance(error, InvalidArgumentError)
+    assert "output 'OUT' has rows of shapes" in error.message

@@ -78,6 +78,10 @@ class NodeKind(ABC):
         """Tensors that the node itself reads beside its steps and conditions; none here."""
         return set()
 
+    def tensors_needed(self, node: "NodeDefinition", needed: set[str]) -> set[str]:
+        """Tensors that the node itself cannot do without, beside those ``needed`` by its steps; none here."""
+        return set()
+
     def custom_wires(self, node: "NodeDefinition", key: int, wires: Sequence["Wire"]) -> list["Wire"]:
         """The wires of a custom step that start at inputs of the node; here all of them."""
         return list(wires)

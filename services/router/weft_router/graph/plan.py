@@ -144,12 +144,14 @@ class StepPlan:
         action: A call, or the node that runs in this step's place.
         inputs: Target input <- slot of the node's frame; an absent slot is left out of the call.
         outputs: Target output -> slot of the node's frame; these outputs are requested. The slots are absent, or have
-            their default, when the step was skipped or failed softly.
+            their default, when the step was skipped or failed softly, or the answer lacks them.
         when: The step runs only if it holds; where the node watches it, what that means is the node's affair.
         accept: Whether the answer counts. It reads the step's own output slots; None: it always does.
         cases: Values that choose this step.
         is_otherwise: Taken when nothing else matches.
         weight: Share, or weight of its answer; 1 where none was given.
+        dispensable: Target outputs that nobody has to have, or that have a default: an answer may lack them, whatever
+            the model declares.
         timeout_ms: 0 means none. One deadline for all attempts; the fallback has its own.
         is_soft: A failure leaves the outputs absent, or with their default, and the request goes on.
         defaults: Of outputs; empty for a step that always gives its outputs.
@@ -180,6 +182,7 @@ class StepPlan:
     cases: tuple[str, ...] = ()
     is_otherwise: bool = False
     weight: float = 1.0
+    dispensable: frozenset[str] = frozenset()
     timeout_ms: int = 0
     is_soft: bool = False
     defaults: tuple[DefaultPlan, ...] = ()

@@ -103,6 +103,7 @@ class AlternativesKind(NodeKind):
             name: merged(offers.get(name, []), f"output '{name}' of node '{node.name}' ({place})")
             for name in names.outputs
         }
+        types |= {name: _left_out(scope, name, types[name], promised) for name in promised if name in types}
         if per_row:  # what has no batch dimension was reported
             types = {name: known if known.is_batched else known.forgotten() for name, known in types.items()}
         for name, slot in slots.items():
@@ -176,6 +177,22 @@ def _check_rows(builder: NodeBuilder, scope: Scope, types: Mapping[str, TensorTy
             builder.report.error("G023", file, path, text, is_name=True)
 
 
+def _may_lack(scope: Scope, name: str, promised: Mapping[str, TensorType]) -> bool:
+    """Whether a step need not give an output: it is declared as optional, and another step gives it."""
+    is_given = any(name in step.outputs.values() for step in scope.names.steps)
+    return is_given and name in promised and promised[name].is_optional
+
+
+def _left_out(scope: Scope, name: str, known: TensorType, promised: Mapping[str, TensorType]) -> TensorType:
+    """The type of an output that some steps do not give."""
+    steps = zip(scope.node.steps, scope.names.steps, strict=True)
+    lacking = [repr(step.name) for step, own in steps if not own.is_open and name not in own.outputs.values()]
+    if not lacking or not _may_lack(scope, name, promised):
+        return known
+    absence = f"step {' and '.join(lacking)} of node '{scope.node.name}' gives none: give the step that runs the node "
+    return replace(known, is_optional=True, absence=f"{absence}a 'default' for '{name}'")
+
+
 def _check_alternative(
     builder: NodeBuilder,
     scope: Scope,
@@ -191,7 +208,7 @@ def _check_alternative(
         value = offered.get(name)
         what = f"output '{name}' of {owner_text(file, scope.node)}"
         if value is None:
-            if not scope.names.steps[index].is_open:
+            if not scope.names.steps[index].is_open and not _may_lack(scope, name, promised):
                 builder.missing_output(file, path, f"step '{step.name}' gives no {what}", name, offered)
             continue
         before = offers.setdefault(name, [])

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from weft_common.signature import COLLECTS_PARAMETER, ModelSignature, TensorSpec
+from weft_common.signature import COLLECTS_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER, ModelSignature, TensorSpec
 from weft_protos.model_config_pb2 import DataType, ModelConfig
 from weft_router.graph.plan import CallPlan, GraphPlan, NodePlan
 from weft_router.graph.syntax.parse import model_config
@@ -25,6 +25,7 @@ def config_of_graph(source: GraphSource, plan: GraphPlan) -> ModelConfig:
         config.model_transaction_policy.decoupled = True
     if plan.signature.can_collect:
         config.parameters[COLLECTS_PARAMETER].string_value = "true"
+    _tell_optional(config, plan.signature)
     root = plan.root
     is_plain = root.is_pipeline and all(isinstance(step.action, CallPlan) for step in root.steps)
     if config.HasField("ensemble_scheduling") or not is_plain:
@@ -58,7 +59,15 @@ def config_of_signature(signature: ModelSignature) -> ModelConfig:
     config.model_transaction_policy.decoupled = signature.is_decoupled
     if signature.can_collect:
         config.parameters[COLLECTS_PARAMETER].string_value = "true"
+    _tell_optional(config, signature)
     return config
+
+
+def _tell_optional(config: ModelConfig, signature: ModelSignature) -> None:
+    """Name the outputs that answers may lack."""
+    config.parameters.pop(OPTIONAL_OUTPUTS_PARAMETER, None)
+    if names := [spec.name for spec in signature.outputs if spec.is_optional]:
+        config.parameters[OPTIONAL_OUTPUTS_PARAMETER].string_value = ",".join(names)
 
 
 def _data_type(spec: TensorSpec) -> DataType.ValueType:

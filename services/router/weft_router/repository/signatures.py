@@ -1,6 +1,6 @@
 """Signatures of models as messages, as ``weft lock`` keeps them."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from weft_common.signature import ModelSignature, TensorSpec, datatype_name
@@ -38,6 +38,7 @@ def message_of(target: str, signature: ModelSignature) -> pb.ModelSignature:
         input=config.input,
         output=config.output,
         decoupled=signature.is_decoupled,
+        optional_output=[spec.name for spec in signature.outputs if spec.is_optional],
     )
 
 
@@ -49,14 +50,14 @@ def signature_of(message: pb.ModelSignature) -> ModelSignature:
         platform="",
         max_batch_size=message.max_batch_size,
         inputs=tuple(_specs(message.input)),
-        outputs=tuple(_specs(message.output)),
+        outputs=tuple(_specs(message.output, message.optional_output)),
         is_decoupled=message.decoupled,
     )
 
 
-def _specs(tensors: Iterable[ModelInput | ModelOutput]) -> Iterable[TensorSpec]:
+def _specs(tensors: Iterable[ModelInput | ModelOutput], optional: Collection[str] = ()) -> Iterable[TensorSpec]:
     for tensor in tensors:
-        is_optional = isinstance(tensor, ModelInput) and tensor.optional
+        is_optional = tensor.optional if isinstance(tensor, ModelInput) else tensor.name in optional
         is_ragged = isinstance(tensor, ModelInput) and tensor.allow_ragged_batch
         yield TensorSpec(tensor.name, datatype_name(tensor.data_type), tuple(tensor.dims), is_optional, is_ragged)
 

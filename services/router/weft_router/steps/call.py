@@ -3,15 +3,16 @@
 from collections.abc import Mapping, Sequence
 
 from weft_common.core import CallContext, InferCall, RequestedOutput
-from weft_common.errors import InternalError, WeftError
+from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 from weft_common.observing import telemetry
-from weft_common.signature import TensorSpec
+from weft_common.signature import OPTIONAL_OUTPUTS_PARAMETER, TensorSpec
 from weft_common.tensors import WireTensor
-from weft_router.graph.plan import CallPlan, Frame, StepPlan
+from weft_router.graph.plan import CallPlan, Frame, NodePlan, StepPlan
 from weft_router.reporting.path import StepRecord
 from weft_router.reporting.spans import call_attributes
 from weft_router.scope import RequestScope
 from weft_router.steps.base import Action, ErrorContext
+from weft_router.steps.defaults import Defaults
 from weft_router.steps.run import Run
 from weft_router.target import Target
 from weft_router.tensors.adaption import fitted_input, full_rank, restored_outputs
@@ -26,11 +27,14 @@ class CallAction(Action):
         call: The call.
         target: Answers it.
         error_context: The graph, for messages.
+        node: Around the step.
     """
 
     kind = telemetry.CLIENT
 
-    def __init__(self, plan: StepPlan, call: CallPlan, target: Target, error_context: ErrorContext) -> None:
+    def __init__(
+        self, plan: StepPlan, call: CallPlan, target: Target, error_context: ErrorContext, node: NodePlan
+    ) -> None:
         self._target_object = target
         self._signature = signature = call.signature
         shown_version = call.model_version or signature.version
@@ -47,9 +51,13 @@ class CallAction(Action):
         self._error_context = error_context
         is_batching = signature.max_batch_size > 0
         ranks = {spec.name: full_rank(spec, is_batching=is_batching) for spec in signature.inputs}
+        self._needed = frozenset(spec.name for spec in signature.inputs if not spec.is_optional)
         self._inputs = [(name, slot, ranks.get(name)) for name, slot in plan.inputs]
         self._declared = declared = {spec.name: spec for spec in signature.outputs}
         self._outputs = [(name, slot, declared[name]) for name, slot in plan.outputs]
+        self._dispensable = plan.dispensable.union(name for name, spec in declared.items() if spec.is_optional)
+        self._defaults = Defaults(plan, node) if plan.defaults else None
+        self._around = node
         self._requested = tuple(RequestedOutput(binding.name, {}) for binding in plan.outputs)
         self._is_batching = is_batching
         self._restores = is_batching != error_context.is_batching
@@ -73,7 +81,7 @@ class CallAction(Action):
             if captured:
                 self._capture(captured, result.outputs, restored, request.captured, num_rows)
         except WeftError as error:
-            raise self._error_context.wrap(error, self.where) from error
+            raise self._error_context.wrap(self._explained(error, frame), self.where) from error
         if result.model_version:
             record.version = result.model_version
         if result.parameters:
@@ -106,6 +114,22 @@ class CallAction(Action):
         )
         return call, num_rows, is_fitted
 
+    def _explained(self, error: WeftError, frame: Frame) -> WeftError:
+        """The error; of a call that lacks an input, it tells why."""
+        absent = [(name, slot) for name, slot, _ in self._inputs if frame[slot] is None and name in self._needed]
+        if error.code != InvalidArgumentError.code or not absent:
+            return error
+        sources, specs = (
+            {slot: step.name for step in self._around.steps for _, slot in step.outputs},
+            self._around.specs,
+        )
+        reasons = [
+            f"'{name}' takes '{specs[slot].name if slot in specs else name}', which "
+            + (f"step '{sources[slot]}' did not give" if slot in sources else "is not there")
+            for name, slot in absent
+        ]
+        return error.with_message(f"{error.message} Input {', input '.join(reasons)}")
+
     def _requested_with(self, captured: Sequence[str]) -> tuple[RequestedOutput, ...]:
         """The outputs that the graph uses, and the captured ones."""
         known = {output.name for output in self._requested}
@@ -123,8 +147,13 @@ class CallAction(Action):
         for name, slot, spec in self._outputs:
             tensor = outputs.get(name)
             if tensor is None or misfit(tensor, spec, has_batch=self._is_batching, num_rows=num_rows):
-                raise self._fault(spec, tensor, outputs, num_rows)
+                if tensor is not None or name not in self._dispensable:
+                    raise self._fault(spec, tensor, outputs, num_rows)
+                frame[slot] = None
+                continue
             frame[slot] = restored[name]
+        if self._defaults is not None:
+            self._defaults.complete(frame)
         return restored
 
     def _capture(
@@ -135,10 +164,12 @@ class CallAction(Action):
         captured: dict[str, WireTensor],
         num_rows: int,
     ) -> None:
-        """Keep outputs that the client requested by the step's path."""
+        """Keep outputs that the client requested by the step's path, and the answer has."""
         for name in names:
             spec, tensor = self._declared[name], outputs.get(name)
-            if tensor is None or misfit(tensor, spec, has_batch=self._is_batching, num_rows=num_rows):
+            if tensor is None:
+                continue
+            if misfit(tensor, spec, has_batch=self._is_batching, num_rows=num_rows):
                 raise self._fault(spec, tensor, outputs, num_rows)
             captured[f"{self._path}/{name}"] = restored[name]
 
@@ -149,7 +180,9 @@ class CallAction(Action):
         if tensor is None:
             return InternalError(
                 f"output '{spec.name}' of step '{self._step_name}' is missing in the answer, which has "
-                f"{', '.join(outputs) or 'no output'}; model '{self.model}' declares it"
+                f"{', '.join(outputs) or 'no output'}; model '{self.model}' declares it. A model that may leave it out "
+                f'says so in its configuration: parameters {{ key: "{OPTIONAL_OUTPUTS_PARAMETER}" value {{ '
+                f'string_value: "{spec.name}" }} }}'
             )
         fault = misfit(tensor, spec, has_batch=self._is_batching, num_rows=num_rows)
         return broken_promise(self.model, spec, fault)

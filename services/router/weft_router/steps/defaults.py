@@ -1,4 +1,4 @@
-"""Default outputs of a step that gave no answer."""
+"""Default outputs of a step that gave no answer, or left them out of it."""
 
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import Frame, NodePlan, StepPlan
@@ -26,6 +26,12 @@ class Defaults:
             frame[slot] = None
         for slot, tensor, is_batched in self._defaults:
             frame[slot] = _repeated(tensor, self._num_rows(frame)) if is_batched else tensor
+
+    def complete(self, frame: Frame) -> None:
+        """Set those of the step's outputs that its answer has left out to their defaults."""
+        for slot, tensor, is_batched in self._defaults:
+            if frame[slot] is None:
+                frame[slot] = _repeated(tensor, self._num_rows(frame)) if is_batched else tensor
 
     def _num_rows(self, frame: Frame) -> int:
         """Rows of the request: those of the first input that has a batch dimension; 1 where none has."""

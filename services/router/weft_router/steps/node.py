@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from weft_common.errors import WeftError
 from weft_common.tensors import WireTensor
 from weft_router.admission import InflightLimit
-from weft_router.graph.plan import Frame, StepPlan
+from weft_router.graph.plan import Frame, NodePlan, StepPlan
 from weft_router.reporting.path import NodeRecord, StepRecord
 from weft_router.steps.base import Action, ErrorContext, Node
+from weft_router.steps.defaults import Defaults
 from weft_router.steps.run import Run, earlier
 
 
@@ -19,6 +20,7 @@ class NodeAction(Action):
         node: Runs in the step's place.
         error_context: The graph, for messages.
         clock_ns: What deadlines are measured on.
+        around: The node around the step.
         admission: Of the node; None where ``max_inflight`` is 0.
         is_tentative: A failure does not end the request, so what steps inside collected is dropped with it.
     """
@@ -29,6 +31,7 @@ class NodeAction(Action):
         node: Node,
         error_context: ErrorContext,
         clock_ns: Callable[[], int],
+        around: NodePlan,
         *,
         admission: InflightLimit | None = None,
         is_tentative: bool = False,
@@ -46,6 +49,7 @@ class NodeAction(Action):
         self._inner_outputs = inner_outputs
         self._inputs = [(outer, inner_inputs[name]) for name, outer in plan.inputs]
         self._outputs = [(inner_outputs[name], outer) for name, outer in plan.outputs]
+        self._defaults = Defaults(plan, around) if plan.defaults else None
 
     async def act(self, run: Run, record: StepRecord) -> None:
         """As ``Action.act``; every run has a frame of its own."""
@@ -67,6 +71,8 @@ class NodeAction(Action):
             request.merge(own)
         for slot, outer_slot in self._outputs:
             outer[outer_slot] = frame[slot]
+        if self._defaults is not None:
+            self._defaults.complete(outer)
         if request.captures is not None:
             self._capture(request.captures.get(self._path, ()), frame, request.captured)
 

@@ -2,7 +2,7 @@
 
 from weft_common.errors import WeftError
 from weft_common.tensors import WireTensor
-from weft_router.graph.plan import Frame, StepPlan
+from weft_router.graph.plan import Frame, NodePlan, StepPlan
 from weft_router.reporting.path import NodeRecord, StepRecord
 from weft_router.steps.base import ErrorContext, Node
 from weft_router.steps.node import NodeAction
@@ -15,12 +15,14 @@ class StreamNodeAction(NodeAction):
     """As ``NodeAction`` for a node that may stream; the limits count streams as long as they are open.
 
     Args:
-        plan, node, error_context: As of ``NodeAction``.
+        plan, node, error_context, around: As of ``NodeAction``.
         parts: Of its streams; the limits of node and step are among them.
     """
 
-    def __init__(self, plan: StepPlan, node: Node, error_context: ErrorContext, parts: StreamParts) -> None:
-        super().__init__(plan, node, error_context, parts.clock_ns, is_tentative=True)
+    def __init__(
+        self, plan: StepPlan, node: Node, error_context: ErrorContext, parts: StreamParts, around: NodePlan
+    ) -> None:
+        super().__init__(plan, node, error_context, parts.clock_ns, around, is_tentative=True)
         self._parts = parts
 
     async def act(self, run: Run, record: StepRecord) -> None:
@@ -49,6 +51,8 @@ class StreamNodeAction(NodeAction):
         frame, outer, captures = inner.frame, run.frame, run.request.captures
         for slot, outer_slot in self._outputs:
             outer[outer_slot] = frame[slot]
+        if self._defaults is not None:
+            self._defaults.complete(outer)
         if captures is not None:
             self._capture(captures.get(self._path, ()), frame, captured)
 

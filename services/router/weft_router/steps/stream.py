@@ -9,7 +9,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, get_current_span
 from weft_common.cancellation import cancel_and_wait
 from weft_common.core import CallContext, InferResult
 from weft_common.errors import WeftError
-from weft_router.graph.plan import CallPlan, Frame, StepPlan
+from weft_router.graph.plan import CallPlan, Frame, NodePlan, StepPlan
 from weft_router.reporting.path import StepRecord
 from weft_router.steps.base import ErrorContext
 from weft_router.steps.call import CallAction
@@ -26,7 +26,7 @@ class StreamAction(CallAction):
     stream.
 
     Args:
-        plan, call, target, error_context: As of ``CallAction``.
+        plan, call, target, error_context, node: As of ``CallAction``.
         parts: Of its streams.
     """
 
@@ -36,9 +36,10 @@ class StreamAction(CallAction):
         call: CallPlan,
         target: Target,
         error_context: ErrorContext,
+        node: NodePlan,
         parts: StreamParts,
     ) -> None:
-        super().__init__(plan, call, target, error_context)
+        super().__init__(plan, call, target, error_context, node)
         self._parts = parts
 
     async def act(self, run: Run, record: StepRecord) -> None:

@@ -7,6 +7,7 @@ implemented, is an error; one that only tunes speed or adds labels is ignored an
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path, PurePosixPath
 
+from weft_common.signature import OPTIONAL_OUTPUTS_PARAMETER, optional_outputs
 from weft_common.text.pbtxt import suggestion
 from weft_protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from weft_serving.config.report import ConfigReport
@@ -157,6 +158,21 @@ def check_decoupled(config: ModelConfig, *, can_stream: bool, report: ConfigRepo
             "parameters[split_large_requests].key",
             "split_large_requests is not possible for a decoupled model; remove it",
         )
+
+
+def check_optional_outputs(config: ModelConfig, report: ConfigReport) -> None:
+    """Check that the outputs that answers may lack are outputs of the model."""
+    if OPTIONAL_OUTPUTS_PARAMETER not in config.parameters:
+        return
+    path, known = f"parameters[{OPTIONAL_OUTPUTS_PARAMETER}]", [tensor.name for tensor in config.output]
+    names = optional_outputs(config)
+    for name in names:
+        if name not in known:
+            text = f"parameter '{OPTIONAL_OUTPUTS_PARAMETER}': the model has no output '{name}'"
+            report.error(path, text + suggestion(name, known))
+    if not names:
+        text = f"parameter '{OPTIONAL_OUTPUTS_PARAMETER}' must name outputs, separated by commas: {', '.join(known)}"
+        report.error(path, text)
 
 
 def check_iterative(config: ModelConfig, *, can_reschedule: bool, report: ConfigReport) -> None:

@@ -127,7 +127,8 @@ def _joined(results: Sequence[InferResult]) -> InferResult:
     """
     first = results[0]
     outputs: dict[str, WireTensor] = {}
-    for name, (datatype, shape, _) in first.outputs.items():
+    given = {name: tensor for result in reversed(results) for name, tensor in reversed(result.outputs.items())}
+    for name, (datatype, shape, _) in reversed(given.items()):
         tensors = [result.outputs.get(name) for result in results]
         shapes = {None if tensor is None else (tensor.datatype, *tensor.shape[1:]) for tensor in tensors}
         if shapes != {(datatype, *shape[1:])} or not shape:

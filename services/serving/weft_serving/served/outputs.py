@@ -34,8 +34,8 @@ class OutputEncoder:
         """The result of a request: of the outputs it asked for, or of all, those that the model gave.
 
         Raises:
-            InternalError: An output is unknown, missing, or differs from the signature in datatype or shape, where that
-                is checked.
+            InternalError: An output is unknown, missing and not optional, or differs from the signature in datatype or
+                shape, where that is checked.
         """
         call = request.call
         outputs = response.outputs
@@ -47,7 +47,7 @@ class OutputEncoder:
             array = outputs.get(name)
             if array is not None:
                 encoded[name] = self._encode(specs[name], array, request.num_rows)
-            elif self._is_checked:
+            elif self._is_checked and not specs[name].is_optional:
                 raise InternalError(f"model '{self._model}' did not give output '{name}', which the request asked for")
         return InferResult(self._model, self._version, call.request_id, response.parameters, encoded)
 

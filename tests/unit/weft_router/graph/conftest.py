@@ -44,6 +44,7 @@ MODELS = {
     "verbose": (64, "TEXT:BYTES:1", "PROBS:FP32:3 LOGITS:FP32:3 SURE:BOOL:1"),
     "sure": (64, "TEXT:BYTES:1", "PROBS:FP32:3 SURE:BOOL:1"),
     "improve": (64, "DRAFT:FP32:3", "BETTER:FP32:3 DONE:BOOL:1"),
+    "unsure": (64, "TEXT:BYTES:1", "PROBS:FP32:3 HINT?:FP32:4"),
     "distil": (64, "TEXT:BYTES:1", "PROBS:FP32:4"),
     "bert": (64, "TEXT:BYTES:1", "PROBS:FP32:4"),
     "llama_guard": (64, "TEXT:BYTES:1", "PROBS:FP32:4"),

@@ -167,3 +167,98 @@ def test_a_default_that_nobody_reads_is_not_in_the_plan(compiled):
     extra = f'{SOFT} default {{ output: "PROBS" number: [0, 0, 1] }} default {{ output: "SURE" boolean: false }}'
     root = compiled(_sequence(f'step {{ name: "clf" model_name: "sure" {extra} }}')).root
     assert ["PROBS"] == [root.specs[default.slot].name for default in root.steps[0].defaults]
+
+
+#: Its HINT is an output that the model may leave out; the graph answers with what follows it.
+UNSURE = 'step { name: "u" model_name: "unsure" EXTRA output_map { key: "PROBS" value: "P" } }'
+
+
+@pytest.mark.parametrize(
+    ("extra", "reader"),
+    [
+        ("", 'step { model_name: "context" }'),
+        ('default { output: "HINT" number: [ 0, 0, 0, 1 ] }', 'step { model_name: "hinted" }'),
+        ("", 'step { model_name: "hinted" when: "has(inputs.HINT)" default { output: "PROBS" number: [ 0, 0, 1 ] } }'),
+        ("", 'step { model_name: "hinted" when: "has(inputs.HINT)" dependency: SOFT default { output: "PROBS" number: '
+             '[ 0, 0, 1 ] } }'),
+    ],
+)  # fmt: skip
+def test_where_an_optional_output_of_a_model_may_go(found, extra, reader):
+    """To an optional input, with a default of its step, or where a `when` tests for it."""
+    assert [] == found(_sequence(UNSURE.replace("EXTRA", extra), reader))
+
+
+@pytest.mark.parametrize("extra", ["", 'fallback { model_name: "unsure" output_map { key: "PROBS" value: "P" } }'])
+def test_an_optional_output_of_a_model_does_not_reach_a_required_input(found, extra):
+    """The error tells the step that may leave it out, and the cures."""
+    (message,) = _g010(found, _sequence(UNSURE.replace("EXTRA", extra), 'step { model_name: "hinted" }'))
+    assert "input 'HINT' of model 'hinted' is required, but the tensor may be absent" in message
+    cures = "the model of step 'u' may leave it out: give it a 'default' for 'HINT', or let the step run only when"
+    assert cures in message
+
+
+def test_that_a_step_has_answered_does_not_show_an_optional_output(found):
+    """`steps.u.ok` says that there was an answer, not that the answer has everything."""
+    reader = 'step { model_name: "hinted" when: "steps.u.ok" default { output: "PROBS" number: [ 0, 0, 1 ] } }'
+    assert 1 == len(_g010(found, _sequence(UNSURE.replace("EXTRA", ""), reader)))
+
+
+@pytest.mark.parametrize(
+    ("accept", "num_errors"),
+    [("has(outputs.HINT)", 0), ("max(outputs.HINT) > 0.5", 1), ("has(outputs.HINT) && max(outputs.HINT) > 0.5", 0)],
+)
+def test_an_accept_tests_for_an_optional_output(found, accept, num_errors):
+    """Before it reads one; the answer of the cascade may lack it all the same."""
+    steps = f"step {{ name: 'a' model_name: 'unsure' accept: '{accept}' }} step {{ name: 'b' model_name: 'xlmr' }}"
+    assert num_errors == len(_g010(found, f'node {{ name: "root" cascade {{ {steps} }} }}'))
+
+
+OPTIONAL = """name: "g" max_batch_size: 8
+input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "PROBS" data_type: TYPE_FP32 dims: [ 3 ] },
+         { name: "HINT" data_type: TYPE_FP32 dims: [ 4 ] optional: true } ]
+"""
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        _sequence('step { model_name: "unsure" }'),
+        _sequence('step { model_name: "xlmr" }', HINTER.replace("EXTRA", SOFT)),
+        _sequence('step { model_name: "xlmr" }', HINTER.replace("EXTRA", "")),
+        "node { name: 'root' switch { step { name: 'a' when: 'request.priority == 1' model_name: 'unsure' } "
+        "step { name: 'b' otherwise: true model_name: 'xlmr' } } }",
+        "node { name: 'root' cascade { step { name: 'a' when: 'request.priority == 1' model_name: 'unsure' } "
+        "step { name: 'b' model_name: 'xlmr' } } }",
+        "node { name: 'root' splitter { step { name: 'a' weight: 1 model_name: 'unsure' } "
+        "step { name: 'b' weight: 2 model_name: 'xlmr' } } }",
+    ],
+)
+def test_an_optional_output_of_the_graph(compiled, nodes):
+    """May be left out by a model, a soft step, or some of the steps that stand for one another; or always be there."""
+    outputs = compiled(OPTIONAL + nodes).signature.outputs
+    assert [("PROBS", False), ("HINT", True)] == [(spec.name, spec.is_optional) for spec in outputs]
+
+
+def test_an_optional_output_of_a_node_reaches_no_required_input(found):
+    """What only some of its steps give may be absent around it; the message names those that do not."""
+    inner = (
+        "node { name: 'n' output [ { name: 'PROBS' data_type: TYPE_FP32 dims: [ 3 ] }, { name: 'HINT' data_type: "
+        "TYPE_FP32 dims: [ 4 ] optional: true } ] switch { step { name: 'a' when: 'request.priority == 1' model_name: "
+        "'unsure' } step { name: 'b' otherwise: true model_name: 'xlmr' } } }"
+    )
+    to_optional = _sequence(
+        'step { node: "n" output_map { key: "PROBS" value: "P" } }', 'step { model_name: "context" }'
+    )
+    assert [] == found(to_optional + inner)
+    (message,) = _g010(found, to_optional.replace("context", "hinted") + inner)
+    assert "step 'b' of node 'n' gives none: give the step that runs the node a 'default' for 'HINT'" in message
+
+
+def test_an_optional_output_that_no_step_gives(found):
+    """Is the same error as any other output that nothing gives."""
+    nodes = (
+        "node { name: 'root' switch { step { name: 'a' when: 'request.priority == 1' model_name: 'bert_de' } "
+        "step { name: 'b' otherwise: true model_name: 'xlmr' } } }"
+    )
+    assert {"G017"} == {one.code for one in found(OPTIONAL + nodes)}

@@ -20,7 +20,7 @@ _UNSUPPORTED = {
         "is_shape_tensor": _STATIC,
         "is_non_linear_format_io": _STATIC,
     },
-    "ModelOutput": {"reshape": _TENSOR, "is_shape_tensor": _STATIC, "is_non_linear_format_io": _STATIC},
+    "Output": {"reshape": _TENSOR, "is_shape_tensor": _STATIC, "is_non_linear_format_io": _STATIC},
 }
 #: Triton Inference Server's own words for fields that only a model has.
 _MODEL_ONLY = {

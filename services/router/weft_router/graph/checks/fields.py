@@ -60,8 +60,6 @@ def _check_step(file: GraphFile, kind: NodeKind, step: StepDefinition, report: G
         hint = f"{why}; to limit it, use 'shadow {{ max_inflight: ... }}' and 'timeout_ms'"
         limits = given_fields(message.policy, (*file.policies, "min_remaining_ms", "max_inflight"))
         report.refuse(file, f"{step.path}.policy", limits, hint)
-    elif why := kind.why_no_default(message):
-        report.refuse(file, step.path, [("default", len(message.default) > 0)], why)
     of_kinds = [name for name in _STEP_FIELDS if not (message.HasField("shadow") and name in _OF_AN_ANSWER)]
     for name, is_given in given_fields(message, of_kinds):
         if is_given and name not in kind.step_fields:

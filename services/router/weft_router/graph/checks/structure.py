@@ -7,7 +7,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from weft_common.text.pbtxt import is_map, suggestion
-from weft_protos.model_config_pb2 import DataType, ModelInput, ModelOutput
+from weft_protos import graph_pb2 as pb
+from weft_protos.model_config_pb2 import DataType, ModelInput
 from weft_router.graph.syntax.parse import NAME, GraphFile, NodeDefinition, StepDefinition, targets_of
 from weft_router.graph.syntax.report import GraphReport
 from weft_router.graph.types.expression import read_expression
@@ -72,9 +73,7 @@ def _check_graph(file: GraphFile, report: GraphReport) -> None:
             report.warning("G018", file, f"import[{i}]", f"no step uses the import '{name}'")
 
 
-def _check_tensors(
-    file: GraphFile, tensors: Iterable[ModelInput | ModelOutput], path: str, report: GraphReport
-) -> None:
+def _check_tensors(file: GraphFile, tensors: Iterable[ModelInput | pb.Output], path: str, report: GraphReport) -> None:
     seen: set[str] = set()
     for i, tensor in enumerate(tensors):
         where = f"{path}[{i}]"

@@ -23,6 +23,7 @@ from weft_router.graph.compiler.names import (
     inputs_needed,
     output_path,
     step_conditions,
+    tensors_needed,
     tensors_read,
 )
 from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget, Resolver, Target
@@ -74,7 +75,8 @@ class NameTable:
         if isinstance(target, ModelTarget):
             signature = target.signature
             inputs = {spec.name: not spec.is_optional for spec in signature.inputs}
-            return TargetNames(inputs, tuple(spec.name for spec in signature.outputs))
+            needed = {name for name, is_needed in inputs.items() if is_needed}
+            return TargetNames(inputs, tuple(spec.name for spec in signature.outputs), needed=needed)
         if isinstance(target, NodeTarget):
             return self.of(target.file, target.node)
         return TargetNames(is_open=True)
@@ -102,8 +104,10 @@ class NameTable:
         if node.kind is not None:
             names.customs = {key: self._custom(file, node.kind, node, key) for key in node.customs}
         names.read = tensors_read(node, names)
+        names.needed = tensors_needed(file, node, names)
         if declares:
             names.inputs = {spec.name: not spec.optional for spec in owner.input}
+            names.needed.update(spec.name for spec in owner.input if not spec.optional)
         else:
             names.inputs = inputs_needed(node, names)
         for tensor, index in names.producers.items():
@@ -229,9 +233,11 @@ class NameTable:
         for name, is_required in target.inputs.items():
             if name in mapped:
                 tensor = mapped[name]
-                yield Wire(name, tensor, is_required=True, is_mapped=True, producer=within.mapped(tensor, index))
+                producer, is_needed = within.mapped(tensor, index), name in target.needed
+                yield Wire(name, tensor, is_required=True, is_mapped=True, producer=producer, is_needed=is_needed)
             elif not file.is_ensemble:
-                yield Wire(name, name, is_required, is_mapped=False, producer=within.seen(name, index))
+                producer, is_needed = within.seen(name, index), name in target.needed
+                yield Wire(name, name, is_required, is_mapped=False, producer=producer, is_needed=is_needed)
             elif is_required and mapped:  # a step without a map was reported
                 text = (
                     f"in ensemble {file.name}, input {name} in model {step.message.model_name} is not mapped to any "

@@ -22,6 +22,7 @@ class Wire(NamedTuple):
         is_required: Whether the tensor must exist.
         is_mapped: Whether ``input_map`` says so.
         producer: Index of the step that gives the tensor; None for an input of the node.
+        is_needed: Whether the target cannot run without it.
     """
 
     target_input: str
@@ -29,15 +30,20 @@ class Wire(NamedTuple):
     is_required: bool
     is_mapped: bool
     producer: int | None
+    is_needed: bool = False
 
 
 @dataclass(slots=True)
 class TargetNames:
-    """Inputs (name -> must be wired) and outputs of a target; ``is_open``: it may have more that nobody knows of."""
+    """Inputs (name -> must be wired) and outputs of a target; ``is_open``: it may have more that nobody knows of.
+
+    ``needed`` has the inputs that it cannot run without; of a node every tensor that something in it cannot do without.
+    """
 
     inputs: dict[str, bool] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     is_open: bool = False
+    needed: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -186,6 +192,29 @@ def tensors_read(node: NodeDefinition, names: NodeNames) -> set[str]:
     for expression, _ in names.conditions.values():
         read.update(ref.name for ref in expression.references if ref.space in spaces)
     return read | node.kind.tensors_read(node, names)
+
+
+def tensors_needed(file: GraphFile, node: NodeDefinition, names: NodeNames) -> set[str]:
+    """Tensors that a step, a condition or the node itself cannot do without, where no test keeps it from reading."""
+    needed: set[str] = set()
+    tested: dict[str, set[str]] = {}
+    for definition, step in (
+        *((step, own) for step, own in zip(node.steps, names.steps, strict=True) if not step.is_shadow),
+        *((node.customs[key], own) for key, own in names.customs.items()),
+    ):
+        sure = narrowed(definition)
+        one: StepNames | None = step
+        part: StepDefinition | None = definition
+        while one is not None and part is not None:
+            needed |= {wire.tensor for wire in one.wires if wire.is_needed and wire.tensor not in sure}
+            tested.update((path, sure) for path, _ in step_conditions(file, part))
+            one, part = one.fallback, part.fallback
+    is_pipeline = node.kind is not None and node.kind.plan.is_pipeline
+    for path, condition in names.conditions.items():
+        for space, name, _ in condition.expression.unproved:
+            if (space == "inputs" and name not in tested.get(path, ())) or (space == "outputs" and is_pipeline):
+                needed.add(name)
+    return needed if node.kind is None else needed | node.kind.tensors_needed(node, needed)
 
 
 def inputs_needed(node: NodeDefinition, names: NodeNames) -> dict[str, bool]:

@@ -93,7 +93,7 @@ class NodeBuilder(StepBuilder):
         if node.kind is not None and not node.kind.checks_outputs:
             self._check_promised(scope, node.kind, promised, produced)
         if node.name == file.root:
-            self._check_present(scope, list(promised), produced)
+            self._check_present(scope, promised, produced)
         if promised:
             return {name: known.absent_like(produced.get(name, known)) for name, known in promised.items()}
         return {name: produced.get(name, TensorType.unknown(f"node '{node.name}'")) for name in names.outputs}
@@ -121,16 +121,23 @@ class NodeBuilder(StepBuilder):
                     text += self.shadow_of(scope, name) or suggestion(name, given)
                 self.report.error("G017", file, path, text)
 
-    def _check_present(self, scope: Scope, declared: list[str], produced: Mapping[str, TensorType]) -> None:
-        """Outputs of a graph are in every answer, unless they repeat an optional input."""
-        file, node = scope.file, scope.node
-        for name in scope.names.outputs:
+    def _check_present(
+        self, scope: Scope, promised: Mapping[str, TensorType], produced: Mapping[str, TensorType]
+    ) -> None:
+        """Outputs of a graph are in every answer, unless they are optional, or repeat an optional input.
+
+        What a step of an ensemble's file leaves out, the answer lacks.
+        """
+        file, node, declared = scope.file, scope.node, list(promised)
+        for name in () if file.is_ensemble else scope.names.outputs:
             known = produced.get(name)
             if known is None or not known.is_optional or not known.absence:
+                continue
+            if name in promised and promised[name].is_optional:
                 continue
             path = f"output[{declared.index(name)}].name" if name in declared else node.kind_path
             text = (
                 f"output '{name}' of {owner_text(file, node)} must be in every answer, but it may be absent; it comes "
-                f"from {known.origin}; {known.absence}"
+                f"from {known.origin}; {known.absence}, or declare the output with 'optional: true'"
             )
             self.report.error("G010", file, path, text)

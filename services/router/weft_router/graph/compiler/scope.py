@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from weft_common.signature import TensorSpec, datatype_name
 from weft_protos import graph_pb2 as pb
-from weft_protos.model_config_pb2 import ModelInput, ModelOutput
+from weft_protos.model_config_pb2 import ModelInput
 from weft_router.graph.compiler.names import NodeNames
 from weft_router.graph.plan import Binding, NodePlan, StepPlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition, StepDefinition
@@ -34,6 +34,7 @@ class NodeUse:
         given: Type of each input that the step gives.
         visible: Type of every tensor that the step could have given, to suggest names.
         wanted: Outputs that are read.
+        required: Those that must be there: somebody cannot do without them.
         path: Of the node, for errors and spans.
         trail: Nodes around this one, outermost first: (graph label, node name).
     """
@@ -43,6 +44,7 @@ class NodeUse:
     wanted: frozenset[str]
     path: str
     trail: tuple[tuple[str, str], ...] = ()
+    required: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -79,6 +81,10 @@ class Scope:
     def responses(self) -> ResponseCount:
         """How many responses the node gives."""
         return max(self.streaming.values(), default=ResponseCount.ONE)
+
+    def is_needed(self, tensor: str) -> bool:
+        """Whether somebody cannot do without the tensor; in an ensemble's file a step that lacks an input fails."""
+        return tensor in self.call.required or (not self.file.is_ensemble and tensor in self.names.needed)
 
     def new_slot(self, name: str, known: TensorType | None = None) -> int:
         """The next free slot; what is known of its tensor may be noted later."""
@@ -154,7 +160,7 @@ class BuiltNode:
 
 
 def declared_types(
-    file: GraphFile, node: NodeDefinition, tensors: Iterable[ModelInput | ModelOutput]
+    file: GraphFile, node: NodeDefinition, tensors: Iterable[ModelInput | pb.Output]
 ) -> dict[str, TensorType]:
     """Types of the inputs or outputs that a node, or for the root the graph, declares."""
     prefix = "" if node.name == file.root else f"{node.path}."
@@ -178,10 +184,9 @@ def owner_text(file: GraphFile, node: NodeDefinition) -> str:
     return f"{'ensemble' if file.is_ensemble else 'graph'} '{file.name}'"
 
 
-def spec_of(tensor: ModelInput | ModelOutput) -> TensorSpec:
+def spec_of(tensor: ModelInput | pb.Output) -> TensorSpec:
     """A declared tensor, without protobuf."""
-    is_optional = isinstance(tensor, ModelInput) and tensor.optional
-    return TensorSpec(tensor.name, datatype_name(tensor.data_type), tuple(tensor.dims), is_optional)
+    return TensorSpec(tensor.name, datatype_name(tensor.data_type), tuple(tensor.dims), tensor.optional)
 
 
 def declaring(file: GraphFile, node: NodeDefinition) -> pb.Graph | pb.Node:

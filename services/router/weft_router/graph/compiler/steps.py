@@ -1,9 +1,10 @@
 """From steps to step plans: target, inputs, outputs, conditions, policies and the fallback, each bound to slots."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from weft_common.signature import OPTIONAL_OUTPUTS_PARAMETER
 from weft_common.text.pbtxt import suggestion
 from weft_protos import graph_pb2 as pb
 from weft_router.graph.checks.remaining import min_remaining_ms
@@ -43,18 +44,27 @@ class StepBuilder(UseBuilder, ABC):
     def build_node(self, file: GraphFile, node: NodeDefinition, call: NodeUse) -> BuiltNode:
         """Compile a node for one use."""
 
-    def step(self, scope: Scope, index: int, slots: Mapping[str, int], *, is_whole: bool = False) -> BuiltStep:
+    def step(
+        self,
+        scope: Scope,
+        index: int,
+        slots: Mapping[str, int],
+        required: Collection[str] = (),
+        *,
+        is_whole: bool = False,
+    ) -> BuiltStep:
         """Compile step ``index`` of a node.
 
         Args:
             scope: The node.
             index: Of the step.
             slots: For its outputs, by tensor of the node; others are left out.
+            required: Its outputs that the node itself cannot do without.
             is_whole: A node in its place gives all of its outputs, whatever is read.
         """
         step, names = scope.node.steps[index], scope.names.steps[index]
-        certain = self.narrowing(scope, step)
-        built = self._build(scope, step, names, slots, scope.step_path(step), certain, is_whole=is_whole)
+        certain, place = self.narrowing(scope, step), scope.step_path(step)
+        built = self._build(scope, step, names, slots, place, certain, frozenset(required), is_whole=is_whole)
         if built.plan is not None:
             built.plan = replace(built.plan, ok_slot=scope.ok_slots.get(index, -1))
         if built.responses > ResponseCount.ONE and not step.is_shadow:
@@ -88,6 +98,8 @@ class StepBuilder(UseBuilder, ABC):
         slots: Mapping[str, int],
         at: str,
         certain: Mapping[str, TensorType],
+        required: frozenset[str] = frozenset(),
+        defaulted: frozenset[str] = frozenset(),
         *,
         is_whole: bool = False,
     ) -> BuiltStep:
@@ -100,12 +112,21 @@ class StepBuilder(UseBuilder, ABC):
             slots: By tensor of the node.
             at: Path of the step in the plan.
             certain: What its ``when``, or that of the step that it stands in for, proves.
+            required: As of ``step``.
+            defaulted: Tensors that have a default where it stands in.
             is_whole: As of ``step``.
         """
         message = step.message
+        defaulted |= {default.output for default in message.default}
+        required = (required | _judged(scope, step)) - defaulted
         given, inputs = self.bound_inputs(scope, step, names, certain)
+        dispensable = frozenset(
+            name
+            for name, tensor in names.outputs.items()
+            if tensor not in required and (tensor in defaulted or not scope.is_needed(tensor))
+        )
         is_whole = is_whole or step.is_shadow
-        action, types, responses = self._action(scope, step, names, slots, at, given, is_whole=is_whole)
+        action, types, responses = self._action(scope, step, names, slots, at, given, dispensable, is_whole=is_whole)
         when = self.condition(scope, f"{step.path}.when", WHEN, certain)
         around = (scope.node.message.policy, scope.file.message.policy)
         policies = GivenPolicies(message.policy, around, isinstance(action, CallPlan), message.HasField("shadow"))
@@ -115,8 +136,9 @@ class StepBuilder(UseBuilder, ABC):
         answered = {tensor: types[name] for name, tensor in names.outputs.items()}
         fallback: StepPlan | None = None
         if step.fallback is not None and names.fallback is not None:
-            instead = f"{at}>{step.fallback.name}"
-            built = self._build(scope, step.fallback, names.fallback, slots, instead, certain, is_whole=is_whole)
+            stand_in, own = step.fallback, names.fallback
+            place = f"{at}>{stand_in.name}"
+            built = self._build(scope, stand_in, own, slots, place, certain, required, defaulted, is_whole=is_whole)
             used = {name: known for name, known in answered.items() if name in slots or scope.names.is_used(name)}
             answered |= self._stood_in(scope, step.fallback, names.fallback, used, built.answered)
             fallback, responses = built.plan, max(responses, built.responses)
@@ -134,6 +156,7 @@ class StepBuilder(UseBuilder, ABC):
             cases=tuple(message.case),
             is_otherwise=message.otherwise,
             weight=message.weight or 1.0,
+            dispensable=dispensable,
             timeout_ms=message.policy.timeout_ms,
             is_soft=message.dependency == pb.Step.SOFT,
             defaults=defaults,
@@ -153,6 +176,7 @@ class StepBuilder(UseBuilder, ABC):
         slots: Mapping[str, int],
         at: str,
         given: Mapping[str, TensorType],
+        dispensable: frozenset[str],
         *,
         is_whole: bool,
     ) -> tuple[CallPlan | NodePlan | None, dict[str, TensorType], ResponseCount]:
@@ -170,6 +194,10 @@ class StepBuilder(UseBuilder, ABC):
             for spec in target.signature.outputs:
                 origin = f"output '{spec.name}' of {describe(target)} in {where}"
                 outputs[spec.name] = TensorType.of(spec, is_batched=is_batched, origin=origin)
+                if spec.is_optional:
+                    cure = f"give it a 'default' for '{names.outputs.get(spec.name, spec.name)}'"
+                    absence = f"the model of step '{step.name}' may leave it out: {cure}"
+                    outputs[spec.name] = replace(outputs[spec.name], absence=absence)
         elif isinstance(target, NodeTarget) and self._may_enter(scope, step, target):
             wanted = (
                 self.names.of_target(target).outputs
@@ -181,7 +209,14 @@ class StepBuilder(UseBuilder, ABC):
             built = self.build_node(
                 target.file,
                 target.node,
-                NodeUse(given, visible, frozenset(wanted), f"{at}/{target.node.name}", trail),
+                NodeUse(
+                    given,
+                    visible,
+                    frozenset(wanted),
+                    f"{at}/{target.node.name}",
+                    trail,
+                    frozenset(names.outputs) - dispensable,
+                ),
             )
             action, outputs, responses = built.plan, built.outputs, built.responses
             if action is not None and target.is_graph:
@@ -241,6 +276,11 @@ class StepBuilder(UseBuilder, ABC):
                     text = f"step '{step.name}' gives no '{name}'{suggestion(name, known)}"
                     self.report.error("G006", file, f"{path}.output", text)
                 continue
+            why = scope.node.kind.why_no_default(step.message) if scope.node.kind is not None else ""
+            if why and known[name].is_known and not known[name].is_optional:
+                if step.message.model_name:
+                    why += f", or let '{OPTIONAL_OUTPUTS_PARAMETER}' of the model's configuration name it"
+                self.report.error("G018", file, path, f"'default' has no effect {why}", is_name=True)
             is_batched = file.is_batched and known[name].is_batched
             tensor = default_tensor(file, path, message, replace(known[name], is_batched=is_batched), self.report)
             if tensor is not None and name in slots:
@@ -290,7 +330,9 @@ class StepBuilder(UseBuilder, ABC):
 def _seen(scope: Scope, step: StepDefinition, tensor: str, known: TensorType) -> TensorType:
     """Type of an output for its readers: it may be absent if the step is skipped or fails softly without a default."""
     message = step.message
-    if scope.file.is_ensemble or any(default.output == tensor for default in message.default):
+    if any(default.output == tensor for default in message.default):
+        return known.present()
+    if scope.file.is_ensemble or known.absence:
         return known
     is_soft = message.dependency == pb.Step.SOFT
     is_skipped = bool(message.when) and not (scope.node.kind is not None and scope.node.kind.chooses_by_when)
@@ -299,3 +341,9 @@ def _seen(scope: Scope, step: StepDefinition, tensor: str, known: TensorType) ->
     happens = " or ".join(["fail softly"] * is_soft + ["be skipped"] * is_skipped)
     cure = f"give it a 'default' for '{tensor}'" + " or make it 'dependency: HARD'" * (not is_skipped)
     return replace(known, is_optional=True, absence=f"step '{step.name}' may {happens}: {cure}")
+
+
+def _judged(scope: Scope, step: StepDefinition) -> set[str]:
+    """Outputs of a step that its ``accept`` reads without a test."""
+    condition = scope.names.conditions.get(f"{step.path}.accept")
+    return {ref.name for ref in condition.expression.unproved if ref.space == "outputs"} if condition else set()

@@ -4,7 +4,7 @@ from weft_common.errors import DeadlineExceededError, InvalidArgumentError, Weft
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import NodePlan, StepPlan
 from weft_router.kinds.alternatives import AlternativesNode
-from weft_router.steps import OpenStream, Run
+from weft_router.steps import NodeParts, OpenStream, Run
 
 _NS_PER_MS = 1_000_000
 
@@ -20,6 +20,11 @@ class UntilAccepted(AlternativesNode):
     answer.
     """
 
+    def __init__(self, plan: NodePlan, parts: NodeParts) -> None:
+        super().__init__(plan, parts)
+        outputs = {slot for _, slot in plan.outputs}
+        self._lacking = [outputs.difference(slot for _, slot in step.outputs) for step in plan.steps]
+
     async def run(self, run: Run) -> None:
         """As ``Node.run``."""
         frame, request, records = run.frame, run.request, run.record.steps
@@ -28,7 +33,7 @@ class UntilAccepted(AlternativesNode):
         unread: OpenStream | None = None  # of the latest answer
         is_late = False
         try:
-            for step in self._steps:
+            for step, lacking in zip(self._steps, self._lacking, strict=True):
                 plan = step.plan
                 has_answered = False
                 if plan.when is not None and not self._holds(plan.when, run):
@@ -47,6 +52,8 @@ class UntilAccepted(AlternativesNode):
                         failure = self._failure(records[num_records])
                 if not has_answered:
                     continue
+                for slot in lacking:  # optional outputs of an answer that was not accepted
+                    frame[slot] = None
                 stream = request.stream
                 if plan.accept is None:
                     return

@@ -37,11 +37,12 @@ def build_members(builder: NodeBuilder, scope: Scope) -> tuple[Members | None, d
     kept = _kept(scope, combines)
     read = {source for combine in kept for source in combine.sources}
     live = sorted(range(len(names)) if node.message.ensemble.quorum else {i for i, _ in read})
+    required = {source for combine in kept if combine.output in scope.call.required for source in combine.sources}
     slots: dict[tuple[int, str], int] = {}
     built: list[BuiltStep] = []
     for i, step in enumerate(names):
         own = {tensor: scope.new_slot(tensor) for tensor in step.outputs.values() if (i, tensor) in read}
-        built.append(builder.step(scope, i, own))
+        built.append(builder.step(scope, i, own, [tensor for step_index, tensor in required if step_index == i]))
         if i not in live:
             scope.streaming.pop(i, None)
         for tensor, slot in own.items():

@@ -119,6 +119,10 @@ class SequenceKind(NodeKind):
         """What the loop carries over."""
         return set(node.message.sequence.loop.carry)
 
+    def tensors_needed(self, node: NodeDefinition, needed: set[str]) -> set[str]:
+        """What the loop carries over to an input that is needed."""
+        return {output for output, target in node.message.sequence.loop.carry.items() if target in needed}
+
     def outputs(self, node: NodeDefinition, names: NodeNames) -> Iterator[str]:
         """What no step reads."""
         read = {tensor for step in names.steps for tensor, producer in step.reads.items() if producer is not None}
