@@ -29,16 +29,9 @@ SHAPES: Final[list[Shape]] = [
 
 #: Samples by their file that do not run yet, and why; none that runs may stand here.
 EXPECTED_FAILURES: Final[dict[str, str]] = {
-    "seldon2/choice.yaml": "outputs that a model leaves out",
-    "seldon2/join_with_trigger.yaml": "outputs that a model leaves out",
-    "seldon2/one_of_two.yaml": "outputs that a model leaves out",
-    "seldon2/pipeline_with_trigger.yaml": "triggers from other pipelines",
     "triton/batches/reshaped.pbtxt": "`reshape` of an ensemble's own inputs",
     "triton/batches/reshaped_twice.pbtxt": "`reshape` of an ensemble's own inputs",
     "triton/guides/picture_ragged.pbtxt": "`allow_ragged_batch` of an ensemble's own inputs",
     "triton/guides/read_text.pbtxt": "a step that answers with another number of rows",
-    "triton/guides/text_and_picture.pbtxt": "outputs that a model leaves out",
-    "triton/optional/left_out.pbtxt": "outputs that a model leaves out",
-    "triton/optional/partial.pbtxt": "outputs that a model leaves out",
     "kserve/switch_by_body.yaml": "patterns in conditions",
 }
