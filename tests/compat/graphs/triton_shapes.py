@@ -184,7 +184,7 @@ _PRODUCED = Request({"IN": integers(8)}, [{"OUT": floats(0.5)}] * 8)
 
 _STREAMS = [
     Shape(
-        "triton/streams/repeat.pbtxt",
+        "triton/streams/repeat_alone.pbtxt",
         f"{_QA}/L0_decoupled/models/simple_repeat",
         [_REPEAT],
         [_repeated(4, 2, 0), _repeated()],
