@@ -167,7 +167,8 @@ class StreamInterpreter:
             answers = [one for one in given if one.has_answered]
             if not answers:
                 raise AmbiguousError
-            return Stream([r for one in answers for r in one.responses], is_ordered=len(answers) == 1 and answers[0].is_ordered)
+            is_ordered = len(answers) == 1 and answers[0].is_ordered
+            return Stream([r for one in answers for r in one.responses], is_ordered=is_ordered)
         failures = [
             one.code for one, hard in zip(given, is_hard, strict=True) if one.code and not one.responses and hard
         ]

@@ -23,11 +23,8 @@ KINDS: tuple[type[NodePlan], ...] = (SequencePlan, SequencePlan, SwitchPlan, Spl
 COMBINE_METHODS = tuple(METHODS[name] for name in ("FIRST", "VOTE", "MAX", "SUM", "CUSTOM"))
 
 
-class Features:
-    """What the graphs may have."""
-
-    #: In a hundred steps so many read something that may be absent where they must not.
-    PERCENT_CARELESS = 0
+#: In a hundred steps so many read something that may be absent where they must not, which the language does not allow.
+PERCENT_CARELESS = 5
 
 
 class Drawing:
@@ -95,7 +92,7 @@ class Drawing:
         """
         policies = self.around()
         self.num_hedged += policies["hedge"] is not None
-        careless = Features.PERCENT_CARELESS and self.chance(Features.PERCENT_CARELESS)
+        careless = self.chance(PERCENT_CARELESS)
         sure = tuple(name for name in reads if careless or name not in absent)
         required = tuple(name for name in sure if self.chance(50))
         target = self.target(
