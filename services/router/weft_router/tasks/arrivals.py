@@ -34,9 +34,7 @@ class Arrivals(Generic[_Item]):
     @property
     def has_one_left(self) -> bool:
         """Whether it is known that only the source of the latest item may have another."""
-        return not self._waiting and all(
-            task.done() and not _failed(task) and task.result() is _END for task in self._asked
-        )
+        return not self._waiting and all(map(_has_ended, self._asked))
 
     async def next(self) -> _Item | None:
         """The next item; None when every source has ended.
