@@ -31,16 +31,16 @@ _SUCCESS = {"MESSAGE": texts(["SUCCESS"], ["SUCCESS"])}
 _PICKED_ERROR, _PICKED_SUCCESS = {"decision_picker": "ERROR"}, {"decision_picker": "SUCCESS"}
 
 
-def _classes(number: int, name: str = "CLASS") -> Arrays:
+def _classes(number: int, name: str = "CLASS") -> dict[str, np.ndarray]:
     return {name: integers([2 * number], [3 * number])}
 
 
-def _iris(file: str, source: str, requests: Sequence[Request], **more: str) -> Shape:
-    return Shape(f"kserve/{file}.yaml", source, [_FOREST, _BOOSTED, _LINEAR], requests, **more)
+def _iris(file: str, source: str, requests: Sequence[Request], *, check: str = "") -> Shape:
+    return Shape(f"kserve/{file}.yaml", source, [_FOREST, _BOOSTED, _LINEAR], requests, check=check)
 
 
-def _failing(file: str, scenario: int, *requests: Request, **more: str) -> Shape:
-    return Shape(f"kserve/{file}.yaml", f"{_E2E} (scenario {scenario})", [_FINE, _BROKEN], requests, **more)
+def _failing(file: str, scenario: int, *requests: Request, check: str = "") -> Shape:
+    return Shape(f"kserve/{file}.yaml", f"{_E2E} (scenario {scenario})", [_FINE, _BROKEN], requests, check=check)
 
 
 def _labels(name: str, given: str, gives: str, **labels: str) -> Model:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from weft_router.kinds import ENSEMBLE
 from weft_tools.convert.draft import DraftCombine
 from weft_tools.convert.seldon_v2.flow import Topic
-from weft_tools.convert.seldon_v2.presence import Presence, Origin, groups
+from weft_tools.convert.seldon_v2.presence import Origin, Presence, groups
 
 
 class FirstAnswer:

@@ -10,8 +10,8 @@ from weft_router.graph.syntax.source import ModelCatalog
 from weft_router.kinds import SEQUENCE, SWITCH
 from weft_tools.convert.draft import Draft, DraftNode, DraftStep, DraftTensor, check, differs, legal_name
 from weft_tools.convert.seldon_v2.answer import FirstAnswer
-from weft_tools.convert.seldon_v2.flow import PipelineFlow, Join, Topic, topics_of
-from weft_tools.convert.seldon_v2.presence import REQUEST, Found, Presence, Origin, groups
+from weft_tools.convert.seldon_v2.flow import Join, PipelineFlow, Topic, topics_of
+from weft_tools.convert.seldon_v2.presence import REQUEST, Found, Origin, Presence, groups
 from weft_tools.convert.shared import Interface, fits, listed
 from weft_tools.convert.wiring import NO_TYPES, interface_of
 from weft_tools.convert.yaml_tree import Source, shortened
