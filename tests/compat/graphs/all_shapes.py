@@ -29,7 +29,6 @@ SHAPES: Final[list[Shape]] = [
 
 #: Samples by their file that do not run yet, and why; none that runs may stand here.
 EXPECTED_FAILURES: Final[dict[str, str]] = {
-    "seldon2/pipeline_with_trigger.yaml": "triggers from other pipelines",
     "triton/batches/reshaped.pbtxt": "`reshape` of an ensemble's own inputs",
     "triton/batches/reshaped_twice.pbtxt": "`reshape` of an ensemble's own inputs",
     "triton/guides/picture_ragged.pbtxt": "`allow_ragged_batch` of an ensemble's own inputs",

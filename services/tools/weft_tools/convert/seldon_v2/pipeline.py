@@ -29,6 +29,10 @@ _ALSO = "Seldon would not answer without {names}; here the answer goes without"
 _FIRST_ONLY = "Seldon answers with the one of {steps} that comes first; here the answer has every one that there is"
 _RENAMED = "the name '{name}' is that of another tensor, too; here what '{step}' answers is '{new}'"
 _UNTYPED = "no model reads '{name}', so its datatype is not known; say which it has"
+_ALWAYS = (
+    "by its signature each answer of '{step}' has {names}; if what is called depends on that, its configuration has to "
+    "say that answers may lack it"
+)
 _NO_OUTPUT = "the pipeline has no 'output', so Seldon answers nobody; here it answers with its last steps"
 _DUPLICATES = (
     "by its documents Seldon wants all triggers of '{step}', which have one source, {topic}; it runs the step when any "
@@ -191,6 +195,7 @@ class PipelineConversion:
             check(self._source, flow.value, draft.remarks, _NO_OUTPUT)
         first = FirstAnswer(presence, flow.outputs, [topic for topic in calls if topic in live], self._readers())
         self._name_tensors(presence, calls, first)
+        self._ask_about_outputs(presence)
         steps = {
             topic: self._step(presence, topic, root) for topic in calls if topic in live and topic not in first.inside
         }
@@ -204,6 +209,16 @@ class PipelineConversion:
             only.name, only.remarks = "root", [*only.remarks, *root.steps[0].remarks]
             draft.nodes = {"root": only, **{n: node for n, node in draft.nodes.items() if n != "root"}}
         self._declare(presence, first)
+
+    def _ask_about_outputs(self, presence: Presence) -> None:
+        """Ask of outputs on which the file lets depend what is called, and which by their signatures always come."""
+        always: dict[str, list[str]] = {}
+        for tensor in sorted(presence.decisive() - presence.optional):
+            if self._interface(tensor.topic) is not None:
+                always.setdefault(self._labels[tensor.topic], []).append(tensor.name)
+        for step, names in always.items():
+            text = _ALWAYS.format(step=step, names=listed(names))
+            check(self._source, self._flow.value, self._draft.remarks, text)
 
     def _calls(self, order: list[Topic]) -> list[Topic]:
         """Answers of all steps, and of graphs that the pipeline reads, in order."""
@@ -326,11 +341,7 @@ class PipelineConversion:
             step.remarks.append(self._models[topic.step])
         self._say_what_is_lost(step, join, topic in self._answering)
         step.when = "" if topic in inside else presence.when(sink, self._spoken)
-        step.after = [
-            self._labels[topic]
-            for topic in groups(ref for ref in join.triggers if presence.is_certain(ref.topic, ref.tensor))
-            if topic in self._labels and topic not in groups(join.sources)
-        ]
+        step.after = [self._labels[topic] for topic in self._guards(presence, sink)]
         alternatives = self._alternatives(presence, sink, join)
         if alternatives:
             return self._switch(presence, step, sink, alternatives)
@@ -338,6 +349,36 @@ class PipelineConversion:
             self._map_input(presence, step, sink, name)
         self._map_rest(presence, step, sink)
         return step
+
+    def _guards(self, presence: Presence, sink: Topic) -> list[Topic]:
+        """Steps that always answer and that a message waits for without having anything of them."""
+        found: dict[Topic, None] = {}
+        read: set[Topic] = set()
+        pending = [sink]
+        while pending:
+            join = self._joins.get(pending.pop())
+            if join is None:
+                continue
+            for reference in join.triggers:
+                if reference.topic in self._joins:
+                    found.update(dict.fromkeys(self._bases(reference.topic)))
+                elif presence.is_certain(reference.topic, reference.tensor):
+                    found.setdefault(reference.topic)
+            read |= {reference.topic for reference in join.sources}
+            pending += [reference.topic for reference in join.sources if reference.topic in self._joins]
+        return [topic for topic in found if topic not in read and presence.is_certain(topic)]
+
+    def _bases(self, topic: Topic) -> list[Topic]:
+        """The steps whose answers a message is made of, those that it waits for among them."""
+        found: dict[Topic, None] = {}
+        pending = [topic]
+        while pending:
+            topic = pending.pop()
+            if topic in self._joins:
+                pending += reversed(self._topics[topic])
+            elif topic.side == "outputs":
+                found.setdefault(topic)
+        return list(found)
 
     def _map_input(
         self, presence: Presence, step: DraftStep, sink: Topic, name: str, only: Topic | None = None
@@ -372,7 +413,8 @@ class PipelineConversion:
         arriving = [found for name in presence.names(sink) for found in presence.find(sink, name)[:1]]
         left = [one.tensor for one in arriving if one.tensor not in used]
         if len(missing) == len(left) == 1:
-            produced = (self._interface(left[0].topic) or Interface({}, {})).outputs.get(left[0].name)
+            giving = self._interface(left[0].topic) if left[0].topic != REQUEST else None
+            produced = giving.outputs.get(left[0].name) if giving is not None else None
             if produced is None or fits(produced, interface.inputs[missing[0]]):
                 step.input_map[missing[0]] = self._named(left[0])
                 if left[0].topic == REQUEST:
@@ -441,7 +483,8 @@ class PipelineConversion:
     def _first_step(self, presence: Presence, first: FirstAnswer) -> DraftStep:
         """The branches of which the first to answer answers."""
         node = self._node("answer", first.kind)
-        node.combines = first.combines(presence, self._names)
+        node.combines = first.combines(presence)
+        waits: dict[str, None] = {}
         for end, inside in first.branches.items():
             when = presence.when(end._replace(side="inputs"), self._spoken, inside)
             steps = [self._step(presence, topic, node, tuple(inside)) for topic in inside]
@@ -453,7 +496,13 @@ class PipelineConversion:
                 step = DraftStep(self._labels[end], self._joins[end._replace(side="inputs")].value, node=chain.name)
             step.when = when
             node.steps.append(step)
-        return DraftStep(self._free("answer", set(self._labels.values())), self._flow.value, node=node.name)
+            # What is no sibling of the step is one of the node.
+            siblings = {self._labels[topic] for topic in inside} if len(inside) > 1 else set()
+            for one in steps:
+                waits |= dict.fromkeys(name for name in one.after if name not in siblings)
+                one.after = [name for name in one.after if name in siblings]
+        label = self._free("answer", set(self._labels.values()))
+        return DraftStep(label, self._flow.value, node=node.name, after=list(waits))
 
     def _copies(self, presence: Presence, calls: list[Topic]) -> list[DraftStep]:
         """Steps that the answer does not need, those that read one another as one."""

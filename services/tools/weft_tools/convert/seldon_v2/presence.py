@@ -72,15 +72,34 @@ class Presence:
             for name, tensor in interface.outputs.items()
             if tensor.is_optional
         }
+        outputs |= {tensor for tensor in self.decisive() if self._interface(tensor.topic) is None}
         inputs = {found.tensor for topic in self._order for found in self._read(topic) if found.tensor.topic == REQUEST}
         unneeded = {tensor for tensor in inputs if self._made({tensor})[self._answer]}
         self.optional = frozenset(outputs | unneeded)
         self._certain = self._made(self.optional)
 
+    def decisive(self) -> set[Origin]:
+        """Outputs of steps on which it depends what is called: named triggers, and tensors of alternatives."""
+        found: set[Origin] = set()
+        feeding: set[Topic] = set()  # what alternatives are made of
+        for topic in reversed(self._order):
+            join = self._joins[topic]
+            is_choice = topic in feeding or (join.kind != "inner" and len(groups(join.sources)) > 1)
+            if is_choice:
+                feeding |= {r.topic._replace(side="inputs") if r.topic.step else r.topic for r in join.sources}
+            for reference in (*join.triggers, *(join.sources if is_choice else ())):
+                if reference.tensor:
+                    found |= {one.tensor for one in self.find(reference.topic, reference.tensor)}
+        return {tensor for tensor in found if tensor.topic != REQUEST}
+
     def is_certain(self, topic: Topic, tensor: str = "") -> bool:
         """Whether each request has the message, the answer of a step among them, with the tensor if one is given."""
         found = self.find(topic, tensor) if tensor else []
         return self._exists(topic, self._certain) and (not tensor or any(self.is_present(one.tensor) for one in found))
+
+    def is_unknown(self, topic: Topic) -> bool:
+        """Whether nothing says which tensors a message has."""
+        return self._interface(topic) is None
 
     def is_present(self, tensor: Origin) -> bool:
         """Whether each request has the tensor."""
