@@ -230,7 +230,7 @@ _STREAMS = [
         [Request({"SECONDS": floats(0.25), "TIMES": np.array([3], np.uint8)}, [{"DONE": floats(0.25)}] * 3)],
     ),
     Shape(
-        "triton/streams/producer.pbtxt",
+        "triton/streams/producer_unbounded.pbtxt",
         f"{_QA}/L0_simple_ensemble/backpressure_test_models/ensemble_disabled_max_inflight_requests",
         _PRODUCER,
         [_PRODUCED],

@@ -45,6 +45,14 @@ def test_an_intermediate_output_needs_its_step_alone():
     assert {"lid": RUNS, "clf": RUNS, "post": Fate.PRUNED} == fates(root)
 
 
+def test_what_follows_a_node_that_streams_runs_for_each_response():
+    """A node inside may stream, by a branch or by responses that are merged; so may what stands within it."""
+    root = explained(good("streamed_inside"))
+    assert (["for each response of both"], "both") == (find(root, "say").why, find(root, "say").stream)
+    assert ["for each response of chat"] == find(root, "mix").why
+    assert {"long": MAYBE, "any": MAYBE} == fates(find(root, "old"))
+
+
 def test_what_waits_for_a_guard_says_so():
     """A guard runs for what follows it; beside the steps that wait for an end alone stands for whose."""
     text = text_graph("""node { name: "root" sequence { answer_after: "audit"
