@@ -290,3 +290,21 @@ def test_an_optional_output_that_no_step_gives(found):
         "step { name: 'b' otherwise: true model_name: 'xlmr' } } }"
     )
     assert {"G017"} == {one.code for one in found(OPTIONAL + nodes)}
+
+
+def test_a_default_completes_the_answer_of_a_stage(found):
+    """What the model of a step of a cascade leaves out has the step's default: the node always gives it."""
+    stage = UNSURE.replace("EXTRA", 'EXTRA accept: "outputs.HINT[0] > 0.5"')
+    nodes = f'node {{ name: "c" cascade {{ {stage} {UNSURE.replace("EXTRA", "EXTRA")} }} }}'.replace('"u"', '"one"', 1)
+    text = _sequence('step { name: "c" node: "c" }', 'step { model_name: "hinted" }') + nodes
+    assert [] == _g010(found, text.replace("EXTRA", 'default { output: "HINT" number: [ 0, 0, 0, 1 ] }'))
+    assert _g010(found, text.replace("EXTRA", ""))
+
+
+def test_what_is_merged_lacks_what_an_answer_lacks(found):
+    """Each response is one step's: the tensor may be absent if one of them may leave it out."""
+    sure = UNSURE.replace("EXTRA", 'default { output: "HINT" number: [ 0, 0, 0, 1 ] }').replace('"u"', '"sure"')
+    for other, is_certain in [(UNSURE.replace("EXTRA", ""), False), (sure.replace('"sure"', '"other"'), True)]:
+        nodes = f'node {{ name: "m" ensemble {{ {sure} {other} combine {{ output: "HINT" method: MERGE }} }} }}'
+        text = _sequence('step { name: "m" node: "m" }', 'step { model_name: "hinted" }') + nodes
+        assert is_certain == (not _g010(found, text))
