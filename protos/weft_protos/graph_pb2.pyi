@@ -959,7 +959,7 @@ class Step(_message.Message):
     """Taken when no other step is; wherever it stands."""
     accept: _builtins.str
     """Cascade only. Bool; sees also the step's own `outputs`. The answer counts if it holds. Left out: it always does;
-    then no step can follow.
+    then no step can follow. A step that streams is judged by its first response.
     """
     weight: _builtins.float
     """Share in a splitter; weight in a combine that is `weighted`. Above 0, default 1."""
