@@ -101,7 +101,9 @@ class Graph(_message.Message):
 
     @_builtins.property
     def parameters(self) -> _containers.MessageMap[_builtins.str, _model_config_pb2.ModelParameter]:
-        """Clients see them in the graph's configuration; they change nothing."""
+        """Clients see them in the graph's configuration. `allow_empty_batch`: a request may have a batch of no rows, as a model's
+        with that parameter; each model that gets it must have it too.
+        """
 
     @_builtins.property
     def ensemble_scheduling(self) -> Global___Ensembling:
@@ -276,6 +278,7 @@ class Node(_message.Message):
     SPLITTER_FIELD_NUMBER: _builtins.int
     ENSEMBLE_FIELD_NUMBER: _builtins.int
     CASCADE_FIELD_NUMBER: _builtins.int
+    MAP_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Unique in the file; steps use it in `node`."""
     @_builtins.property
@@ -296,6 +299,8 @@ class Node(_message.Message):
     def ensemble(self) -> Global___Ensemble: ...
     @_builtins.property
     def cascade(self) -> Global___Cascade: ...
+    @_builtins.property
+    def map(self) -> Global___Map: ...
     def __init__(
         self,
         *,
@@ -308,12 +313,13 @@ class Node(_message.Message):
         splitter: Global___Splitter | None = ...,
         ensemble: Global___Ensemble | None = ...,
         cascade: Global___Cascade | None = ...,
+        map: Global___Map | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "ensemble", b"ensemble", "kind", b"kind", "policy", b"policy", "sequence", b"sequence", "splitter", b"splitter", "switch", b"switch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "ensemble", b"ensemble", "kind", b"kind", "map", b"map", "policy", b"policy", "sequence", b"sequence", "splitter", b"splitter", "switch", b"switch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "ensemble", b"ensemble", "input", b"input", "kind", b"kind", "name", b"name", "output", b"output", "policy", b"policy", "sequence", b"sequence", "splitter", b"splitter", "switch", b"switch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "ensemble", b"ensemble", "input", b"input", "kind", b"kind", "map", b"map", "name", b"name", "output", b"output", "policy", b"policy", "sequence", b"sequence", "splitter", b"splitter", "switch", b"switch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["sequence", "switch", "splitter", "ensemble", "cascade"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["sequence", "switch", "splitter", "ensemble", "cascade", "map"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -554,6 +560,131 @@ class Cascade(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Cascade: _TypeAlias = Cascade  # noqa: Y015
+
+@_typing.final
+class Map(_message.Message):
+    """One step for every row of a list whose length the data decides: a detector's crops, a document's passages. Rows travel
+    in chunks that the step's target takes as a batch, several at once, and the answers come back in the order of the rows.
+
+    A list is a tensor [N, dims...], in a graph with a batch dimension [batch, N, dims...]; its rows are [dims...], or [1]
+    where there are none. A step that calls a model with a batch dimension, or a graph with one, gets [chunk, dims...]:
+    rows of all lists of a request share chunks. One that has none gets [dims...], a row a run. So does a node of this
+    file where this graph has no batch dimension; else it gets chunks. No row, no run: an empty list makes no call.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OVER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    MAX_ROWS_FIELD_NUMBER: _builtins.int
+    MAX_INFLIGHT_FIELD_NUMBER: _builtins.int
+    COLLECT_FIELD_NUMBER: _builtins.int
+    LENGTHS_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    max_rows: _builtins.int
+    """Longest list; a longer one is refused with INVALID_ARGUMENT. 0: no limit."""
+    max_inflight: _builtins.int
+    """Chunks of one request in work at once; default 8."""
+    lengths: _builtins.str
+    """Input of the node that says how many rows of each list count, integers: one for each list. Rows behind it are
+    padding: the step does not get them, and they are zeros or empty strings in a STACK.
+    """
+    max_batch_size: _builtins.int
+    """Rows in a chunk at most; default: what the step's target takes, which it cannot exceed."""
+    @_builtins.property
+    def over(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Inputs of the node whose rows the step gets, one or more; all have as many rows. Inputs that are not named here go to
+        every row whole.
+        """
+
+    @_builtins.property
+    def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]:
+        """One, with shadows beside it if need be. `timeout_ms`, `retry`, `hedge`, `cache`, `fallback` and `shadow` are those of
+        each chunk; so is `dependency: SOFT`, whose `default` is one row's: only rows of a chunk that failed get it, and
+        an output without a default is absent as a whole. `when` is tested once, on the whole inputs; if it is false
+        every row has the default.
+        """
+
+    @_builtins.property
+    def collect(self) -> _containers.RepeatedCompositeFieldContainer[Global___Collect]:
+        """How an output is made of the rows' answers; what is not named here is STACK."""
+
+    def __init__(
+        self,
+        *,
+        over: _abc.Iterable[_builtins.str] | None = ...,
+        step: _abc.Iterable[Global___Step] | None = ...,
+        max_rows: _builtins.int = ...,
+        max_inflight: _builtins.int = ...,
+        collect: _abc.Iterable[Global___Collect] | None = ...,
+        lengths: _builtins.str = ...,
+        max_batch_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["collect", b"collect", "lengths", b"lengths", "max_batch_size", b"max_batch_size", "max_inflight", b"max_inflight", "max_rows", b"max_rows", "over", b"over", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Map: _TypeAlias = Map  # noqa: Y015
+
+@_typing.final
+class Collect(_message.Message):
+    """One output of a map."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Method:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _MethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Collect._Method.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STACK: Collect._Method.ValueType  # 0
+        """Side by side, [N, dims...]: every row's answer must have the same dims, else the request fails with
+        INVALID_ARGUMENT.
+        """
+        LIST: Collect._Method.ValueType  # 1
+        """One after another along their first dimension, [sum, dims...]; a further output says how long each row's part is,
+        INT64 [N]. In a graph with a batch dimension each list for itself, the shorter ones padded with zeros or empty
+        strings.
+        """
+
+    class Method(_Method, metaclass=_MethodEnumTypeWrapper):
+        """How one tensor is made of those of the rows."""
+
+    STACK: Collect.Method.ValueType  # 0
+    """Side by side, [N, dims...]: every row's answer must have the same dims, else the request fails with
+    INVALID_ARGUMENT.
+    """
+    LIST: Collect.Method.ValueType  # 1
+    """One after another along their first dimension, [sum, dims...]; a further output says how long each row's part is,
+    INT64 [N]. In a graph with a batch dimension each list for itself, the shorter ones padded with zeros or empty
+    strings.
+    """
+
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    LENGTHS_FIELD_NUMBER: _builtins.int
+    output: _builtins.str
+    """Tensor of the step, after `output_map`."""
+    method: Global___Collect.Method.ValueType
+    lengths: _builtins.str
+    """LIST: name of the output with the lengths; default: that of the output and "_LENGTHS"."""
+    def __init__(
+        self,
+        *,
+        output: _builtins.str = ...,
+        method: Global___Collect.Method.ValueType = ...,
+        lengths: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lengths", b"lengths", "method", b"method", "output", b"output"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Collect: _TypeAlias = Collect  # noqa: Y015
 
 @_typing.final
 class Bandit(_message.Message):
@@ -828,7 +959,7 @@ class Step(_message.Message):
     """Taken when no other step is; wherever it stands."""
     accept: _builtins.str
     """Cascade only. Bool; sees also the step's own `outputs`. The answer counts if it holds. Left out: it always does;
-    then no step can follow.
+    then no step can follow. A step that streams is judged by its first response.
     """
     weight: _builtins.float
     """Share in a splitter; weight in a combine that is `weighted`. Above 0, default 1."""

@@ -44,6 +44,8 @@ class Assembly:
             graph=name,
             version=version,
         )
+        #: Where the tensors of a node, or those of its steps, differ from the graph's in having a batch dimension.
+        self._other_context = replace(self.error_context, is_batching=not self.error_context.is_batching)
         #: By nested graph and node: every use of a node counts against the same ``max_inflight``.
         self._admissions: dict[tuple[str, str], InflightLimit] = {}
 
@@ -60,7 +62,7 @@ class Assembly:
         graph = plan.graph or graph
         steps = tuple(self.step(step, plan, graph) for step in plan.steps)
         customs = tuple(self.step(step, plan, graph) for step in plan.customs)
-        node = plan.node(NodeParts(steps, customs, self.error_context, self._runtime))
+        node = plan.node(NodeParts(steps, customs, self._context(plan.is_batched), self._runtime))
         shadows = [self.step(step, plan, graph) for step in plan.shadows]
         return ShadowedNode(node, shadows) if shadows else node
 
@@ -85,17 +87,19 @@ class Assembly:
 
     def _guarded(self, plan: StepPlan, node: NodePlan, graph: str, counters: StepCounters, *, stands_in: bool) -> Step:
         action = self._action(plan, node, graph, counters)
+        context = self._context(node.batches_steps)
         clock_ns = self._runtime.clock_ns
         defaults = Defaults(plan, node)
-        when = None if "when" in node.watches and plan.shadow is None else plan.when
+        is_watched = plan.shadow is None or node.runs_shadows
+        when = None if "when" in node.watches and is_watched else plan.when
         min_remaining_ms = 0 if "min_remaining_ms" in node.watches and not stands_in else plan.min_remaining_ms
         is_plain = not (plan.is_soft or plan.fallback or plan.max_inflight or plan.ok_slot >= 0)
         if is_plain and when is None and not min_remaining_ms:
-            return Step(plan, action, self.error_context, clock_ns, counters, defaults)
+            return Step(plan, action, context, clock_ns, counters, defaults)
         return GuardedStep(
             plan,
             action,
-            self.error_context,
+            context,
             clock_ns,
             counters,
             defaults,
@@ -107,18 +111,18 @@ class Assembly:
 
     def _action(self, plan: StepPlan, node: NodePlan, graph: str, counters: StepCounters) -> Action:
         """What the step does, its policies around it."""
-        runtime = self._runtime
+        runtime, context = self._runtime, self._context(node.batches_steps)
         action: Action
         if isinstance(plan.action, CallPlan):
             action = self._call(plan, plan.action, node, counters)
         elif plan.action.streams:
             parts = self._stream_parts(plan, counters, self._admission(plan.action, graph))
-            action = StreamNodeAction(plan, self.node(plan.action, graph), self.error_context, parts, node)
+            action = StreamNodeAction(plan, self.node(plan.action, graph), context, parts, node)
         else:
             action = NodeAction(
                 plan,
                 self.node(plan.action, graph),
-                self.error_context,
+                context,
                 runtime.clock_ns,
                 node,
                 admission=self._admission(plan.action, graph),
@@ -126,13 +130,13 @@ class Assembly:
             )
         if plan.policies or plan.fallback:
             action = Attempt(action, plan.name, plan.path)
-        around = PolicyParts(plan, self.error_context, runtime, counters)
+        around = PolicyParts(plan, context, runtime, counters)
         for policy in reversed(plan.policies):
             action = policy.wrap(action, around)
         return action
 
     def _call(self, plan: StepPlan, call: CallPlan, node: NodePlan, counters: StepCounters) -> Action:
-        target, context = self._runtime.targets[call.target], self.error_context
+        target, context = self._runtime.targets[call.target], self._context(node.batches_steps)
         if not call.signature.is_decoupled:
             return CallAction(plan, call, target, context, node)
         return StreamAction(plan, call, target, context, node, self._stream_parts(plan, counters))
@@ -143,6 +147,11 @@ class Assembly:
         """What the streams of a step have in common; ``admission`` is a limit beside the step's own."""
         limits = [limit for limit in (admission, self._step_admission(plan)) if limit is not None]
         return StreamParts(counters, self._runtime.clock_ns, plan.is_soft, limits)
+
+    def _context(self, is_batched: bool | None) -> ErrorContext:
+        """The graph, for what has a batch dimension or not; None: as the graph."""
+        is_same = is_batched is None or is_batched == self.error_context.is_batching
+        return self.error_context if is_same else self._other_context
 
     def _admission(self, node: NodePlan, graph: str) -> InflightLimit | None:
         if not node.max_inflight:

@@ -5,6 +5,7 @@ from typing import Final
 from tests.compat.graphs import (
     kserve_graphs,
     seldon1_graphs,
+    seldon2_graphs,
     triton_basics,
     triton_language,
     triton_pictures,
@@ -23,18 +24,14 @@ SHAPES: Final[list[Shape]] = [
     *triton_refused.SHAPES,
     *kserve_graphs.SHAPES,
     *seldon1_graphs.SHAPES,
+    *seldon2_graphs.SHAPES,
 ]
 
 #: Samples by their file that do not run yet, and why; none that runs may stand here.
 EXPECTED_FAILURES: Final[dict[str, str]] = {
     "triton/batches/reshaped.pbtxt": "`reshape` of an ensemble's own inputs",
     "triton/batches/reshaped_twice.pbtxt": "`reshape` of an ensemble's own inputs",
-    "triton/batches/reshaped_scalar.pbtxt": "`reshape` of an ensemble's own inputs",
     "triton/guides/picture_ragged.pbtxt": "`allow_ragged_batch` of an ensemble's own inputs",
     "triton/guides/read_text.pbtxt": "a step that answers with another number of rows",
-    "triton/guides/text_and_picture.pbtxt": "outputs that a model leaves out",
-    "triton/optional/left_out.pbtxt": "outputs that a model leaves out",
-    "triton/optional/partial.pbtxt": "outputs that a model leaves out",
     "kserve/switch_by_body.yaml": "patterns in conditions",
-    "triton/streams/nested_square.pbtxt": "a decoupled ensemble in an ensemble",
 }

@@ -132,7 +132,8 @@ SHAPES = [
     ),
     Shape(
         "triton/basics/two_in_parallel.pbtxt",
-        f"{_QA}/L0_metrics/ensemble_delay",
+        f"{_QA}/L0_metrics/ensemble_delay, "
+        "triton-inference-server/model_analyzer: examples/quick-start/ensemble_add_sub",
         [_same("batching", "1", 4, factor=2), _same("lone", "1", 4, factor=3)],
         [Request({"X": floats([1], [5])}, {"FAST": floats([2], [10]), "SLOW": floats([3], [15])})],
     ),

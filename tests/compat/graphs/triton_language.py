@@ -37,6 +37,10 @@ def _stream(x: Given) -> Iterator[Arrays]:
         yield _result([token])
 
 
+def _text(tokens: np.ndarray) -> np.ndarray:
+    return texts(["".join(map(chr, tokens[0, 0]))])
+
+
 _TOKENIZE = Model(
     "tokenize",
     "QUERY:BYTES:1 LENGTH:INT32:1 BAD_WORDS?:BYTES:-1",
@@ -56,7 +60,7 @@ _DETOKENIZE = Model(
     "detokenize",
     "TOKENS:INT32:-1,-1 NUM:INT32:1 LOG_PROBS:FP32:1",
     "TEXT:BYTES:-1 OUT_LOG_PROBS:FP32:1",
-    lambda x: {"TEXT": texts(["".join(map(chr, x["TOKENS"][0, 0]))]), "OUT_LOG_PROBS": x["LOG_PROBS"]},
+    lambda x: {"TEXT": _text(x["TOKENS"]), "OUT_LOG_PROBS": x["LOG_PROBS"]},
     8,
 )
 _ASK = {"text_input": texts(["olleh"]), "max_tokens": integers([4])}
@@ -136,6 +140,28 @@ SHAPES = [
             Request(
                 {"text_input": texts(["abc"])},
                 {"text_output": texts(["3 letters, no lines."]), "index": integers([0])},
+            ),
+        ],
+    ),
+    Shape(
+        "triton/guides/output_read_again.pbtxt",
+        "triton-inference-server/fastertransformer_backend: all_models (gpt, gptj, gptneox, bloom, "
+        "gpt-interactive-text-generation)",
+        [
+            _TOKENIZE,
+            _GENERATE,
+            replace(_DETOKENIZE, outputs="TEXT:BYTES:-1", answer=lambda x: {"TEXT": _text(x["TOKENS"])}),
+        ],
+        [
+            Request(
+                _ASK,
+                {"text_output": texts(["hell"]), "num_output": integers([4]), "cum_log_probs": floats([-4])},
+            ),
+            Request(
+                _ASK,
+                {"num_output": integers([4])},
+                outputs=("num_output",),
+                called=["tokenize", "llm"],
             ),
         ],
     ),

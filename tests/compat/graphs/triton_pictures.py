@@ -167,7 +167,27 @@ def _five(name: str, suffix: str) -> Model:
     )
 
 
+def _lookup(x: Given) -> Arrays:
+    """Of each sample the sum of its keys, and that halved."""
+    parts = np.split(x["KEYS"], np.cumsum(x["COUNTS"])[:-1])
+    return {"VECTORS": np.array([[part.sum(), part.sum() / 2] for part in parts], np.float32).ravel()}
+
+
 _PLAIN = [
+    Shape(
+        "triton/guides/lookup_then_dense.pbtxt",
+        "triton-inference-server/hugectr_backend: hps_backend/samples/hps-triton-ensemble (three notebooks)",
+        [
+            Model("lookup", "KEYS:INT64:-1 COUNTS:INT32:-1", "VECTORS:FP32:-1", _lookup),
+            Model("dense", "IN:FP32:-1", "OUT:FP32:-1", lambda x: {"OUT": x["IN"].reshape(-1, 2).sum(1)}),
+        ],
+        [
+            Request(
+                {"KEYS": np.array([1, 2, 3, 4], np.int64), "COUNTS": integers(1, 3)},
+                {"score": floats(1.5, 13.5)},
+            )
+        ],
+    ),
     Shape(
         "triton/guides/two_by_two.pbtxt",
         f"{_DALI}: qa/L1_DALI_GPU_ensemble/model_repository/dali_ensemble",

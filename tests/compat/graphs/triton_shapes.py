@@ -79,12 +79,6 @@ _BATCHES = [
         [_same("flat", "16"), Model("deep", "X:FP32:16", "Y:FP32:2,8", lambda x: {"Y": x["X"].reshape(2, 8)})],
         [Request({"A": _SQUARES[0]}, {"B": _SQUARES[0]})],
     ),
-    Shape(
-        "triton/batches/reshaped_scalar.pbtxt",
-        f"{_QA}/common/gen_ensemble_model_utils.py (reshape to no dimension)",
-        [_same("flat", "", 8)],
-        [Request({"A": floats([1], [2])}, {"B": floats([1], [2])})],
-    ),
 ]
 
 
@@ -190,7 +184,7 @@ _PRODUCED = Request({"IN": integers(8)}, [{"OUT": floats(0.5)}] * 8)
 
 _STREAMS = [
     Shape(
-        "triton/streams/repeat.pbtxt",
+        "triton/streams/repeat_alone.pbtxt",
         f"{_QA}/L0_decoupled/models/simple_repeat",
         [_REPEAT],
         [_repeated(4, 2, 0), _repeated()],
@@ -236,7 +230,7 @@ _STREAMS = [
         [Request({"SECONDS": floats(0.25), "TIMES": np.array([3], np.uint8)}, [{"DONE": floats(0.25)}] * 3)],
     ),
     Shape(
-        "triton/streams/producer.pbtxt",
+        "triton/streams/producer_unbounded.pbtxt",
         f"{_QA}/L0_simple_ensemble/backpressure_test_models/ensemble_disabled_max_inflight_requests",
         _PRODUCER,
         [_PRODUCED],

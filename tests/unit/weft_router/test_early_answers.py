@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_target import FakeTarget, answering, failing
-from tests.unit.weft_router.text_graphs import DEFAULT, compiled, sequence, y
+from tests.unit.weft_router.text_graphs import DEFAULT, HEAD, compiled, sequence, y
 from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext, InferCall
@@ -45,6 +45,17 @@ async def test_a_default_is_the_answer_where_the_guard_says_so(blocked: float, a
     """In a tensor that the `when` of what it guards reads."""
     nodes = _steps(main=f"when: 'inputs.BLOCKED[0] < 0.5' {DEFAULT}")
     assert (answer, ["guard", "main"][: 1 + (answer > 0)]) == await _answer(nodes, answering(blocked))
+
+
+@pytest.mark.parametrize(("blocked", "outputs"), [(0.0, ["Z", "Y"]), (1.0, ["Z"])])
+async def test_the_answer_is_left_out_where_the_guard_says_so(blocked: float, outputs: list[str]) -> None:
+    """The graph's output is `optional: true`; what the guard gives is an output too, and says why."""
+    head = HEAD.replace("output [", 'output [ { name: "Z" data_type: TYPE_FP32 dims: [ 1 ] },')
+    head = head.replace('name: "Y"', 'name: "Y" optional: true')
+    nodes = _steps(main="when: 'inputs.Z[0] < 0.5'").replace("BLOCKED", "Z")
+    target = FakeTarget(guard=answering(blocked))
+    result = await make.run(compiled(nodes, head), target)
+    assert (outputs, len(outputs)) == (list(result.outputs), len(target.called()))
 
 
 @pytest.mark.parametrize(("has_failed", "answer", "elapsed_ms"), [(True, -1.0, 5.0), (False, 7.0, 1000.0)])

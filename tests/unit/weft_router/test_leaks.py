@@ -38,6 +38,22 @@ GRAPHS = {
       step { name: "post" model_name: "slow" input_map { key: "IN" value: "U" } fallback { model_name: "quick" }
              policy { hedge { after_ms: 1 } timeout_ms: 50 } }
       step { name: "new" model_name: "slow" input_map { key: "IN" value: "T" } shadow { percent: 50 } } } }""",
+    "inside": """node { name: "root" sequence { max_inflight_responses: 2
+      step { name: "both" node: "both" policy { max_inflight: 9 retry { attempts: 2 } }
+             output_map { key: "OUT" value: "T" } }
+      step { name: "post" model_name: "slow" input_map { key: "IN" value: "T" } }
+      step { name: "new" node: "chat" shadow { percent: 30 } } } }
+    node { name: "both" ensemble { combine { output: "OUT" method: MERGE }
+      step { name: "chat" node: "chat" dependency: SOFT }
+      step { name: "first" node: "first" policy { hedge { after_ms: 1 } } } } }
+    node { name: "first" ensemble { combine { output: "OUT" method: FIRST }
+      step { name: "a" model_name: "stream" } step { name: "b" model_name: "flaky" }
+      step { name: "c" node: "unsure" } } }
+    node { name: "unsure" cascade { step { name: "s" model_name: "stream" accept: 'outputs.OUT[0] > 1.0' }
+      step { name: "q" model_name: "flaky" fallback { model_name: "stream" } dependency: SOFT } } }
+    node { name: "chat" policy { max_inflight: 20 } sequence {
+      step { name: "llm" model_name: "stream" output_map { key: "OUT" value: "T" } policy { max_inflight: 20 } }
+      step { name: "post" model_name: "slow" input_map { key: "IN" value: "T" } } } }""",
     "kept": """policy { cache { ttl_ms: 1 } } node { name: "root" sequence { step { node: "vote" } } }
     node { name: "vote" ensemble { combine { output: "OUT" method: FIRST }
       step { name: "a" model_name: "slow" policy { cache { ttl_ms: 1 } } }

@@ -78,6 +78,10 @@ class NodeKind(ABC):
         """Tensors that the node itself reads beside its steps and conditions; none here."""
         return set()
 
+    def inputs_read(self, node: "NodeDefinition") -> set[str]:
+        """Inputs of the node that it reads itself; none here."""
+        return set()
+
     def tensors_needed(self, node: "NodeDefinition", needed: set[str]) -> set[str]:
         """Tensors that the node itself cannot do without, beside those ``needed`` by its steps; none here."""
         return set()

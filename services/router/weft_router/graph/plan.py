@@ -152,6 +152,7 @@ class StepPlan:
         weight: Share, or weight of its answer; 1 where none was given.
         dispensable: Target outputs that nobody has to have, or that have a default: an answer may lack them, whatever
             the model declares.
+        keeps_rows: Its answer has as many rows as what it was given; in an ensemble's file a step may give any number.
         timeout_ms: 0 means none. One deadline for all attempts; the fallback has its own.
         is_soft: A failure leaves the outputs absent, or with their default, and the request goes on.
         defaults: Of outputs; empty for a step that always gives its outputs.
@@ -183,6 +184,7 @@ class StepPlan:
     is_otherwise: bool = False
     weight: float = 1.0
     dispensable: frozenset[str] = frozenset()
+    keeps_rows: bool = True
     timeout_ms: int = 0
     is_soft: bool = False
     defaults: tuple[DefaultPlan, ...] = ()
@@ -217,6 +219,7 @@ class NodePlan(ABC):
         kind: Name of the kind: its field in the ``oneof kind`` of ``graph.proto``.
         path_form: How the path shows it.
         is_pipeline: Its steps see one another's outputs; those of any other see the node's inputs alone.
+        runs_shadows: Shadows are among its steps, and the node starts them; those of any other start with the node.
         can_be_pinned: A request may choose the step, with the header ``x-graph-route``.
         watches: Of ``when`` and ``min_remaining_ms``, what the node looks at itself before it runs a step.
         name: As in the file.
@@ -224,17 +227,19 @@ class NodePlan(ABC):
         num_slots: Length of the frame.
         inputs: Node input -> slot. Slots of inputs come first, in this order.
         outputs: Node output <- slot.
-        steps: In declared order, without shadows; those of a pipeline are among them, marked by ``shadow``.
-        shadows: Shadow steps of any other node; they read node inputs and start with the node.
+        steps: In declared order, without shadows, unless it ``runs_shadows``; then these are marked by ``shadow``.
+        shadows: Shadow steps of a node that does not run them; they read node inputs and start with the node.
         timeout_ms: 0 means none.
         max_inflight: Runs of this node at once; the next fails with RESOURCE_EXHAUSTED. 0: no limit.
         specs: For each slot, what is known of the tensor; its ``dims`` are without the batch dimension.
         graph: "name/version" where the node is the root of a nested graph, else "".
+        is_batched: Whether its tensors have a batch dimension; None: as those of the graph.
     """
 
     kind: ClassVar[str]
     path_form: ClassVar[PathForm]
     is_pipeline: ClassVar[bool] = False
+    runs_shadows: ClassVar[bool] = False
     can_be_pinned: ClassVar[bool] = False
     watches: ClassVar[frozenset[str]] = frozenset()
 
@@ -249,11 +254,22 @@ class NodePlan(ABC):
     max_inflight: int = 0
     specs: Mapping[int, TensorSpec] = field(default_factory=dict)
     graph: str = ""
+    is_batched: bool | None = None
+
+    @property
+    def batches_steps(self) -> bool | None:
+        """As ``is_batched``, of the tensors that its steps get."""
+        return self.is_batched
 
     @property
     def streams(self) -> bool:
         """Whether it may give any number of responses, because a step of it does."""
         return any(step.streams for step in self.steps)
+
+    @property
+    def counting_slots(self) -> tuple[int, ...]:
+        """Slots of the tensors whose batch dimension says how many rows its steps have."""
+        return tuple(slot for _, slot in self.inputs)
 
     @property
     def customs(self) -> tuple[StepPlan, ...]:

@@ -8,18 +8,21 @@ Grammar of the path, the value of the trailing metadata ``x-graph-path``; each k
           | "[" steps "]"       switch or splitter: the branch     clf=by_language[de]
           | "{" steps "}"       ensemble                           votes={a;b;c}
           | "<" steps ">"       cascade                            clf=moderate<tiny;base>
+          | "*(" steps ")"      map: one step for all its chunks   read=lines*(ocr#57)
     steps = step *( ";" step )  in the order in which they started; those of a loop once for each round
     step  = name [ "#" rows ] [ "=" node body ] [ mark ] *( ">" step )
     mark  = "!" | "~" | "^"     "!" it failed, "~" it was cancelled, or late, "^" a stale answer of its cache stood in
-    rows                        how many, where the rows of a request go different ways: <tiny#32;base#5>
+    rows                        how many, where the rows of a request go different ways, or are those of lists:
+                                <tiny#32;base#5>
 
 What follows ">" are the fallbacks that were tried: ``bert_de!>xlmr``. Steps that were skipped do not appear, nor do
 shadows. A whole example: ``root.lid;clf=by_language[de];post``. After an error the path ends where the request ended.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from weft_router.graph.path_form import IN_A_ROW, PathForm
@@ -63,6 +66,7 @@ class StepRecord:
         fallbacks: What was tried after the failure, the last of which may have answered.
         rows: How many there were, where the rows of a request go different ways; else 0.
         responses: Of a decoupled model, so far; 0 elsewhere.
+        counts: What else the node around the step has counted, by name.
         tried: Replicas of the target that were called, by all attempts; None where there is but one attempt.
     """
 
@@ -75,6 +79,7 @@ class StepRecord:
     fallbacks: NodeRecord | None = None
     rows: int = 0
     responses: int = 0
+    counts: Mapping[str, int] = MappingProxyType({})
     tried: list[str] | None = None
 
     def __init__(
@@ -138,7 +143,8 @@ def trace_text(record: NodeRecord, origin_ns: int) -> str:
     Returns:
         A list with an object for each step, those of nodes after the step that ran the node, fallbacks after the step
         that failed: path, target, model, version, start_ms, ms, status; and only where they apply attempts, cached,
-        stale, fallback_of (the path of the step that failed), rows, responses, error (its message).
+        stale, fallback_of (the path of the step that failed), rows, responses, error (its message), and what the node
+        around the step has counted.
     """
     return json.dumps([_entry(step, failed, origin_ns) for step, failed in _walk(record.steps)], separators=(",", ":"))
 
@@ -165,6 +171,7 @@ def _entry(step: StepRecord, failed: StepRecord | None, origin_ns: int) -> dict[
         entry["rows"] = step.rows
     if step.responses:
         entry["responses"] = step.responses
+    entry.update(step.counts)
     if step.error:
         entry["error"] = step.error
     return entry

@@ -59,6 +59,10 @@ def _tell_outcome(span: Span, record: StepRecord) -> None:
 
     A failure that the request survived, because the step is soft, is an error of this span and of none above it.
     """
+    if record.rows:
+        span.set_attribute("weft.rows", record.rows)
+    for name, count in record.counts.items():
+        span.set_attribute(f"weft.{name}", count)
     if record.attempts:
         span.set_attribute("weft.attempt", record.attempts)
     if record.cached is not None:

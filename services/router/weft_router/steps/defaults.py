@@ -9,7 +9,7 @@ class Defaults:
 
     Args:
         plan: The step.
-        node: The node around it; its inputs give the number of rows.
+        node: The node around it; it says what gives the number of rows.
     """
 
     def __init__(self, plan: StepPlan, node: NodePlan) -> None:
@@ -18,7 +18,7 @@ class Defaults:
             self._absent.append(plan.ok_slot)
         self._defaults = plan.defaults
         specs = node.specs
-        self._inputs = [(slot, len(specs[slot].dims) + 1 if slot in specs else 0) for _, slot in node.inputs]
+        self._inputs = [(slot, len(specs[slot].dims) + 1 if slot in specs else 0) for slot in node.counting_slots]
 
     def fill(self, frame: Frame) -> None:
         """Set the step's outputs to their defaults, or to absent, and its ok slot to absent."""

@@ -129,11 +129,11 @@ class _ModelStream(StepStream):
         record = self.record
         try:
             while (result := await self._next()) is not None:
+                self._is_final = result.is_final
                 if not result.is_null:
                     self._action.accept(self, result, run.frame)
                     if result.model_version:
                         record.version = result.model_version
-                    self._is_final = result.is_final
                     if self._span is not INVALID_SPAN:
                         self._span.add_event("response", {"weft.response": self.num_responses + 1})
                     return True

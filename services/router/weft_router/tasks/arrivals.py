@@ -19,11 +19,14 @@ class Arrivals(Generic[_Item]):
 
     Args:
         sources: Closed here.
+        limit: So many are asked at once, the next when one of them has ended; None: all.
     """
 
-    def __init__(self, sources: Iterable[AsyncGenerator[_Item, None]]) -> None:
+    def __init__(self, sources: Iterable[AsyncGenerator[_Item, None]], limit: int | None = None) -> None:
         self._sources = tuple(sources)
-        self._idle: list[AsyncGenerator[_Item, None]] = list(self._sources)
+        self._waiting = deque(self._sources)
+        self._limit = len(self._sources) if limit is None else limit
+        self._idle: list[AsyncGenerator[_Item, None]] = []
         self._asked: dict[asyncio.Task[_Item], AsyncGenerator[_Item, None]] = {}
         self._arrived: deque[asyncio.Task[_Item]] = deque()
         self._has_arrived = asyncio.Event()
@@ -31,7 +34,7 @@ class Arrivals(Generic[_Item]):
     @property
     def has_one_left(self) -> bool:
         """Whether it is known that only the source of the latest item may have another."""
-        return all(task.done() and not _failed(task) and task.result() is _END for task in self._asked)
+        return not self._waiting and all(map(_has_ended, self._asked))
 
     async def next(self) -> _Item | None:
         """The next item; None when every source has ended.
@@ -41,11 +44,7 @@ class Arrivals(Generic[_Item]):
 
         Cancelling the awaiting task loses no item.
         """
-        for source in self._idle:
-            task = asyncio.create_task(_next(source))
-            self._asked[task] = source
-            task.add_done_callback(self._on_arrival)
-        self._idle.clear()
+        self._ask()
         while self._asked:
             while not self._arrived:
                 self._has_arrived.clear()
@@ -56,6 +55,7 @@ class Arrivals(Generic[_Item]):
             if item is not _END:
                 self._idle.append(source)
                 return item
+            self._ask()
         return None
 
     async def close(self) -> None:
@@ -67,13 +67,23 @@ class Arrivals(Generic[_Item]):
             self._asked.clear()
             await cancel_and_wait(tasks)
 
+    def _ask(self) -> None:
+        """Every source that may be is asked for its next item."""
+        while self._waiting and len(self._asked) + len(self._idle) < self._limit:
+            self._idle.append(self._waiting.popleft())
+        for source in self._idle:
+            task = asyncio.create_task(_next(source))
+            self._asked[task] = source
+            task.add_done_callback(self._on_arrival)
+        self._idle.clear()
+
     def _on_arrival(self, task: "asyncio.Task[_Item]") -> None:
         self._arrived.append(task)
         self._has_arrived.set()
 
 
-def _failed(task: "asyncio.Task[Any]") -> bool:
-    return task.cancelled() or task.exception() is not None
+def _has_ended(task: "asyncio.Task[Any]") -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None and task.result() is _END
 
 
 async def _next(source: AsyncGenerator[_Item, None]) -> _Item:

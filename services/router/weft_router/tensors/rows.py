@@ -30,7 +30,7 @@ def split(tensor: WireTensor, groups: Sequence[Rows]) -> list[WireTensor]:
         return [tensor]
     dims = shape[1:]
     if datatype == "BYTES":
-        offsets = _row_offsets(tensor)
+        offsets = row_offsets(tensor)
         return [
             WireTensor(datatype, (len(rows), *dims), b"".join([data[offsets[row] : offsets[row + 1]] for row in rows]))
             for rows in groups
@@ -78,7 +78,7 @@ def join(parts: Sequence[tuple[Rows, WireTensor]], num_rows: int) -> WireTensor:
     if datatype == "BYTES":
         pieces = [b""] * num_rows
         for rows, tensor in parts:
-            offsets, data = _row_offsets(tensor), tensor.data
+            offsets, data = row_offsets(tensor), tensor.data
             for place, row in enumerate(rows):
                 pieces[row] = data[offsets[place] : offsets[place + 1]]
         return WireTensor(datatype, shape, b"".join(pieces))
@@ -101,7 +101,7 @@ def _row_bytes(tensor: WireTensor) -> int:
     return size
 
 
-def _row_offsets(tensor: WireTensor) -> list[int]:
+def row_offsets(tensor: WireTensor) -> list[int]:
     """Where each row of BYTES begins, and where the last one ends."""
     data, per_row = tensor.data, num_elements(tensor.shape[1:])
     end, offset, offsets, unpack = len(data), 0, [0], _LENGTH.unpack_from

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import NamedTuple
 
 from weft_router.graph.kind import NodeKind
@@ -29,11 +28,6 @@ class DraftTensor(NamedTuple):
     def full_dims(self) -> tuple[int, ...]:
         """Dims with the batch dimension as a leading -1."""
         return (-1, *self.dims) if self.is_batched else self.dims
-
-    @property
-    def num_elements(self) -> int:
-        """Of the smallest tensor of the type, in one row."""
-        return prod(max(dim, 0) for dim in self.dims)
 
 
 Tensors = Mapping[str, DraftTensor]
@@ -63,7 +57,6 @@ class DraftStep:
         proceed: Sequence: runs if it holds. Switch: chosen if it holds.
         needs: Sequence: a step without whose answer it does not run.
         stop: Cascade: goes on to the next step if it holds.
-        defaults: Outputs that get a value no model gives when the step fails, with their types.
         shadow_percent: Above 0: a shadow.
         is_guard: Sequence: has to end before the node answers, though nothing of it is read.
         after: Sequence: steps that have to answer first, though nothing of them is read.
@@ -85,7 +78,6 @@ class DraftStep:
     is_otherwise: bool = False
     is_soft: bool = False
     is_guard: bool = False
-    defaults: dict[str, DraftTensor] = field(default_factory=dict)
     shadow_percent: float = 0.0
     timeout_ms: int = 0
     input_map: dict[str, str] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from weft_common.text.pbtxt import parse
 from weft_protos import graph_pb2 as pb
 from weft_router.graph.syntax.source import ModelCatalog
 from weft_tools.convert import kserve, seldon_v1
-from weft_tools.convert.draft import Draft
+from weft_tools.convert.draft import CHECK, DIFFERS, Draft
 from weft_tools.convert.seldon_v2.experiment import draft_experiment
 from weft_tools.convert.seldon_v2.flow import PipelineFlow, read_flow
 from weft_tools.convert.seldon_v2.models import read_model
@@ -105,9 +105,11 @@ class _FileConversion:
         # Experiments last: they may split between pipelines.
         for document in sorted(documents, key=lambda one: _kind(one) == (_SELDON_2, "Experiment")):
             draft_of = self._read.get(_kind(document))
+            source.left_out = []
             draft = draft_of(document) if draft_of else None
             if draft is None or source.has_errors:
                 continue
+            draft.remarks += [CHECK + DIFFERS + text for text in source.left_out]
             if draft.name in texts:
                 source.error(document, f"a second graph is called '{draft.name}'")
             known = draft.inputs is not None and draft.outputs is not None
@@ -132,13 +134,16 @@ class _FileConversion:
         flow = next((one for one in self._flows.values() if one.value is document), None)
         if flow is None or self._source.has_errors:
             return None
+        self._source.left_out += flow.left_out
         return draft_pipeline(self._source, flow, self._flows, self._catalog, self._graphs, self._models)
 
     def _read_flow(self, document: YamlValue) -> None:
+        self._source.left_out = []
         flow = read_flow(self._source, document, self._name_of(document))
         if flow is not None and flow.name in self._flows:
             self._source.error(document, f"a second pipeline is called '{shortened(flow.name)}'")
         elif flow is not None:
+            flow.left_out = self._source.left_out
             self._flows[flow.name] = flow
 
     def _name_of(self, document: YamlValue) -> str:

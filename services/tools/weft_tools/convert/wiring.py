@@ -39,11 +39,7 @@ _ONE_ROW = (
     "there a request of several rows goes one way as a whole; here it is refused. With 'per_row: true' each row goes "
     "its own way"
 )
-_FAILED = "where a step fails softly KServe puts its error body under the step's key; here its outputs "
-_HAVE_DEFAULTS = _FAILED + "have the defaults below, which no model gives"
-_NEED_DEFAULTS = _FAILED + "are absent then: give each a 'default', or make the step HARD"
-#: Elements of a default that is written out.
-_MAX_DEFAULT_ELEMENTS = 64
+_FAILED = "where a step fails softly KServe puts its error body under the step's key; here its outputs are absent then"
 
 
 def wire(
@@ -274,10 +270,14 @@ class _Wiring:
         is_known = len(interfaces) == len(node.steps)
         inputs = shared_inputs(node.steps, interfaces) if is_known else {}
         if any(step.is_soft for step in node.steps):
-            self._soften(node, interfaces if is_known else [])
+            node.remarks.append(_FAILED)
         if node.combiner is None:
             steps = zip(node.steps, interfaces, strict=False)
-            outputs = {f"{step.name}.{n}": t for step, one in steps for n, t in one.outputs.items()}
+            outputs = {
+                f"{step.name}.{name}": tensor._replace(is_optional=tensor.is_optional or step.is_soft)
+                for step, one in steps
+                for name, tensor in one.outputs.items()
+            }
             return Interface(inputs, outputs) if is_known else None
         offered = shared_outputs(self._source, node, node.steps, interfaces) if is_known else None
         if isinstance(node.combiner, DraftStep):
@@ -300,18 +300,6 @@ class _Wiring:
             text = f"the mean of '{name}', {tensor.datatype}, is rounded here; if it is a label, write VOTE for AVERAGE"
             check(self._source, node.value, combine.remarks, text)
         return combine
-
-    def _soften(self, node: DraftNode, interfaces: list[Interface]) -> None:
-        """Give the outputs of SOFT steps defaults, so that every answer has them."""
-        for step, interface in zip(node.steps, interfaces, strict=False):
-            if step.is_soft:
-                step.defaults = {n: t for n, t in interface.outputs.items() if t.num_elements <= _MAX_DEFAULT_ELEMENTS}
-        has_all = all(
-            len(step.defaults) == len(one.outputs)
-            for step, one in zip(node.steps, interfaces, strict=False)
-            if step.is_soft
-        )
-        check(self._source, node.value, node.remarks, _HAVE_DEFAULTS if interfaces and has_all else _NEED_DEFAULTS)
 
 
 def _last(node: DraftNode) -> int:

@@ -4,9 +4,8 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from weft_common.tensors import FLOATS, INTEGERS
 from weft_router.graph.kind import NodeKind
-from weft_tools.convert.draft import CHECK, Draft, DraftCombine, DraftNode, DraftStep, DraftTensor, Tensors
+from weft_tools.convert.draft import CHECK, Draft, DraftCombine, DraftNode, DraftStep, Tensors
 
 _WIDTH = 120
 _INDENT = "  "
@@ -67,7 +66,7 @@ def _tensors(what: str, tensors: Tensors, *, is_batched: bool) -> Iterator[str]:
     for name, tensor in tensors.items():
         data_type = "TYPE_STRING" if tensor.datatype == "BYTES" else f"TYPE_{tensor.datatype}"
         dims = ", ".join(map(str, tensor.dims if is_batched else tensor.full_dims))
-        optional = " optional: true" if what == "input" and tensor.is_optional else ""
+        optional = " optional: true" if tensor.is_optional else ""
         entries.append(f"{{ name: {quoted(name)} data_type: {data_type} dims: [ {dims} ]{optional} }}")
     if len(entries) == 1:
         yield f"{what} [ {entries[0]} ]"
@@ -126,7 +125,6 @@ def _step_fields(step: DraftStep, kind: NodeKind) -> list[str]:
         fields.append(f"accept: {quoted(step.accept)}")
     if step.is_soft:
         fields.append("dependency: SOFT")
-    fields += [_default(name, tensor) for name, tensor in step.defaults.items()]
     if step.shadow_percent:
         fields.append(f"shadow {{ percent: {step.shadow_percent:.15g} }}")
     if step.timeout_ms:
@@ -140,19 +138,6 @@ def _target_fields(step: DraftStep) -> list[str]:
     for name, entries in (("input_map", step.input_map), ("output_map", step.output_map)):
         fields += [f"{name} {{ key: {quoted(key)} value: {quoted(value)} }}" for key, value in entries.items()]
     return fields
-
-
-def _default(name: str, tensor: DraftTensor) -> str:
-    """A value that no model gives: not a number, -1, or nothing."""
-    if tensor.datatype in FLOATS:
-        field, value = "number", "nan"
-    elif tensor.datatype in INTEGERS:
-        field, value = "integer", "0" if tensor.datatype.startswith("U") else "-1"
-    else:
-        field, value = ("boolean", "false") if tensor.datatype == "BOOL" else ("text", '""')
-    values = f"{field}: [ {', '.join([value] * tensor.num_elements)} ] " if tensor.num_elements else ""
-    dims = ", ".join(str(max(dim, 0)) for dim in tensor.dims)
-    return f"default {{ output: {quoted(name)} {values}dims: [ {dims} ] }}"
 
 
 def _combine_fields(combine: DraftCombine) -> list[str]:

@@ -64,11 +64,13 @@ class Source:
 
     Attributes:
         diagnostics: Errors and warnings so far.
+        left_out: What fields were not read so far, of the document that is read.
     """
 
     def __init__(self, text: str, file: str) -> None:
         self.file = file
         self.diagnostics: list[Diagnostic] = []
+        self.left_out: list[str] = []
         self._lines = text.splitlines()
         self._text = text
 
@@ -146,7 +148,9 @@ class Source:
         for name, value in entries.items():
             if name not in known:
                 hint = suggestion(name, known).partition("; use one of")[0]
-                self.warning(value, f"unknown field '{shortened(name)}' of {what} is left out{hint}")
+                text = f"unknown field '{shortened(name)}' of {what} is left out{hint}"
+                self.left_out.append(text)
+                self.warning(value, text)
 
     def _is(self, value: YamlValue, kinds: tuple[str, ...], message: str) -> bool:
         if value.kind in kinds and not value.is_null:

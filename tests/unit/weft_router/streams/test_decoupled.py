@@ -64,6 +64,14 @@ async def test_a_last_response_may_carry_outputs(build: Plans, target: Any) -> N
     assert [(False, False), (True, False)] == [(result.is_final, result.is_null) for result in got]
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 9])
+async def test_the_last_response_is_final_whoever_reads_the_end(build: Plans, target: Any, limit: int) -> None:
+    """Also where the stream is read further at that moment to open another run."""
+    target.streams["llm"] = counting(3)
+    got, _ = await collected(stream_of(build.chat(max_inflight_responses=limit), target))
+    assert [False, False, True] == [result.is_final for result in got]
+
+
 async def test_an_end_that_comes_late_is_a_response_of_its_own(build: Plans, target: Any) -> None:
     """A response is not held back for an end that is not there yet: an empty one is final then."""
     ends = asyncio.Event()
@@ -216,7 +224,7 @@ async def test_response_parameters_are_those_of_one_response(build: Plans, targe
     target.streams["llm"] = script
     target.answers["pre"] = answering(cost=2)
     got, _ = await collected(stream_of(build.chat(max_inflight_responses=2), target))
-    assert [{"cost": 2, "n": 1}, {"cost": 2}, {"cost": 2, "n": 3}, {}] == [dict(result.parameters) for result in got]
+    assert [{"cost": 2, "n": 1}, {"cost": 2}, {"cost": 2, "n": 3}] == [dict(result.parameters) for result in got]
 
 
 async def test_a_trace_comes_with_the_end(build: Plans, target: Any) -> None:

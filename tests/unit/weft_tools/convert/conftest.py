@@ -41,6 +41,16 @@ class Models:
         self._add("from-german", [_bytes("CLEAN")], [_bytes("ENGLISH")])
         self._add("from-french", [_bytes("CLEAN")], [_bytes("ENGLISH")])
         self._add("chooser", [_bytes("TEXT")], [TensorSpec("ROUTE", "INT32", (1,))])
+        four = [TensorSpec(name, "FP32", (4,)) for name in ("INPUT0", "INPUT1", "OUTPUT0", "OUTPUT1")]
+        for name in ("adder", "adder2"):
+            self._add(name, four[:2], four[2:])
+        for name in ("times10", "plus10", "plus20"):
+            self._add(name, [TensorSpec("INPUT", "FP32", (4,))], [TensorSpec("OUTPUT", "FP32", (4,))])
+        either = [TensorSpec(name, "FP32", (4,), True) for name in ("OUTPUT0", "OUTPUT1")]
+        self._add("gate", [TensorSpec("CHOICE", "INT32", (1,)), *four[:2]], either)
+        self._add("inspect", [TensorSpec("INPUT", "FP32", (4,))], [TensorSpec("FINE", "FP32", (1,), True)])
+        self._add("drift", [TensorSpec("INPUT", "FP32", (4,))], [TensorSpec("IS_DRIFT", "INT64", (1,))])
+        self._add("in-place", [TensorSpec("INPUT", "FP32", (4,))], [TensorSpec("INPUT", "INT64", (1,))])
         self._add("merge", [TensorSpec("STACK", "FP32", (3, 3))], [_PROBS])
 
     def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:

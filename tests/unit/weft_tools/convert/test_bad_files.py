@@ -165,9 +165,10 @@ def test_every_error_is_told_at_once() -> None:
     ],
 )
 def test_a_field_that_nothing_reads_is_named(text: str, message: str) -> None:
-    """A misspelt field is not lost without a word; the graph is written."""
+    """A misspelt field is not lost without a word; the graph is written, and says that answers may differ."""
     texts, found = converted(text)
     assert ["g"] == list(texts)
+    assert 1 == texts["g"].count("# CHECK: answers may differ: unknown field")
     assert [True] == [message in text for *_, severity, text in found if text.startswith("unknown field")]
 
 

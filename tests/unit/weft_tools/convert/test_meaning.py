@@ -60,6 +60,21 @@ async def test_a_condition_that_does_not_hold_ends_the_sequence(models: ModelCat
         await infer("kserve_condition", models, target, IMAGE=texts("cat", "dog"))
 
 
+@pytest.mark.parametrize(("language", "called"), [("de", ["detector", "from-german"]), ("fr", ["detector"])])
+async def test_a_step_that_needs_the_answer_before_it_is_left_out(
+    models: ModelCatalog, language: str, called: list[str]
+) -> None:
+    """Where its condition does not hold the answer is the one before it, alone."""
+    target = _Target(
+        detector=lambda inputs: {"LANG": texts(language), "CLEAN": inputs["TEXT"]},
+        from_german=lambda inputs: {"ENGLISH": inputs["CLEAN"]},
+    )
+    outputs = await infer("kserve_answer_condition", models, target, TEXT=texts("ab"))
+    assert called == target.called
+    assert {"LANG": texts(language), "CLEAN": texts("ab")} == {n: outputs[n] for n in ("LANG", "CLEAN")}
+    assert (texts("ab") if language == "de" else None) == outputs.get("ENGLISH")
+
+
 async def test_an_answer_goes_on_under_the_name_that_the_next_step_wants(models: ModelCatalog) -> None:
     """Through two steps of one model, whose output is called like its input."""
     target = _Target(
@@ -71,7 +86,7 @@ async def test_an_answer_goes_on_under_the_name_that_the_next_step_wants(models:
 
 
 async def test_a_soft_member_that_fails_leaves_the_others(models: ModelCatalog) -> None:
-    """Its outputs say that no model gave them."""
+    """Its outputs are absent."""
     features = encode(np.zeros((1, 4), np.float32))
 
     def fail_once(inputs: Mapping[str, WireTensor]) -> dict[str, WireTensor]:
@@ -81,7 +96,7 @@ async def test_a_soft_member_that_fails_leaves_the_others(models: ModelCatalog) 
 
     target = _Target(small=fail_once)
     outputs = await infer("kserve_ensemble_soft", models, target, FEATURES=features)
-    assert np.isnan(decode(outputs["small.PROBS"])).all()
+    assert ["small-2.PROBS"] == list(outputs)
     assert [[1.0, 1.0, 1.0]] == decode(outputs["small-2.PROBS"]).tolist()
 
 

@@ -6,6 +6,10 @@ from tests.unit.weft_tools.graphs import CUSTOM, LOOP, RICH, compiled, good, tex
 from weft_tools.draw.build import build_diagram
 from weft_tools.draw.diagram import Edge, Group, Item, Stroke
 
+STREAMED = text_graph("""node { name: "root" sequence { step { name: "n" node: "side" } } }
+  node { name: "side" ensemble { combine { output: "PROBS" method: MERGE }
+    step { name: "a" model_name: "stream" } step { name: "one" model_name: "xlmr" } } }""")
+
 
 def box(diagram: Group, title: str) -> Item | Group:
     """The only box of that title; of a step with a fallback, the step itself."""
@@ -162,6 +166,16 @@ def test_what_a_condition_reads_is_an_edge():
     assert ["LANG (for when)"] == edge(diagram, "lid", "clf").lines
     assert ["steps.lid.ok (for when)"] == edge(diagram, "lid", "post").lines
     assert "PROBS defaults to [0.0, 0.0, 1.0]" in box(diagram, "clf").lines
+
+
+def test_what_streams_says_so():
+    """Steps whose model is decoupled, nodes that stream because of one inside, and the graph."""
+    diagram = build_diagram(compiled(STREAMED))
+    assert ["batch of at most 8", "answers with a stream of responses"] == diagram.lines
+    assert {"n: side": True, "a": True, "one": False} == {
+        name: "streams" in box(diagram, name).lines for name in ("n: side", "a", "one")
+    }
+    assert "at most 4 responses of a stream in work" in box(build_diagram(good("streamed")), "streamed/1").lines
 
 
 def test_ordered_steps_are_joined_though_no_tensor_passes():

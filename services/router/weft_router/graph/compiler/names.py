@@ -191,7 +191,7 @@ def tensors_read(node: NodeDefinition, names: NodeNames) -> set[str]:
     spaces = ("inputs", "outputs") if node.kind.plan.is_pipeline else ("inputs",)
     for expression, _ in names.conditions.values():
         read.update(ref.name for ref in expression.references if ref.space in spaces)
-    return read | node.kind.tensors_read(node, names)
+    return read | node.kind.tensors_read(node, names) | node.kind.inputs_read(node)
 
 
 def tensors_needed(file: GraphFile, node: NodeDefinition, names: NodeNames) -> set[str]:
@@ -228,6 +228,8 @@ def inputs_needed(node: NodeDefinition, names: NodeNames) -> dict[str, bool]:
         for reference in expression.references:
             if reference.space == "inputs" and reference.name not in names.producers:
                 need(reference.name, is_required=reference in expression.unproved)
+    for tensor in sorted(node.kind.inputs_read(node)) if node.kind is not None else ():
+        need(tensor, is_required=True)
     definitions = (*node.steps, *node.shadows, *node.customs.values())
     for definition, step in zip(definitions, (*names.steps, *names.shadows, *names.customs.values()), strict=True):
         sure = narrowed(definition)

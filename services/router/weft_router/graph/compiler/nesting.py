@@ -18,16 +18,17 @@ def cycle_text(trail: Sequence[tuple[str, str]], target: NodeTarget) -> str:
     return f"cycle: {' -> '.join(shown)}; a {what} cannot run itself, a 'loop' in a sequence repeats its steps"
 
 
-def check_nesting(file: GraphFile, path: str, target: NodeTarget, report: GraphReport) -> None:
+def check_nesting(file: GraphFile, outer: int, path: str, target: NodeTarget, report: GraphReport) -> None:
     """Report a graph whose batches are not those of ``file``, and a cache that has no effect within it.
 
     Args:
         file: Has the step.
+        outer: Rows that the step gets at once; 0: its tensors have no batch dimension.
         path: Of the step's target.
         target: Stands in the step's place.
         report: Receives what does not fit.
     """
-    message, outer = target.file.message, file.message.max_batch_size
+    message = target.file.message
     inner = message.max_batch_size
     if (inner > 0) != (outer > 0):
         text = (

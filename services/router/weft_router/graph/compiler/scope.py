@@ -61,6 +61,8 @@ class Scope:
         specs: What is known of the tensor in each slot.
         num_slots: Length of the frame so far.
         streaming: Indexes of the steps that may give several responses, with how many.
+        max_batch_size: Rows that the steps get at once; 0: their tensors have no batch dimension.
+        around: The node as its conditions ``when`` see it, where that differs from what the targets of its steps see.
     """
 
     file: GraphFile
@@ -76,6 +78,17 @@ class Scope:
     specs: dict[int, TensorSpec] = field(default_factory=dict)
     num_slots: int = 0
     streaming: dict[int, ResponseCount] = field(default_factory=dict)
+    max_batch_size: int = -1
+    around: "Scope | None" = None
+
+    def __post_init__(self) -> None:
+        if self.max_batch_size < 0:
+            self.max_batch_size = self.file.message.max_batch_size
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the tensors that the steps get have a batch dimension."""
+        return self.max_batch_size > 0
 
     @property
     def responses(self) -> ResponseCount:
@@ -125,6 +138,7 @@ class Scope:
             outputs=tuple(Binding(name, slots[name]) for name in wanted),
             steps=tuple(steps),
             specs=self.specs,
+            is_batched=self.file.is_batched,
         )
 
 

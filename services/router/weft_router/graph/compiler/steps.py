@@ -127,9 +127,13 @@ class StepBuilder(UseBuilder, ABC):
         )
         is_whole = is_whole or step.is_shadow
         action, types, responses = self._action(scope, step, names, slots, at, given, dispensable, is_whole=is_whole)
-        when = self.condition(scope, f"{step.path}.when", WHEN, certain)
-        around = (scope.node.message.policy, scope.file.message.policy)
-        policies = GivenPolicies(message.policy, around, isinstance(action, CallPlan), message.HasField("shadow"))
+        around = scope.around or scope
+        when_certain = certain if around is scope else self.narrowing(around, step)
+        when = self.condition(around, f"{step.path}.when", WHEN, when_certain)
+        policies_around = (scope.node.message.policy, scope.file.message.policy)
+        policies = GivenPolicies(
+            message.policy, policies_around, isinstance(action, CallPlan), message.HasField("shadow")
+        )
         policy_plans = self._policies(scope, step, policies, certain)
         if responses > ResponseCount.ONE:
             self._check_stream_policies(scope, step)
@@ -144,6 +148,8 @@ class StepBuilder(UseBuilder, ABC):
             fallback, responses = built.plan, max(responses, built.responses)
         defaults = () if step.is_shadow else self._defaults(scope, step, answered, slots)
         outputs = {name: _seen(scope, step, name, known) for name, known in answered.items()}
+        completed = {default.output for default in message.default}
+        answered = {name: known.present() if name in completed else known for name, known in answered.items()}
         if action is None or (fallback is None and step.fallback is not None):
             return BuiltStep(None, outputs, answered, responses)
         plan = StepPlan(
@@ -157,6 +163,7 @@ class StepBuilder(UseBuilder, ABC):
             is_otherwise=message.otherwise,
             weight=message.weight or 1.0,
             dispensable=dispensable,
+            keeps_rows=not scope.file.is_ensemble,
             timeout_ms=message.policy.timeout_ms,
             is_soft=message.dependency == pb.Step.SOFT,
             defaults=defaults,
@@ -281,8 +288,11 @@ class StepBuilder(UseBuilder, ABC):
                 if step.message.model_name:
                     why += f", or let '{OPTIONAL_OUTPUTS_PARAMETER}' of the model's configuration name it"
                 self.report.error("G018", file, path, f"'default' has no effect {why}", is_name=True)
-            is_batched = file.is_batched and known[name].is_batched
-            tensor = default_tensor(file, path, message, replace(known[name], is_batched=is_batched), self.report)
+            output = known[name]
+            is_batched = scope.is_batched and output.is_batched
+            if output.is_batched and not is_batched and len(message.dims) == len(output.full_dims):
+                output = replace(output, dims=output.full_dims)  # a model's batch is a list here
+            tensor = default_tensor(file, path, message, replace(output, is_batched=is_batched), self.report)
             if tensor is not None and name in slots:
                 plans.append(DefaultPlan(slots[name], tensor, is_batched))
         return tuple(plans)
@@ -299,7 +309,7 @@ class StepBuilder(UseBuilder, ABC):
 
     def _call(self, scope: Scope, step: StepDefinition, target: ModelTarget) -> CallPlan:
         file, signature, path = scope.file, target.signature, target_path(step)
-        limit, own = signature.max_batch_size, file.message.max_batch_size
+        limit, own = signature.max_batch_size, scope.max_batch_size
         if 0 < limit < own:
             text = too_small_text(file, own, f"model {signature.name}", limit)
             self.report.error("G009", file, path, text)
@@ -323,7 +333,7 @@ class StepBuilder(UseBuilder, ABC):
                 self.report.error("G024", scope.file, path, f"{what}, which this version of Weft does not support")
             self._is_too_large = True
             return False
-        check_nesting(scope.file, path, target, self.report)
+        check_nesting(scope.file, scope.max_batch_size, path, target, self.report)
         return True
 
 
@@ -335,12 +345,25 @@ def _seen(scope: Scope, step: StepDefinition, tensor: str, known: TensorType) ->
     if scope.file.is_ensemble or known.absence:
         return known
     is_soft = message.dependency == pb.Step.SOFT
-    is_skipped = bool(message.when) and not (scope.node.kind is not None and scope.node.kind.chooses_by_when)
+    is_skipped = _may_be_skipped(scope, step)
     if not (is_soft or is_skipped):
         return known
     happens = " or ".join(["fail softly"] * is_soft + ["be skipped"] * is_skipped)
     cure = f"give it a 'default' for '{tensor}'" + " or make it 'dependency: HARD'" * (not is_skipped)
     return replace(known, is_optional=True, absence=f"step '{step.name}' may {happens}: {cure}")
+
+
+def _may_be_skipped(scope: Scope, step: StepDefinition) -> bool:
+    """Whether its ``when`` may be false; in a pipeline it is not where it only asks for steps that always answer."""
+    condition, kind = scope.names.conditions.get(f"{step.path}.when"), scope.node.kind
+    if condition is None or kind is None or kind.chooses_by_when:
+        return False
+    expression, index = condition
+    earlier = {one.name: one for one in scope.node.steps[:index] if not one.is_shadow}
+    if not kind.plan.is_pipeline or not expression.asks_steps_alone:
+        return True
+    asked = [earlier.get(reference.name) for reference in expression.references]
+    return not all(one and one.message.dependency == pb.Step.HARD and not _may_be_skipped(scope, one) for one in asked)
 
 
 def _judged(scope: Scope, step: StepDefinition) -> set[str]:

@@ -167,7 +167,7 @@ class UseBuilder:
         """Types that the step gives its target, and the bindings; missing and unfit ones are reported."""
         given: dict[str, TensorType] = {}
         bindings: list[Binding] = []
-        uses = declared_uses(names, is_batched=scope.file.is_batched)
+        uses = declared_uses(names, is_batched=scope.is_batched)
         for wire in names.wires:
             source = scope.inputs if wire.producer is None else scope.produced
             value = certain.get(wire.tensor) or source.get(wire.tensor)

@@ -50,7 +50,7 @@ class NodeDefinition:
         message: What the file says.
         kind: None where the file gives none.
         kind_path: Of the kind's message.
-        steps: In declared order; shadows are among them in a pipeline only.
+        steps: In declared order; shadows are among them only where the kind runs these itself.
         shadows: Shadow steps of any other node.
         customs: Steps that the kind runs beside these, by a key of its own.
     """
@@ -201,13 +201,13 @@ def _node(node: pb.Node, path: str, kinds: Mapping[str, NodeKind], kind_path: st
     kind = kinds[field_name]
     kind_path = kind_path or f"{path}.{field_name}"
     every = _steps(getattr(node, field_name).step, kind_path)
-    shadows = tuple(step for step in every if step.is_shadow and not kind.plan.is_pipeline)
+    shadows = tuple(step for step in every if step.is_shadow and not kind.plan.runs_shadows)
     customs = {
         key: StepDefinition(step.name or _target(step), step_path, step)
         for key, step_path, step in kind.custom_steps(node, kind_path)
         if targets_of(step) == ["model_name"]
     }
-    steps = tuple(step for step in every if not step.is_shadow or kind.plan.is_pipeline)
+    steps = tuple(step for step in every if not step.is_shadow or kind.plan.runs_shadows)
     return NodeDefinition(node.name, path, node, kind, kind_path, steps, shadows, customs)
 
 

@@ -47,6 +47,7 @@ class SequencePlan(NodePlan):
     kind: ClassVar[str] = "sequence"
     path_form: ClassVar[PathForm] = PathForm(("(", ")"), (".", ""))
     is_pipeline: ClassVar[bool] = True
+    runs_shadows: ClassVar[bool] = True
 
     loop: LoopPlan | None = None
     max_inflight_responses: int = 0

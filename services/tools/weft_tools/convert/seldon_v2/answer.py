@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from weft_router.kinds import ENSEMBLE
-from weft_tools.convert.draft import DraftCombine
+from weft_tools.convert.draft import CHECK, DraftCombine
 from weft_tools.convert.seldon_v2.flow import Topic
-from weft_tools.convert.seldon_v2.presence import Presence, Origin, groups
+from weft_tools.convert.seldon_v2.presence import Presence, groups
 
 
 class FirstAnswer:
@@ -43,14 +43,19 @@ class FirstAnswer:
         """Steps of all branches."""
         return {topic for branch in self.branches.values() for topic in branch}
 
-    def combines(self, presence: Presence, names: Mapping[Origin, str]) -> list[DraftCombine]:
-        """One for each output."""
-        return [DraftCombine(name, "FIRST") for name in presence.names(self._answer)]
+    def combines(self, presence: Presence) -> list[DraftCombine]:
+        """One for each output; where none is known, one to be named."""
+        known = [DraftCombine(name, "FIRST") for name in presence.names(self._answer)]
+        return known or [
+            DraftCombine("OUTPUT", "FIRST", remarks=[CHECK + "write the name of the tensor that all give"])
+        ]
 
     def _is_alike(self, presence: Presence, ends: list[Topic]) -> bool:
         """Whether each of the steps gives all the tensors of the answer, if it runs."""
         names = presence.names(self._answer)
         found = {name: presence.find(self._answer, name) for name in names}
+        if not names and all(presence.is_unknown(end) for end in ends):
+            return True
         return bool(names) and all(
             {one.tensor.topic for one in some} == set(ends) and not any(one.tensor in presence.optional for one in some)
             for some in found.values()
@@ -69,9 +74,9 @@ class FirstAnswer:
         return [topic for topic in calls if topic in inside]
 
     def _needs(self, presence: Presence, reader: Topic, topic: Topic) -> bool:
-        """Whether a step cannot run without the answer of another."""
+        """Whether a step cannot run without data of another."""
         join = presence.join(reader._replace(side="inputs"))
         if join is None:
             return False
-        parts = ((join.sources, join.kind), (join.triggers, join.triggers_kind))
-        return any(topic in groups(refs) and (kind == "inner" or len(groups(refs)) == 1) for refs, kind in parts)
+        sources = groups(join.sources)
+        return topic in sources and (join.kind == "inner" or len(sources) == 1)

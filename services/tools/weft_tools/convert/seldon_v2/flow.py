@@ -80,6 +80,7 @@ class PipelineFlow:
         joins: By the message that they make; of a pipeline that reads no other, none makes its inputs.
         has_output: Whether the file says what it answers.
         allows_cycles: Whether steps may be visited again, ``max_revisits`` times.
+        left_out: Fields that were not read.
     """
 
     value: YamlValue
@@ -88,6 +89,7 @@ class PipelineFlow:
     has_output: bool = False
     allows_cycles: bool = False
     max_revisits: int = 0
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def inputs(self) -> Topic:

@@ -10,8 +10,8 @@ from weft_router.graph.syntax.source import ModelCatalog
 from weft_router.kinds import SEQUENCE, SWITCH
 from weft_tools.convert.draft import Draft, DraftNode, DraftStep, DraftTensor, check, differs, legal_name
 from weft_tools.convert.seldon_v2.answer import FirstAnswer
-from weft_tools.convert.seldon_v2.flow import PipelineFlow, Join, Topic, topics_of
-from weft_tools.convert.seldon_v2.presence import REQUEST, Found, Presence, Origin, groups
+from weft_tools.convert.seldon_v2.flow import Join, PipelineFlow, Topic, topics_of
+from weft_tools.convert.seldon_v2.presence import REQUEST, Found, Origin, Presence, groups
 from weft_tools.convert.shared import Interface, fits, listed
 from weft_tools.convert.wiring import NO_TYPES, interface_of
 from weft_tools.convert.yaml_tree import Source, shortened
@@ -29,6 +29,10 @@ _ALSO = "Seldon would not answer without {names}; here the answer goes without"
 _FIRST_ONLY = "Seldon answers with the one of {steps} that comes first; here the answer has every one that there is"
 _RENAMED = "the name '{name}' is that of another tensor, too; here what '{step}' answers is '{new}'"
 _UNTYPED = "no model reads '{name}', so its datatype is not known; say which it has"
+_ALWAYS = (
+    "by its signature each answer of '{step}' has {names}; if what is called depends on that, its configuration has to "
+    "say that answers may lack it"
+)
 _NO_OUTPUT = "the pipeline has no 'output', so Seldon answers nobody; here it answers with its last steps"
 _DUPLICATES = (
     "by its documents Seldon wants all triggers of '{step}', which have one source, {topic}; it runs the step when any "
@@ -191,6 +195,7 @@ class PipelineConversion:
             check(self._source, flow.value, draft.remarks, _NO_OUTPUT)
         first = FirstAnswer(presence, flow.outputs, [topic for topic in calls if topic in live], self._readers())
         self._name_tensors(presence, calls, first)
+        self._ask_about_outputs(presence)
         steps = {
             topic: self._step(presence, topic, root) for topic in calls if topic in live and topic not in first.inside
         }
@@ -204,6 +209,16 @@ class PipelineConversion:
             only.name, only.remarks = "root", [*only.remarks, *root.steps[0].remarks]
             draft.nodes = {"root": only, **{n: node for n, node in draft.nodes.items() if n != "root"}}
         self._declare(presence, first)
+
+    def _ask_about_outputs(self, presence: Presence) -> None:
+        """Ask of outputs on which the file lets depend what is called, and which by their signatures always come."""
+        always: dict[str, list[str]] = {}
+        for tensor in sorted(presence.decisive() - presence.optional):
+            if self._interface(tensor.topic) is not None:
+                always.setdefault(self._labels[tensor.topic], []).append(tensor.name)
+        for step, names in always.items():
+            text = _ALWAYS.format(step=step, names=listed(names))
+            check(self._source, self._flow.value, self._draft.remarks, text)
 
     def _calls(self, order: list[Topic]) -> list[Topic]:
         """Answers of all steps, and of graphs that the pipeline reads, in order."""
@@ -326,11 +341,7 @@ class PipelineConversion:
             step.remarks.append(self._models[topic.step])
         self._say_what_is_lost(step, join, topic in self._answering)
         step.when = "" if topic in inside else presence.when(sink, self._spoken)
-        step.after = [
-            self._labels[topic]
-            for topic in groups(ref for ref in join.triggers if presence.is_certain(ref.topic, ref.tensor))
-            if topic in self._labels and topic not in groups(join.sources)
-        ]
+        step.after = [self._labels[topic] for topic in self._guards(presence, sink)]
         alternatives = self._alternatives(presence, sink, join)
         if alternatives:
             return self._switch(presence, step, sink, alternatives)
@@ -339,10 +350,40 @@ class PipelineConversion:
         self._map_rest(presence, step, sink)
         return step
 
+    def _guards(self, presence: Presence, sink: Topic) -> list[Topic]:
+        """Steps that always answer and that a message waits for without having anything of them."""
+        found: dict[Topic, None] = {}
+        read: set[Topic] = set()
+        pending = [sink]
+        while pending:
+            join = self._joins.get(pending.pop())
+            if join is None:
+                continue
+            for reference in join.triggers:
+                if reference.topic in self._joins:
+                    found.update(dict.fromkeys(self._bases(reference.topic)))
+                elif presence.is_certain(reference.topic, reference.tensor):
+                    found.setdefault(reference.topic)
+            read |= {reference.topic for reference in join.sources}
+            pending += [reference.topic for reference in join.sources if reference.topic in self._joins]
+        return [t for t in found if t in self._labels and t not in read and presence.is_certain(t)]
+
+    def _bases(self, topic: Topic) -> list[Topic]:
+        """The steps whose answers a message is made of, those that it waits for among them."""
+        found: dict[Topic, None] = {}
+        pending = [topic]
+        while pending:
+            topic = pending.pop()
+            if topic in self._joins:
+                pending += reversed(self._topics[topic])
+            elif topic.side == "outputs":
+                found.setdefault(topic)
+        return list(found)
+
     def _map_input(
-        self, presence: Presence, step: DraftStep, sink: Topic, name: str, only: Topic | None = None
+        self, presence: Presence, step: DraftStep, sink: Topic, name: str, only: Found | None = None
     ) -> None:
-        found = [one for one in presence.find(sink, name) if only is None or one.group == only]
+        found = [only] if only is not None else presence.find(sink, name)
         if not found:
             return
         if len(found) > 1:
@@ -372,7 +413,8 @@ class PipelineConversion:
         arriving = [found for name in presence.names(sink) for found in presence.find(sink, name)[:1]]
         left = [one.tensor for one in arriving if one.tensor not in used]
         if len(missing) == len(left) == 1:
-            produced = (self._interface(left[0].topic) or Interface({}, {})).outputs.get(left[0].name)
+            giving = self._interface(left[0].topic) if left[0].topic != REQUEST else None
+            produced = giving.outputs.get(left[0].name) if giving is not None else None
             if produced is None or fits(produced, interface.inputs[missing[0]]):
                 step.input_map[missing[0]] = self._named(left[0])
                 if left[0].topic == REQUEST:
@@ -382,29 +424,37 @@ class PipelineConversion:
         text = f"nothing that reaches the step is called {listed(missing)}; map it from one of: {given}"
         check(self._source, step.value, step.remarks, text)
 
-    def _alternatives(self, presence: Presence, sink: Topic, join: Join) -> list[Topic]:
-        """Sources of which one alone feeds the step; none where all together do."""
-        sources = groups(join.sources)
-        if join.kind != "any" or len(sources) < 2:
+    def _alternatives(self, presence: Presence, sink: Topic, join: Join) -> list[dict[str, Found]]:
+        """Sets of sources of which the first that is there feeds the step; none where there is no choice."""
+        several = {name: found for name in presence.wanted(sink) if len(found := presence.find(sink, name)) > 1}
+        if not several:
             return []
-        needed = [name for name, is_required in presence.wanted(sink).items() if is_required]
-        feeds = {
-            group: all(any(one.group == group for one in presence.find(sink, name)) for name in needed)
-            for group in sources
-        }
-        return list(sources) if all(feeds.values()) else []
+        if len(several) == 1:
+            ((name, found),) = several.items()
+            is_choice = join.kind != "inner" or len({one.group for one in found}) == 1
+            return [{name: one} for one in found] if is_choice else []
+        sets = [
+            {name: one for name, found in several.items() for one in found if one.group == group}
+            for group in groups(join.sources)
+        ]
+        return [one for one in sets if len(one) == len(several)] if join.kind != "inner" else []
 
-    def _switch(self, presence: Presence, step: DraftStep, sink: Topic, alternatives: list[Topic]) -> DraftStep:
+    def _switch(
+        self, presence: Presence, step: DraftStep, sink: Topic, alternatives: list[dict[str, Found]]
+    ) -> DraftStep:
         """The step once for each source that may feed it."""
         node = self._node(step.name, SWITCH)
         check(self._source, step.value, node.remarks, _EITHER)
-        for group in alternatives:
-            one = DraftStep(f"{step.name}_{group.step or group.pipeline}", step.value, model=step.model)
-            for name in presence.wanted(sink):
-                self._map_input(presence, one, sink, name, group)
-            tensors = [found.tensor for name in presence.wanted(sink) for found in presence.find(sink, name)]
-            absent = [t for t in tensors if self._comes_from(presence, sink, t, group) and not presence.is_present(t)]
-            one.when = " && ".join(dict.fromkeys(self._spoken(tensor) for tensor in absent))
+        for chosen in alternatives:
+            source = next(iter(chosen.values())).tensor.topic
+            name = f"{step.name}_{source.step or self._flow.name}"
+            one = DraftStep("", step.value, model=step.model)
+            one.name = legal_name(self._source, step.value, name, [other.name for other in node.steps], [])
+            for wanted in presence.wanted(sink):
+                self._map_input(presence, one, sink, wanted, chosen.get(wanted))
+            one.when = presence.when_found(sink, chosen.values(), self._spoken)
+            if one.when in [other.when for other in node.steps]:
+                continue
             node.steps.append(one)
             if not one.when:
                 one.is_otherwise = True
@@ -412,11 +462,6 @@ class PipelineConversion:
         outer = DraftStep(step.name, step.value, node=node.name, when=step.when, after=step.after)
         outer.output_map, outer.remarks = step.output_map, step.remarks
         return outer
-
-    def _comes_from(self, presence: Presence, sink: Topic, tensor: Origin, group: Topic) -> bool:
-        return any(
-            f.tensor == tensor and f.group == group for n in presence.wanted(sink) for f in presence.find(sink, n)
-        )
 
     def _output_map(self, topic: Topic) -> dict[str, str]:
         return {t.name: new for t, new in self._names.items() if t.topic == topic and t.name != new}
@@ -441,7 +486,8 @@ class PipelineConversion:
     def _first_step(self, presence: Presence, first: FirstAnswer) -> DraftStep:
         """The branches of which the first to answer answers."""
         node = self._node("answer", first.kind)
-        node.combines = first.combines(presence, self._names)
+        node.combines = first.combines(presence)
+        waits: dict[str, None] = {}
         for end, inside in first.branches.items():
             when = presence.when(end._replace(side="inputs"), self._spoken, inside)
             steps = [self._step(presence, topic, node, tuple(inside)) for topic in inside]
@@ -453,7 +499,17 @@ class PipelineConversion:
                 step = DraftStep(self._labels[end], self._joins[end._replace(side="inputs")].value, node=chain.name)
             step.when = when
             node.steps.append(step)
-        return DraftStep(self._free("answer", set(self._labels.values())), self._flow.value, node=node.name)
+            waits |= dict.fromkeys(self._outer_guards(steps if len(steps) > 1 else [], steps))
+        label = self._free("answer", set(self._labels.values()))
+        return DraftStep(label, self._flow.value, node=node.name, after=list(waits))
+
+    def _outer_guards(self, siblings: list[DraftStep], steps: list[DraftStep]) -> list[str]:
+        """Take the guards that are not beside the steps, for the step that calls their node."""
+        names = {step.name for step in siblings}
+        outer = [name for step in steps for name in step.after if name not in names]
+        for step in steps:
+            step.after = [name for name in step.after if name in names]
+        return list(dict.fromkeys(outer))
 
     def _copies(self, presence: Presence, calls: list[Topic]) -> list[DraftStep]:
         """Steps that the answer does not need, those that read one another as one."""
@@ -470,9 +526,9 @@ class PipelineConversion:
         if len(part) > 1:
             node = self._node(self._labels[part[-1]], SEQUENCE)
             node.steps = [first, *(self._step(presence, topic, node) for topic in part[1:])]
-            first = DraftStep(
-                self._labels[part[-1]], self._joins[part[-1]._replace(side="inputs")].value, node=node.name
-            )
+            guards = self._outer_guards(node.steps, node.steps)
+            value = self._joins[part[-1]._replace(side="inputs")].value
+            first = DraftStep(self._labels[part[-1]], value, node=node.name, after=guards)
         first.shadow_percent = 100.0
         first.output_map = {}
         first.remarks.append(_COPY)

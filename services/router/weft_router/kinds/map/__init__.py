@@ -1,0 +1,136 @@
+"""A map: one step for every row of lists whose length the data decides."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from weft_router.graph.compiler.names import NodeNames, narrowed
+from weft_router.graph.compiler.nodes import NodeBuilder
+from weft_router.graph.compiler.scope import Scope
+from weft_router.graph.description import (
+    Description,
+    End,
+    Flow,
+    counted,
+    given,
+    offered,
+    slot_name,
+    when_notes,
+)
+from weft_router.graph.kind import NodeKind
+from weft_router.graph.path_form import PathForm
+from weft_router.graph.plan import NodePlan
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
+from weft_router.graph.syntax.report import GraphReport
+from weft_router.graph.types.signatures import TensorType
+from weft_router.kinds.map.build import build_map
+from weft_router.kinds.map.checks import check_map
+from weft_router.kinds.map.messages import lengths_name
+from weft_router.kinds.map.run import EachRow
+from weft_router.kinds.map.settings import NO_ROWS, MapSettings
+from weft_router.steps import Node, NodeParts
+
+
+@dataclass(frozen=True, slots=True)
+class MapPlan(NodePlan):
+    """A map; a frame of it holds lists, and that of a chunk rows, in slots of their own.
+
+    Attributes:
+        settings: What it does with rows.
+    """
+
+    kind: ClassVar[str] = "map"
+    path_form: ClassVar[PathForm] = PathForm.of("*(", ")")
+    runs_shadows: ClassVar[bool] = True
+    watches: ClassVar[frozenset[str]] = frozenset({"when"})
+
+    settings: MapSettings = NO_ROWS
+
+    @property
+    def batches_steps(self) -> bool | None:
+        """As ``NodePlan.batches_steps``."""
+        return self.settings.is_batched
+
+    @property
+    def counting_slots(self) -> tuple[int, ...]:
+        """As ``NodePlan.counting_slots``."""
+        return tuple(one.row_slot for one in self.settings.over)
+
+    def first_lost(self, lost: Sequence[int]) -> int | None:
+        """A step that must not fail."""
+        return next((index for index in lost if not self.steps[index].is_soft), None)
+
+    def node(self, parts: NodeParts) -> Node:
+        """As ``NodePlan.node``."""
+        return EachRow(self, parts, self.settings)
+
+    def describe(self) -> Description:
+        """The step, and what it is run for."""
+        settings = self.settings
+        lists = " and ".join(one.name for one in settings.over)
+        notes = [f"{counted(settings.chunk_rows, 'row')} at once" if settings.chunk_rows > 1 else "one by one"]
+        notes.append(f"{counted(settings.max_inflight, 'chunk')} in work")
+        if settings.max_rows:
+            notes.append(f"at most {counted(settings.max_rows, 'row')}")
+        if settings.lengths is not None:
+            notes.append(f"as many as {settings.lengths[0]} says")
+        flows: list[Flow] = []
+        for index, step in enumerate(self.steps):
+            flows.append(Flow(None, index, when_notes(step), given(step)))
+            if step.shadow is None:
+                flows.append(Flow(index, None, tensors=offered(step), gives=True))
+        collected = tuple(
+            f"{one.name}: {'LIST' if one.is_list else 'STACK'}"
+            + (f", lengths {slot_name(self, one.lengths)}" if one.lengths >= 0 else "")
+            for one in settings.collects
+        )
+        return Description(
+            kind=self.kind,
+            steps=self.steps,
+            entry=End(f"each row of {lists}", tuple(notes)),
+            exit=End("rows in order again", collected),
+            flows=tuple(flows),
+            each=f"{'chunk' if settings.chunk_rows > 1 else 'row'} of {lists}",
+        )
+
+
+class MapKind(NodeKind):
+    """Maps in a file."""
+
+    plan = MapPlan
+
+    def check(self, file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
+        """Lists, the number of steps, and collects."""
+        check_map(file, node, report)
+
+    def why_no_stream(self, node: NodeDefinition) -> str:
+        """Its outputs are made of one answer for each row."""
+        return "a map makes lists of one answer for each row; use a model that gives one"
+
+    def tensors_read(self, node: NodeDefinition, names: NodeNames) -> set[str]:
+        """The lists."""
+        return set(node.message.map.over)
+
+    def tensors_needed(self, node: NodeDefinition, needed: set[str]) -> set[str]:
+        """The lists and their lengths, but for what the step's ``when`` tests."""
+        tested = {tensor for step in node.steps if not step.is_shadow for tensor in narrowed(step)}
+        return {*node.message.map.over, node.message.map.lengths} - {"", *tested}
+
+    def inputs_read(self, node: NodeDefinition) -> set[str]:
+        """The lengths of the lists."""
+        return {node.message.map.lengths} - {""}
+
+    def outputs(self, node: NodeDefinition, names: NodeNames) -> Iterator[str]:
+        """What the step gives, and the lengths of what becomes a LIST."""
+        tensors = dict.fromkeys(tensor for step in names.steps for tensor in step.outputs.values())
+        yield from tensors
+        yield from (name for tensor in tensors if (name := lengths_name(node, tensor)))
+
+    def build(
+        self, builder: NodeBuilder, scope: Scope, promised: Mapping[str, TensorType]
+    ) -> tuple[NodePlan | None, dict[str, TensorType]]:
+        """As ``NodeKind.build``."""
+        built, types = build_map(builder, scope)
+        if built is None:
+            return None, types
+        return replace(scope.node_plan(MapPlan, built.steps, built.slots), settings=built.settings), types

@@ -1,0 +1,43 @@
+"""How many rows the step of a map gets at once."""
+
+from collections.abc import Iterator
+
+from weft_router.graph.compiler.names import NodeNames, StepNames, describe
+from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget, Target
+from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
+from weft_router.graph.syntax.report import GraphReport
+
+
+def chunk_size(file: GraphFile, node: NodeDefinition, names: NodeNames, index: int, report: GraphReport) -> int:
+    """Rows in a chunk at most: what the step's target takes as a batch, and its fallbacks and shadows; 0: no batch.
+
+    Args:
+        file: Has the map.
+        node: The map.
+        names: Of the node.
+        index: Of the step; the others are shadows.
+        report: Receives that the file asks for more (G009).
+    """
+    own = _batch(names.steps[index].target)
+    targets = [target for step in names.steps for target in _targets(step)]
+    limit, target = min(((max(_batch(one), 1), describe(one)) for one in targets), key=lambda pair: pair[0])
+    given = node.message.map.max_batch_size
+    if given > limit:
+        takes = f"batches of {limit} rows at most" if limit > 1 else "one row at a time"
+        text = f"map '{node.name}' has chunks of {given} rows, but {target} takes {takes}; lower 'max_batch_size'"
+        report.error("G009", file, f"{node.kind_path}.max_batch_size", text)
+    return min(given or limit, limit) if own > 0 else 0
+
+
+def _batch(target: Target) -> int:
+    """``max_batch_size`` of a target."""
+    if isinstance(target, ModelTarget):
+        return target.signature.max_batch_size
+    return target.file.message.max_batch_size if isinstance(target, NodeTarget) else 0
+
+
+def _targets(step: StepNames) -> Iterator[Target]:
+    one: StepNames | None = step
+    while one is not None:
+        yield one.target
+        one = one.fallback

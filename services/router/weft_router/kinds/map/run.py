@@ -1,0 +1,101 @@
+"""One step for every row of lists."""
+
+from weft_common.errors import InvalidArgumentError, WeftError
+from weft_common.observing import telemetry
+from weft_router.graph.plan import Frame, NodePlan
+from weft_router.kinds.map.chunks import Chunks
+from weft_router.kinds.map.lists import Lists, as_lists, lengths_of
+from weft_router.kinds.map.settings import MapSettings
+from weft_router.reporting.path import SKIPPED, StepRecord
+from weft_router.reporting.spans import end_step_span, start_step_span, step_attributes
+from weft_router.steps import Node, NodeParts, Run
+
+
+class EachRow(Node):
+    """Runs its step for every row of its lists, in chunks, several at once; their answers come back in order.
+
+    The step is one in the path and has one span, with the counts of rows, chunks and failures.
+
+    Args:
+        plan: What it is made of.
+        parts: Its step, with shadows beside it, and what it shares with other nodes.
+        settings: What it does with rows.
+    """
+
+    def __init__(self, plan: NodePlan, parts: NodeParts, settings: MapSettings) -> None:
+        super().__init__(plan)
+        self._settings = settings
+        self._error_context = parts.error_context
+        self._clock_ns = parts.runtime.clock_ns
+        self._step = next(step for step in parts.steps if step.plan.shadow is None)
+        self._shadows = tuple(step for step in parts.steps if step.plan.shadow is not None)
+        self._span_attributes = step_attributes(self._step.plan.name, self._step.plan.path)
+
+    async def run(self, run: Run) -> None:
+        """As ``Node.run``."""
+        step, action, context = self._step.plan, self._step.action, self._error_context
+        is_due = step.when is None or context.holds(step.when, run, step.path)
+        record = StepRecord(step.name, step.path, self._clock_ns(), action.target, action.model, action.version)
+        run.record.steps.append(record)
+        shadows = [
+            one for one in self._shadows if one.plan.when is None or context.holds(one.plan.when, run, one.plan.path)
+        ]
+        try:
+            lists = self._lists(run.frame, is_due=is_due)
+        except WeftError as error:
+            record.status = error.code
+            raise context.wrap(error, self.plan.path) from error
+        chunks = Chunks(self._step, shadows, self._settings, self._clock_ns, lists, run, record, is_due=is_due)
+        if not chunks.bounds:
+            record.status = SKIPPED
+        elif run.request.is_traced:
+            await self._run_traced(chunks, run, record)
+        else:
+            await chunks.run(run)
+        try:
+            chunks.collect()
+        except WeftError as error:
+            raise context.wrap(error, self.plan.path) from error
+
+    async def _run_traced(self, chunks: Chunks, run: Run, record: StepRecord) -> None:
+        """Run the chunks under a span of the step."""
+        span = start_step_span(record.path, telemetry.INTERNAL, self._span_attributes, run.context)
+        failure: BaseException | None = None
+        try:
+            await chunks.run(run.under(telemetry.context_of(span, run.context)))
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            end_step_span(span, record, failure)
+            del failure  # it holds this frame
+
+    def _lists(self, frame: Frame, *, is_due: bool) -> Lists:
+        """Number and lengths of the lists, whose tensors in ``frame`` then have a batch dimension if the graph has one.
+
+        Raises:
+            InvalidArgumentError: They differ, or are too long.
+        """
+        settings, is_batched = self._settings, self._error_context.is_batching
+        shapes: dict[str, tuple[int, ...]] = {}
+        for one in settings.over:
+            if (tensor := frame[one.slot]) is not None:
+                frame[one.slot] = tensor = as_lists(tensor, one.rank, one.name, is_batched=is_batched)
+                shapes[one.name] = tensor.shape[: 1 + is_batched]
+            elif is_due:
+                raise InvalidArgumentError(f"the list '{one.name}' is absent; send it, or guard the step with 'when'")
+        counts = set(shapes.values()) or {(1, 0) if is_batched else (0,)}
+        if len(counts) > 1:
+            shown = ", ".join(f"{name} has {shape[-1]}" for name, shape in shapes.items())
+            raise InvalidArgumentError(f"the lists of map '{self.plan.name}' differ in their number of rows: {shown}")
+        *batch, size = counts.pop()
+        lengths = [size] * (batch[0] if batch else 1)
+        if settings.lengths is not None and (tensor := frame[settings.lengths[1]]) is not None:
+            lengths = lengths_of(tensor, settings.lengths[0], len(lengths), size)
+        longest = max(lengths, default=0)
+        if is_due and 0 < settings.max_rows < longest:
+            raise InvalidArgumentError(
+                f"a list of {longest} rows came to map '{self.plan.name}', which takes up to {settings.max_rows}; send "
+                "fewer, or raise its 'max_rows'"
+            )
+        return Lists(size, lengths, is_batched)
