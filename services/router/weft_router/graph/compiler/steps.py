@@ -163,6 +163,7 @@ class StepBuilder(UseBuilder, ABC):
             is_otherwise=message.otherwise,
             weight=message.weight or 1.0,
             dispensable=dispensable,
+            keeps_rows=not scope.file.is_ensemble,
             timeout_ms=message.policy.timeout_ms,
             is_soft=message.dependency == pb.Step.SOFT,
             defaults=defaults,
