@@ -288,8 +288,11 @@ class StepBuilder(UseBuilder, ABC):
                 if step.message.model_name:
                     why += f", or let '{OPTIONAL_OUTPUTS_PARAMETER}' of the model's configuration name it"
                 self.report.error("G018", file, path, f"'default' has no effect {why}", is_name=True)
-            is_batched = scope.is_batched and known[name].is_batched
-            tensor = default_tensor(file, path, message, replace(known[name], is_batched=is_batched), self.report)
+            output = known[name]
+            is_batched = scope.is_batched and output.is_batched
+            if output.is_batched and not is_batched and len(message.dims) == len(output.full_dims):
+                output = replace(output, dims=output.full_dims)  # a model's batch is a list here
+            tensor = default_tensor(file, path, message, replace(output, is_batched=is_batched), self.report)
             if tensor is not None and name in slots:
                 plans.append(DefaultPlan(slots[name], tensor, is_batched))
         return tuple(plans)
