@@ -90,6 +90,7 @@ class MapPlan(NodePlan):
             entry=End(f"each row of {lists}", tuple(notes)),
             exit=End("rows in order again", collected),
             flows=tuple(flows),
+            each=f"{'chunk' if settings.chunk_rows > 1 else 'row'} of {lists}",
         )
 
 
