@@ -1,7 +1,7 @@
 """``python -m benchmarks.fan_out``: what a ``map`` over many rows costs the router.
 
-One request brings 1,000 rows of 16 numbers, which a map sends to a model in chunks. The CPU time of the router's process
-is read before and after, so that everything is in it: the request, its chunks, their calls and the answer.
+One request brings 1,000 rows of 16 numbers, which a map sends to a model in chunks. The CPU time of the router is
+read before and after, so that everything is in it: the request, its chunks, their calls and the answer.
 """
 
 import argparse

@@ -288,5 +288,5 @@ def test_bad_answer_is_not_the_clients_fault(contents):
 def test_a_view_of_a_tensor_is_sent_as_its_bytes():
     """Also in a small message, which protobuf alone makes."""
     data = memoryview(b"abcdef")[1:5]
-    request = request_from_call(InferCall("m", inputs={"X": WireTensor("UINT8", (4,), data)}))
+    request = request_from_call(InferCall("m", inputs={"X": WireTensor("UINT8", (4,), data)}))  # type: ignore[arg-type]
     assert [b"bcde"] == list(request.raw_input_contents)

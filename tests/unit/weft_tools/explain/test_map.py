@@ -4,7 +4,8 @@ from tests.unit.weft_tools.explain.explanation import RUNS, SKIPPED, explained, 
 from tests.unit.weft_tools.graphs import compiled, good
 
 COUNTED = """name: "g" platform: "graph"
-input [ { name: "TEXTS" data_type: TYPE_STRING dims: [ -1, 1 ] }, { name: "FEATURES" data_type: TYPE_FP32 dims: [ 40 ] } ]
+input [ { name: "TEXTS" data_type: TYPE_STRING dims: [ -1, 1 ] },
+        { name: "FEATURES" data_type: TYPE_FP32 dims: [ 40 ] } ]
 node { name: "root" sequence {
   step { name: "count" model_name: "xgb" output_map { key: "LABEL" value: "COUNT" } }
   step { name: "each" node: "each" } } }
