@@ -34,6 +34,8 @@ def write_repository(root: Path, page: str, samples: Path = SAMPLES) -> Path:
     for path, text in files_of(page):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
+        if path.endswith("config.pbtxt"):
+            (root / path).with_name("1").mkdir(exist_ok=True)  # the version may have no files
     _link(set(_NAME.findall(page)), root, samples)
     return root
 

@@ -6,6 +6,7 @@ its rows.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from tests.unit.weft_router.naive_types import live_steps, read_in, waits_for
 from tests.unit.weft_router.naive_values import (
@@ -23,6 +24,7 @@ from tests.unit.weft_router.naive_values import (
     holds,
     least_byte,
     num_rows_of,
+    present,
     race,
     some,
 )
@@ -88,13 +90,14 @@ class Interpreter:
             last = failure
             if step.fallback is not None and failure.at < deadline:
                 try:
-                    return self.step(step.fallback, values, failure.at, deadline)
+                    ends = self.step(step.fallback, values, failure.at, deadline)
+                    return replace(ends, outputs=default(step, values) | present(ends.outputs))
                 except FailsError as other:
                     last = other
             if not step.is_soft or (last.code == LATE and last.at >= self.deadline):
                 raise last from None
             return Ends(last.at, default(step, values), has_answered=False, code=last.code)
-        return Ends(ends.at, ends.outputs)
+        return Ends(ends.at, default(step, values) | present(ends.outputs))
 
     def cached(self, step: Step, values: Values, at: int, deadline: int) -> Ends:
         """As `tried`, but for inputs that the step has answered before."""
@@ -211,7 +214,7 @@ class Interpreter:
                     failures.append(failure)
         if failures:
             raise earliest(failures)
-        outputs = {name: joined(num_rows, [(rows, e.outputs[name]) for rows, e in ended]) for name in node.outputs}
+        outputs = {name: joined(num_rows, [(rows, e.outputs.get(name)) for rows, e in ended]) for name in node.outputs}
         return Ends(max(ends.at for _, ends in ended), outputs)
 
     def cascade(self, node: Node, values: Values, at: int, deadline: int) -> Ends:
@@ -287,7 +290,7 @@ class Interpreter:
         for row in range(num_rows):
             if row not in answers:
                 raise FailsError(at, reasons[row])
-        parts = {name: [([row], answers[row][name]) for row in range(num_rows)] for name in node.outputs}
+        parts = {name: [([row], answers[row].get(name)) for row in range(num_rows)] for name in node.outputs}
         return Ends(at, {name: joined(num_rows, of_rows) for name, of_rows in parts.items()})
 
     def ensemble(self, node: Node, values: Values, at: int, deadline: int) -> Ends:
@@ -305,15 +308,15 @@ class Interpreter:
             one = outcomes[index]
             has_answered = index in order and isinstance(one, Ends)
             outputs.append((one.outputs if has_answered else default(step, values))["Y"])  # type: ignore[union-attr]
-        present = [output for output in outputs if output is not None]
+        there = [output for output in outputs if output is not None]
         if node.method is METHODS["FIRST"]:
             first = [outputs[index] for index in order if outputs[index] is not None]
-            return Ends(at, {"Y": [*first, *present][0] if present else None})
-        if not present:
+            return Ends(at, {"Y": [*first, *there][0] if there else None})
+        if not there:
             return Ends(at, {"Y": None})
         if node.custom is None:
-            return Ends(at, {"Y": COMBINED[node.method](present)})
-        num_rows = len(present[0])
+            return Ends(at, {"Y": COMBINED[node.method](there)})
+        num_rows = len(there[0])
         stack = [b"".join(bytes(WIDTH) if o is None else o[row] for o in outputs) for row in range(num_rows)]
         mask = bytes(output is not None for output in outputs)
         ends = call(node.custom, {"S": stack, "MASK": [mask] * num_rows}, at, deadline)

@@ -6,7 +6,7 @@ Which tensors may be absent, and which steps of a sequence run.
 from collections.abc import Collection, Iterator
 from functools import cache
 
-from tests.unit.weft_router.random_graphs import Node, Step, Test
+from tests.unit.weft_router.random_graphs import Model, Node, Step, Test
 
 from weft_router.combine import METHODS
 from weft_router.kinds.cascade import CascadePlan
@@ -32,14 +32,17 @@ def outputs_that_may_be_absent(node: Node) -> frozenset[str]:
         return may_be_absent(node).intersection(node.outputs)
     perhaps = [given_perhaps(node, step) for step in node.steps]
     if node.kind is not EnsemblePlan:
-        return frozenset[str]().union(*perhaps)
+        lacking = [set(node.outputs).difference(tensor for _, tensor in step.outputs) for step in node.steps]
+        return frozenset[str]().union(*perhaps, *lacking)
     if node.method is METHODS["FIRST"]:
         is_race = node.quorum <= 1 and len(node.steps) > 1
         answers = [
             answered_perhaps(step) if is_race else found for step, found in zip(node.steps, perhaps, strict=True)
         ]
         return frozenset({"Y"}.intersection(*answers) if not is_race else frozenset[str]().union(*answers) & {"Y"})
-    if any(not found for found in perhaps):
+    if node.method is METHODS["MERGE"]:
+        return frozenset[str]().union(*map(answered_perhaps, node.steps))
+    if any(not found for found in perhaps) or not any(map(answered_perhaps, node.steps)):  # at least one has answered
         return frozenset()
     return frozenset({"Y"})
 
@@ -50,7 +53,7 @@ def answered_perhaps(step: Step) -> frozenset[str]:
     for one in step.chain:
         inner = outputs_that_may_be_absent(one.target) if isinstance(one.target, Node) else one.target.leaves_out
         absent |= {tensor for name, tensor in one.outputs if name in inner}
-    return absent
+    return absent.difference(step.defaults)
 
 
 def given_perhaps(node: Node, step: Step) -> frozenset[str]:
@@ -118,3 +121,28 @@ def _live(node: Node, wanted: Collection[str]) -> tuple[list[int], set[str]]:
         if more == live:
             return sorted(live), read
         live = more
+
+
+def can_stream(step: Step) -> bool:
+    """Whether a step, or its fallback, may give more than one response."""
+    return any(can_be_decoupled(one.target) for one in step.chain)
+
+
+def can_be_decoupled(target: Model | Node) -> bool:
+    """Whether a target may give more than one response."""
+    if isinstance(target, Model):
+        return target.streams
+    steps: Collection[Step] = target.steps
+    if target.kind is SequencePlan:
+        steps = steps_behind(target, target.outputs)
+    return any(map(can_stream, steps)) or (target.kind is EnsemblePlan and target.method is METHODS["MERGE"])
+
+
+def steps_behind(node: Node, outputs: Collection[str]) -> list[Step]:
+    """Steps of a sequence that must have ended before some of its outputs are there."""
+    live = [node.steps[index] for index in live_steps(node, outputs)]
+    needs = {step.name: waits_for(node, step, {other.name for other in live}) for step in live}
+    behind = {step.name for step in live if {tensor for _, tensor in step.outputs}.intersection(outputs)}
+    while more := set[str]().union(*(needs[name] for name in behind)) - behind:
+        behind |= more
+    return [step for step in live if step.name in behind]

@@ -96,8 +96,13 @@ def some(values: Values, rows: Sequence[int]) -> Values:
     }
 
 
+def present(values: Values) -> Values:
+    """Those that are there."""
+    return {name: rows for name, rows in values.items() if rows is not None}
+
+
 def default(step: Step, values: Values) -> Values:
-    """What a step gives that has not answered."""
+    """What a step gives that has not answered; of an answer that leaves something out, what stands for that."""
     num_rows = num_rows_of(values)
     return {
         tensor: [default_row(step, tensor)] * num_rows if tensor in step.defaults else None

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
-from tests.unit.weft_router.naive_types import given_perhaps, waits_for
+from tests.unit.weft_router.naive_types import answered_perhaps, can_be_decoupled, given_perhaps, waits_for
 from tests.unit.weft_router.random_graph_text import is_allowed
 from tests.unit.weft_router.random_graphs import CODES, Model, Node, Step, Test
 
@@ -23,19 +23,16 @@ KINDS: tuple[type[NodePlan], ...] = (SequencePlan, SequencePlan, SwitchPlan, Spl
 COMBINE_METHODS = tuple(METHODS[name] for name in ("FIRST", "VOTE", "MAX", "SUM", "CUSTOM"))
 
 
-class Features:
-    """What the graphs may have."""
-
-    HAS_ABSENT_OUTPUTS = False
-    #: In a hundred steps so many read something that may be absent where they must not.
-    PERCENT_CARELESS = 0
+#: In a hundred steps so many read something that may be absent where they must not, which the language does not allow.
+PERCENT_CARELESS = 5
 
 
 class Drawing:
     """Draws one graph; every model and node gets a number of its own."""
 
-    def __init__(self, draw: st.DrawFn) -> None:
+    def __init__(self, draw: st.DrawFn, *, has_streams: bool = False) -> None:
         self.draw = draw
+        self.has_streams = has_streams
         self.count = 0
         self.num_hedged = 0
 
@@ -62,12 +59,15 @@ class Drawing:
 
     def model(self, required: tuple[str, ...], optional: tuple[str, ...] = (), *, gives_more: bool = False) -> Model:
         outputs = ("OUT", "AUX") if gives_more else ("OUT",)
-        leaves_out = tuple(one for one in outputs if Features.HAS_ABSENT_OUTPUTS and self.chance(15))
-        fails, is_flaky = self.chance(15), self.chance(15)
-        return Model(self.number(), fails, is_flaky, required, optional, outputs, leaves_out)
+        leaves_out = tuple(one for one in outputs if self.chance(15))
+        fails, is_flaky = self.chance(15), self.chance(15) and not self.has_streams
+        streams = self.has_streams and self.chance(35)
+        return Model(self.number(), fails, is_flaky, required, optional, outputs, leaves_out, streams)
 
     def around(self) -> dict[str, Any]:
         """Policies around a target; within a hedge nothing is kept, because its calls would share it."""
+        if self.has_streams:
+            return {"retry": None, "hedge": None, "is_cached": False}
         hedge = HedgePlan(self.draw(st.integers(1, 60)), self.draw(st.integers(1, 3))) if self.chance(10) else None
         retry = None
         if self.chance(12):
@@ -78,20 +78,21 @@ class Drawing:
         return {"retry": retry, "hedge": hedge, "is_cached": self.chance(12) and not self.num_hedged}
 
     def aimed(
-        self, depth: int, x: str, reads: tuple[str, ...], absent: frozenset[str], outputs: tuple[str, ...]
+        self, depth: int, x: str, e: str, reads: tuple[str, ...], absent: frozenset[str], outputs: tuple[str, ...]
     ) -> dict[str, Any]:
         """Target, inputs, outputs and policies of a step.
 
         Args:
             depth: Of nodes that may follow.
             x: What it reads as X.
+            e: What a node gets as E if nothing is read.
             reads: What else it may read.
             absent: What of all that may be absent for it.
             outputs: Its tensors.
         """
         policies = self.around()
         self.num_hedged += policies["hedge"] is not None
-        careless = Features.PERCENT_CARELESS and self.chance(Features.PERCENT_CARELESS)
+        careless = self.chance(PERCENT_CARELESS)
         sure = tuple(name for name in reads if careless or name not in absent)
         required = tuple(name for name in sure if self.chance(50))
         target = self.target(
@@ -99,7 +100,7 @@ class Drawing:
         )
         self.num_hedged -= policies["hedge"] is not None
         if isinstance(target, Node):
-            inputs: tuple[tuple[str, str], ...] = (("X", x), ("E", reads[0] if reads else "E"))
+            inputs: tuple[tuple[str, str], ...] = (("X", x), ("E", reads[0] if reads else e))
             given = zip(target.outputs, outputs, strict=False)
         else:
             inputs = (("X", x), *((name, name) for name in reads))
@@ -125,23 +126,23 @@ class Drawing:
         narrowed = {test.name for test in when if not test.is_not}
         certain = absent - narrowed
         xs = [name for name in seen if name not in certain]
-        x = self.draw(st.sampled_from(xs)) if self.chance(30) else "X"
+        x = self.draw(st.sampled_from(xs)) if self.chance(30) else seen[0]
         reads = tuple(name for name in seen if name not in (x, "X") and self.chance(40))[:2]
         step = Step(
             f"s{index}",
-            **self.aimed(depth, x, reads, frozenset(certain), outputs),
+            **self.aimed(depth, x, seen[1], reads, frozenset(certain), outputs),
             is_soft=is_soft,
             when=when,
-            timeout_ms=self.draw(st.integers(61, 150)) if self.chance(15) else 0,
+            timeout_ms=self.draw(st.integers(61, 150)) if self.chance(15) and not self.has_streams else 0,
         )
-        if is_soft or when:
-            step = replace(step, defaults=tuple(tensor for _, tensor in step.outputs if self.chance(50)))
         if self.chance(15):
             fallback = Step(
-                f"f{index}", **self.aimed(0, x, reads, frozenset(certain), tuple(t for _, t in step.outputs))
+                f"f{index}", **self.aimed(0, x, seen[1], reads, frozenset(certain), tuple(t for _, t in step.outputs))
             )
             step = replace(step, fallback=fallback)
-        return replace(step, **more)
+        perhaps = answered_perhaps(step)
+        may_lack = [tensor for _, tensor in step.outputs if is_soft or when or tensor in perhaps]
+        return replace(step, defaults=tuple(tensor for tensor in may_lack if self.chance(50)), **more)
 
     def node(self, depth: int, *, gives_more: bool = False) -> Node:
         name, size = f"n{self.number()}", self.draw(st.integers(1, 4))
@@ -155,18 +156,9 @@ class Drawing:
         for index in range(size):
             oks = tuple(f"steps.s{i}" for i in range(index) if kind is CascadePlan)
             steps.append(self.step(index, depth, ("X", "E"), frozenset("E"), oks, outputs))
-        if any(len(step.outputs) < len(outputs) for step in steps):
+        steps = [with_first_output(step) if self.chance(15) else step for step in steps]
+        if max(len(step.outputs) for step in steps) == 1:
             outputs = ("Y",)
-            steps = [
-                replace(step, outputs=step.outputs[:1], defaults=("Y",) if "Y" in step.defaults else ())
-                for step in steps
-            ]
-            steps = [
-                replace(step, fallback=replace(step.fallback, outputs=step.fallback.outputs[:1]))
-                if step.fallback
-                else step
-                for step in steps
-            ]
         if kind is SwitchPlan:
             return self.switch(name, steps, outputs)
         if kind is EnsemblePlan:
@@ -174,23 +166,31 @@ class Drawing:
         if kind is CascadePlan:
             for index in range(size):
                 accept = self.test(("Y",), given_perhaps_of(steps[index])) if index < size - 1 else None
-                limit_ms = self.draw(st.integers(20, 150)) if self.chance(20) else 0
-                steps[index] = replace(steps[index], accept=accept, min_remaining_ms=limit_ms, defaults=())
+                limit_ms = self.draw(st.integers(20, 150)) if self.chance(20) and not self.has_streams else 0
+                steps[index] = replace(steps[index], accept=accept, min_remaining_ms=limit_ms)
+            steps = [with_useful_defaults(step) for step in steps]
             if not steps[0].is_soft and size > 1 and self.chance(60):
                 steps[0] = replace(steps[0], is_soft=True)
-            return Node(name, kind, tuple(steps), outputs, per_row=self.chance(50))
+            return Node(name, kind, tuple(steps), outputs, per_row=self.chance(50) and not self.has_streams)
         return Node(name, kind, tuple(steps), outputs)
 
     def ensemble(self, name: str, steps: list[Step]) -> Node:
-        method = self.draw(st.sampled_from(COMBINE_METHODS))
+        method = self.draw(st.sampled_from((*COMBINE_METHODS, *[METHODS["MERGE"]] * (3 * self.has_streams))))
         size, num_hard = len(steps), sum(not step.is_soft for step in steps)
-        quorum = self.draw(st.integers(max(num_hard, 1), size)) if num_hard < size and self.chance(60) else 0
-        straggler_ms = self.draw(st.sampled_from((0, 10, 40))) if num_hard < size and quorum < size else 0
+        quorum = (
+            self.draw(st.integers(max(num_hard, 1), size))
+            if num_hard < size and self.chance(60) and not self.has_streams
+            else 0
+        )
+        straggler_ms = (
+            self.draw(st.sampled_from((0, 10, 40))) if num_hard < size and quorum < size and not self.has_streams else 0
+        )
         if method is METHODS["FIRST"]:
             quorum = straggler_ms = 0
-            steps = [replace(step, is_soft=False, defaults=step.defaults if step.when else ()) for step in steps]
+            steps = [replace(step, is_soft=False) for step in steps]
+            steps = [step if step.when else with_useful_defaults(step) for step in steps]
         custom = self.model(()) if method is METHODS["CUSTOM"] else None
-        custom = custom and replace(custom, leaves_out=())
+        custom = custom and replace(custom, leaves_out=(), streams=False)
         node = Node(name, EnsemblePlan, tuple(steps), quorum=quorum, straggler_ms=straggler_ms, method=method)
         return replace(node, custom=custom)
 
@@ -199,6 +199,7 @@ class Drawing:
         steps: list[Step] = []
         seen: tuple[str, ...] = ("X", "E")
         absent = {"E"}
+        in_place: list[tuple[str, str]] = []
         for index in range(size):
             gives_more = self.chance(25)
             tensors = tuple(f"{name}{letter}{index}" for letter in ("tu" if gives_more else "t"))
@@ -206,24 +207,34 @@ class Drawing:
             after = tuple(f"s{i}" for i in range(index) if self.chance(12))
             step = self.step(index, depth, seen, frozenset(absent), oks, tensors, after=after)
             steps.append(step)
-            seen += tuple(tensor for _, tensor in step.outputs)
             absent |= given_perhaps(Node(name, SequencePlan, ()), step)
-        more = [tensor for step in steps for _, tensor in step.outputs[1:]]
+            first, *others = (tensor for _, tensor in step.outputs)
+            may_stand = [own for own in "XE" if own == "E" or first not in absent]
+            taken = self.draw(st.sampled_from(may_stand))
+            if index < size - 1 and self.chance(10) and all(taken != own for _, own in in_place):
+                in_place.append((first, taken))
+                seen = (first, *seen[1:]) if taken == "X" else (seen[0], first, *seen[2:])
+            else:
+                seen += (first,)
+            seen += tuple(others)
+        more = [tensor for step in steps for _, tensor in step.outputs[1:] if tensor]
         renamed = {steps[-1].outputs[0][1]: "Y"}
         if len(outputs) > 1 and more:
             renamed[more[-1]] = "Z"
         outputs = outputs if "Z" in renamed.values() else ("Y",)
         node = Node(name, SequencePlan, tuple(rename(step, renamed) for step in steps), outputs)
+        node = replace(node, in_place=tuple(in_place))
         if size > 1 and self.chance(10):
             node = replace(node, is_ordered=True, steps=tuple(replace(step, after=()) for step in node.steps))
         node = self.guarded(node)
-        if not self.chance(25):
+        if self.has_streams or not self.chance(25):
             return node
         absent = {renamed.get(tensor, tensor) for tensor in absent}
         given = tuple(tensor for step in node.steps for _, tensor in step.outputs)
         certain = [tensor for tensor in given if tensor not in absent]
         carries = self.draw(st.sampled_from(certain)) if certain and self.chance(70) else ""
-        again = self.test(("X", *given), absent)
+        unchanged = () if any(own == "X" for _, own in in_place) else ("X",)
+        again = self.test((*unchanged, *given), absent)
         return replace(node, max_iterations=self.draw(st.integers(1, 3)), again=again, carries=carries)
 
     def guarded(self, node: Node) -> Node:
@@ -252,8 +263,23 @@ class Drawing:
                 steps = steps[: index + 1]
                 break
             steps[index] = replace(step, value=value)
-        steps = [step if step.is_soft else replace(step, defaults=()) for step in steps]
-        return Node(name, SwitchPlan, tuple(steps), outputs, per_row=self.chance(50))
+        steps = [step if step.is_soft else with_useful_defaults(step) for step in steps]
+        return Node(name, SwitchPlan, tuple(steps), outputs, per_row=self.chance(50) and not self.has_streams)
+
+
+def with_first_output(step: Step) -> Step:
+    """The step, which gives Y alone if it is models that it calls; what else a node gives keeps its name."""
+    if any(isinstance(one.target, Node) for one in step.chain):
+        return step
+    fallback = None if step.fallback is None else with_first_output(step.fallback)
+    defaults = tuple(tensor for tensor in step.defaults if tensor == step.outputs[0][1])
+    return replace(step, outputs=step.outputs[:1], defaults=defaults, fallback=fallback)
+
+
+def with_useful_defaults(step: Step) -> Step:
+    """The step, with defaults of what its answer may leave out alone."""
+    perhaps = answered_perhaps(replace(step, defaults=()))
+    return replace(step, defaults=tuple(tensor for tensor in step.defaults if tensor in perhaps))
 
 
 def given_perhaps_of(step: Step) -> frozenset[str]:
@@ -282,9 +308,20 @@ def any_graphs(draw: st.DrawFn) -> Node:
     return Drawing(draw).node(2)
 
 
+@st.composite
+def any_streams(draw: st.DrawFn) -> Node:
+    """As `any_graphs`, with decoupled models, and nothing that depends on time."""
+    return Drawing(draw, has_streams=True).node(2)
+
+
 def graphs() -> st.SearchStrategy[Node]:
     """Graphs that the language allows."""
     return any_graphs().filter(is_allowed)
+
+
+def streams() -> st.SearchStrategy[Node]:
+    """Graphs with decoupled models that the language allows."""
+    return any_streams().filter(lambda root: can_be_decoupled(root) and is_allowed(root))
 
 
 def num_examples(default: int) -> int:

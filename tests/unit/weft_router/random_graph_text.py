@@ -1,7 +1,8 @@
 """A random graph as a file, and the models that it calls."""
 
 import asyncio
-from collections.abc import Mapping
+import re
+from collections.abc import AsyncIterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.unit.weft_router.random_graphs import (
 )
 from tests.unit.weft_router.virtual_clock import virtual_clock_of_loop
 
-from weft_common.core import CallContext, InferCall
+from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor, decode
@@ -42,13 +43,14 @@ def plan_of(root: Node) -> GraphPlan:
 def is_allowed(root: Node) -> bool:
     """Whether the language allows the graph; what else is wrong with it is raised.
 
-    Something may be absent where it must not (G010), or a branch has the test of an earlier one (G013).
+    Something may be absent where it must not (G010), a branch has the test of an earlier one (G013), or streams cannot
+    be joined (G019, G040), or a default stands for what is always there (G018).
     """
     try:
         plan_of(root)
     except GraphError as error:
         codes = {found.code for found in error.diagnostics if found.severity == "error"}
-        if not codes <= {"G001", "G010", "G013"}:
+        if not codes <= {"G010", "G013", "G018", "G019", "G040"}:
             raise
         return False
     return True
@@ -95,6 +97,9 @@ def _node(node: Node, *, is_root: bool) -> str:
         parts.append(f"loop {{ while: '{test}' max_iterations: {node.max_iterations} {carry} }}")
     declared = " ".join(_signature(node)) if node.is_declared and not is_root else ""
     body = "\n    ".join(parts)
+    for tensor, name in node.in_place:
+        said = rf'(value: "|output: "|carry {{ key: "|inputs\.|outputs\.){tensor}\b'
+        body = re.sub(said, rf"\g<1>{name}", body)
     return f'node {{ name: "{"root" if is_root else node.name}" {declared}\n  {node.kind.kind} {{\n    {body} }} }}'
 
 
@@ -105,7 +110,8 @@ def _step(node: Node, step: Step, absent: frozenset[str], *, is_fallback: bool =
     else:
         parts.append(f'model_name: "{step.target.name}"')
     unsaid = isinstance(step.target, Model) and step.target.index % 2  # wired by name
-    said = [(name, tensor) for name, tensor in step.inputs if not unsaid or name != tensor]
+    mapped = {tensor for tensor, _ in node.in_place}
+    said = [(name, tensor) for name, tensor in step.inputs if not unsaid or name != tensor or tensor in mapped]
     parts += [_pairs("input_map", said), _pairs("output_map", step.outputs)]
     if step.when:
         parts.append(f"when: '{' && '.join(_cel(test, absent) for test in step.when)}'")
@@ -180,11 +186,41 @@ class Catalog:
         if size := self.stacked.get(model_name):
             inputs = [TensorSpec("S", "UINT8", (size, WIDTH)), TensorSpec("MASK", "BOOL", (size,))]
         outputs = [TensorSpec(name, "UINT8", (WIDTH,), name in model.leaves_out) for name in model.outputs]
-        return "model", ModelSignature(model_name, "1", "", MAX_BATCH_SIZE, tuple(inputs), tuple(outputs))
+        return "model", ModelSignature(
+            model_name, "1", "", MAX_BATCH_SIZE, tuple(inputs), tuple(outputs), model.streams
+        )
 
     def names(self) -> list[str]:
         """As `Catalog.names`."""
         return list(self.models)
+
+
+def streams_of(root: Node) -> dict[str, Any]:
+    """For each decoupled model of a graph what it answers."""
+    return {model.name: _stream(model) for model in models_within(root) if model.streams}
+
+
+def _stream(model: Model) -> Any:
+    async def stream(call: InferCall, context: CallContext) -> AsyncIterator[InferResult]:
+        delay_ns, fails = model.fate(0)
+        for answer in model.responses(_rows_of(call)):
+            await asyncio.sleep(delay_ns / 1e9)
+            yield InferResult(call.model_name, "1", call.request_id, {}, _tensors(answer), is_final=False)
+        await asyncio.sleep(delay_ns / 1e9)
+        if fails:
+            raise RemoteError(model.code, f"{model.name} fails")
+
+    return stream
+
+
+def _rows_of(call: InferCall) -> list[dict[str, bytes]]:
+    arrays = {name: decode(tensor) for name, tensor in call.inputs.items()}
+    num_rows = len(next(iter(arrays.values())))
+    return [{name: array[row].tobytes() for name, array in arrays.items()} for row in range(num_rows)]
+
+
+def _tensors(answer: Mapping[str, list[bytes]]) -> dict[str, WireTensor]:
+    return {name: WireTensor("UINT8", (len(rows), WIDTH), b"".join(rows)) for name, rows in answer.items()}
 
 
 def scripts_of(root: Node) -> dict[str, Any]:
@@ -200,12 +236,6 @@ def _script(model: Model) -> Any:
         await asyncio.sleep(delay_ns / 1e9)
         if fails:
             raise RemoteError(model.code, f"{model.name} fails")
-        arrays = {name: decode(tensor) for name, tensor in call.inputs.items()}
-        num_rows = len(next(iter(arrays.values())))
-        rows = [{name: array[row].tobytes() for name, array in arrays.items()} for row in range(num_rows)]
-        return {
-            name: WireTensor("UINT8", (num_rows, WIDTH), b"".join(values))
-            for name, values in model.answer(rows).items()
-        }
+        return _tensors(model.answer(_rows_of(call)))
 
     return answer

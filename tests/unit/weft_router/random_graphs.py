@@ -48,6 +48,7 @@ class Model:
         required, optional: Its inputs.
         outputs: What it gives.
         leaves_out: What it may leave out.
+        streams: It is decoupled: it gives any number of responses, and then perhaps fails.
     """
 
     index: int
@@ -57,6 +58,7 @@ class Model:
     optional: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ("OUT",)
     leaves_out: tuple[str, ...] = ()
+    streams: bool = False
 
     @property
     def name(self) -> str:
@@ -71,11 +73,16 @@ class Model:
         fate = int.from_bytes(blake2b(f"{self.name}@{at_ns if self.is_flaky else 0}".encode()).digest()[:8])
         return 1_000_000 + fate % 99_000_000, fate >> 63 == 1 if self.is_flaky else self.fails
 
-    def answer(self, rows: Sequence[Mapping[str, bytes]]) -> dict[str, list[bytes]]:
+    def responses(self, rows: Sequence[Mapping[str, bytes]]) -> list[dict[str, list[bytes]]]:
+        """What a decoupled one makes of some rows."""
+        num_responses = sum(self.row("number", row)[0] for row in rows) % 4
+        return [self.answer(rows, str(number)) for number in range(num_responses)]
+
+    def answer(self, rows: Sequence[Mapping[str, bytes]], number: str = "") -> dict[str, list[bytes]]:
         """What it makes of some rows: each row alone, but an output is left out of all of them."""
         answer = {}
         for output in self.outputs:
-            made = [self.row(output, row) for row in rows]
+            made = [self.row(output + number, row) for row in rows]
             if output not in self.leaves_out or sum(row[1] for row in made) % 2:
                 answer[output] = made
         return answer
@@ -129,6 +136,7 @@ class Node:
         outputs: Y, and perhaps Z.
         is_declared: Whether the file says what goes in and comes out.
         answer_after: Of a sequence: names of steps that must have ended.
+        in_place: Of a sequence: pairs of a tensor of a step and the input of the node whose name it has in the file.
         again: The test of a loop.
         carries: Tensor that the next round gets as X; "" for none.
     """
@@ -140,6 +148,7 @@ class Node:
     is_declared: bool = True
     is_ordered: bool = False
     answer_after: tuple[str, ...] = ()
+    in_place: tuple[tuple[str, str], ...] = ()
     per_row: bool = False
     quorum: int = 0
     straggler_ms: int = 0

@@ -10,21 +10,19 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from tests.unit.weft_router import make
-from tests.unit.weft_router.fake_random import FakeRandom
 from tests.unit.weft_router.fake_target import FakeTarget
 from tests.unit.weft_router.naive_interpreter import Interpreter
 from tests.unit.weft_router.naive_values import NEVER, AmbiguousError, FailsError, Values
 from tests.unit.weft_router.random_drawing import graphs, num_examples
 from tests.unit.weft_router.random_graph_text import plan_of as random_plan
 from tests.unit.weft_router.random_graph_text import scripts_of
-from tests.unit.weft_router.random_graphs import WIDTH
 from tests.unit.weft_router.random_graphs import Node as GraphNode
+from tests.unit.weft_router.random_requests import inputs_of, policies, wired
 from tests.unit.weft_router.virtual_clock import VirtualClock
 
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError, WeftError
 from weft_common.tensors import WireTensor
-from weft_router.budgets.retry_budget import RetryBudget
 from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import GraphPlan
 from weft_router.kinds.sequence import SequencePlan
@@ -74,21 +72,6 @@ def interpret(dag: list[Node], x: bytes) -> tuple[list[bytes | None], set[int]]:
         else:
             values.append(value_of(index, [value for value in inputs if value is not None]))
     return values, failing
-
-
-class BoundlessBudget(RetryBudget):
-    """Allows any number of retries."""
-
-    def take(self) -> bool:
-        return True
-
-
-def policies() -> dict[str, Any]:
-    """A runtime whose retries depend on nothing but the graph."""
-    return {
-        "node_budget": BoundlessBudget(),
-        "generator": FakeRandom(0.5),
-    }
 
 
 class Models(Target):
@@ -197,22 +180,9 @@ def test_a_cancel_at_any_moment_leaves_nothing(dag: list[Node], num_turns: int, 
     asyncio.run(check())
 
 
-def inputs_of(seed: int, num_rows: int, *, has_extra: bool) -> dict[str, list[bytes]]:
-    """Rows of the graph's inputs."""
-    names = ("X", "E") if has_extra else ("X",)
-    return {
-        name: [blake2b(f"{name}{seed}{row}".encode(), digest_size=WIDTH).digest() for row in range(num_rows)]
-        for name in names
-    }
-
-
 def bytes_of(values: Values, names: Sequence[str]) -> dict[str, bytes]:
     """The tensors that are there."""
     return {name: b"".join(rows) for name in names if (rows := values[name]) is not None}
-
-
-def wired(inputs: Mapping[str, list[bytes]]) -> dict[str, WireTensor]:
-    return {name: WireTensor("UINT8", (len(rows), WIDTH), b"".join(rows)) for name, rows in inputs.items()}
 
 
 @settings(fixture_is_stateless, max_examples=num_examples(300))

@@ -78,6 +78,7 @@ class Description:
         step_notes: Index of a step -> what the kind says of the step itself, beside its policies.
         names: Slot -> name of its tensor, where that is not the one of ``NodePlan.specs``.
         maybe_absent: Slots that a request may leave without a tensor, beside those whose spec is optional.
+        each: What the steps run once for, where only the data says how many there are: ``chunk of CROPS``.
     """
 
     kind: str
@@ -89,6 +90,7 @@ class Description:
     step_notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
     maybe_absent: frozenset[int] = frozenset()
+    each: str = ""
 
     def waits_of(self, index: int) -> list[str]:
         """What a step waits for beside its tensors, and whether the answer of the node waits for it, in words."""

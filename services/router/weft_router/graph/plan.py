@@ -152,6 +152,7 @@ class StepPlan:
         weight: Share, or weight of its answer; 1 where none was given.
         dispensable: Target outputs that nobody has to have, or that have a default: an answer may lack them, whatever
             the model declares.
+        keeps_rows: Its answer has as many rows as what it was given; in an ensemble's file a step may give any number.
         timeout_ms: 0 means none. One deadline for all attempts; the fallback has its own.
         is_soft: A failure leaves the outputs absent, or with their default, and the request goes on.
         defaults: Of outputs; empty for a step that always gives its outputs.
@@ -183,6 +184,7 @@ class StepPlan:
     is_otherwise: bool = False
     weight: float = 1.0
     dispensable: frozenset[str] = frozenset()
+    keeps_rows: bool = True
     timeout_ms: int = 0
     is_soft: bool = False
     defaults: tuple[DefaultPlan, ...] = ()

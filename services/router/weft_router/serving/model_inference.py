@@ -1,7 +1,8 @@
 """A target's model called by its own name: traced, checked, reported and named in errors as a step of a graph is.
 
-Its answer is held against its configuration. Metadata, which are all that some servers have, do not say which dimension
-is that of the batch, and are often vague: there the client gets what the target sent.
+Its answer is held against its configuration, but for the number of rows, which is the model's affair. Metadata, which
+are all that some servers have, do not say which dimension is that of the batch, and are often vague: there the client
+gets what the target sent.
 """
 
 import contextlib
@@ -46,13 +47,12 @@ class ModelInference:
         num_responses: Of a decoupled model, so far.
     """
 
-    __slots__ = ("_call", "_model", "_num_rows", "_span", "_start_ns", "_target", "context", "num_responses", "work")
+    __slots__ = ("_call", "_model", "_span", "_start_ns", "_target", "context", "num_responses", "work")
 
     def __init__(self, target: Target, model: TargetModel, call: InferCall, context: CallContext) -> None:
         name, version = call.model_name, model.signature.version
         self._target, self._model, self._call = target, model, call
-        self._num_rows = rows_of(call.inputs, is_batching=model.signature.max_batch_size > 0)
-        call.num_rows = max(self._num_rows, 1)
+        call.num_rows = max(rows_of(call.inputs, is_batching=model.signature.max_batch_size > 0), 1)
         context.trailing_metadata.append((PATH_HEADER, _path_of(name)))
         self._start_ns, self.num_responses = time.monotonic_ns(), 0
         self._span: Span | None = None
@@ -68,18 +68,17 @@ class ModelInference:
         self.work: Callable[[], Awaitable[InferResult]] = partial(target.infer, call, self.context)
 
     def answer(self, result: InferResult) -> InferResult:
-        """The answer. Raises InternalError where it is not as the model declares, or has not the rows of the call."""
-        self.check(result, self._num_rows)
+        """The answer. Raises InternalError where it is not as the model declares."""
+        self.check(result)
         self.add_trace(result)
         self.end()
         return result
 
-    def check(self, result: InferResult, num_rows: int) -> None:
+    def check(self, result: InferResult) -> None:
         """Check the outputs against the model's signature, except those requested as classes.
 
         Args:
             result: Of the model.
-            num_rows: Its batch size; -1 is any.
 
         Raises:
             InternalError: An output is not; the message says what is wrong.
@@ -90,7 +89,7 @@ class ModelInference:
         if self._call.outputs:
             classes = {output.name for output in self._call.outputs if PARAMETER in output.parameters}
             outputs = {name: tensor for name, tensor in outputs.items() if name not in classes}
-        check_outputs(outputs, self._model.signature, num_rows)
+        check_outputs(outputs, self._model.signature)
 
     def add_trace(self, result: InferResult) -> None:
         """Add the time that the call took to the last result, if the client requested it."""
@@ -136,7 +135,7 @@ async def stream_infer(
     try:
         async with contextlib.aclosing(target.stream_infer(call, inference.context)) as results:
             async for result in results:
-                inference.check(result, -1)
+                inference.check(result)
                 inference.num_responses += not result.is_null
                 if result.is_final:
                     inference.add_trace(result)

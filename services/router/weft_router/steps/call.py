@@ -60,6 +60,7 @@ class CallAction(Action):
         self._around = node
         self._requested = tuple(RequestedOutput(binding.name, {}) for binding in plan.outputs)
         self._is_batching = is_batching
+        self._keeps_rows = plan.keeps_rows
         self._restores = is_batching != error_context.is_batching
 
     async def act(self, run: Run, record: StepRecord) -> None:
@@ -88,7 +89,7 @@ class CallAction(Action):
             request.response_parameters.update(result.parameters)
 
     def _call(self, frame: Frame, scope: RequestScope, captured: Sequence[str]) -> tuple[InferCall, int, bool]:
-        """The call, its rows (-1: none to count), and whether the batch dimension of an input was added or taken away.
+        """The call, the rows of its answer (-1: any), whether the batch dimension of an input was added or taken away.
 
         Args:
             frame: Has the inputs.
@@ -112,7 +113,7 @@ class CallAction(Action):
         call = InferCall(
             self.model, self._sent_version, scope.request_id, scope.parameters, inputs, requested, max(num_rows, 1)
         )
-        return call, num_rows, is_fitted
+        return call, num_rows if self._keeps_rows else -1, is_fitted
 
     def _explained(self, error: WeftError, frame: Frame) -> WeftError:
         """The error; of a call that lacks an input, it tells why."""

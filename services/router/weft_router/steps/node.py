@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from weft_common.errors import WeftError
+from weft_common.errors import InternalError, WeftError
 from weft_common.tensors import WireTensor
 from weft_router.admission import InflightLimit
 from weft_router.graph.plan import Frame, NodePlan, StepPlan
@@ -50,6 +50,7 @@ class NodeAction(Action):
         self._inputs = [(outer, inner_inputs[name]) for name, outer in plan.inputs]
         self._outputs = [(inner_outputs[name], outer) for name, outer in plan.outputs]
         self._defaults = Defaults(plan, around) if plan.defaults else None
+        self._checks_rows = plan.keeps_rows and not all(step.keeps_rows for step in node.plan.steps)
 
     async def act(self, run: Run, record: StepRecord) -> None:
         """As ``Action.act``; every run has a frame of its own."""
@@ -69,12 +70,29 @@ class NodeAction(Action):
             await self._run_admitted(self._admission, inner)
         if own is not request:
             request.merge(own)
+        if self._checks_rows:
+            self._check_rows(frame)
         for slot, outer_slot in self._outputs:
             outer[outer_slot] = frame[slot]
         if self._defaults is not None:
             self._defaults.complete(outer)
         if request.captures is not None:
             self._capture(request.captures.get(self._path, ()), frame, request.captured)
+
+    def _check_rows(self, frame: Frame) -> None:
+        """The node, an ensemble whose steps may change the batch size, has not changed it. Raises InternalError."""
+        if not self._error_context.is_batching:
+            return
+        plan = self._node.plan
+        rows = next((tensor.shape[0] for _, slot in plan.inputs if (tensor := frame[slot]) and tensor.shape), -1)
+        for name, slot in plan.outputs:
+            tensor = frame[slot]
+            if rows >= 0 and tensor is not None and tensor.shape and tensor.shape[0] != rows:
+                error = InternalError(
+                    f"output '{name}' of ensemble '{plan.graph}' has batch size {tensor.shape[0]}, that of the request "
+                    f"is {rows}; a step of a graph gives as many rows as it gets, alone an ensemble may change that"
+                )
+                raise self._error_context.wrap(error, self.where)
 
     def _capture(self, names: Sequence[str], frame: Frame, captured: dict[str, WireTensor]) -> None:
         """Keep outputs that the client requested by the step's path."""

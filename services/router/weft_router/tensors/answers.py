@@ -15,7 +15,7 @@ def rows_of(inputs: Mapping[str, WireTensor], *, is_batching: bool) -> int:
     return -1
 
 
-def check_outputs(outputs: Mapping[str, WireTensor], signature: ModelSignature, num_rows: int) -> None:
+def check_outputs(outputs: Mapping[str, WireTensor], signature: ModelSignature) -> None:
     """Return if every declared output that is there is as the model declares.
 
     About 1 us for each output; for BYTES 0.1 us for each string beside.
@@ -23,7 +23,6 @@ def check_outputs(outputs: Mapping[str, WireTensor], signature: ModelSignature, 
     Args:
         outputs: As answered.
         signature: Of the model.
-        num_rows: The batch size of the answer; -1 is any.
 
     Raises:
         InternalError: The message names model and output, and says what is wrong.
@@ -31,7 +30,7 @@ def check_outputs(outputs: Mapping[str, WireTensor], signature: ModelSignature, 
     has_batch = signature.max_batch_size > 0
     for spec in signature.outputs:
         tensor = outputs.get(spec.name)
-        if tensor is not None and (fault := misfit(tensor, spec, has_batch=has_batch, num_rows=num_rows)):
+        if tensor is not None and (fault := misfit(tensor, spec, has_batch=has_batch)):
             raise broken_promise(signature.name, spec, fault)
 
 

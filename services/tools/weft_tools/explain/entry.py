@@ -59,6 +59,7 @@ class ExplainedStep:
         deadline_ms: It has at most that long; None without limit.
         num_rounds: Of a loop, at most.
         stream: Decoupled step for each of whose responses it runs once; "" for none.
+        each: What the steps inside run once for, ``chunk of CROPS``; "" where that is the request.
         children: The steps inside, and its fallbacks.
         together: Places in ``children`` of the steps that call something in one request, for each way that it may go,
             and whether a call fails or is late on it.
@@ -80,6 +81,7 @@ class ExplainedStep:
     deadline_ms: float | None = None
     num_rounds: int = 1
     stream: str = ""
+    each: str = ""
     children: "list[ExplainedStep]" = field(default_factory=list)
     together: list[tuple[bool, frozenset[int]]] = field(default_factory=list)
     step: StepPlan | None = None

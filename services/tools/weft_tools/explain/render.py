@@ -33,11 +33,19 @@ def render_text(entry: ExplainedStep, num_rows: int | None) -> str:
     calls = count_calls(entry)
     worst = f", {calls.worst} with every retry, hedge and fallback" if calls.worst != calls.usual else ""
     copies = f", and {calls.shadows} for shadows" if calls.shadows else ""
-    streams = dict.fromkeys(child.stream for child in entry.children if child.stream)
-    each = f", with one response of {', '.join(streams)}" if streams else ""
+    units = dict.fromkeys(_units(entry))
+    each = f", with one {' and one '.join(units)}" if units else ""
     lines.append(f"calls at most: {calls.usual}{worst}{copies}{each}")
     lines.append(f"time at most: {_time_text(entry)}{each}")
     return "\n".join(lines) + "\n"
+
+
+def _units(entry: ExplainedStep) -> Iterator[str]:
+    """What steps run once for, each, where only the data says how many there are."""
+    if entry.fate.can_run:
+        yield from filter(None, (entry.stream and f"response of {entry.stream}", entry.each))
+        for child in entry.children:
+            yield from _units(child)
 
 
 def _lines(entry: ExplainedStep, head: str, indent: str, *, is_root: bool = False) -> Iterator[str]:
@@ -116,6 +124,7 @@ def _as_json(entry: ExplainedStep) -> dict[str, Any]:
         "why": entry.why,
         "depends_on": entry.depends_on,
         "stream": entry.stream or None,
+        "each": entry.each or None,
         "decisions": entry.decisions,
         "policies": entry.notes,
         "deadline_ms": entry.deadline_ms,

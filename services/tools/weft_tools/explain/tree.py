@@ -199,6 +199,9 @@ class _Tree:
             entry.decisions.append(f"{node.bandit.algorithm.name} on feedback; before it: {shares}")
         elif is_drawn:
             entry.decisions.append(f"random: {shares}")
+        if description.each:
+            entry.each = description.each
+            entry.decisions.append(f"{description.entry.title}: {'; '.join(description.entry.notes)}")
         entry.decisions += description.exit.notes
         for found in (one for way in study.ways for ones in way.verdicts.values() for one in ones):
             for verdict in found.verdicts:

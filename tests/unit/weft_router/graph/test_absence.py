@@ -18,6 +18,34 @@ def _sequence(*steps):
     return f'node {{ name: "root" sequence {{ {" ".join(steps)} }} }}'
 
 
+@pytest.mark.parametrize(
+    ("guard", "test", "is_certain"),
+    [
+        ("", "has(steps.lid)", True),
+        ("", "steps.lid.ok", True),
+        ("", "has(steps.lid) && steps.other.ok", True),
+        ("", "has(steps.lid) && has(steps.third)", True),
+        ("", "!has(steps.lid)", False),
+        ("", "has(steps.lid) && request.priority == 1", False),
+        ("", "has(steps.lid) || has(steps.other)", False),
+        ("dependency: SOFT", "has(steps.lid)", False),
+        ("dependency: SOFT", "has(steps.other) && has(steps.lid)", False),
+        ("dependency: SOFT", "has(steps.third)", False),
+        ("when: 'request.priority == 1'", "has(steps.lid)", False),
+    ],
+)
+def test_what_only_asks_for_hard_steps_always_runs(found, guard, test, is_certain):
+    """`when: 'has(steps.guard)'` is never false for a HARD guard that always runs: the request fails before."""
+    steps = (
+        LID.replace("EXTRA", guard),
+        'step { name: "other" model_name: "distil" output_map { key: "PROBS" value: "P" } }',
+        """step { name: "third" model_name: "half" when: 'has(steps.lid)' output_map { key: "PROBS" value: "H" } }""",
+        f'step {{ name: "clf" model_name: "xlmr" when: \'{test}\' }}',
+    )
+    errors = [one for one in found(_sequence(*steps)) if one.severity == "error"]
+    assert (["G010"] * (not is_certain)) == [one.code for one in errors]
+
+
 def _g010(found, text):
     return [one.message for one in found(text) if one.code == "G010" and one.severity == "error"]
 
@@ -262,3 +290,21 @@ def test_an_optional_output_that_no_step_gives(found):
         "step { name: 'b' otherwise: true model_name: 'xlmr' } } }"
     )
     assert {"G017"} == {one.code for one in found(OPTIONAL + nodes)}
+
+
+def test_a_default_completes_the_answer_of_a_stage(found):
+    """What the model of a step of a cascade leaves out has the step's default: the node always gives it."""
+    stage = UNSURE.replace("EXTRA", 'EXTRA accept: "outputs.HINT[0] > 0.5"')
+    nodes = f'node {{ name: "c" cascade {{ {stage} {UNSURE.replace("EXTRA", "EXTRA")} }} }}'.replace('"u"', '"one"', 1)
+    text = _sequence('step { name: "c" node: "c" }', 'step { model_name: "hinted" }') + nodes
+    assert [] == _g010(found, text.replace("EXTRA", 'default { output: "HINT" number: [ 0, 0, 0, 1 ] }'))
+    assert _g010(found, text.replace("EXTRA", ""))
+
+
+def test_what_is_merged_lacks_what_an_answer_lacks(found):
+    """Each response is one step's: the tensor may be absent if one of them may leave it out."""
+    sure = UNSURE.replace("EXTRA", 'default { output: "HINT" number: [ 0, 0, 0, 1 ] }').replace('"u"', '"sure"')
+    for other, is_certain in [(UNSURE.replace("EXTRA", ""), False), (sure.replace('"sure"', '"other"'), True)]:
+        nodes = f'node {{ name: "m" ensemble {{ {sure} {other} combine {{ output: "HINT" method: MERGE }} }} }}'
+        text = _sequence('step { name: "m" node: "m" }', 'step { model_name: "hinted" }') + nodes
+        assert is_certain == (not _g010(found, text))

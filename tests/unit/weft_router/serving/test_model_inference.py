@@ -34,13 +34,17 @@ async def answered(model: TargetModel, **outputs: WireTensor) -> dict[str, WireT
     return (await make.infer_of_model(FakeTarget(double=answer), model, call, CallContext())).outputs
 
 
-async def test_an_answer_of_another_number_of_rows_is_refused(
-    model: TargetModel, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_answer_may_have_another_number_of_rows(model: TargetModel) -> None:
+    """It is the model's affair, as in Triton Inference Server."""
+    tensor = make.tensor(*range(6), shape=(3, 2))
+    assert {"Y": tensor} == await answered(model, Y=tensor)
+
+
+async def test_an_answer_of_another_shape_is_refused(model: TargetModel, caplog: pytest.LogCaptureFixture) -> None:
     """The error names the model, says what is wrong, and is in the log under its id."""
-    text = "double@1: output 'Y' of model 'double' is not as it declares: its batch size is 3, that of the request is 2"
+    text = "double@1: output 'Y' of model 'double' is not as it declares: its shape is [2,3], declared as [-1,2]"
     with pytest.raises(InternalError) as caught:
-        await answered(model, Y=make.tensor(*range(6), shape=(3, 2)))
+        await answered(model, Y=make.tensor(*range(6), shape=(2, 3)))
     assert f"{text} (error id {caught.value.error_id})" == caught.value.message
     assert [caught.value.error_id] == [record.error_id for record in caplog.records]  # type: ignore[attr-defined]
 

@@ -135,3 +135,22 @@ def test_what_follows_a_stream_runs_for_each_response():
     )
     assert ["answers with a stream of responses"] == root.decisions
     assert "calls at most: 3, with one response of talk\n" in render_text(root, None)
+
+
+def test_calls_of_a_map_are_those_of_one_chunk():
+    """How many chunks there are only the data says; each has as many rows as the model takes."""
+    root = explained(
+        """name: "m" platform: "graph"
+        input { name: "TEXT" data_type: TYPE_STRING dims: -1 }
+        output { name: "PROBS" data_type: TYPE_FP32 dims: [ -1, 3 ] }
+        node { name: "root" sequence { step { node: "each" } } }
+        node { name: "each" map { over: "TEXT" max_rows: 9 step { model_name: "small" policy { timeout_ms: 30 } } } }"""
+    )
+    each = find(root, "each")
+    assert ("chunk of TEXT", "each row of TEXT: 4 rows at once; 8 chunks in work; at most 9 rows") == (
+        each.each,
+        each.decisions[0],
+    )
+    text = render_text(root, None)
+    assert "calls at most: 1, with one chunk of TEXT\n" in text
+    assert "time at most: 30 ms: root/each/each[small] 30 ms, with one chunk of TEXT\n" in text

@@ -160,11 +160,16 @@ def _present(
     """The type of a combined tensor, which may be absent if every step that gives it may be missing.
 
     At least one of them is not if a HARD step always gives it, or if more answers are needed than the other steps have.
+    What is merged lacks it if one step's answer may.
     """
     offers = [built[i].outputs[tensor] for i, tensor in combine.sources]
     optional = next((offer for offer in offers if offer.is_optional), None)
     if optional is None or any(step.is_open for step in scope.names.steps):
         return known
+    if combine.method.is_merged:
+        answers = (built[i].answered[tensor] for i, tensor in combine.sources)
+        lacking = next((answer for answer in answers if answer.is_optional), None)
+        return known if lacking is None else known.absent_like(lacking)
     has_hard = not all(offer.is_optional for offer in offers) and not is_race(scope.node)
     num_answering = sum(not built[i].answered[tensor].is_optional for i, tensor in combine.sources)
     needed = max(scope.node.message.ensemble.quorum, 1)

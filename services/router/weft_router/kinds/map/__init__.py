@@ -102,6 +102,7 @@ class MapPlan(NodePlan):
             entry=End(f"each row of {lists}", tuple(notes)),
             exit=End(title, collected),
             flows=tuple(flows),
+            each=f"{'chunk' if settings.chunk_rows > 1 else 'row'} of {lists}",
         )
 
 

@@ -366,7 +366,7 @@ class PipelineConversion:
                     found.setdefault(reference.topic)
             read |= {reference.topic for reference in join.sources}
             pending += [reference.topic for reference in join.sources if reference.topic in self._joins]
-        return [topic for topic in found if topic not in read and presence.is_certain(topic)]
+        return [t for t in found if t in self._labels and t not in read and presence.is_certain(t)]
 
     def _bases(self, topic: Topic) -> list[Topic]:
         """The steps whose answers a message is made of, those that it waits for among them."""
@@ -381,9 +381,9 @@ class PipelineConversion:
         return list(found)
 
     def _map_input(
-        self, presence: Presence, step: DraftStep, sink: Topic, name: str, only: Topic | None = None
+        self, presence: Presence, step: DraftStep, sink: Topic, name: str, only: Found | None = None
     ) -> None:
-        found = [one for one in presence.find(sink, name) if only is None or one.group == only]
+        found = [only] if only is not None else presence.find(sink, name)
         if not found:
             return
         if len(found) > 1:
@@ -424,29 +424,37 @@ class PipelineConversion:
         text = f"nothing that reaches the step is called {listed(missing)}; map it from one of: {given}"
         check(self._source, step.value, step.remarks, text)
 
-    def _alternatives(self, presence: Presence, sink: Topic, join: Join) -> list[Topic]:
-        """Sources of which one alone feeds the step; none where all together do."""
-        sources = groups(join.sources)
-        if join.kind != "any" or len(sources) < 2:
+    def _alternatives(self, presence: Presence, sink: Topic, join: Join) -> list[dict[str, Found]]:
+        """Sets of sources of which the first that is there feeds the step; none where there is no choice."""
+        several = {name: found for name in presence.wanted(sink) if len(found := presence.find(sink, name)) > 1}
+        if not several:
             return []
-        needed = [name for name, is_required in presence.wanted(sink).items() if is_required]
-        feeds = {
-            group: all(any(one.group == group for one in presence.find(sink, name)) for name in needed)
-            for group in sources
-        }
-        return list(sources) if all(feeds.values()) else []
+        if len(several) == 1:
+            ((name, found),) = several.items()
+            is_choice = join.kind != "inner" or len({one.group for one in found}) == 1
+            return [{name: one} for one in found] if is_choice else []
+        sets = [
+            {name: one for name, found in several.items() for one in found if one.group == group}
+            for group in groups(join.sources)
+        ]
+        return [one for one in sets if len(one) == len(several)] if join.kind != "inner" else []
 
-    def _switch(self, presence: Presence, step: DraftStep, sink: Topic, alternatives: list[Topic]) -> DraftStep:
+    def _switch(
+        self, presence: Presence, step: DraftStep, sink: Topic, alternatives: list[dict[str, Found]]
+    ) -> DraftStep:
         """The step once for each source that may feed it."""
         node = self._node(step.name, SWITCH)
         check(self._source, step.value, node.remarks, _EITHER)
-        for group in alternatives:
-            one = DraftStep(f"{step.name}_{group.step or group.pipeline}", step.value, model=step.model)
-            for name in presence.wanted(sink):
-                self._map_input(presence, one, sink, name, group)
-            tensors = [found.tensor for name in presence.wanted(sink) for found in presence.find(sink, name)]
-            absent = [t for t in tensors if self._comes_from(presence, sink, t, group) and not presence.is_present(t)]
-            one.when = " && ".join(dict.fromkeys(self._spoken(tensor) for tensor in absent))
+        for chosen in alternatives:
+            source = next(iter(chosen.values())).tensor.topic
+            name = f"{step.name}_{source.step or self._flow.name}"
+            one = DraftStep("", step.value, model=step.model)
+            one.name = legal_name(self._source, step.value, name, [other.name for other in node.steps], [])
+            for wanted in presence.wanted(sink):
+                self._map_input(presence, one, sink, wanted, chosen.get(wanted))
+            one.when = presence.when_found(sink, chosen.values(), self._spoken)
+            if one.when in [other.when for other in node.steps]:
+                continue
             node.steps.append(one)
             if not one.when:
                 one.is_otherwise = True
@@ -454,11 +462,6 @@ class PipelineConversion:
         outer = DraftStep(step.name, step.value, node=node.name, when=step.when, after=step.after)
         outer.output_map, outer.remarks = step.output_map, step.remarks
         return outer
-
-    def _comes_from(self, presence: Presence, sink: Topic, tensor: Origin, group: Topic) -> bool:
-        return any(
-            f.tensor == tensor and f.group == group for n in presence.wanted(sink) for f in presence.find(sink, n)
-        )
 
     def _output_map(self, topic: Topic) -> dict[str, str]:
         return {t.name: new for t, new in self._names.items() if t.topic == topic and t.name != new}
@@ -496,13 +499,17 @@ class PipelineConversion:
                 step = DraftStep(self._labels[end], self._joins[end._replace(side="inputs")].value, node=chain.name)
             step.when = when
             node.steps.append(step)
-            # What is no sibling of the step is one of the node.
-            siblings = {self._labels[topic] for topic in inside} if len(inside) > 1 else set()
-            for one in steps:
-                waits |= dict.fromkeys(name for name in one.after if name not in siblings)
-                one.after = [name for name in one.after if name in siblings]
+            waits |= dict.fromkeys(self._outer_guards(steps if len(steps) > 1 else [], steps))
         label = self._free("answer", set(self._labels.values()))
         return DraftStep(label, self._flow.value, node=node.name, after=list(waits))
+
+    def _outer_guards(self, siblings: list[DraftStep], steps: list[DraftStep]) -> list[str]:
+        """Take the guards that are not beside the steps, for the step that calls their node."""
+        names = {step.name for step in siblings}
+        outer = [name for step in steps for name in step.after if name not in names]
+        for step in steps:
+            step.after = [name for name in step.after if name in names]
+        return list(dict.fromkeys(outer))
 
     def _copies(self, presence: Presence, calls: list[Topic]) -> list[DraftStep]:
         """Steps that the answer does not need, those that read one another as one."""
@@ -519,9 +526,9 @@ class PipelineConversion:
         if len(part) > 1:
             node = self._node(self._labels[part[-1]], SEQUENCE)
             node.steps = [first, *(self._step(presence, topic, node) for topic in part[1:])]
-            first = DraftStep(
-                self._labels[part[-1]], self._joins[part[-1]._replace(side="inputs")].value, node=node.name
-            )
+            guards = self._outer_guards(node.steps, node.steps)
+            value = self._joins[part[-1]._replace(side="inputs")].value
+            first = DraftStep(self._labels[part[-1]], value, node=node.name, after=guards)
         first.shadow_percent = 100.0
         first.output_map = {}
         first.remarks.append(_COPY)

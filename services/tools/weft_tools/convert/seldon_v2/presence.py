@@ -127,9 +127,9 @@ class Presence:
             for found in self.find(group, original)
         ]
         named = [found for found in every if found.is_named]
-        first: dict[Origin, Found] = {}
+        first: dict[tuple[Origin, Topic], Found] = {}
         for found in named or every:
-            first.setdefault(found.tensor, found)
+            first.setdefault((found.tensor, found.group), found)
         return list(first.values())
 
     def names(self, topic: Topic) -> dict[str, None]:
@@ -162,6 +162,11 @@ class Presence:
         """
         return _text(_Formula(self, spoken, frozenset(inside)).runs(topic))
 
+    def when_found(self, sink: Topic, found: Iterable[Found], spoken: Callable[[Origin], str]) -> str:
+        """CEL that holds where all of some tensors are in a message; "" where they always are."""
+        formula = _Formula(self, spoken, frozenset())
+        return _text(_term("&&", [formula.found(sink, one) for one in found]))
+
     def is_read(self, tensor: Origin, answer: Topic) -> bool:
         """Whether any message but the answer has the tensor, or waits for it."""
         return any(found.tensor == tensor for topic in self._order if topic != answer for found in self._read(topic))
@@ -189,7 +194,7 @@ class Presence:
             )
             if topic.step and made[topic]:
                 made[topic] = all(
-                    not found or any(self._is_there(one.tensor, made, off) for one in found)
+                    not found or any(self._is_in(one, made, off) for one in found)
                     for name, is_required in self.wanted(topic).items()
                     if is_required
                     for found in [self.find(topic, name)]
@@ -200,10 +205,10 @@ class Presence:
         if not self._exists(reference.topic, made):
             return False
         found = self.find(reference.topic, reference.tensor) if reference.tensor else []
-        return not reference.tensor or any(self._is_there(one.tensor, made, off) for one in found)
+        return not reference.tensor or any(self._is_in(one, made, off) for one in found)
 
-    def _is_there(self, tensor: Origin, made: Mapping[Topic, bool], off: frozenset[Origin]) -> bool:
-        return tensor not in off and self._exists(tensor.topic, made)
+    def _is_in(self, found: Found, made: Mapping[Topic, bool], off: frozenset[Origin]) -> bool:
+        return found.tensor not in off and self._exists(found.tensor.topic, made) and self._exists(found.group, made)
 
     def _exists(self, topic: Topic, made: Mapping[Topic, bool]) -> bool:
         if topic.step and topic.side == "outputs":
@@ -227,9 +232,14 @@ class _Formula:
         presence = self._presence
         needed = [name for name, is_required in presence.wanted(topic).items() if is_required] if topic.step else []
         some = [presence.find(topic, name) for name in needed]
-        return _term(
-            "&&", [self.made(topic), *(_term("||", [self.has(one) for one in found]) for found in some if found)]
-        )
+        given = [_term("||", [self.found(topic, one) for one in found]) for found in some if found]
+        return _term("&&", [self.made(topic), *given])
+
+    def found(self, sink: Topic, found: Found) -> _Term:
+        """A tensor is in a message: the source that has it, and the tensor itself."""
+        join = self._presence.join(sink)
+        sources = [self.of(one) for one in join.sources if one.topic == found.group] if join is not None else []
+        return _term("&&", [_term("||", sources), self.has(found)])
 
     def made(self, topic: Topic) -> _Term:
         """The message is there."""
@@ -243,7 +253,8 @@ class _Formula:
     def of(self, reference: MessagePart) -> _Term:
         topic = reference.topic
         if reference.tensor:
-            return _term("||", [self.has(found) for found in self._presence.find(topic, reference.tensor)])
+            tensors = _term("||", [self.has(found) for found in self._presence.find(topic, reference.tensor)])
+            return _term("&&", [self.made(topic), tensors])
         if not topic.step or topic.side == "inputs":
             return self.made(topic)
         return self.answered(topic)

@@ -1,0 +1,40 @@
+"""Requests of random graphs, and a runtime whose decisions depend on nothing but the graph."""
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+from tests.unit.weft_router.fake_random import FakeRandom
+from tests.unit.weft_router.random_graphs import WIDTH
+
+from weft_common.tensors import WireTensor
+from weft_router.budgets.retry_budget import RetryBudget
+
+
+class BoundlessBudget(RetryBudget):
+    """Allows any number of retries."""
+
+    def take(self) -> bool:
+        return True
+
+
+def policies() -> dict[str, Any]:
+    """Options of a runtime whose retries depend on nothing but the graph."""
+    return {
+        "node_budget": BoundlessBudget(),
+        "generator": FakeRandom(0.5),
+    }
+
+
+def inputs_of(seed: int, num_rows: int, *, has_extra: bool) -> dict[str, list[bytes]]:
+    """Rows of the graph's inputs."""
+    names = ("X", "E") if has_extra else ("X",)
+    return {
+        name: [blake2b(f"{name}{seed}{row}".encode(), digest_size=WIDTH).digest() for row in range(num_rows)]
+        for name in names
+    }
+
+
+def wired(inputs: Mapping[str, list[bytes]]) -> dict[str, WireTensor]:
+    """The same as tensors."""
+    return {name: WireTensor("UINT8", (len(rows), WIDTH), b"".join(rows)) for name, rows in inputs.items()}
