@@ -80,10 +80,8 @@ class MapPlan(NodePlan):
             if step.shadow is None:
                 flows.append(Flow(index, None, tensors=offered(step), gives=True))
         if self.streams:
-            collected: tuple[str, ...] = (f"{slot_name(self, settings.index_slot)}: the row",) * (
-                settings.index_slot >= 0
-            )
-            return self._described("each response of each row, as it comes", collected, notes, flows)
+            row = () if settings.index_slot < 0 else (f"{slot_name(self, settings.index_slot)}: the row",)
+            return self._described("each response of each row, as it comes", row, notes, flows)
         collected = tuple(
             f"{one.name}: {'LIST' if one.is_list else 'STACK'}"
             + (f", lengths {slot_name(self, one.lengths)}" if one.lengths >= 0 else "")
@@ -102,7 +100,7 @@ class MapPlan(NodePlan):
             entry=End(f"each row of {lists}", tuple(notes)),
             exit=End(title, collected),
             flows=tuple(flows),
-            each=f"{'chunk' if settings.chunk_rows > 1 else 'row'} of {lists}",
+            each=f"{'chunk' if self.settings.chunk_rows > 1 else 'row'} of {lists}",
         )
 
 
