@@ -93,7 +93,9 @@ class Graph(_message.Message):
 
     @_builtins.property
     def input(self) -> _containers.RepeatedCompositeFieldContainer[_model_config_pb2.ModelInput]:
-        """What a request brings. What tells of reshaping, ragged batches or vendors' layouts is not supported in a tensor."""
+        """What a request brings. With `reshape` the steps see other dims than clients; `allow_ragged_batch` changes nothing,
+        and what tells of vendors' layouts is not supported in a tensor.
+        """
 
     @_builtins.property
     def output(self) -> _containers.RepeatedCompositeFieldContainer[Global___Output]:

@@ -12,6 +12,7 @@ from weft_router.graph.plan import Frame, GraphPlan, NodePlan, StepPlan
 from weft_router.reporting.path import SKIPPED, NodeRecord, StepRecord
 from weft_router.requests.selection import Selections
 from weft_router.steps import GraphRequest, Node, Run
+from weft_router.steps.reshaping import reshape_slots
 from weft_tools.explain.question import Question
 from weft_tools.explain.rewrite import OneNode, Rewriter
 from weft_tools.explain.stand_ins import Scene
@@ -113,6 +114,7 @@ class Studies:
         frame: Frame = [None] * self._root.num_slots
         for name, slot in self._root.inputs:
             frame[slot] = self._question.inputs.get(name)
+        reshape_slots(frame, self._root.reshaped_inputs)
         return self._study(self._root, frame, None if limit_ms is None else int(limit_ms * _NS_PER_MS))
 
     def inside(self, step: StepPlan, study: Study) -> Study:

@@ -1,7 +1,7 @@
 """Maps: one step for every row of a list."""
 
 import pytest
-from tests.unit.weft_router.map_graphs import BATCHED, READ, Target, compiled, lists, numbers, outputs
+from tests.unit.weft_router.map_graphs import BATCHED, HEAD, READ, Target, compiled, lists, numbers, outputs
 
 from weft_common.core import CallContext
 from weft_common.errors import WeftError
@@ -156,3 +156,24 @@ HEAD_OF_LISTS = """
 name: "g" platform: "graph"
 input [ { name: "LISTS" data_type: TYPE_INT64 dims: [ -1, -1, 2 ] }, { name: "ADD" data_type: TYPE_INT64 dims: [ 1 ] } ]
 """
+
+
+@pytest.mark.parametrize("bad", [False, True])
+async def test_a_map_may_be_a_guard(bad: bool) -> None:
+    """Each row is judged though nobody reads what comes of it; the first that is refused stops what follows."""
+    head = HEAD + 'output { name: "S" data_type: TYPE_INT64 dims: [ -1, 1 ] }'
+    nodes = """node { name: "root" sequence {
+      step { name: "guard" node: "each" output_map { key: "S" value: "OF_GUARD" } }
+      step { name: "main" node: "work" after: "guard" } } }
+    node { name: "each" map { over: "LIST" step { name: "s" model_name: "fail@4" } } }
+    node { name: "work" map { over: "LIST" step { name: "s" model_name: "sum@4" } } }"""
+    plan, target = compiled(nodes, head), Target()
+    rows = dict(lists(10, add=100))
+    if bad:
+        rows["LIST"] = numbers([1, 0], [13, 0], [3, 0])
+        with pytest.raises(WeftError, match="thirteen"):
+            await outputs(plan, target, rows)
+        assert ["fail@4"] == target.called()
+    else:
+        assert {"S": [[100 + 11 * row] for row in range(10)]} == await outputs(plan, target, rows)
+        assert ["fail@4"] * 3 + ["sum@4"] * 3 == target.called()
