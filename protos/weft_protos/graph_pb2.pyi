@@ -101,7 +101,9 @@ class Graph(_message.Message):
 
     @_builtins.property
     def parameters(self) -> _containers.MessageMap[_builtins.str, _model_config_pb2.ModelParameter]:
-        """Clients see them in the graph's configuration; they change nothing."""
+        """Clients see them in the graph's configuration. `allow_empty_batch`: a request may have a batch of no rows, as a model's
+        with that parameter; each model that gets it must have it too.
+        """
 
     @_builtins.property
     def ensemble_scheduling(self) -> Global___Ensembling:

@@ -12,6 +12,9 @@ COLLECTS_PARAMETER = "collects_responses"
 #: configurations have no word for that, pass it over.
 OPTIONAL_OUTPUTS_PARAMETER = "optional_outputs"
 
+#: Model parameter that is there, not "false", if requests may have a batch of no rows.
+EMPTY_BATCH_PARAMETER = "allow_empty_batch"
+
 _DATATYPE_BY_ENUM: dict[int, str] = {
     number: ("BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_"))
     for name, number in model_config_pb2.DataType.items()
@@ -76,6 +79,7 @@ class ModelSignature:
         inputs, outputs: In declared order.
         is_decoupled: Any number of responses per request; only over ``ModelStreamInfer``, unless it ``can_collect``.
         can_collect: The model supports unary calls with one complete response, although it is decoupled.
+        allows_empty_batch: A request may have a batch of no rows.
     """
 
     name: str
@@ -86,6 +90,7 @@ class ModelSignature:
     outputs: tuple[TensorSpec, ...]
     is_decoupled: bool = False
     can_collect: bool = field(default=False, compare=False)
+    allows_empty_batch: bool = False
 
     @classmethod
     def from_config(
@@ -126,6 +131,7 @@ class ModelSignature:
             can_collect=is_decoupled
             and COLLECTS_PARAMETER in config.parameters
             and config.parameters[COLLECTS_PARAMETER].string_value == "true",
+            allows_empty_batch=allows_empty_batch(config.parameters),
         )
 
     def full_shape(self, spec: TensorSpec) -> tuple[int, ...]:
@@ -145,6 +151,11 @@ def optional_outputs(config: model_config_pb2.ModelConfig) -> tuple[str, ...]:
         return ()
     names = config.parameters[OPTIONAL_OUTPUTS_PARAMETER].string_value.split(",")
     return tuple(name for one in names if (name := one.strip()))
+
+
+def allows_empty_batch(parameters: Mapping[str, model_config_pb2.ModelParameter]) -> bool:
+    """Whether requests of a model, or a graph, with these parameters may have a batch of no rows."""
+    return EMPTY_BATCH_PARAMETER in parameters and parameters[EMPTY_BATCH_PARAMETER].string_value in ("", "true")
 
 
 def _reshape(tensor: model_config_pb2.ModelInput | model_config_pb2.ModelOutput) -> tuple[int, ...] | None:

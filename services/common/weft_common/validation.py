@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from weft_common.core import InferCall, Parameters
 from weft_common.errors import InvalidArgumentError
-from weft_common.signature import ModelSignature, TensorSpec
+from weft_common.signature import EMPTY_BATCH_PARAMETER, ModelSignature, TensorSpec
 from weft_common.tensors import ITEMSIZE_BYTES, WireTensor, check_bytes, num_elements
 
 
@@ -33,7 +33,7 @@ def validate(call: InferCall, signature: ModelSignature, *, can_split: bool = Fa
             _check_outputs(call, signature)
     except InvalidArgumentError as error:
         raise error.with_message(f"[request id: {call.request_id or '<id_unknown>'}] {error.message}") from None
-    return max(num_rows, 1)
+    return num_rows if num_rows >= 0 else 1
 
 
 def scheduling_parameters(parameters: Parameters) -> tuple[int, int]:
@@ -137,17 +137,23 @@ def _check_tensor(spec: TensorSpec, tensor: WireTensor, signature: ModelSignatur
     """Validate one input; returns its rows, 1 without batch dimension."""
     datatype, shape, data = tensor
     has_batch = signature.max_batch_size > 0
+    least_rows = 0 if signature.allows_empty_batch else 1
     model = signature.name
     if datatype != spec.datatype:
         raise InvalidArgumentError(
             f"inference input '{spec.name}' data-type is '{datatype}', but model '{model}' expects '{spec.datatype}'"
         )
     row_shape = shape[1:] if has_batch else shape
-    if (has_batch and (not shape or shape[0] < 1)) or (
+    if (has_batch and (not shape or shape[0] < least_rows)) or (
         (row_shape != spec.dims or -1 in row_shape) and not _fits(row_shape, spec.dims)
     ):
         limit = signature.max_batch_size
-        note = f" NOTE: max_batch_size is {limit}, so the first dimension is the batch size, 1 to {limit}." * has_batch
+        sizes = f"{least_rows} to {limit}"
+        note = f" NOTE: max_batch_size is {limit}, so the first dimension is the batch size, {sizes}." * has_batch
+        if has_batch and shape[:1] == (0,) and least_rows:
+            note += (
+                f" A model takes a batch of no rows if its configuration has the parameter '{EMPTY_BATCH_PARAMETER}'."
+            )
         raise InvalidArgumentError(
             f"unexpected shape for input '{spec.name}' for model '{model}'. Expected "
             f"{_text(signature.full_shape(spec))}, got {_text(shape)}.{note}"

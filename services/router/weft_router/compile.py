@@ -5,7 +5,7 @@ It stands above the kinds of node and the policies of steps, which it hands to t
 
 from dataclasses import replace
 
-from weft_common.signature import ModelSignature, TensorSpec
+from weft_common.signature import ModelSignature, TensorSpec, allows_empty_batch
 from weft_common.text.pbtxt import Diagnostic
 from weft_router.graph.checks.amplification import check_amplification
 from weft_router.graph.checks.latency import check_latency
@@ -131,6 +131,7 @@ def _signature(file: GraphFile, built: BuiltNode) -> ModelSignature:
         max_batch_size=message.max_batch_size,
         inputs=tuple(spec_of(tensor) for tensor in message.input),
         outputs=tuple(outputs),
+        allows_empty_batch=allows_empty_batch(message.parameters),
         is_decoupled=built.responses > ResponseCount.ONE,
         can_collect=built.responses is ResponseCount.COLLECTABLE,
     )

@@ -114,6 +114,19 @@ def test_outputs_that_answers_may_lack(tmp_path):
     assert [f"10: {text}"] == faults(tmp_path, BASE + parameters(optional_outputs=" "))
 
 
+def test_a_batch_of_no_rows(tmp_path):
+    """The parameter needs no value, and is refused where there are no batches; the backend does not see it."""
+    for value, expected in (("", True), ("true", True), ("false", False)):
+        definition = defined(tmp_path, BASE + parameters(allow_empty_batch=value))
+        assert expected == definition.contexts[1].signature.allows_empty_batch
+        assert {} == definition.contexts[1].parameters
+    text = "parameter 'allow_empty_batch' is 'yes'; give \"true\" or \"false\", or no value"
+    assert [f"10: {text}"] == faults(tmp_path, BASE + parameters(allow_empty_batch="yes"))
+    single = BASE.replace("max_batch_size: 8", "max_batch_size: 0") + parameters(allow_empty_batch="true")
+    text = "parameter 'allow_empty_batch' has no effect for a model without batch dimension; remove it"
+    assert f"10: {text}" in faults(tmp_path, single)
+
+
 def test_split_needs_rows(tmp_path):
     """Without a batch dimension there is nothing to split."""
     text = PLAIN.replace("max_batch_size: 8", "max_batch_size: 0") + parameters(split_large_requests="true")

@@ -7,7 +7,7 @@ implemented, is an error; one that only tunes speed or adds labels is ignored an
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path, PurePosixPath
 
-from weft_common.signature import OPTIONAL_OUTPUTS_PARAMETER, optional_outputs
+from weft_common.signature import EMPTY_BATCH_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER, optional_outputs
 from weft_common.text.pbtxt import suggestion
 from weft_protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from weft_serving.config.report import ConfigReport
@@ -173,6 +173,18 @@ def check_optional_outputs(config: ModelConfig, report: ConfigReport) -> None:
     if not names:
         text = f"parameter '{OPTIONAL_OUTPUTS_PARAMETER}' must name outputs, separated by commas: {', '.join(known)}"
         report.error(path, text)
+
+
+def check_empty_batches(config: ModelConfig, report: ConfigReport) -> None:
+    """Check that a model that takes batches of no rows has batches."""
+    if EMPTY_BATCH_PARAMETER not in config.parameters:
+        return
+    path, value = f"parameters[{EMPTY_BATCH_PARAMETER}]", config.parameters[EMPTY_BATCH_PARAMETER].string_value
+    if value not in ("", "true", "false"):
+        report.error(path, f"parameter '{EMPTY_BATCH_PARAMETER}' is '{value}'; give \"true\" or \"false\", or no value")
+    elif value != "false" and (config.max_batch_size <= 0 or config.HasField("sequence_batching")):
+        what = "a model without batch dimension" if config.max_batch_size <= 0 else "a stateful model"
+        report.error(path, f"parameter '{EMPTY_BATCH_PARAMETER}' has no effect for {what}; remove it")
 
 
 def check_iterative(config: ModelConfig, *, can_reschedule: bool, report: ConfigReport) -> None:

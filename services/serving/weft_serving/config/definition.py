@@ -10,7 +10,7 @@ from google.protobuf import json_format
 from weft_common.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
 from weft_common.observing.logs import get_logger
 from weft_common.repository.layout import CONFIG_FILENAME
-from weft_common.signature import COLLECTS_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER, ModelSignature
+from weft_common.signature import COLLECTS_PARAMETER, EMPTY_BATCH_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER, ModelSignature
 from weft_common.text.pbtxt import parse
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_serving.backends.base import (
@@ -123,6 +123,7 @@ def define_model(
     check_execution(config, settings, backend.execution_modes, report)
     checks.check_cache(config, report)
     checks.check_optional_outputs(config, report)
+    checks.check_empty_batches(config, report)
     checks.check_decoupled(config, can_stream=backend.can_stream, report=report)
     checks.check_iterative(config, can_reschedule=backend.can_reschedule, report=report)
     layout = batch_layout(config, report, has_tensor_backend=issubclass(backend, TensorBackend))
@@ -138,6 +139,7 @@ def define_model(
         _log.warning("%s: ignored, without effect in this version: %s", config.name, ", ".join(ignored))
     as_json = _to_json(config)
     ours = {*scheduling.SCHEDULING_PARAMETERS, *LAYOUT_PARAMETERS, COLLECTS_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER}
+    ours.add(EMPTY_BATCH_PARAMETER)
     parameters = {key: parameter.string_value for key, parameter in config.parameters.items() if key not in ours}
     parameters.pop(EXECUTION, None)
     if execution == PROCESS:  # the backend's own affair

@@ -18,6 +18,34 @@ def _sequence(*steps):
     return f'node {{ name: "root" sequence {{ {" ".join(steps)} }} }}'
 
 
+@pytest.mark.parametrize(
+    ("guard", "test", "is_certain"),
+    [
+        ("", "has(steps.lid)", True),
+        ("", "steps.lid.ok", True),
+        ("", "has(steps.lid) && steps.other.ok", True),
+        ("", "has(steps.lid) && has(steps.third)", True),
+        ("", "!has(steps.lid)", False),
+        ("", "has(steps.lid) && request.priority == 1", False),
+        ("", "has(steps.lid) || has(steps.other)", False),
+        ("dependency: SOFT", "has(steps.lid)", False),
+        ("dependency: SOFT", "has(steps.other) && has(steps.lid)", False),
+        ("dependency: SOFT", "has(steps.third)", False),
+        ("when: 'request.priority == 1'", "has(steps.lid)", False),
+    ],
+)
+def test_what_only_asks_for_hard_steps_always_runs(found, guard, test, is_certain):
+    """`when: 'has(steps.guard)'` is never false for a HARD guard that always runs: the request fails before."""
+    steps = (
+        LID.replace("EXTRA", guard),
+        'step { name: "other" model_name: "distil" output_map { key: "PROBS" value: "P" } }',
+        """step { name: "third" model_name: "half" when: 'has(steps.lid)' output_map { key: "PROBS" value: "H" } }""",
+        f'step {{ name: "clf" model_name: "xlmr" when: \'{test}\' }}',
+    )
+    errors = [one for one in found(_sequence(*steps)) if one.severity == "error"]
+    assert (["G010"] * (not is_certain)) == [one.code for one in errors]
+
+
 def _g010(found, text):
     return [one.message for one in found(text) if one.code == "G010" and one.severity == "error"]
 

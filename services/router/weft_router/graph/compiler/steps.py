@@ -288,8 +288,11 @@ class StepBuilder(UseBuilder, ABC):
                 if step.message.model_name:
                     why += f", or let '{OPTIONAL_OUTPUTS_PARAMETER}' of the model's configuration name it"
                 self.report.error("G018", file, path, f"'default' has no effect {why}", is_name=True)
-            is_batched = scope.is_batched and known[name].is_batched
-            tensor = default_tensor(file, path, message, replace(known[name], is_batched=is_batched), self.report)
+            output = known[name]
+            is_batched = scope.is_batched and output.is_batched
+            if output.is_batched and not is_batched and len(message.dims) == len(output.full_dims):
+                output = replace(output, dims=output.full_dims)  # a model's batch is a list here
+            tensor = default_tensor(file, path, message, replace(output, is_batched=is_batched), self.report)
             if tensor is not None and name in slots:
                 plans.append(DefaultPlan(slots[name], tensor, is_batched))
         return tuple(plans)
@@ -342,12 +345,25 @@ def _seen(scope: Scope, step: StepDefinition, tensor: str, known: TensorType) ->
     if scope.file.is_ensemble or known.absence:
         return known
     is_soft = message.dependency == pb.Step.SOFT
-    is_skipped = bool(message.when) and not (scope.node.kind is not None and scope.node.kind.chooses_by_when)
+    is_skipped = _may_be_skipped(scope, step)
     if not (is_soft or is_skipped):
         return known
     happens = " or ".join(["fail softly"] * is_soft + ["be skipped"] * is_skipped)
     cure = f"give it a 'default' for '{tensor}'" + " or make it 'dependency: HARD'" * (not is_skipped)
     return replace(known, is_optional=True, absence=f"step '{step.name}' may {happens}: {cure}")
+
+
+def _may_be_skipped(scope: Scope, step: StepDefinition) -> bool:
+    """Whether its ``when`` may be false; in a pipeline it is not where it only asks for steps that always answer."""
+    condition, kind = scope.names.conditions.get(f"{step.path}.when"), scope.node.kind
+    if condition is None or kind is None or kind.chooses_by_when:
+        return False
+    expression, index = condition
+    earlier = {one.name: one for one in scope.node.steps[:index] if not one.is_shadow}
+    if not kind.plan.is_pipeline or not expression.asks_steps_alone:
+        return True
+    asked = [earlier.get(reference.name) for reference in expression.references]
+    return not all(one and one.message.dependency == pb.Step.HARD and not _may_be_skipped(scope, one) for one in asked)
 
 
 def _judged(scope: Scope, step: StepDefinition) -> set[str]:

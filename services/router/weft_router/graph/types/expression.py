@@ -16,6 +16,7 @@ from weft_router.graph.types.condition_tokens import ConditionToken, plain, toke
 from weft_router.graph.types.proofs import Fact, Term, prove
 
 _GENERATED = re.compile(r"_w[0-9]+")
+_ALL_OF = re.compile(r"\s*_w[0-9]+\s*(&&\s*_w[0-9]+\s*)*")
 _ELEMENT = re.compile(r"[0-9]{1,18}")
 #: As CEL has it.
 _MAX_CHARS = 100_000
@@ -135,6 +136,11 @@ class Expression:
     request_fields: set[str] = field(default_factory=set)
     constant: bool | None = None
     faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def asks_steps_alone(self) -> bool:
+        """Whether it holds wherever the steps that it names have answered: ``has(steps.a) && has(steps.b)``."""
+        return {variable.use for variable in self.variables} == {Use.IS_OK} and bool(_ALL_OF.fullmatch(self.rewritten))
 
     @property
     def inputs(self) -> set[str]:
