@@ -93,7 +93,9 @@ class Graph(_message.Message):
 
     @_builtins.property
     def input(self) -> _containers.RepeatedCompositeFieldContainer[_model_config_pb2.ModelInput]:
-        """What a request brings. What tells of reshaping, ragged batches or vendors' layouts is not supported in a tensor."""
+        """What a request brings. With `reshape` the steps see other dims than clients; `allow_ragged_batch` changes nothing,
+        and what tells of vendors' layouts is not supported in a tensor.
+        """
 
     @_builtins.property
     def output(self) -> _containers.RepeatedCompositeFieldContainer[Global___Output]:
@@ -581,6 +583,7 @@ class Map(_message.Message):
     COLLECT_FIELD_NUMBER: _builtins.int
     LENGTHS_FIELD_NUMBER: _builtins.int
     MAX_BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
     max_rows: _builtins.int
     """Longest list; a longer one is refused with INVALID_ARGUMENT. 0: no limit."""
     max_inflight: _builtins.int
@@ -591,6 +594,11 @@ class Map(_message.Message):
     """
     max_batch_size: _builtins.int
     """Rows in a chunk at most; default: what the step's target takes, which it cannot exceed."""
+    index: _builtins.str
+    """Where the step streams, each response of each row is one of the map as it arrives, and nothing is collected. This names
+    an output that has the row's number, INT64 [1]; in a graph with a batch dimension [2], the list and the row in it. The
+    response parameter `graph_row` has it as text: `3`, `0:3`.
+    """
     @_builtins.property
     def over(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Inputs of the node whose rows the step gets, one or more; all have as many rows. Inputs that are not named here go to
@@ -619,10 +627,11 @@ class Map(_message.Message):
         collect: _abc.Iterable[Global___Collect] | None = ...,
         lengths: _builtins.str = ...,
         max_batch_size: _builtins.int = ...,
+        index: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["collect", b"collect", "lengths", b"lengths", "max_batch_size", b"max_batch_size", "max_inflight", b"max_inflight", "max_rows", b"max_rows", "over", b"over", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["collect", b"collect", "index", b"index", "lengths", b"lengths", "max_batch_size", b"max_batch_size", "max_inflight", b"max_inflight", "max_rows", b"max_rows", "over", b"over", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,6 +22,7 @@ from weft_router.requests.selection import Selection, Selections
 from weft_router.runtime import Runtime
 from weft_router.scope import RequestScope
 from weft_router.steps import GraphRequest, Run, earlier
+from weft_router.steps.reshaping import reshape_slots
 
 #: How long a response of a stream is held back to learn whether it is the last, in seconds: models tell the end right
 #: behind their last response, and a client that does not ask for empty responses learns it by a flag of that one.
@@ -216,4 +217,6 @@ class GraphExecutor:
         frame: Frame = [None] * root.num_slots
         for name, slot in root.inputs:
             frame[slot] = call.inputs.get(name)
+        if root.reshaped_inputs:
+            reshape_slots(frame, root.reshaped_inputs)
         return Run(frame, request, deadline_ns, context.trace_context, NodeRecord(root.name, root.path_form))

@@ -31,7 +31,4 @@ SHAPES: Final[list[Shape]] = [
 EXPECTED_FAILURES: Final[dict[str, str]] = {
     "triton/batches/reshaped.pbtxt": "`reshape` of an ensemble's own inputs",
     "triton/batches/reshaped_twice.pbtxt": "`reshape` of an ensemble's own inputs",
-    "triton/guides/picture_ragged.pbtxt": "`allow_ragged_batch` of an ensemble's own inputs",
-    "triton/guides/read_text.pbtxt": "a step that answers with another number of rows",
-    "kserve/switch_by_body.yaml": "patterns in conditions",
 }

@@ -144,7 +144,9 @@ SHAPES = [
         [
             Request(_body((99, "red-server")), {"BY": integers([1])}, parameters={"source": "client"}),
             Request(_body((11, "red-server")), {"BY": integers([2])}, parameters={"source": "client1"}),
-            Request(_body((0, "kserve"), (1, "1red-server1")), {"BY": integers([3], [3])}),
+            Request(_body((1, "1red-server1")), {"BY": integers([3])}),
+            # There any row decides for all; here a request of several rows is refused.
+            Request(_body((0, "kserve"), (1, "1red-server1")), error="the whole request takes one branch"),
             Request(_body((0, "kserve")), error="INVALID_ARGUMENT"),
         ],
         check="it is a request parameter here",

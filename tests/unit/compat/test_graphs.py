@@ -1,13 +1,19 @@
 """Graphs that Triton Inference Server, KServe and Seldon Core publish, as shapes of our own, give the right answers."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from tests.compat.graphs.all_shapes import EXPECTED_FAILURES, SHAPES
+from tests.compat.graphs.explained import explained_calls
 from tests.compat.graphs.fake_models import SampleTarget
 from tests.compat.graphs.index import README, table
 from tests.compat.graphs.run import SampleGraphs, answer, difference, started
 from tests.compat.graphs.shape import FOLDER, Shape
+
+from weft_router.compile import compile_graph
+from weft_tools.draw import FORMATS
+from weft_tools.draw.build import build_diagram
 
 
 def _parameters(shapes: list[Shape]) -> list[object]:
@@ -20,13 +26,18 @@ def _parameters(shapes: list[Shape]) -> list[object]:
 
 @pytest.mark.parametrize("shape", _parameters([shape for shape in SHAPES if not shape.refused]))
 async def test_a_published_graph_answers_as_expected(shape: Shape, tmp_path: Path) -> None:
-    """In a real router, with every tensor, datatype, shape and response of the expected answer, and no more."""
+    """In a real router, with every tensor, datatype, shape and response of the expected answer, and no more.
+
+    The models that are called are those of which ``weft explain`` says so.
+    """
     target = SampleTarget(shape)
     graphs = SampleGraphs(shape, target)
     found = graphs.faults_of(shape.name, target)
     assert [] == [fault.message for fault in found if fault.severity == "error"]
     assert not shape.check or any(shape.check in fault.message for fault in graphs.faults)
     assert shape.requests
+    plan = compile_graph(graphs.find(shape.name, ""), target, graphs)
+    assert all(form(build_diagram(plan)) for form in FORMATS.values())
     async with started(shape, tmp_path) as (core, served):
         for request in shape.requests:
             served.called.clear()
@@ -37,6 +48,10 @@ async def test_a_published_graph_answers_as_expected(shape: Shape, tmp_path: Pat
             else:
                 assert not difference(got, request.expected, is_any_order=request.is_any_order)
             assert request.called in (None, served.called)
+            called = set(served.called)
+            may_be_called, are_called = await asyncio.to_thread(explained_calls, plan, request)
+            assert called <= may_be_called
+            assert isinstance(got, str) or called >= are_called
 
 
 @pytest.mark.parametrize("shape", _parameters([shape for shape in SHAPES if shape.refused]))

@@ -32,6 +32,7 @@ from tests.unit.weft_router.random_graphs import WIDTH, Model, Node, Step, steps
 
 from weft_router.combine import METHODS
 from weft_router.kinds.ensemble import EnsemblePlan
+from weft_router.kinds.map import MapPlan
 from weft_router.kinds.sequence import SequencePlan
 from weft_router.kinds.splitter import SplitterPlan
 from weft_router.kinds.switch import SwitchPlan
@@ -52,7 +53,7 @@ class Interpreter:
     def node(self, node: Node, values: Values, at: int, deadline: int, wanted: Collection[str]) -> Ends:
         """Run a node from time `at` on, for those of its outputs that are wanted. Raises FailsError."""
         end = NEVER
-        read = {"Y"} if node.kind is EnsemblePlan else set(wanted)
+        read = {"Y"} if node.kind in (EnsemblePlan, MapPlan) else set(wanted)
         if node.kind is SequencePlan:
             read = read_in(node, wanted)
         self.wanted |= {one: read for step in node.steps for one in step.chain}
@@ -72,6 +73,8 @@ class Interpreter:
             return self.sequence(node, values, at, deadline, wanted)
         if node.kind is EnsemblePlan:
             return self.ensemble(node, values, at, deadline)
+        if node.kind is MapPlan:
+            return self.map(node, values, at, deadline)
         if node.kind is SplitterPlan:
             return self.step(node.steps[-1], values, at, deadline)
         run = self.switch if node.kind is SwitchPlan else self.cascade
@@ -292,6 +295,54 @@ class Interpreter:
                 raise FailsError(at, reasons[row])
         parts = {name: [([row], answers[row].get(name)) for row in range(num_rows)] for name in node.outputs}
         return Ends(at, {name: joined(num_rows, of_rows) for name, of_rows in parts.items()})
+
+    def map(self, node: Node, values: Values, at: int, deadline: int) -> Ends:
+        """The rows of the lists that are made of X, in chunks; then one tensor is made of X and their answers."""
+        assert node.split is not None
+        assert node.join is not None
+        x, e = values["X"] or [], values["E"]
+        at = call(node.split, {"X": x}, at, deadline).at
+        lists, counts = node.split.lists([{"X": row} for row in x])
+        size = len(lists[0])
+        rows = [(owner, i) for owner in range(len(x)) for i in range(counts[owner] if node.has_lengths else size)]
+        given: Values = {"L": [lists[owner][i] for owner, i in rows], "E": e and [e[owner] for owner, _ in rows]}
+        at, answers = self.chunks(node, values, given, at, deadline)
+        whole: Rows = None
+        if answers is not None:
+            answer_of = dict(zip(rows, answers, strict=True))
+            entries = [[answer_of.get((owner, i), bytes(WIDTH)) for i in range(size)] for owner in range(len(x))]
+            whole = [b"".join(one) for one in entries]
+        ends = call(node.join, {"X": x, "L": whole}, at, deadline)
+        return Ends(ends.at, {"Y": ends.outputs["OUT"]})
+
+    def chunks(self, node: Node, values: Values, given: Values, at: int, deadline: int) -> tuple[int, Rows]:
+        """When the step has run for all rows, some at once, and their answers."""
+        step, num_rows = node.steps[0], len(given["L"] or [])
+        if not all(holds(test, values) for test in step.when):
+            return at, default(step, {"L": given["L"]})["Y"]
+        free = [at] * (node.max_inflight or 8)
+        end, answers, is_whole = at, list[bytes](), True
+        failures: list[FailsError] = []
+        chunk_rows = node.chunk_rows or 64
+        for first in range(0, num_rows, chunk_rows):
+            part = some(given, range(first, min(first + chunk_rows, num_rows)))
+            start = min(free)
+            if failures and start >= earliest(failures).at:
+                break
+            free.remove(start)
+            try:
+                ends = self.step(step, part, start, deadline, looks_at_when=False)
+            except FailsError as failure:
+                failures.append(failure)
+                free.append(failure.at)
+                continue
+            free.append(ends.at)
+            end = max(end, ends.at)
+            answers += ends.outputs["Y"] or []
+            is_whole = is_whole and ends.outputs["Y"] is not None
+        if failures:
+            raise earliest(failures)
+        return end, answers if is_whole else None
 
     def ensemble(self, node: Node, values: Values, at: int, deadline: int) -> Ends:
         outcomes: list[Ends | FailsError] = []

@@ -11,6 +11,7 @@ from tests.unit.weft_router.random_graphs import Model, Node, Step, Test
 from weft_router.combine import METHODS
 from weft_router.kinds.cascade import CascadePlan
 from weft_router.kinds.ensemble import EnsemblePlan
+from weft_router.kinds.map import MapPlan
 from weft_router.kinds.sequence import SequencePlan
 from weft_router.kinds.switch import SwitchPlan
 
@@ -30,6 +31,8 @@ def outputs_that_may_be_absent(node: Node) -> frozenset[str]:
     """Outputs of a node that may be absent."""
     if node.kind is SequencePlan:
         return may_be_absent(node).intersection(node.outputs)
+    if node.kind is MapPlan:
+        return frozenset()
     perhaps = [given_perhaps(node, step) for step in node.steps]
     if node.kind is not EnsemblePlan:
         lacking = [set(node.outputs).difference(tensor for _, tensor in step.outputs) for step in node.steps]

@@ -13,13 +13,22 @@ from weft_router.combine import METHODS
 from weft_router.graph.plan import NodePlan
 from weft_router.kinds.cascade import CascadePlan
 from weft_router.kinds.ensemble import EnsemblePlan
+from weft_router.kinds.map import MapPlan
 from weft_router.kinds.sequence import SequencePlan
 from weft_router.kinds.splitter import SplitterPlan
 from weft_router.kinds.switch import SwitchPlan
 from weft_router.policies.hedge import HedgePlan
 from weft_router.policies.retry import RetryPlan
 
-KINDS: tuple[type[NodePlan], ...] = (SequencePlan, SequencePlan, SwitchPlan, SplitterPlan, EnsemblePlan, CascadePlan)
+KINDS: tuple[type[NodePlan], ...] = (
+    SequencePlan,
+    SequencePlan,
+    SwitchPlan,
+    SplitterPlan,
+    EnsemblePlan,
+    CascadePlan,
+    MapPlan,
+)
 COMBINE_METHODS = tuple(METHODS[name] for name in ("FIRST", "VOTE", "MAX", "SUM", "CUSTOM"))
 
 
@@ -147,8 +156,10 @@ class Drawing:
     def node(self, depth: int, *, gives_more: bool = False) -> Node:
         name, size = f"n{self.number()}", self.draw(st.integers(1, 4))
         kind = self.draw(st.sampled_from(KINDS))
-        if kind is EnsemblePlan and gives_more:
+        if (kind in (EnsemblePlan, MapPlan) and gives_more) or (kind is MapPlan and self.has_streams):
             kind = SequencePlan
+        if kind is MapPlan:
+            return self.map(name, depth)
         outputs = ("Y", "Z") if gives_more else ("Y",)
         if kind is SequencePlan:
             return self.sequence(name, size, depth, outputs)
@@ -173,6 +184,29 @@ class Drawing:
                 steps[0] = replace(steps[0], is_soft=True)
             return Node(name, kind, tuple(steps), outputs, per_row=self.chance(50) and not self.has_streams)
         return Node(name, kind, tuple(steps), outputs)
+
+    def map(self, name: str, depth: int) -> Node:
+        """Nothing is kept in it, because its chunks would share that."""
+        self.num_hedged += 1
+        step = self.step(0, depth, ("L", "E"), frozenset("E"), (), ("Y",))
+        self.num_hedged -= 1
+        when = tuple(test for test in step.when if test.name == "E")
+        step = replace(step, name="s0", when=when)
+        if not step.is_soft and not when:
+            step = with_useful_defaults(step)
+        perhaps = given_perhaps(Node(name, MapPlan, ()), step)
+        required, optional = (("X",), ("L",)) if perhaps or self.chance(30) else (("X", "L"), ())
+        split, join = (Model(self.number(), fails=False) for _ in range(2))
+        return Node(
+            name,
+            MapPlan,
+            (step,),
+            split=split,
+            join=replace(join, required=required, optional=optional),
+            has_lengths=self.chance(30),
+            chunk_rows=self.draw(st.sampled_from((0, 1, 2, 3, 7))),
+            max_inflight=self.draw(st.sampled_from((0, 1, 2, 3))),
+        )
 
     def ensemble(self, name: str, steps: list[Step]) -> Node:
         method = self.draw(st.sampled_from((*COMBINE_METHODS, *[METHODS["MERGE"]] * (3 * self.has_streams))))

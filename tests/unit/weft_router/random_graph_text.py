@@ -3,9 +3,11 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from tests.unit.weft_router.naive_types import may_be_absent, outputs_that_may_be_absent
 from tests.unit.weft_router.random_graphs import (
     WIDTH,
@@ -22,12 +24,13 @@ from tests.unit.weft_router.virtual_clock import virtual_clock_of_loop
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import RemoteError
 from weft_common.signature import ModelSignature, TensorSpec
-from weft_common.tensors import WireTensor, decode
+from weft_common.tensors import WireTensor, decode, encode
 from weft_router.combine import METHODS
 from weft_router.compile import compile_graph
 from weft_router.graph import GraphPlan, GraphSource
 from weft_router.graph.syntax.source import GraphError
 from weft_router.kinds.ensemble import EnsemblePlan
+from weft_router.kinds.map import MapPlan
 from weft_router.kinds.splitter import SplitterPlan
 from weft_router.kinds.switch import SwitchPlan
 
@@ -44,13 +47,13 @@ def is_allowed(root: Node) -> bool:
     """Whether the language allows the graph; what else is wrong with it is raised.
 
     Something may be absent where it must not (G010), a branch has the test of an earlier one (G013), or streams cannot
-    be joined (G019, G040), or a default stands for what is always there (G018).
+    be joined (G019, G040), a default stands for what is always there (G018), a map reads no list (G028).
     """
     try:
         plan_of(root)
     except GraphError as error:
         codes = {found.code for found in error.diagnostics if found.severity == "error"}
-        if not codes <= {"G010", "G013", "G018", "G019", "G040"}:
+        if not codes <= {"G010", "G013", "G018", "G019", "G028", "G040"}:
             raise
         return False
     return True
@@ -59,7 +62,7 @@ def is_allowed(root: Node) -> bool:
 def text_of(root: Node) -> str:
     """The graph as a file."""
     head = f'name: "g" platform: "graph" max_batch_size: {MAX_BATCH_SIZE}'
-    nodes = [_node(node, is_root=node is root) for node in nodes_within(root)]
+    nodes = [(_map if node.kind is MapPlan else _node)(node, is_root=node is root) for node in nodes_within(root)]
     return "\n".join([head, *_signature(root), *nodes]) + "\n"
 
 
@@ -101,6 +104,28 @@ def _node(node: Node, *, is_root: bool) -> str:
         said = rf'(value: "|output: "|carry {{ key: "|inputs\.|outputs\.){tensor}\b'
         body = re.sub(said, rf"\g<1>{name}", body)
     return f'node {{ name: "{"root" if is_root else node.name}" {declared}\n  {node.kind.kind} {{\n    {body} }} }}'
+
+
+def _map(node: Node, *, is_root: bool) -> str:
+    """A map among the steps that make its lists, and one tensor of its lists."""
+    assert node.split is not None
+    assert node.join is not None
+    name = "root" if is_root else node.name
+    made = _pairs("output_map", [("LIST", "L"), ("COUNT", "C")])
+    joined = _pairs("input_map", [("X", "X"), ("L", "LISTS")]) + _pairs("output_map", [("OUT", "Y")])
+    over = 'over: "L"' + ' lengths: "C"' * node.has_lengths
+    sizes = {"max_batch_size": node.chunk_rows, "max_inflight": node.max_inflight}
+    sizes_text = " ".join(f"{field}: {value}" for field, value in sizes.items() if value)
+    return "\n".join(
+        [
+            f'node {{ name: "{name}" {"" if is_root else " ".join(_signature(node))}\n  sequence {{',
+            f'    step {{ name: "split" model_name: "{node.split.name}" {made} }}',
+            f'    step {{ name: "each" node: "{node.name}m" {_pairs("output_map", [("Y", "LISTS")])} }}',
+            f'    step {{ name: "join" model_name: "{node.join.name}" {joined} }} }} }}',
+            f'node {{ name: "{node.name}m"\n  map {{ {over} {sizes_text}',
+            f"    step {{ {_step(node, node.steps[0], frozenset('E'))} }} }} }}",
+        ]
+    )
 
 
 def _step(node: Node, step: Step, absent: frozenset[str], *, is_fallback: bool = False) -> str:
@@ -173,6 +198,8 @@ class Catalog:
 
     def __init__(self, root: Node) -> None:
         self.models = {model.name: model for model in models_within(root)}
+        self.lists = {node.split.name for node in nodes_within(root) if node.split is not None}
+        self.joins = {node.join.name for node in nodes_within(root) if node.join is not None}
         self.stacked = {node.custom.name: len(node.steps) for node in nodes_within(root) if node.custom is not None}
 
     def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
@@ -186,9 +213,12 @@ class Catalog:
         if size := self.stacked.get(model_name):
             inputs = [TensorSpec("S", "UINT8", (size, WIDTH)), TensorSpec("MASK", "BOOL", (size,))]
         outputs = [TensorSpec(name, "UINT8", (WIDTH,), name in model.leaves_out) for name in model.outputs]
-        return "model", ModelSignature(
-            model_name, "1", "", MAX_BATCH_SIZE, tuple(inputs), tuple(outputs), model.streams
-        )
+        if model_name in self.lists:
+            outputs = [TensorSpec("LIST", "UINT8", (-1, WIDTH)), TensorSpec("COUNT", "INT32", (1,))]
+        if model_name in self.joins:
+            inputs[1] = replace(inputs[1], dims=(-1, WIDTH))
+        given = (tuple(inputs), tuple(outputs), model.streams)
+        return "model", ModelSignature(model_name, "1", "", MAX_BATCH_SIZE, *given)
 
     def names(self) -> list[str]:
         """As `Catalog.names`."""
@@ -219,6 +249,15 @@ def _rows_of(call: InferCall) -> list[dict[str, bytes]]:
     return [{name: array[row].tobytes() for name, array in arrays.items()} for row in range(num_rows)]
 
 
+def _lists(model: Model, rows: list[dict[str, bytes]]) -> dict[str, WireTensor]:
+    lists, counts = model.lists(rows)
+    data = b"".join(entry for one in lists for entry in one)
+    return {
+        "LIST": WireTensor("UINT8", (len(rows), len(lists[0]), WIDTH), data),
+        "COUNT": encode(np.array(counts, np.int32).reshape(-1, 1)),
+    }
+
+
 def _tensors(answer: Mapping[str, list[bytes]]) -> dict[str, WireTensor]:
     return {name: WireTensor("UINT8", (len(rows), WIDTH), b"".join(rows)) for name, rows in answer.items()}
 
@@ -236,6 +275,8 @@ def _script(model: Model) -> Any:
         await asyncio.sleep(delay_ns / 1e9)
         if fails:
             raise RemoteError(model.code, f"{model.name} fails")
+        if any(output.name == "LIST" for output in call.outputs):
+            return _lists(model, _rows_of(call))
         return _tensors(model.answer(_rows_of(call)))
 
     return answer

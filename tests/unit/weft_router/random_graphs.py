@@ -78,6 +78,12 @@ class Model:
         num_responses = sum(self.row("number", row)[0] for row in rows) % 4
         return [self.answer(rows, str(number)) for number in range(num_responses)]
 
+    def lists(self, rows: Sequence[Mapping[str, bytes]]) -> tuple[list[list[bytes]], list[int]]:
+        """A list for each row, all of one length that the rows decide; and how many entries of each count."""
+        size = sum(self.row("size", row)[0] for row in rows) % 6
+        lists = [[self.row(f"entry{index}", row) for index in range(size)] for row in rows]
+        return lists, [self.row("count", row)[0] % (size + 1) for row in rows]
+
     def answer(self, rows: Sequence[Mapping[str, bytes]], number: str = "") -> dict[str, list[bytes]]:
         """What it makes of some rows: each row alone, but an output is left out of all of them."""
         answer = {}
@@ -139,6 +145,10 @@ class Node:
         in_place: Of a sequence: pairs of a tensor of a step and the input of the node whose name it has in the file.
         again: The test of a loop.
         carries: Tensor that the next round gets as X; "" for none.
+        split: Of a map: the model that makes lists, L, of X. The one step of the map runs for each of their rows.
+        join: Of a map: the model that makes Y of X and the lists of the step's answers.
+        has_lengths: Of a map: the lists have lengths of their own.
+        chunk_rows, max_inflight: Of a map: `max_batch_size` and `max_inflight`.
     """
 
     name: str
@@ -157,6 +167,11 @@ class Node:
     max_iterations: int = 0
     again: Test | None = None
     carries: str = ""
+    split: Model | None = None
+    join: Model | None = None
+    has_lengths: bool = False
+    chunk_rows: int = 0
+    max_inflight: int = 0
 
 
 def nodes_within(node: Node) -> Iterator[Node]:
@@ -178,7 +193,8 @@ def steps_within(node: Node) -> Iterator[Step]:
 def models_within(node: Node) -> Iterator[Model]:
     """Every model that a node may call."""
     yield from (step.target for step in steps_within(node) if isinstance(step.target, Model))
-    yield from (inner.custom for inner in nodes_within(node) if inner.custom is not None)
+    for inner in nodes_within(node):
+        yield from (model for model in (inner.custom, inner.split, inner.join) if model is not None)
 
 
 def default_row(step: Step, tensor: str) -> bytes:

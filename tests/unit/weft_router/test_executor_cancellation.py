@@ -34,6 +34,7 @@ _AVERAGE = 'combine { output: "Y" method: AVERAGE }'
 _ROWS = "step { name: 'low' when: 'inputs.X[0] < 2.0' model_name: 'mid' }"
 _UNSURE = "step { name: 'small' model_name: 'quick' accept: 'outputs.Y[0] < 2.0' }"
 _INNER = f'node {{ name: "inner" policy {{ max_inflight: 2 }} ensemble {{ {_THREE} {_AVERAGE} }} }}'
+_LISTS = 'node { name: "root" map { over: "X" collect { output: "Y" method: LIST }'
 _RETRY = 'retry { attempts: 2 backoff_ms: 4 on: "UNAVAILABLE" }'
 
 
@@ -43,6 +44,11 @@ def _sequence(*steps: str, more: str = "") -> str:
 
 def _root(kind: str, body: str, more: str = "") -> str:
     return f'node {{ name: "root" {kind} {{ {body} }} }} {more}'
+
+
+def _map(step: str, more: str = "") -> str:
+    """A map over each row's one element."""
+    return f'{_LISTS} max_batch_size: 1 max_inflight: 1 step {{ name: "s" {step} }} }} }} {more}'
 
 
 def _step(model: str, policy: str = "", more: str = "") -> str:
@@ -91,6 +97,35 @@ GRAPHS = {
     "cache in vain": _sequence(_step('model_name: "bad"', "cache { ttl_ms: 1 }")),
     "cache of a graph": "policy { cache { ttl_ms: 1 } }" + _root("ensemble", f"{_THREE} {_AVERAGE}"),
     "shadow": _root("splitter", _THREE + 'step { name: "copy" model_name: "slow" shadow { percent: 100 } }'),
+    "map": _map('model_name: "mid" policy { max_inflight: 4 }').replace("max_inflight: 1", ""),
+    "map, one by one": _map('model_name: "flaky" policy { max_inflight: 2 retry { attempts: 2 } }'),
+    "map, failing": _map('model_name: "bad" policy { max_inflight: 4 }').replace("max_inflight: 1", ""),
+    "map, soft": _map('model_name: "bad" dependency: SOFT default { output: "Y" number: 7 }'),
+    "map of nodes": _map('node: "inner" policy { max_inflight: 2 hedge { after_ms: 2 } }', _INNER),
+    "node of maps": _sequence(
+        'step { name: "s" node: "each" fallback { model_name: "quick" } policy { max_inflight: 2 } }'
+    )
+    + _map('model_name: "flaky"').replace('"root"', '"each"'),
+    "guard": _sequence(
+        'step { name: "g" model_name: "mid" output_map { key: "Y" value: "G" } policy { max_inflight: 2 } }',
+        'step { name: "a" model_name: "slow" after: "g" policy { max_inflight: 2 } }',
+    ),
+    "guard beside, failing": _sequence(
+        'step { name: "g" model_name: "bad" output_map { key: "Y" value: "G" } policy { max_inflight: 2 } }',
+        'step { name: "a" model_name: "slow" policy { max_inflight: 2 } }',
+        'answer_after: "g"',
+    ),
+    "soft guard": _sequence(
+        'step { name: "g" model_name: "bad" dependency: SOFT output_map { key: "Y" value: "G" } }',
+        """step { name: "a" model_name: "mid" when: 'has(steps.g)' default { output: "Y" number: 7 } }""",
+        'step { name: "b" model_name: "quick" after: "a" output_map { key: "Y" value: "B" } }',
+        'answer_after: "b"',
+    ),
+    "ordered": _sequence(
+        'step { name: "a" model_name: "quick" output_map { key: "Y" value: "M" } policy { max_inflight: 2 } }',
+        'step { name: "b" model_name: "mid" }',
+        "ordered: true",
+    ),
     "everything": _sequence(
         _step(
             'node: "inner"',

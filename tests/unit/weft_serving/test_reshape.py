@@ -8,13 +8,14 @@ import pytest
 
 from weft_common.core import CallContext, InferCall
 from weft_common.errors import InvalidArgumentError
+from weft_common.reshape import reshaped
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor, decode, encode
 from weft_common.text.pbtxt import PbtxtError, parse
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_serving.backends.base import TensorBackend
 from weft_serving.config import define_model
-from weft_serving.request.reshape import call_reshaper, reshaped
+from weft_serving.request.reshape import call_reshaper
 from weft_serving.served.model import ServedModel
 from weft_serving.served.sequence_model import SequenceModel
 

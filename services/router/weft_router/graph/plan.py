@@ -211,6 +211,14 @@ class StepPlan:
 OK = WireTensor("BOOL", (1,), b"\x01")
 
 
+class Reshaping(NamedTuple):
+    """The tensor in ``slot`` has the dims ``source`` on one side of a graph's edge, ``target`` on the other."""
+
+    slot: int
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class NodePlan(ABC):
     """One node; the root node is the graph. Each kind has a class of its own, with what only it has.
@@ -234,6 +242,8 @@ class NodePlan(ABC):
         specs: For each slot, what is known of the tensor; its ``dims`` are without the batch dimension.
         graph: "name/version" where the node is the root of a nested graph, else "".
         is_batched: Whether its tensors have a batch dimension; None: as those of the graph.
+        reshaped_inputs: Inputs that have other dims inside.
+        reshaped_outputs: Outputs that had other dims inside.
     """
 
     kind: ClassVar[str]
@@ -255,6 +265,8 @@ class NodePlan(ABC):
     specs: Mapping[int, TensorSpec] = field(default_factory=dict)
     graph: str = ""
     is_batched: bool | None = None
+    reshaped_inputs: tuple[Reshaping, ...] = ()
+    reshaped_outputs: tuple[Reshaping, ...] = ()
 
     @property
     def batches_steps(self) -> bool | None:
@@ -289,6 +301,11 @@ class NodePlan(ABC):
     @property
     def slots_read(self) -> tuple[int, ...]:
         """Slots that the node itself reads when its steps have run, beside those of its outputs."""
+        return ()
+
+    @property
+    def counts_read(self) -> tuple[int, ...]:
+        """Slots of inputs that say how much there is to do; without their tensors it does all that there may be."""
         return ()
 
     def followers(self) -> Sequence[Sequence[int]]:

@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 from weft_common.core import RequestedOutput
 from weft_common.tensors import WireTensor
-from weft_router.graph.plan import CallPlan, GraphPlan
+from weft_router.graph.plan import CallPlan, GraphPlan, Reshaping
 from weft_router.graph.pruning import live_steps
 from weft_router.reporting.path import UsualPath
 from weft_router.requests.intermediates import Intermediate, Intermediates
 from weft_router.steps import Node, PrunableNode, Run
+from weft_router.steps.reshaping import across
 from weft_router.tensors.adaption import fitted_output, full_rank
 
 #: Selections that a graph keeps; the oldest goes first.
@@ -22,7 +23,8 @@ class Selection(NamedTuple):
     Attributes:
         node: The root with the steps that they need.
         names: Of the outputs, in the order in which they are answered.
-        slots: For each of the graph's own outputs its slot in the root's frame, and its rank.
+        slots: For each of the graph's own outputs its slot in the root's frame, its rank there, and what gives it
+            the dims that clients see, where these differ.
         keys: For each intermediate tensor the key that steps keep it under.
         captures: Outputs that steps keep, by the step's path; None for nothing.
         usual_path: Of a request in which every step answers; None where the request decides.
@@ -30,7 +32,7 @@ class Selection(NamedTuple):
 
     node: Node
     names: tuple[str, ...]
-    slots: Mapping[str, tuple[int, int | None]]
+    slots: Mapping[str, tuple[int, int | None, Reshaping | None]]
     keys: Mapping[str, str]
     captures: Mapping[str, tuple[str, ...]] | None
     usual_path: UsualPath | None
@@ -41,10 +43,12 @@ class Selection(NamedTuple):
         outputs: dict[str, WireTensor] = {}
         for name in self.names:
             if name in self.slots:
-                slot, rank = self.slots[name]
+                slot, rank, reshaping = self.slots[name]
                 tensor = frame[slot]
                 if tensor is not None and rank is not None and len(tensor.shape) != rank:
                     tensor = fitted_output(tensor, rank)
+                if reshaping is not None and tensor is not None:
+                    tensor = across(tensor, reshaping)
             else:
                 tensor = captured.get(self.keys[name])
             if tensor is not None:
@@ -71,7 +75,10 @@ class Selections:
         self.intermediates = Intermediates(plan.root, [spec.name for spec in plan.signature.outputs])
         is_batching = plan.signature.max_batch_size > 0
         ranks = {spec.name: full_rank(spec, is_batching=is_batching) for spec in plan.signature.outputs}
-        self._slots = {name: (slot, ranks.get(name)) for name, slot in plan.root.outputs}
+        by_slot = {one.slot: one for one in plan.root.reshaped_outputs}
+        inside = {name: by_slot[slot] for name, slot in plan.root.outputs if slot in by_slot}
+        ranks |= {name: len(one.source) + is_batching for name, one in inside.items()}
+        self._slots = {name: (slot, ranks.get(name), inside.get(name)) for name, slot in plan.root.outputs}
         self.all = self._made(tuple(self._slots), is_whole=True)
         self._known: dict[tuple[str, ...], Selection] = {}
 

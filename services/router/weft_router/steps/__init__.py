@@ -16,6 +16,7 @@ A step without any of this is a plain ``Step`` over its action. A ``ShadowStep``
 from weft_router.steps.base import Action, ConditionFailedError, ErrorContext, Node, PolicyAction, PrunableNode
 from weft_router.steps.call import CallAction
 from weft_router.steps.guarded import GuardedStep
+from weft_router.steps.merging import by_arrival
 from weft_router.steps.node import NodeAction
 from weft_router.steps.node_stream import StreamNodeAction
 from weft_router.steps.parts import NodeParts, PolicyParts
@@ -58,6 +59,7 @@ __all__ = [
     "StreamAction",
     "StreamNodeAction",
     "StreamParts",
+    "by_arrival",
     "close_streams",
     "earlier",
     "of_response",

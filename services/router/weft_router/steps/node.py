@@ -9,6 +9,7 @@ from weft_router.graph.plan import Frame, NodePlan, StepPlan
 from weft_router.reporting.path import NodeRecord, StepRecord
 from weft_router.steps.base import Action, ErrorContext, Node
 from weft_router.steps.defaults import Defaults
+from weft_router.steps.reshaping import reshape_slots
 from weft_router.steps.run import Run, earlier
 
 
@@ -50,6 +51,11 @@ class NodeAction(Action):
         self._inputs = [(outer, inner_inputs[name]) for name, outer in plan.inputs]
         self._outputs = [(inner_outputs[name], outer) for name, outer in plan.outputs]
         self._defaults = Defaults(plan, around) if plan.defaults else None
+        slots = dict(self._outputs)
+        self._reshaped_inputs = node.plan.reshaped_inputs
+        self._reshaped_outputs = [
+            one._replace(slot=slots[one.slot]) for one in node.plan.reshaped_outputs if one.slot in slots
+        ]
         self._checks_rows = plan.keeps_rows and not all(step.keeps_rows for step in node.plan.steps)
 
     async def act(self, run: Run, record: StepRecord) -> None:
@@ -59,6 +65,8 @@ class NodeAction(Action):
         frame: Frame = [None] * plan.num_slots
         for outer_slot, slot in self._inputs:
             frame[slot] = outer[outer_slot]
+        if self._reshaped_inputs:
+            reshape_slots(frame, self._reshaped_inputs)
         deadline_ns = run.deadline_ns
         if self._timeout_ns:
             deadline_ns = earlier(deadline_ns, self._clock_ns() + self._timeout_ns)
@@ -74,6 +82,8 @@ class NodeAction(Action):
             self._check_rows(frame)
         for slot, outer_slot in self._outputs:
             outer[outer_slot] = frame[slot]
+        if self._reshaped_outputs:
+            reshape_slots(outer, self._reshaped_outputs)
         if self._defaults is not None:
             self._defaults.complete(outer)
         if request.captures is not None:

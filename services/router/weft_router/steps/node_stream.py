@@ -6,6 +6,7 @@ from weft_router.graph.plan import Frame, NodePlan, StepPlan
 from weft_router.reporting.path import NodeRecord, StepRecord
 from weft_router.steps.base import ErrorContext, Node
 from weft_router.steps.node import NodeAction
+from weft_router.steps.reshaping import reshape_slots
 from weft_router.steps.responses import OpenStream, close_streams
 from weft_router.steps.run import Run
 from weft_router.steps.step_stream import StepStream, StreamParts
@@ -51,6 +52,8 @@ class StreamNodeAction(NodeAction):
         frame, outer, captures = inner.frame, run.frame, run.request.captures
         for slot, outer_slot in self._outputs:
             outer[outer_slot] = frame[slot]
+        if self._reshaped_outputs:
+            reshape_slots(outer, self._reshaped_outputs)
         if self._defaults is not None:
             self._defaults.complete(outer)
         if captures is not None:
@@ -63,6 +66,8 @@ class StreamNodeAction(NodeAction):
         frame: Frame = [None] * plan.num_slots
         for outer_slot, slot in self._inputs:
             frame[slot] = outer[outer_slot]
+        if self._reshaped_inputs:
+            reshape_slots(frame, self._reshaped_inputs)
         if self._timeout_ns:
             run = run.until(self._clock_ns() + self._timeout_ns)
         return Run(frame, run.request.fork(), run.deadline_ns, run.context, record.node)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from weft_common.reshape import reshaped
 from weft_common.signature import datatype_name
 from weft_common.tensors import ITEMSIZE_BYTES, NUMPY_BY_DATATYPE, WireTensor, encode, encode_bytes, num_elements
 from weft_common.text.pbtxt import suggestion
@@ -12,7 +13,6 @@ from weft_serving.config.checks import path_fault
 from weft_serving.config.report import ConfigReport
 from weft_serving.config.reshape import model_dims
 from weft_serving.config.warmup_samples import WarmupSample
-from weft_serving.request.reshape import reshaped
 
 #: Of one input of a sample.
 MAX_BYTES = 1 << 30

@@ -1,20 +1,11 @@
 """``reshape`` of inputs and outputs: clients see one shape, the model another one of as many elements."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from weft_common.core import InferCall
+from weft_common.reshape import reshaped
 from weft_common.signature import ModelSignature
-
-
-def reshaped(shape: Sequence[int], source: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
-    """Convert ``shape``, which fits the dims ``source``, to one that fits ``target``.
-
-    Sizes of the -1 in ``source`` are those of the -1 in ``target``, in order. A batch dimension before the dims stays.
-    """
-    num_before = len(shape) - len(source)
-    sizes = iter([size for size, dim in zip(shape[num_before:], source, strict=True) if dim == -1])
-    return (*shape[:num_before], *(next(sizes) if dim == -1 else dim for dim in target))
 
 
 def call_reshaper(signature: ModelSignature) -> Callable[[InferCall], InferCall] | None:

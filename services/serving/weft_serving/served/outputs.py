@@ -7,10 +7,10 @@ import numpy as np
 
 from weft_common.core import InferResult
 from weft_common.errors import InternalError, InvalidArgumentError
+from weft_common.reshape import reshaped
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import NUMPY_BY_DATATYPE, Array, WireTensor, datatype_of, encode
 from weft_serving.request.request import InferenceRequest, InferenceResponse
-from weft_serving.request.reshape import reshaped
 
 _name = attrgetter("name")
 

@@ -138,8 +138,11 @@ class StandInModel:
         is_open = self._place.scene.way.is_vague or any(
             isinstance(tensor, Unknown) and tensor.known.shape[:1] == (-1,) for tensor in tensors
         )
+        rows = num_rows if is_batched else None
         outputs: dict[str, WireTensor] = {
-            spec.name: placeholder(spec, num_rows if is_batched else None, self._origins[spec.name], is_open=is_open)
+            spec.name: placeholder(
+                spec, rows, self._origins[spec.name], is_open=is_open, may_be_absent=spec.is_optional
+            )
             for spec in self._signature.outputs
         }
         return InferResult(call.model_name, call.model_version, call.request_id, {}, outputs)

@@ -12,6 +12,7 @@ from weft_router.graph.plan import Frame, GraphPlan, NodePlan, StepPlan
 from weft_router.reporting.path import SKIPPED, NodeRecord, StepRecord
 from weft_router.requests.selection import Selections
 from weft_router.steps import GraphRequest, Node, Run
+from weft_router.steps.reshaping import reshape_slots
 from weft_tools.explain.question import Question
 from weft_tools.explain.rewrite import OneNode, Rewriter
 from weft_tools.explain.stand_ins import Scene
@@ -113,6 +114,7 @@ class Studies:
         frame: Frame = [None] * self._root.num_slots
         for name, slot in self._root.inputs:
             frame[slot] = self._question.inputs.get(name)
+        reshape_slots(frame, self._root.reshaped_inputs)
         return self._study(self._root, frame, None if limit_ms is None else int(limit_ms * _NS_PER_MS))
 
     def inside(self, step: StepPlan, study: Study) -> Study:
@@ -137,8 +139,11 @@ class Studies:
 
     def _followed(self, script: tuple[int, ...], plan: NodePlan, frame: Frame, limit_ns: int | None) -> Way:
         """The way of a script; nodes inside that it comes to are studied first."""
+        known: Frame = frame.copy()
+        for slot in plan.counts_read:
+            known[slot] = None if isinstance(known[slot], Unknown) else known[slot]
         while True:
-            way = Way(script, _START_NS, NodeRecord(plan.name, plan.path_form), frame.copy())
+            way = Way(script, _START_NS, NodeRecord(plan.name, plan.path_form), known.copy())
             self._scene.way = way
             self._loop.run_until_complete(self._run(way, plan, limit_ns))
             if way.missing is None:

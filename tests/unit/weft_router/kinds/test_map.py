@@ -1,7 +1,9 @@
 """Maps: one step for every row of a list."""
 
+import asyncio
+
 import pytest
-from tests.unit.weft_router.map_graphs import BATCHED, READ, Target, compiled, lists, numbers, outputs
+from tests.unit.weft_router.map_graphs import BATCHED, HEAD, READ, Target, compiled, lists, numbers, outputs
 
 from weft_common.core import CallContext
 from weft_common.errors import WeftError
@@ -156,3 +158,43 @@ HEAD_OF_LISTS = """
 name: "g" platform: "graph"
 input [ { name: "LISTS" data_type: TYPE_INT64 dims: [ -1, -1, 2 ] }, { name: "ADD" data_type: TYPE_INT64 dims: [ 1 ] } ]
 """
+
+
+@pytest.mark.parametrize("bad", [False, True])
+async def test_a_map_may_be_a_guard(bad: bool) -> None:
+    """Each row is judged though nobody reads what comes of it; the first that is refused stops what follows."""
+    head = HEAD + 'output { name: "S" data_type: TYPE_INT64 dims: [ -1, 1 ] }'
+    nodes = """node { name: "root" sequence {
+      step { name: "guard" node: "each" output_map { key: "S" value: "OF_GUARD" } }
+      step { name: "main" node: "work" after: "guard" } } }
+    node { name: "each" map { over: "LIST" step { name: "s" model_name: "fail@4" } } }
+    node { name: "work" map { over: "LIST" step { name: "s" model_name: "sum@4" } } }"""
+    plan, target = compiled(nodes, head), Target()
+    rows = dict(lists(10, add=100))
+    if bad:
+        rows["LIST"] = numbers([1, 0], [13, 0], [3, 0])
+        with pytest.raises(WeftError, match="thirteen"):
+            await outputs(plan, target, rows)
+        assert ["fail@4"] == target.called()
+    else:
+        assert {"S": [[100 + 11 * row] for row in range(10)]} == await outputs(plan, target, rows)
+        assert ["fail@4"] * 3 + ["sum@4"] * 3 == target.called()
+
+
+async def test_chunks_that_wait_for_nothing_let_others_have_their_turn() -> None:
+    """A thousand rows that a cache answers do not keep the event loop to themselves."""
+    target, num_turns = Target(), 0
+
+    async def others() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    plan = compiled(READ % ('model_name: "sum@0" policy { cache { } }', "max_inflight: 1"))
+    rows = {"LIST": numbers(*[[1, 2]] * 1000), "ADD": numbers(0)}
+    task = asyncio.create_task(others())
+    result = await outputs(plan, target, rows)
+    task.cancel()
+    assert (1, 1000) == (len(target.calls), len(result["S"]))
+    assert num_turns > 20

@@ -137,6 +137,17 @@ def test_what_follows_a_stream_runs_for_each_response():
     assert "calls at most: 3, with one response of talk\n" in render_text(root, None)
 
 
+def test_what_a_model_may_leave_out_decides():
+    """A step under `has` of such an output may run, and the output is what that depends on."""
+    text = text_graph("""node { name: "root" sequence {
+      step { name: "first" model_name: "unsure"
+        output_map { key: "PROBS" value: "P" } output_map { key: "HINT" value: "H" } }
+      step { name: "then" model_name: "hinted" input_map { key: "HINT" value: "H" } when: 'has(inputs.H)'
+        default { output: "PROBS" number: [ 0, 0, 0 ] } dependency: SOFT } } }""")
+    then = find(explained(text), "then")
+    assert (MAYBE, ["H of first -> unsure"]) == (then.fate, then.depends_on)
+
+
 def test_calls_of_a_map_are_those_of_one_chunk():
     """How many chunks there are only the data says; each has as many rows as the model takes."""
     root = explained(

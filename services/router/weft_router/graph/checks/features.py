@@ -9,14 +9,13 @@ from weft_router.graph.checks.limits import check_limits
 from weft_router.graph.syntax.parse import GraphFile, StepDefinition
 from weft_router.graph.syntax.report import GraphReport
 
-_TENSOR = "a graph passes tensors on as they are; write it into the config.pbtxt of a model, whose step takes its dims"
+_TENSOR = "inside a graph tensors are passed on as they are; only the graph's own inputs and outputs may have it"
 _STATIC = "tensors are plain arrays here, never a model's shape values or a vendor's layout"
 #: Message: its field, and what to do instead.
 _UNSUPPORTED = {
     "Step": {"model_namespace": "leave it out, model names are unique in a router"},
     "ModelInput": {
         "reshape": _TENSOR,
-        "allow_ragged_batch": "requests of different shapes are batched by the model server, not by a graph",
         "is_shape_tensor": _STATIC,
         "is_non_linear_format_io": _STATIC,
     },
@@ -57,7 +56,12 @@ def _walk(file: GraphFile, message: Message, prefix: str, report: GraphReport) -
     unsupported = _UNSUPPORTED.get(message.DESCRIPTOR.name, {})
     for field, value in message.ListFields():
         path = prefix + field.name
-        if field.name in unsupported:
+        if field.name == "reshape" and prefix.startswith(("input", "output")):
+            continue
+        if field.name == "allow_ragged_batch":
+            text = "'allow_ragged_batch' changes nothing here: requests are batched by the servers of the models"
+            report.warning("G018", file, path, text)
+        elif field.name in unsupported:
             text = f"'{field.name}' is not supported by this version of Weft; {unsupported[field.name]}"
             report.error("G024", file, path, text, is_name=True)
         elif field.type == FieldDescriptor.TYPE_MESSAGE and not is_map(field):

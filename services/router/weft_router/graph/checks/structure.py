@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from weft_common.reshape import reshape_fault
 from weft_common.text.pbtxt import is_map, suggestion
 from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import DataType, ModelInput
@@ -87,6 +88,10 @@ def _check_tensors(file: GraphFile, tensors: Iterable[ModelInput | pb.Output], p
             report.error("G007", file, where, f"'{tensor.name}' has no 'data_type'")
         if not tensor.dims:
             report.error("G008", file, where, f"'{tensor.name}' has no 'dims'")
+        elif tensor.HasField("reshape"):
+            fault = reshape_fault(tensor.dims, tensor.reshape.shape, has_batch=file.is_batched)
+            if fault is not None:
+                report.error("G008", file, f"{where}.{fault[0]}", f"'{tensor.name}' {fault[1]}")
         for k, dim in enumerate(tensor.dims):
             if dim < 1 and dim != -1:
                 text = f"dimension must be integer >= 1, or -1 to indicate a variable-size dimension; got {dim}"

@@ -3,7 +3,7 @@
 A node is compiled once for each step that runs it, because its types depend on what that step gives it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from weft_common.text.pbtxt import suggestion
@@ -14,11 +14,12 @@ from weft_router.graph.compiler.scope import (
     Scope,
     declared_types,
     declaring,
+    inner_types,
     owner_text,
 )
 from weft_router.graph.compiler.steps import StepBuilder
 from weft_router.graph.kind import NodeKind
-from weft_router.graph.plan import NodePlan
+from weft_router.graph.plan import Binding, NodePlan, Reshaping
 from weft_router.graph.policy import PolicyPlan
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
 from weft_router.graph.types.conditions import KEY
@@ -39,7 +40,8 @@ class NodeBuilder(StepBuilder):
         self.num_nodes += 1
         names = self.names.of(file, node)
         owner = declaring(file, node)
-        declared = declared_types(file, node, owner.input)
+        outer_inputs = declared_types(file, node, owner.input)
+        declared = inner_types(file, node, outer_inputs, owner.input)
         inputs = {
             name: known if name not in call.given or call.given[name].is_optional else known.present()
             for name, known in declared.items()
@@ -47,7 +49,8 @@ class NodeBuilder(StepBuilder):
         scope = Scope(file, node, names, call, inputs)
         for name, known in inputs.items():
             scope.slots[name] = scope.new_slot(name, known)
-        promised = declared_types(file, node, owner.output)
+        outer_outputs = declared_types(file, node, owner.output)
+        promised = inner_types(file, node, outer_outputs, owner.output)
         plan: NodePlan | None = None
         produced: dict[str, TensorType] = {}
         if node.kind is not None:
@@ -66,8 +69,12 @@ class NodeBuilder(StepBuilder):
                 shadows=tuple(shadows),
                 timeout_ms=policy.timeout_ms,
                 max_inflight=policy.max_inflight,
+                reshaped_inputs=_reshapings(plan.inputs, outer_inputs, declared),
+                reshaped_outputs=_reshapings(plan.outputs, promised, outer_outputs),
             )
-        return BuiltNode(plan, self._outputs(scope, promised, produced), scope.responses)
+        outputs = self._outputs(scope, promised, produced)
+        outputs = {name: replace(known, dims=outer_outputs.get(name, known).dims) for name, known in outputs.items()}
+        return BuiltNode(plan, outputs, scope.responses)
 
     def _check_streams(self, scope: Scope, kind: NodeKind) -> None:
         """Report steps that stream in a node that gives one response."""
@@ -141,3 +148,14 @@ class NodeBuilder(StepBuilder):
                 f"from {known.origin}; {known.absence}, or declare the output with 'optional: true'"
             )
             self.report.error("G010", file, path, text)
+
+
+def _reshapings(
+    bindings: Iterable[Binding], before: Mapping[str, TensorType], after: Mapping[str, TensorType]
+) -> tuple[Reshaping, ...]:
+    """Tensors whose dims change at the edge of a node."""
+    return tuple(
+        Reshaping(slot, before[name].dims, after[name].dims)
+        for name, slot in bindings
+        if name in before and before[name].dims != after[name].dims
+    )

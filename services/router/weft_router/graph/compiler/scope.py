@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TypeVar
 
+from weft_common.reshape import reshape_fault
 from weft_common.signature import TensorSpec, datatype_name
 from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import ModelInput
@@ -189,6 +190,19 @@ def declared_types(
         else:
             types[tensor.name] = TensorType.of(spec, is_batched=file.is_batched, origin=origin)
     return types
+
+
+def inner_types(
+    file: GraphFile, node: NodeDefinition, types: Mapping[str, TensorType], tensors: Iterable[ModelInput | pb.Output]
+) -> dict[str, TensorType]:
+    """Types of declared tensors inside the node: of a graph's own, ``reshape`` in place of the dims."""
+    inner = dict(types)
+    for tensor in tensors if node.name == file.root else ():
+        known = types[tensor.name]
+        has_reshape = known.is_known and tensor.HasField("reshape")
+        if has_reshape and not reshape_fault(known.dims, tensor.reshape.shape, has_batch=file.is_batched):
+            inner[tensor.name] = replace(known, dims=tuple(tensor.reshape.shape))
+    return inner
 
 
 def owner_text(file: GraphFile, node: NodeDefinition) -> str:

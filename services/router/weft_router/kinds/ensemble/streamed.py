@@ -7,8 +7,7 @@ from dataclasses import replace
 from weft_common.errors import WeftError
 from weft_router.kinds.ensemble.run import AllAtOnce
 from weft_router.reporting.path import NodeRecord
-from weft_router.steps import NodeResponses, Run, close_streams, responses_of
-from weft_router.tasks.arrivals import Arrivals
+from weft_router.steps import NodeResponses, Run, by_arrival, close_streams, responses_of
 
 #: Response parameter: the step whose response it is, of an ensemble that merges.
 STEP_PARAMETER = "graph_step"
@@ -99,17 +98,12 @@ class MergedEnsemble(AllAtOnce):
     async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
         """As ``Node.responses``."""
         answered: set[int] = set()
-        arrivals = Arrivals(self._responses_of(index, run.fork(), answered) for index in range(len(self._steps)))
-        others = _Others(arrivals)
-        try:
-            while (arrived := await arrivals.next()) is not None:
-                index, response = arrived
-                others.num_responses += 1
-                yield await self._response(run, index, response, others)
-            if not answered:
-                raise self._out_of_reach(run.record)
-        finally:
-            await arrivals.close()
+        sources = (self._responses_of(index, run.fork(), answered) for index in range(len(self._steps)))
+        async with contextlib.aclosing(by_arrival(sources)) as arrivals:
+            async for index, response in arrivals:
+                yield await self._response(run, index, response)
+        if not answered:
+            raise self._out_of_reach(run.record)
 
     async def _responses_of(self, index: int, run: Run, answered: set[int]) -> AsyncGenerator[tuple[int, Run], None]:
         """The responses of a step, with its index."""
@@ -123,7 +117,7 @@ class MergedEnsemble(AllAtOnce):
         finally:
             await close_streams((run,))
 
-    async def _response(self, run: Run, index: int, response: Run, others: "_Others") -> Run:
+    async def _response(self, run: Run, index: int, response: Run) -> Run:
         """A response of a step as one of the ensemble."""
         step, given = self._steps[index].plan, response.request
         inner = given.response_parameters.get(STEP_PARAMETER)
@@ -136,30 +130,10 @@ class MergedEnsemble(AllAtOnce):
                 STEP_PARAMETER: name,
             },
             captured=run.request.captured | given.captured,
-            parts=((others, others.num_responses), *given.parts),
+            parts=given.parts,
         )
         merged = Run(run.frame.copy(), request, run.deadline_ns, response.context, run.record)
         for binding in step.outputs:
             merged.frame[binding.slot] = response.frame[binding.slot]
         await self._finish(merged, [index])
         return merged
-
-
-class _Others:
-    """As a part of a response: the steps whose response it is not.
-
-    Attributes:
-        num_responses: Of all steps so far.
-    """
-
-    def __init__(self, arrivals: Arrivals[tuple[int, Run]]) -> None:
-        self.num_responses = 0
-        self._arrivals = arrivals
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it is known that all of them have ended."""
-        return self._arrivals.has_one_left
-
-    async def settle(self, timeout_s: float) -> None:
-        """They are not waited for: a response is not held back for those of another step."""

@@ -28,6 +28,7 @@ from weft_router.kinds.map.checks import check_map
 from weft_router.kinds.map.messages import lengths_name
 from weft_router.kinds.map.run import EachRow
 from weft_router.kinds.map.settings import NO_ROWS, MapSettings
+from weft_router.kinds.map.streamed import EachRowStreamed
 from weft_router.steps import Node, NodeParts
 
 
@@ -56,18 +57,22 @@ class MapPlan(NodePlan):
         """As ``NodePlan.counting_slots``."""
         return tuple(one.row_slot for one in self.settings.over)
 
+    @property
+    def counts_read(self) -> tuple[int, ...]:
+        """The lengths of the lists."""
+        return () if self.settings.lengths is None else self.settings.lengths[1:]
+
     def first_lost(self, lost: Sequence[int]) -> int | None:
         """A step that must not fail."""
         return next((index for index in lost if not self.steps[index].is_soft), None)
 
     def node(self, parts: NodeParts) -> Node:
         """As ``NodePlan.node``."""
-        return EachRow(self, parts, self.settings)
+        return (EachRowStreamed if self.streams else EachRow)(self, parts, self.settings)
 
     def describe(self) -> Description:
         """The step, and what it is run for."""
         settings = self.settings
-        lists = " and ".join(one.name for one in settings.over)
         notes = [f"{counted(settings.chunk_rows, 'row')} at once" if settings.chunk_rows > 1 else "one by one"]
         notes.append(f"{counted(settings.max_inflight, 'chunk')} in work")
         if settings.max_rows:
@@ -79,18 +84,28 @@ class MapPlan(NodePlan):
             flows.append(Flow(None, index, when_notes(step), given(step)))
             if step.shadow is None:
                 flows.append(Flow(index, None, tensors=offered(step), gives=True))
+        if self.streams:
+            row = () if settings.index_slot < 0 else (f"{slot_name(self, settings.index_slot)}: the row",)
+            return self._described("each response of each row, as it comes", row, notes, flows)
         collected = tuple(
             f"{one.name}: {'LIST' if one.is_list else 'STACK'}"
             + (f", lengths {slot_name(self, one.lengths)}" if one.lengths >= 0 else "")
             for one in settings.collects
         )
+        return self._described("rows in order again", collected, notes, flows)
+
+    def _described(
+        self, title: str, collected: tuple[str, ...], notes: Sequence[str], flows: Sequence[Flow]
+    ) -> Description:
+        """A description whose exit has that title."""
+        lists = " and ".join(one.name for one in self.settings.over)
         return Description(
             kind=self.kind,
             steps=self.steps,
             entry=End(f"each row of {lists}", tuple(notes)),
-            exit=End("rows in order again", collected),
+            exit=End(title, collected),
             flows=tuple(flows),
-            each=f"{'chunk' if settings.chunk_rows > 1 else 'row'} of {lists}",
+            each=f"{'chunk' if self.settings.chunk_rows > 1 else 'row'} of {lists}",
         )
 
 
@@ -104,8 +119,8 @@ class MapKind(NodeKind):
         check_map(file, node, report)
 
     def why_no_stream(self, node: NodeDefinition) -> str:
-        """Its outputs are made of one answer for each row."""
-        return "a map makes lists of one answer for each row; use a model that gives one"
+        """Its step may; then it makes no lists."""
+        return ""
 
     def tensors_read(self, node: NodeDefinition, names: NodeNames) -> set[str]:
         """The lists."""
@@ -125,6 +140,7 @@ class MapKind(NodeKind):
         tensors = dict.fromkeys(tensor for step in names.steps for tensor in step.outputs.values())
         yield from tensors
         yield from (name for tensor in tensors if (name := lengths_name(node, tensor)))
+        yield from [node.message.map.index] * (node.message.map.index not in ("", *tensors))
 
     def build(
         self, builder: NodeBuilder, scope: Scope, promised: Mapping[str, TensorType]

@@ -8,7 +8,7 @@ from weft_common.tensors import INTEGERS, WireTensor
 from weft_common.text.pbtxt import suggestion
 from weft_router.graph.compiler.names import StepNames
 from weft_router.graph.compiler.nodes import NodeBuilder
-from weft_router.graph.compiler.scope import Scope
+from weft_router.graph.compiler.scope import ResponseCount, Scope
 from weft_router.graph.compiler.uses import declared_uses
 from weft_router.graph.plan import DefaultPlan, StepPlan
 from weft_router.graph.pruning import slots_read
@@ -58,6 +58,7 @@ class _MapBuilder:
         self._index = index
         self._message = scope.node.message.map
         self._names: StepNames = scope.names.steps[index]
+        self._is_stream = False
         self._lists = {
             name: self._list_dims(name, known) for name in self._message.over if (known := scope.inputs.get(name))
         }
@@ -79,10 +80,14 @@ class _MapBuilder:
         given = built[self._index].outputs
         for name, slot in answers.items():
             scope.note(slot, name, given[name])
-        types = dict(self._types(given))
+        self._is_stream = self._index in scope.streaming
+        if self._is_stream:
+            scope.streaming[self._index] = ResponseCount.MANY
+        types = dict(self._stream_types(given) if self._is_stream else self._types(given))
         for name, slot in slots.items():
             scope.note(slot, name, types.get(name, TensorType.unknown("a step")))
         self._check_collects(given)
+        self._check_stream(given)
         plans = [one.plan for one in built if one.plan is not None]
         if len(plans) != len(built):
             return None, types
@@ -119,11 +124,12 @@ class _MapBuilder:
                 )
                 for name, slot in answers.items()
             ),
-            chunk_rows=max(rows.max_batch_size, 1),
+            chunk_rows=1 if self._is_stream else max(rows.max_batch_size, 1),
             max_rows=self._message.max_rows,
             max_inflight=min(inflight, step.max_inflight or inflight),
             lengths=(lengths, scope.slots[lengths]) if lengths in scope.slots else None,
             is_batched=rows.is_batched,
+            index_slot=slots.get(self._message.index, -1),
         )
 
     def _rows_scope(self) -> Scope:
@@ -171,6 +177,32 @@ class _MapBuilder:
             if lengths:
                 origin = f"lengths of {known.origin}"
                 yield lengths, replace(known, datatype="INT64", dims=(size,), is_batched=is_batched, origin=origin)
+
+    def _stream_types(self, given: Mapping[str, TensorType]) -> Iterator[tuple[str, TensorType]]:
+        """Types of the outputs where each response of the step is one of the map."""
+        is_batched = self._scope.file.is_batched
+        for name, known in given.items():
+            origin = f"{known.origin}, one response of one row, as the step streams"
+            yield name, replace(known, is_batched=is_batched, origin=origin) if known.is_known else known
+        if name := self._message.index:
+            origin = f"the index of map '{self._scope.node.name}'"
+            yield name, TensorType("INT64", (1 + is_batched,), is_batched, is_optional=False, origin=origin)
+
+    def _check_stream(self, given: Mapping[str, TensorType]) -> None:
+        """Report what has an effect on lists of answers, or on streams, alone (G018), and an index of a taken name."""
+        node, report, path, message = self._scope.node, self._builder.report, self._scope.node.kind_path, self._message
+        if self._is_stream:
+            why = "where the step streams: each response of each row is one of the map"
+            fields = [("max_batch_size", message.max_batch_size > 0)]
+            report.refuse(self._scope.file, path, fields, f"{why}, and rows are sent one by one")
+            for i in range(len(message.collect)):
+                report.refuse(self._scope.file, f"{path}.collect[{i}]", [("output", True)], why)
+        elif message.index and not self._names.is_open:
+            why = "where the step gives one answer for each row: they are in the order of the rows"
+            report.refuse(self._scope.file, path, [("index", True)], why)
+        if message.index in given:
+            text = f"the index of map '{node.name}' is named as an output of its step; give it another name"
+            report.error("G005", self._scope.file, f"{path}.index", text)
 
     def _lengths_of(self, tensor: str) -> str:
         return lengths_name(self._scope.node, tensor)

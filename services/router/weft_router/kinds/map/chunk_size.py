@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from weft_router.graph.compiler.names import NodeNames, StepNames, describe
-from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget, Target
+from weft_router.graph.compiler.resolve import ModelTarget, NodeTarget, Target, UnknownTarget
 from weft_router.graph.syntax.parse import GraphFile, NodeDefinition
 from weft_router.graph.syntax.report import GraphReport
 
@@ -19,9 +19,10 @@ def chunk_size(file: GraphFile, node: NodeDefinition, names: NodeNames, index: i
         report: Receives that the file asks for more (G009).
     """
     own = _batch(names.steps[index].target)
-    targets = [target for step in names.steps for target in _targets(step)]
-    limit, target = min(((max(_batch(one), 1), describe(one)) for one in targets), key=lambda pair: pair[0])
+    targets = [one for step in names.steps for one in _targets(step) if not isinstance(one, UnknownTarget)]
     given = node.message.map.max_batch_size
+    limits = [(max(_batch(one), 1), describe(one)) for one in targets]
+    limit, target = min(limits, key=lambda pair: pair[0], default=(max(given, 1), ""))
     if given > limit:
         takes = f"batches of {limit} rows at most" if limit > 1 else "one row at a time"
         text = f"map '{node.name}' has chunks of {given} rows, but {target} takes {takes}; lower 'max_batch_size'"

@@ -1,5 +1,6 @@
 """The chunks of one request of a map: each runs the step with some rows, and their answers make the outputs."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
@@ -14,6 +15,8 @@ from weft_router.tensors.adaption import with_batch
 
 #: Chunks of one request whose steps have spans.
 NUM_TRACED_CHUNKS = 4
+#: So many chunks may be answered without waiting, from a cache for example, before other requests have their turn.
+_CHUNKS_A_TURN = 32
 
 
 class Chunks:
@@ -73,14 +76,8 @@ class Chunks:
         Raises:
             WeftError: The first failure; the message says of which rows.
         """
-        record, frame = self._record, self._frame
-        for one in self._settings.over:
-            if (tensor := frame[one.slot]) is not None:
-                self._rows.append((one.row_slot, Rows(tensor, self._lists)))
-        for other in self._settings.whole:
-            if (tensor := frame[other.slot]) is not None:
-                self._whole.append((other.row_slot, Whole(tensor, self._lists, other.rank)))
-        self._requests = [run.request.fork() for _ in self.bounds]
+        record = self._record
+        self._open(run)
         try:
             if len(self.bounds) == 1:
                 await self._run_chunk(0, run)
@@ -98,14 +95,41 @@ class Chunks:
             record.end_ns = self._clock_ns()
             self._count()
 
+    def _open(self, run: Run) -> None:
+        """The tensors of the node are ready to be cut, and each chunk has a request."""
+        frame = self._frame
+        for one in self._settings.over:
+            if (tensor := frame[one.slot]) is not None:
+                self._rows.append((one.row_slot, Rows(tensor, self._lists)))
+        for other in self._settings.whole:
+            if (tensor := frame[other.slot]) is not None:
+                self._whole.append((other.row_slot, Whole(tensor, self._lists, other.rank)))
+        self._requests = [run.request.fork() for _ in self.bounds]
+
     async def _work(self, run: Run) -> int:
         while self._next < len(self.bounds):
             number = self._next
             self._next += 1
+            if not self._next % _CHUNKS_A_TURN:
+                await asyncio.sleep(0)
             await self._run_chunk(number, run)
         return 0
 
     async def _run_chunk(self, number: int, run: Run) -> None:
+        start, stop = self.bounds[number]
+        own = self._chunk(number, run)
+        for shadow in self._shadows:
+            await shadow.run(own)
+        try:
+            await self._step.run(own)
+            self._answers[number] = [own.frame[one.row_slot] for one in self._settings.collects]
+        except WeftError as error:
+            raise self._of_rows(error, start, stop) from error
+        finally:
+            self._records[number] = own.record.steps[0] if own.record.steps else None
+
+    def _chunk(self, number: int, run: Run) -> Run:
+        """The run of a chunk: its rows, and what goes to all, are in a frame of its own."""
         is_batched = self._settings.is_batched
         start, stop = self.bounds[number]
         frame: Frame = [None] * len(self._frame)
@@ -115,16 +139,7 @@ class Chunks:
             frame[slot] = whole.part(self._lists, start, stop, is_batched=is_batched)
         request = self._requests[number]
         request.is_traced = run.request.is_traced and number < NUM_TRACED_CHUNKS
-        own = Run(frame, request, run.deadline_ns, run.context, NodeRecord(self._record.name))
-        for shadow in self._shadows:
-            await shadow.run(own)
-        try:
-            await self._step.run(own)
-            self._answers[number] = [frame[one.row_slot] for one in self._settings.collects]
-        except WeftError as error:
-            raise self._of_rows(error, start, stop) from error
-        finally:
-            self._records[number] = own.record.steps[0] if own.record.steps else None
+        return Run(frame, request, run.deadline_ns, run.context, NodeRecord(self._record.name))
 
     def _of_rows(self, error: WeftError, start: int, stop: int) -> WeftError:
         """The error, telling which rows it is about, unless these are all."""

@@ -1,5 +1,7 @@
 """One step for every row of lists."""
 
+from typing import TypeVar
+
 from weft_common.errors import InvalidArgumentError, WeftError
 from weft_common.observing import telemetry
 from weft_router.graph.plan import Frame, NodePlan
@@ -9,6 +11,8 @@ from weft_router.kinds.map.settings import MapSettings
 from weft_router.reporting.path import SKIPPED, StepRecord
 from weft_router.reporting.spans import end_step_span, start_step_span, step_attributes
 from weft_router.steps import Node, NodeParts, Run
+
+_AnyChunks = TypeVar("_AnyChunks", bound=Chunks)
 
 
 class EachRow(Node):
@@ -33,6 +37,20 @@ class EachRow(Node):
 
     async def run(self, run: Run) -> None:
         """As ``Node.run``."""
+        chunks, record = self._begin(run, Chunks)
+        if not chunks.bounds:
+            record.status = SKIPPED
+        elif run.request.is_traced:
+            await self._run_traced(chunks, run, record)
+        else:
+            await chunks.run(run)
+        try:
+            chunks.collect()
+        except WeftError as error:
+            raise self._error_context.wrap(error, self.plan.path) from error
+
+    def _begin(self, run: Run, kind: type[_AnyChunks]) -> tuple[_AnyChunks, StepRecord]:
+        """The chunks of a request, of a class, and the record of the step. Raises WeftError."""
         step, action, context = self._step.plan, self._step.action, self._error_context
         is_due = step.when is None or context.holds(step.when, run, step.path)
         record = StepRecord(step.name, step.path, self._clock_ns(), action.target, action.model, action.version)
@@ -45,17 +63,7 @@ class EachRow(Node):
         except WeftError as error:
             record.status = error.code
             raise context.wrap(error, self.plan.path) from error
-        chunks = Chunks(self._step, shadows, self._settings, self._clock_ns, lists, run, record, is_due=is_due)
-        if not chunks.bounds:
-            record.status = SKIPPED
-        elif run.request.is_traced:
-            await self._run_traced(chunks, run, record)
-        else:
-            await chunks.run(run)
-        try:
-            chunks.collect()
-        except WeftError as error:
-            raise context.wrap(error, self.plan.path) from error
+        return kind(self._step, shadows, self._settings, self._clock_ns, lists, run, record, is_due=is_due), record
 
     async def _run_traced(self, chunks: Chunks, run: Run, record: StepRecord) -> None:
         """Run the chunks under a span of the step."""

@@ -64,6 +64,7 @@ class MapSettings(NamedTuple):
         max_inflight: Chunks at once.
         lengths: (name, slot) of the tensor that says how many rows count; None where all do.
         is_batched: Whether chunks have a batch dimension; else they are of one row.
+        index_slot: Where the step streams: slot of the row's number; -1 where nothing reads it.
     """
 
     over: tuple[ListInput, ...]
@@ -74,6 +75,7 @@ class MapSettings(NamedTuple):
     max_inflight: int
     lengths: tuple[str, int] | None
     is_batched: bool
+    index_slot: int = -1
 
 
 #: Of a map of which nothing is known.
