@@ -31,5 +31,4 @@ SHAPES: Final[list[Shape]] = [
 EXPECTED_FAILURES: Final[dict[str, str]] = {
     "triton/batches/reshaped.pbtxt": "`reshape` of an ensemble's own inputs",
     "triton/batches/reshaped_twice.pbtxt": "`reshape` of an ensemble's own inputs",
-    "triton/guides/picture_ragged.pbtxt": "`allow_ragged_batch` of an ensemble's own inputs",
 }

@@ -240,7 +240,8 @@ _ASIDE = [
             _copy("finish", "number", "number", "1", "INT32"),
             _copy("again", "number", "number", "1", "INT32"),
         ],
-        refused="cycle: count -> again -> count",
+        Request({"number": np.array([[0]], np.int32)}, {"number": np.array([[10]], np.int32)}),
+        Request({"number": np.array([[20]], np.int32)}, {"number": np.array([[21]], np.int32)}),
     ),
 ]
 #: SUM and DIFF of SUM and DIFF are 2A and 2B.

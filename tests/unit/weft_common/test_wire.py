@@ -283,3 +283,10 @@ def test_bad_answer_is_not_the_clients_fault(contents):
     with pytest.raises(RemoteError, match=r"bad answer of model 'm': .*output.* 'y'") as caught:
         result_from_response(response(**contents))
     assert "INTERNAL" == caught.value.code
+
+
+def test_a_view_of_a_tensor_is_sent_as_its_bytes():
+    """Also in a small message, which protobuf alone makes."""
+    data = memoryview(b"abcdef")[1:5]
+    request = request_from_call(InferCall("m", inputs={"X": WireTensor("UINT8", (4,), data)}))  # type: ignore[arg-type]
+    assert [b"bcde"] == list(request.raw_input_contents)

@@ -172,7 +172,7 @@ def fill_request(request: pb.ModelInferRequest, call: InferCall, contents: list[
         fill_parameters(request.parameters, call.parameters)
     for name, tensor in call.inputs.items():
         request.inputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
-        raw.append(tensor.data)
+        raw.append(tensor.data if contents is not None else bytes(tensor.data))  # protobuf takes no views
     for output in call.outputs:
         message = request.outputs.add(name=output.name)
         if output.parameters:

@@ -303,6 +303,11 @@ class NodePlan(ABC):
         """Slots that the node itself reads when its steps have run, beside those of its outputs."""
         return ()
 
+    @property
+    def counts_read(self) -> tuple[int, ...]:
+        """Slots of inputs that say how much there is to do; without their tensors it does all that there may be."""
+        return ()
+
     def followers(self) -> Sequence[Sequence[int]]:
         """For each step the indexes of those that start after it has ended; here they all may run at once, or one."""
         return [()] * len(self.steps)

@@ -106,6 +106,7 @@ class DraftNode:
         reads_one_row: Whether a condition reads a tensor of which it takes one row.
         routed_by: Switch of Seldon: the model whose answer ``on`` reads.
         bandit: Splitter that learns: the fields of its ``bandit``.
+        loop: Sequence: the fields of its ``loop``.
         answers: Sequence: steps before the last one whose outputs are the node's as well.
         combiner: Ensemble of Seldon: the model that combines, or "AVERAGE"; None: outputs are keyed by step.
     """
@@ -119,6 +120,7 @@ class DraftNode:
     routed_by: DraftStep | None = None
     bandit: str = ""
     combiner: DraftStep | str | None = None
+    loop: list[str] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
     combines: list[DraftCombine] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)

@@ -90,6 +90,8 @@ def _node(node: DraftNode) -> Iterator[str]:
         yield from _comment(step.remarks, inner)
         yield from _message("step", _step_fields(step, node.kind), inner)
     yield from (f"{inner}answer_after: {quoted(step.name)}" for step in node.steps if step.is_guard)
+    if node.loop:
+        yield from _message("loop", node.loop, inner)
     for combine in node.combines:
         yield from _comment(combine.remarks, inner)
         yield from _message("combine", _combine_fields(combine), inner)

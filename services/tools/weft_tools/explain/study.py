@@ -139,8 +139,11 @@ class Studies:
 
     def _followed(self, script: tuple[int, ...], plan: NodePlan, frame: Frame, limit_ns: int | None) -> Way:
         """The way of a script; nodes inside that it comes to are studied first."""
+        known: Frame = frame.copy()
+        for slot in plan.counts_read:
+            known[slot] = None if isinstance(known[slot], Unknown) else known[slot]
         while True:
-            way = Way(script, _START_NS, NodeRecord(plan.name, plan.path_form), frame.copy())
+            way = Way(script, _START_NS, NodeRecord(plan.name, plan.path_form), known.copy())
             self._scene.way = way
             self._loop.run_until_complete(self._run(way, plan, limit_ns))
             if way.missing is None:

@@ -308,3 +308,20 @@ def test_what_is_merged_lacks_what_an_answer_lacks(found):
         nodes = f'node {{ name: "m" ensemble {{ {sure} {other} combine {{ output: "HINT" method: MERGE }} }} }}'
         text = _sequence('step { name: "m" node: "m" }', 'step { model_name: "hinted" }') + nodes
         assert is_certain == (not _g010(found, text))
+
+
+@pytest.mark.parametrize(
+    ("test", "is_certain"),
+    [
+        ("has(outputs.L)", True),
+        ("has(outputs.L) && request.priority == 1", True),
+        ("!has(outputs.L)", False),
+        ("has(outputs.L) || request.priority == 1", False),
+    ],
+)
+def test_a_loop_carries_what_its_test_shows_to_be_there(found, test, is_certain):
+    """There is another round only where the test holds."""
+    reader = 'step { name: "clf" model_name: "xlmr" }'
+    rounds = f'loop {{ while: \'{test}\' max_iterations: 3 carry {{ key: "L" value: "TEXT" }} }}'
+    errors = _g010(found, _sequence(LID.replace("EXTRA", SOFT), reader, rounds))
+    assert (0 if is_certain else 1) == len(errors)

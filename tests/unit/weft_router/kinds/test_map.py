@@ -1,5 +1,7 @@
 """Maps: one step for every row of a list."""
 
+import asyncio
+
 import pytest
 from tests.unit.weft_router.map_graphs import BATCHED, HEAD, READ, Target, compiled, lists, numbers, outputs
 
@@ -177,3 +179,22 @@ async def test_a_map_may_be_a_guard(bad: bool) -> None:
     else:
         assert {"S": [[100 + 11 * row] for row in range(10)]} == await outputs(plan, target, rows)
         assert ["fail@4"] * 3 + ["sum@4"] * 3 == target.called()
+
+
+async def test_chunks_that_wait_for_nothing_let_others_have_their_turn() -> None:
+    """A thousand rows that a cache answers do not keep the event loop to themselves."""
+    target, num_turns = Target(), 0
+
+    async def others() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    plan = compiled(READ % ('model_name: "sum@0" policy { cache { } }', "max_inflight: 1"))
+    rows = {"LIST": numbers(*[[1, 2]] * 1000), "ADD": numbers(0)}
+    task = asyncio.create_task(others())
+    result = await outputs(plan, target, rows)
+    task.cancel()
+    assert (1, 1000) == (len(target.calls), len(result["S"]))
+    assert num_turns > 20

@@ -51,6 +51,8 @@ class Models:
         self._add("inspect", [TensorSpec("INPUT", "FP32", (4,))], [TensorSpec("FINE", "FP32", (1,), True)])
         self._add("drift", [TensorSpec("INPUT", "FP32", (4,))], [TensorSpec("IS_DRIFT", "INT64", (1,))])
         self._add("in-place", [TensorSpec("INPUT", "FP32", (4,))], [TensorSpec("INPUT", "INT64", (1,))])
+        signs = [TensorSpec(name, "FP32", (1,), True) for name in ("MORE", "DONE")]
+        self._add("counter", [TensorSpec("COUNT", "FP32", (4,))], [TensorSpec("COUNTED", "FP32", (4,)), *signs])
         self._add("merge", [TensorSpec("STACK", "FP32", (3, 3))], [_PROBS])
 
     def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:

@@ -121,3 +121,28 @@ async def test_a_route_without_a_child_is_an_error(models: ModelCatalog) -> None
     target = _Target(chooser=lambda inputs: {"ROUTE": encode(np.array([[-2]], np.int32))})
     with pytest.raises(InvalidArgumentError, match="chooser_branch"):
         await infer("seldon_router", models, target, TEXT=texts("a"), FEATURES=encode(np.zeros((1, 4), np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("start", "rounds", "expected"), [(0.0, 3, [230.0] * 4), (90.0, 1, [910.0] * 4), (-99.0, 6, None)]
+)
+async def test_a_pipeline_goes_round_until_it_has_an_answer(
+    models: ModelCatalog, start: float, rounds: int, expected: list[float] | None
+) -> None:
+    """What comes back is the input of the next round; after the last one the answer has nothing."""
+
+    def count(inputs: Mapping[str, WireTensor]) -> dict[str, WireTensor]:
+        counted = decode(inputs["COUNT"]) + 1
+        return {
+            "COUNTED": encode(counted),
+            "DONE" if counted[0, 0] > 20 else "MORE": encode(np.ones((1, 1), np.float32)),
+        }
+
+    target = _Target(
+        counter=count,
+        plus10=lambda inputs: {"OUTPUT": encode(decode(inputs["INPUT"]) + 10)},
+        times10=lambda inputs: {"OUTPUT": encode(decode(inputs["INPUT"]) * 10)},
+    )
+    outputs = await infer("seldon2_cycle", models, target, COUNT=encode(np.full((1, 4), start, np.float32)))
+    assert rounds == target.called.count("counter")
+    assert expected == (decode(outputs["OUTPUT"])[0].tolist() if outputs else None)

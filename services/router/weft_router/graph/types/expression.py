@@ -111,6 +111,7 @@ class Expression:
         elements: Every ``inputs.X[3]``, in order.
         unproved: Those of ``references`` that may be read although no test has shown the tensor to be there.
         narrowed: Inputs that are there whenever the whole expression is true.
+        narrowed_outputs: Outputs of which the same holds.
         answered: Steps that gave an answer whenever the whole expression is true.
         maps: ``parameters`` or ``headers`` where used as a whole.
         entries: Every ``parameters.x`` or ``headers["x"]`` that is read, in order.
@@ -127,6 +128,7 @@ class Expression:
     elements: list[Element] = field(default_factory=list)
     unproved: set[Reference] = field(default_factory=set)
     narrowed: set[str] = field(default_factory=set)
+    narrowed_outputs: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
     maps: set[str] = field(default_factory=set)
     entries: list[Reference] = field(default_factory=list)
@@ -176,6 +178,7 @@ class _ExpressionReader:
         proof = prove([token.text for token in self._tokens], self._tests, self._uses)
         expression.unproved = {self._used[start] for start in proof.open}
         expression.narrowed = {fact.name for fact in proof.if_true if fact.space == "inputs"}
+        expression.narrowed_outputs = {fact.name for fact in proof.if_true if fact.space == "outputs"}
         expression.answered = {fact.name for fact in proof.if_true if fact.space == "steps"}
         expression.variables = list(self._variables.values())
         expression.rewritten = _replaced(expression.source, self._replacements)

@@ -57,6 +57,11 @@ class MapPlan(NodePlan):
         """As ``NodePlan.counting_slots``."""
         return tuple(one.row_slot for one in self.settings.over)
 
+    @property
+    def counts_read(self) -> tuple[int, ...]:
+        """The lengths of the lists."""
+        return () if self.settings.lengths is None else self.settings.lengths[1:]
+
     def first_lost(self, lost: Sequence[int]) -> int | None:
         """A step that must not fail."""
         return next((index for index in lost if not self.steps[index].is_soft), None)

@@ -1,5 +1,6 @@
 """The chunks of one request of a map: each runs the step with some rows, and their answers make the outputs."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
@@ -14,6 +15,8 @@ from weft_router.tensors.adaption import with_batch
 
 #: Chunks of one request whose steps have spans.
 NUM_TRACED_CHUNKS = 4
+#: So many chunks may be answered without waiting, from a cache for example, before other requests have their turn.
+_CHUNKS_A_TURN = 32
 
 
 class Chunks:
@@ -107,6 +110,8 @@ class Chunks:
         while self._next < len(self.bounds):
             number = self._next
             self._next += 1
+            if not self._next % _CHUNKS_A_TURN:
+                await asyncio.sleep(0)
             await self._run_chunk(number, run)
         return 0
 

@@ -149,6 +149,8 @@ def _carry(builder: NodeBuilder, scope: Scope, carried: Mapping[str, str], path:
     """(slot of an output, slot of an input) for each that is carried; what does not fit is reported."""
     file, node = scope.file, scope.node
     is_open = any(step.is_open for step in scope.names.steps)
+    again = scope.names.conditions.get(f"{node.kind_path}.loop.while")
+    sure = again.expression.narrowed_outputs if again is not None else set()
     pairs: dict[str, tuple[int, int]] = {}
     for output, target in sorted(carried.items()):
         where = f"{path}[{output}]"
@@ -163,6 +165,7 @@ def _carry(builder: NodeBuilder, scope: Scope, carried: Mapping[str, str], path:
             builder.report.error("G005", file, where, f"input '{target}' of the next round is carried twice")
         if produced is not None and used is not None:
             what = f"input '{target}' of the next round"
+            produced = produced.present() if output in sure else produced
             builder.check_use(file, where, produced, used, is_required=not used.is_optional, what=what)
             pairs[target] = (scope.given_slots[output], scope.slots[target])
     return tuple(pairs.values())

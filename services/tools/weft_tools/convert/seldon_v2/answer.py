@@ -16,6 +16,7 @@ class FirstAnswer:
         answer: The message that the graph answers with.
         calls: Answers of steps that it is made of, in order.
         readers: What reads each message.
+        is_choice: Whether the answer may be one; not where the pipeline goes round until there is an answer.
 
     Attributes:
         branches: By the step that ends each, its steps in order; none where the answer is no such choice.
@@ -24,12 +25,20 @@ class FirstAnswer:
     kind = ENSEMBLE
 
     def __init__(
-        self, presence: Presence, answer: Topic, calls: list[Topic], readers: Mapping[Topic, set[Topic]]
+        self,
+        presence: Presence,
+        answer: Topic,
+        calls: list[Topic],
+        readers: Mapping[Topic, set[Topic]],
+        *,
+        is_choice: bool = True,
     ) -> None:
         self._answer = answer
         self.branches: dict[Topic, list[Topic]] = {}
         join = presence.join(answer)
         ends = list(groups(join.sources)) if join is not None else []
+        if not is_choice:
+            return
         is_choice = len(ends) > 1 and join is not None and join.kind != "inner"
         # Where the one step that answers may not run, there is no answer, which is an error of an ensemble.
         if join is None or not (is_choice or (len(ends) == 1 and not presence.is_certain(answer))):

@@ -10,10 +10,12 @@ from weft_router.graph.syntax.source import ModelCatalog
 from weft_router.kinds import SEQUENCE, SWITCH
 from weft_tools.convert.draft import Draft, DraftNode, DraftStep, DraftTensor, check, differs, legal_name
 from weft_tools.convert.seldon_v2.answer import FirstAnswer
+from weft_tools.convert.seldon_v2.cycle import Feedback, carried, cut
 from weft_tools.convert.seldon_v2.flow import Join, PipelineFlow, Topic, topics_of
 from weft_tools.convert.seldon_v2.presence import REQUEST, Found, Origin, Presence, groups
 from weft_tools.convert.shared import Interface, fits, listed
 from weft_tools.convert.wiring import NO_TYPES, interface_of
+from weft_tools.convert.writer import quoted
 from weft_tools.convert.yaml_tree import Source, shortened
 
 _BATCH = (
@@ -32,6 +34,12 @@ _UNTYPED = "no model reads '{name}', so its datatype is not known; say which it 
 _ALWAYS = (
     "by its signature each answer of '{step}' has {names}; if what is called depends on that, its configuration has to "
     "say that answers may lack it"
+)
+_COMES_BACK = (
+    "write the names of the tensor that comes back and of the input that takes it in place of OUTPUT and INPUT"
+)
+_ROUNDS = (
+    "a request that comes to a step more than {number} times fails in Seldon; here its answer lacks what is optional"
 )
 _NO_OUTPUT = "the pipeline has no 'output', so Seldon answers nobody; here it answers with its last steps"
 _DUPLICATES = (
@@ -90,6 +98,7 @@ class PipelineConversion:
         self._topics: Mapping[Topic, list[Topic]] = {}
         self._answering: set[Topic] = set()
         self._in_place: list[Topic] = []
+        self._feedback: Feedback | None = None
 
     def run(self) -> Draft | None:
         """The draft."""
@@ -155,6 +164,10 @@ class PipelineConversion:
                 for other in sorter.get_ready():
                     heapq.heappush(ready, (places.get(other, -1), other))
         except CycleError as error:
+            if self._flow.allows_cycles and self._flow.max_revisits and self._feedback is None:
+                self._feedback = cut(self._joins, self._flow)
+                if self._feedback is not None:
+                    return self._ordered()
             steps = list(dict.fromkeys(str(topic.step or topic.pipeline) for topic in reversed(error.args[1])))
             text = f"cycle: {shortened(' -> '.join([*steps, steps[0]]))}"
             self._source.error(self._flow.value, f"{text}; Weft has bounded loops, but none that this can be made into")
@@ -189,11 +202,14 @@ class PipelineConversion:
         draft, flow = self._draft, self._flow
         calls = self._calls(order)
         self._answering = live = self._live(flow.outputs)
+        if self._feedback is not None:
+            live |= self._live(self._feedback.source)
         root = DraftNode("root", SEQUENCE, flow.value)
         draft.nodes["root"] = root
         if not flow.has_output:
             check(self._source, flow.value, draft.remarks, _NO_OUTPUT)
-        first = FirstAnswer(presence, flow.outputs, [topic for topic in calls if topic in live], self._readers())
+        ends = [topic for topic in calls if topic in live and self._feedback is None]
+        first = FirstAnswer(presence, flow.outputs, ends, self._readers(), is_choice=self._feedback is None)
         self._name_tensors(presence, calls, first)
         self._ask_about_outputs(presence)
         steps = {
@@ -204,11 +220,34 @@ class PipelineConversion:
         root.steps += [steps[topic] for topic in self._in_place if topic in steps]
         if first.branches:
             root.steps.append(self._first_step(presence, first))
+        if self._feedback is not None:
+            self._set_loop(presence, root, self._feedback)
         if len(root.steps) == 1 and root.steps[0].node and not root.steps[0].when:
             only = draft.nodes.pop(root.steps[0].node)
             only.name, only.remarks = "root", [*only.remarks, *root.steps[0].remarks]
             draft.nodes = {"root": only, **{n: node for n, node in draft.nodes.items() if n != "root"}}
         self._declare(presence, first)
+
+    def _set_loop(self, presence: Presence, root: DraftNode, feedback: Feedback) -> None:
+        """Go round while something comes back and there is no answer yet."""
+        interface, flow = self._interface(feedback.source), self._flow
+        back = carried(feedback, presence, interface.outputs if interface is not None else {})
+        pairs = {
+            self._named(tensor): found[0].tensor.name
+            for tensor, name in back.items()
+            if (found := presence.find(feedback.entry, name)) and found[0].tensor.topic == REQUEST
+        }
+        if not pairs and self._unknown:
+            pairs = {"OUTPUT": "INPUT"}
+            check(self._source, feedback.join.value, root.remarks, _COMES_BACK)
+        elif not pairs:
+            self._source.error(feedback.join.value, f"which tensor of '{feedback.source}' goes round is not known")
+        answers = [found for name in presence.names(flow.outputs) for found in presence.find(flow.outputs, name)]
+        tests = [f"has({_reference('outputs', name)})" for name in pairs]
+        tests += [f"!has({_reference('outputs', self._named(one.tensor))})" for one in answers[:1]]
+        root.loop = [f"while: {quoted(' && '.join(tests))}", f"max_iterations: {flow.max_revisits + 1}"]
+        root.loop += [f"carry {{ key: {quoted(given)} value: {quoted(name)} }}" for given, name in pairs.items()]
+        root.remarks.append(_ROUNDS.format(number=flow.max_revisits))
 
     def _ask_about_outputs(self, presence: Presence) -> None:
         """Ask of outputs on which the file lets depend what is called, and which by their signatures always come."""
@@ -323,8 +362,7 @@ class PipelineConversion:
                 label = self._labels[tensor.topic]
                 return f"has(steps.{label})" if label.isidentifier() else f"has(steps[{json.dumps(label)}])"
             tensor = Origin(tensor.topic, sure[0])
-        name = self._named(tensor)
-        return f"has(inputs.{name})" if name.isidentifier() else f"has(inputs[{json.dumps(name)}])"
+        return f"has({_reference('inputs', self._named(tensor))})"
 
     def _named(self, tensor: Origin) -> str:
         return tensor.name if tensor.topic == REQUEST else self._names.get(tensor, tensor.name)
@@ -578,3 +616,7 @@ class PipelineConversion:
         sources = list(groups(join.sources))
         if join.kind == "any" and len(sources) > 1 and not first.branches:
             check(source, join.value, draft.remarks, _FIRST_ONLY.format(steps=listed(map(str, sources))))
+
+
+def _reference(space: str, name: str) -> str:
+    return f"{space}.{name}" if name.isidentifier() else f"{space}[{json.dumps(name)}]"
