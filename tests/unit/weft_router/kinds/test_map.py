@@ -234,7 +234,8 @@ async def test_lists_of_lists_without_rows(shape: tuple[int, ...]) -> None:
     """Every LIST is empty, and the lengths have the shape of what was empty."""
     nodes = """
     node { name: "root" map { over: "LISTS" step { node: "inner" input_map { key: "LIST" value: "LISTS" } }
-      collect { output: "R" method: LIST lengths: "OUTER" } collect { output: "R_LENGTHS" method: LIST lengths: "NUM" } } }
+      collect { output: "R" method: LIST lengths: "OUTER" }
+      collect { output: "R_LENGTHS" method: LIST lengths: "NUM" } } }
     node { name: "inner" map { over: "LIST" step { model_name: "repeat@1" } collect { output: "R" method: LIST } } }
     """
     inputs = {"LISTS": encode(np.zeros(shape, np.int64)), "ADD": numbers(0)}
