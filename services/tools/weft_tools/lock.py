@@ -109,6 +109,8 @@ def _differences(before: pb.ModelSignature, now: pb.ModelSignature) -> Iterator[
     old, new = signature_of(before), signature_of(now)
     if old.is_decoupled != new.is_decoupled:
         yield f"decoupled was {old.is_decoupled}, is {new.is_decoupled}".lower()
+    if old.is_stateful != new.is_stateful:
+        yield f"stateful was {old.is_stateful}, is {new.is_stateful}".lower()
     for what, had, has in (("input", old.inputs, new.inputs), ("output", old.outputs, new.outputs)):
         yield from _tensor_differences(what, {spec.name: spec for spec in had}, {spec.name: spec for spec in has})
 

@@ -88,7 +88,7 @@ def test_every_difference_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert main(["lock", "--target", f"m={url}", "-o", str(path)]) == 0
         del core.models["bert", "10"]
         core.models["new", "1"] = dataclasses.replace(ECHO, name="new")
-        core.models["echo", "1"] = dataclasses.replace(ECHO, is_decoupled=False)
+        core.models["echo", "1"] = dataclasses.replace(ECHO, is_decoupled=False, is_stateful=True)
         core.models["bert", "3"] = dataclasses.replace(
             BERT,
             max_batch_size=4,
@@ -107,9 +107,10 @@ def test_every_difference_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[
         "model 'bert' version 10: no target serves it any more; it was on 'm'",
         "model 'echo' version 1: was on target 'm', is on 'n'",
         "model 'echo' version 1: decoupled was true, is false",
+        "model 'echo' version 1: stateful was false, is true",
         "model 'new' version 1: is new, on 'n'",
     ] == told.out.splitlines()
-    assert told.err == f"{path}: 9 differences\n"
+    assert told.err == f"{path}: 10 differences\n"
 
 
 def test_nothing_is_locked_where_something_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

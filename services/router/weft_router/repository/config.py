@@ -57,6 +57,8 @@ def config_of_signature(signature: ModelSignature) -> ModelConfig:
     for spec in signature.outputs:
         config.output.add(name=spec.name, data_type=_data_type(spec), dims=spec.dims)
     config.model_transaction_policy.decoupled = signature.is_decoupled
+    if signature.is_stateful:
+        config.sequence_batching.SetInParent()
     if signature.can_collect:
         config.parameters[COLLECTS_PARAMETER].string_value = "true"
     _tell_optional(config, signature)

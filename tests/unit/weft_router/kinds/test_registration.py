@@ -1,7 +1,9 @@
 """A kind of node is one module and one registration: the example of docs/extending.md, with a graph.proto for it."""
 
+import re
+
 import pytest
-from tests.unit.docs.test_extending import blocks, module
+from tests.unit.docs.test_extending import PAGE, blocks, module
 from tests.unit.weft_router import make
 from tests.unit.weft_router.extended_proto import FieldProto, FileProto, add_field, add_message, message_of, messages
 from tests.unit.weft_router.fake_target import FakeTarget, answering
@@ -13,11 +15,13 @@ from weft_router.bandits.taken_path import bandit_choices
 from weft_router.compile import check_graph
 from weft_router.executor import GraphExecutor
 from weft_router.graph import GraphError, GraphSource
+from weft_router.graph.compiler.scope import Scope
 from weft_router.graph.kind import NodeKind
-from weft_router.graph.plan import GraphPlan
+from weft_router.graph.path_form import PathForm
+from weft_router.graph.plan import GraphPlan, NodePlan
 from weft_router.graph.syntax import parse
 from weft_router.kinds import KINDS
-from weft_router.reporting.path import PATH_HEADER
+from weft_router.reporting.path import PATH_HEADER, StepRecord
 from weft_router.repository.readiness import missing_call
 from weft_router.runtime import Runtime
 from weft_tools.draw.build import build_diagram
@@ -104,3 +108,12 @@ def test_every_kind_of_the_language_is_registered() -> None:
     """By the name of its field in graph.proto."""
     fields = graph_pb2.Node.DESCRIPTOR.oneofs_by_name["kind"].fields
     assert {field.name for field in fields} == set(KINDS)
+
+
+def test_what_a_kind_may_say_beside_is_there() -> None:
+    """Every hook that the page names is one of its class, with words of its own there."""
+    owners = {owner.__name__: owner for owner in (NodePlan, NodeKind, Scope, PathForm, StepRecord)}
+    rows = re.findall(r"^\| (`\w+\.\w+`.*?) \|", PAGE, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)\.(\w+)`", row)]
+    assert owners.keys() == {owner for owner, _ in named}
+    assert [] == [pair for pair in named if not hasattr(owners[pair[0]], pair[1])]

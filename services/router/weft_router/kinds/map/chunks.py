@@ -1,7 +1,7 @@
 """The chunks of one request of a map: each runs the step with some rows, and their answers make the outputs."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 from weft_common.tensors import WireTensor
@@ -61,7 +61,7 @@ class Chunks:
         size = settings.chunk_rows
         self.bounds = [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)] if is_due else []
         self._answers: list[Frame] = [[]] * len(self.bounds)
-        self._requests: list[GraphRequest] = []
+        self._told: dict[int, GraphRequest] = {}
         self._records: list[StepRecord | None] = [None] * len(self.bounds)
         self._next = 0
         self._rows: list[tuple[int, Rows]] = []
@@ -77,7 +77,7 @@ class Chunks:
             WeftError: The first failure; the message says of which rows.
         """
         record = self._record
-        self._open(run)
+        self._open()
         try:
             if len(self.bounds) == 1:
                 await self._run_chunk(0, run)
@@ -95,8 +95,8 @@ class Chunks:
             record.end_ns = self._clock_ns()
             self._count()
 
-    def _open(self, run: Run) -> None:
-        """The tensors of the node are ready to be cut, and each chunk has a request."""
+    def _open(self) -> None:
+        """The tensors of the node are ready to be cut."""
         frame = self._frame
         for one in self._settings.over:
             if (tensor := frame[one.slot]) is not None:
@@ -104,7 +104,6 @@ class Chunks:
         for other in self._settings.whole:
             if (tensor := frame[other.slot]) is not None:
                 self._whole.append((other.row_slot, Whole(tensor, self._lists, other.rank)))
-        self._requests = [run.request.fork() for _ in self.bounds]
 
     async def _work(self, run: Run) -> int:
         while self._next < len(self.bounds):
@@ -123,6 +122,8 @@ class Chunks:
         try:
             await self._step.run(own)
             self._answers[number] = [own.frame[one.row_slot] for one in self._settings.collects]
+            if own.request.response_parameters or own.request.captured:
+                self._told[number] = own.request
         except WeftError as error:
             raise self._of_rows(error, start, stop) from error
         finally:
@@ -137,7 +138,7 @@ class Chunks:
             frame[slot] = rows.part(start, stop, is_batched=is_batched)
         for slot, whole in self._whole:
             frame[slot] = whole.part(self._lists, start, stop, is_batched=is_batched)
-        request = self._requests[number]
+        request = run.request.fork()
         request.is_traced = run.request.is_traced and number < NUM_TRACED_CHUNKS
         return Run(frame, request, run.deadline_ns, run.context, NodeRecord(self._record.name))
 
@@ -175,7 +176,8 @@ class Chunks:
             InvalidArgumentError: Rows do not make one tensor; the message names the output.
             InternalError: A chunk was answered with another number of rows.
         """
-        for request in self._requests:
+        told = [self._told[number] for number in sorted(self._told)]
+        for request in told:
             self._request.response_parameters.update(request.response_parameters)
         for index, one in enumerate(self._settings.collects):
             answers = self._answers_of(index, one)
@@ -187,8 +189,7 @@ class Chunks:
                 self._frame[one.output] = result
             if one.lengths >= 0:
                 self._frame[one.lengths] = lengths
-        if self._request.captures is not None and self._requests:
-            self._collect_captured()
+        self._collect_captured([request.captured for request in told])
 
     def _answers_of(self, index: int, one: CollectPlan) -> list[WireTensor] | None:
         """``[rows, dims...]`` of every chunk, or of none; None where the output is absent for some rows."""
@@ -224,13 +225,13 @@ class Chunks:
             return concatenated(answers, self._lists)
         return stacked(answers, self._lists), None
 
-    def _collect_captured(self) -> None:
+    def _collect_captured(self, told: Sequence[Mapping[str, WireTensor]]) -> None:
         """Tensors that the client requested by the path of a step inside, rows of all chunks in order.
 
         Where rows went different ways, or some chunks did not come to the step, it has the rows that did.
         """
-        for key in dict.fromkeys(key for request in self._requests for key in request.captured):
-            found = [request.captured[key] for request in self._requests if key in request.captured]
+        for key in dict.fromkeys(key for captured in told for key in captured):
+            found = [captured[key] for captured in told if key in captured]
             answers = found if self._settings.is_batched else [with_batch(tensor) for tensor in found]
             first = answers[0]
             if any(one.shape[1:] != first.shape[1:] for one in answers):

@@ -65,7 +65,7 @@ class StreamedRows(Chunks):
     async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
         """The responses of all rows by arrival. Errors as of ``Chunks.run``; what closes it, ends what runs."""
         record = self._record
-        self._open(run)
+        self._open()
         rows = (self._responses_of(number, run) for number in range(len(self.bounds)))
         try:
             async with contextlib.aclosing(by_arrival(rows, self._settings.max_inflight)) as arrivals:
