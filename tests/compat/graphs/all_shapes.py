@@ -26,9 +26,3 @@ SHAPES: Final[list[Shape]] = [
     *seldon1_graphs.SHAPES,
     *seldon2_graphs.SHAPES,
 ]
-
-#: Samples by their file that do not run yet, and why; none that runs may stand here.
-EXPECTED_FAILURES: Final[dict[str, str]] = {
-    "triton/batches/reshaped.pbtxt": "`reshape` of an ensemble's own inputs",
-    "triton/batches/reshaped_twice.pbtxt": "`reshape` of an ensemble's own inputs",
-}

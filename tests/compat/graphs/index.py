@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from tests.compat.graphs.all_shapes import EXPECTED_FAILURES, SHAPES
+from tests.compat.graphs.all_shapes import SHAPES
 from tests.compat.graphs.shape import FOLDER, Shape
 
 README = FOLDER / "README.md"
@@ -22,8 +22,6 @@ def _rows() -> Iterator[str]:
 
 
 def _status(shape: Shape) -> str:
-    if shape.file in EXPECTED_FAILURES:
-        return f"not yet: {EXPECTED_FAILURES[shape.file]}"
     if shape.refused:
         return f"refused: {shape.refused}"
     return "runs, marked `# CHECK`" if shape.check else "runs"

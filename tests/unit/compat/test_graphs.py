@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.compat.graphs.all_shapes import EXPECTED_FAILURES, SHAPES
+from tests.compat.graphs.all_shapes import SHAPES
 from tests.compat.graphs.explained import explained_calls
 from tests.compat.graphs.fake_models import SampleTarget
 from tests.compat.graphs.index import README, table
@@ -16,15 +16,13 @@ from weft_tools.draw import FORMATS
 from weft_tools.draw.build import build_diagram
 
 
-def _parameters(shapes: list[Shape]) -> list[object]:
-    def marks(shape: Shape) -> list[pytest.MarkDecorator]:
-        reason = EXPECTED_FAILURES.get(shape.file)
-        return [pytest.mark.xfail(reason=reason)] if reason else []
-
-    return [pytest.param(shape, id=shape.file.rpartition(".")[0], marks=marks(shape)) for shape in shapes]
+def _parameters(*, is_refused: bool) -> list[object]:
+    return [
+        pytest.param(shape, id=shape.file.rpartition(".")[0]) for shape in SHAPES if bool(shape.refused) is is_refused
+    ]
 
 
-@pytest.mark.parametrize("shape", _parameters([shape for shape in SHAPES if not shape.refused]))
+@pytest.mark.parametrize("shape", _parameters(is_refused=False))
 async def test_a_published_graph_answers_as_expected(shape: Shape, tmp_path: Path) -> None:
     """In a real router, with every tensor, datatype, shape and response of the expected answer, and no more.
 
@@ -54,7 +52,7 @@ async def test_a_published_graph_answers_as_expected(shape: Shape, tmp_path: Pat
             assert isinstance(got, str) or called >= are_called
 
 
-@pytest.mark.parametrize("shape", _parameters([shape for shape in SHAPES if shape.refused]))
+@pytest.mark.parametrize("shape", _parameters(is_refused=True))
 def test_a_published_graph_is_refused_with_a_reason(shape: Shape) -> None:
     """Those that are wrong on purpose, and those that ask for what there is not."""
     target = SampleTarget(shape)
@@ -76,4 +74,3 @@ def test_every_file_belongs_to_a_sample() -> None:
     files = [path for shape in SHAPES for path in shape.paths]
     assert {path for path in FOLDER.rglob("*") if path.suffix in (".pbtxt", ".yaml")} == set(files)
     assert len({shape.file for shape in SHAPES}) == len(SHAPES)
-    assert set(EXPECTED_FAILURES) <= {shape.file for shape in SHAPES}

@@ -1,8 +1,8 @@
 """Tensors of which only datatype and shape are known, in the frames of a router that really runs."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.signature import TensorSpec
@@ -53,6 +53,15 @@ class Unknown(WireTensor):
         tensor = cls(datatype, shape, data)
         tensor.known = known
         return tensor
+
+    def _replace(self, **changes: Any) -> "Unknown":
+        """As of any named tuple; of another shape, sizes are as unknown as they were."""
+        shape = tuple(changes.get("shape", self.shape))
+        is_open = -1 in self.known.shape[1:]
+        rest = (-1,) * len(shape[1:]) if is_open else shape[1:]
+        rows = self.known.shape[:1] if shape[:1] == self.shape[:1] else shape[:1]
+        known = replace(self.known, shape=(*rows, *rest))
+        return Unknown.of(changes.get("datatype", self.datatype), known, (*shape[:1], *small(shape[1:])))
 
 
 def small(dims: Sequence[int]) -> tuple[int, ...]:

@@ -119,6 +119,90 @@ def test_a_seldon_deployment_that_is_wrong(graph: str, place: tuple[int, int] | 
     assert place in (None, errors[0])
 
 
+def pipeline(spec: str, kind: str = "Pipeline") -> str:
+    """An object of Seldon Core 2 whose spec begins at line 2, column 2."""
+    return f"{{apiVersion: mlops.seldon.io/v1alpha1, kind: {kind}, metadata: {{name: g}}, spec:\n {spec}}}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "place", "message"),
+    [
+        ("{}", (2, 2), "the Pipeline has no 'steps'"),
+        ("{steps: [3]}", (2, 11), "a step must be a mapping, got a string"),
+        ("{steps: [{inputs: [a]}]}", (2, 11), "the step has no 'name'"),
+        ("{steps: [{name: g}]}", (2, 18), "step 'g' has the name of its pipeline"),
+        ("{steps: [{name: a.b}]}", (2, 18), "has a '.' in its name, which divides references"),
+        ("{steps: [{name: a}, {name: a}]}", (2, 29), "a second step is called 'a'"),
+        ("{steps: [{name: a, inputs: [~]}]}", (2, 30), "an entry of inputs is empty"),
+        ("{steps: [{name: aa, inputs: [ab]}]}", (2, 31), "no step is called 'ab'; use one of: aa"),
+        ("{steps: [{name: a, inputs: [g.input.X]}]}", (2, 30), "'g.input.X' is no reference"),
+        ("{steps: [{name: a, inputs: [g.outputs]}]}", (2, 30), "is what the pipeline answers"),
+        ("{steps: [{name: a, inputs: [b]}, {name: b, inputs: [a]}]}", (1, 1), "cycle: a -> b -> a; Weft has bounded"),
+        ("{steps: [{name: a, inputsJoinType: most}]}", (2, 37), "unknown inputsJoinType 'most'"),
+        ("{steps: [{name: a, tensorMap: {g.inputs: x}}]}", (2, 43), "names no tensor"),
+        ("{steps: [{name: a}], output: {steps: [g.inputs.X]}}", (2, 40), "answers with its own input"),
+        ("{steps: [{name: a}], input: {}}", (2, 30), "has no 'externalInputs'"),
+        ("{steps: [{name: a}], input: {externalInputs: [p.step.s.outputs]}}", (2, 48), "put it here too"),
+        ("{steps: [" + ", ".join(f"{{name: m{i}}}" for i in range(1001)) + "]}", (2, 2), "has 1001 steps"),
+        (
+            "{steps: [{name: m0}, "
+            + ", ".join(f"{{name: m{i + 1}, inputs: [m{i}.inputs]}}" for i in range(40))
+            + "], output: {steps: [m40]}}",
+            None,
+            "references are nested deeper than 32",
+        ),
+    ],
+)
+def test_a_pipeline_that_is_wrong(spec: str, place: tuple[int, int] | None, message: str) -> None:
+    """Nothing is written; the error is at the value that is wrong."""
+    texts, found = converted(pipeline(spec))
+    assert {} == texts
+    errors = [(line, column) for line, column, severity, text in found if severity == "error" and message in text]
+    assert errors, found
+    assert place in (None, errors[0])
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("{}", "the Experiment has no 'candidates'"),
+        ("{candidates: [{weight: 3}]}", "a candidate has no 'name'"),
+        ("{candidates: [{name: a, weight: -3}]}", "weight -3 is below 0"),
+        ("{candidates: [{name: a, weight: 1}, {name: a, weight: 1}]}", "'a' takes part twice"),
+        ("{candidates: [{name: a, weight: 1}], default: b}", "the default 'b' is none of the candidates"),
+        ("{candidates: [{name: a, weight: 1}], mirror: {name: b, percent: 101}}", "between 0 and 100"),
+        ("{candidates: [{name: a, weight: 1}], resourceType: pipe}", "unknown resourceType 'pipe'"),
+    ],
+)
+def test_an_experiment_that_is_wrong(spec: str, message: str) -> None:
+    """Nothing is written, and the error says why."""
+    texts, found = converted(pipeline(spec, "Experiment"))
+    assert {} == texts
+    assert any(severity == "error" and message in text for _, _, severity, text in found), found
+
+
+def test_pipelines_of_one_file_read_one_another(models: ModelCatalog) -> None:
+    """The steps of the other are called in the same graph, once; an experiment splits between the two graphs."""
+    left = pipeline("{steps: [{name: adder}], output: {steps: [adder]}}").replace("name: g}", "name: left}")
+    right = pipeline(
+        "{input: {externalInputs: [left.step.adder.outputs], externalTriggers: [left.outputs], tensorMap: "
+        "{left.step.adder.outputs.OUTPUT0: INPUT0, left.step.adder.outputs.OUTPUT1: INPUT1}}, "
+        "steps: [{name: adder2}], output: {steps: [adder2]}}"
+    ).replace("name: g}", "name: right}")
+    both = pipeline(
+        "{resourceType: pipeline, candidates: [{name: left, weight: 1}, {name: right, weight: 1}]}", "Experiment"
+    )
+    texts, found = converted("\n---\n".join([both, left, right]), models)
+    assert [] == found
+    graphs = {name: parse(text, pb.Graph(), file="g")[0] for name, text in texts.items()}
+    assert ["g", "left", "right"] == sorted(graphs)
+    assert ["adder", "adder2"] == [step.model_name for step in graphs["right"].node[0].sequence.step]
+    assert ["left", "right"] == [step.graph for step in graphs["g"].node[0].splitter.step]
+    assert (
+        ["INPUT0", "INPUT1"] == [one.name for one in graphs["g"].input] == [one.name for one in graphs["right"].input]
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -220,3 +220,14 @@ def test_calls_of_a_map_are_those_of_one_chunk():
     text = render_text(root, None)
     assert "calls at most: 1, with one chunk of TEXT\n" in text
     assert "time at most: 30 ms: root/each/each[small] 30 ms, with one chunk of TEXT\n" in text
+
+
+def test_a_reshaped_input_is_as_unknown_as_it_was():
+    """What reads it is explained with the dims inside."""
+    root = explained("""name: "r" platform: "graph" max_batch_size: 8
+    input { name: "FEATURES" data_type: TYPE_FP32 dims: [ 4, 10 ] reshape { shape: [ 40 ] } }
+    output { name: "SCORE" data_type: TYPE_FP32 dims: 1 }
+    node { name: "root" sequence { step { node: "hot" } } }
+    node { name: "hot" switch { step { name: "a" when: 'max(inputs.FEATURES) > 1.0' model_name: "xgb" }
+      step { name: "b" otherwise: true model_name: "mlp" } } }""")
+    assert {"a": MAYBE, "b": MAYBE} == fates(find(root, "hot"))

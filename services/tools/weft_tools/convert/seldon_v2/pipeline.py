@@ -1,35 +1,24 @@
 """A ``Pipeline`` as a draft: its steps in a sequence, wired tensor by tensor."""
 
-import heapq
-import json
 from collections.abc import Mapping
-from graphlib import CycleError, TopologicalSorter
 
-from weft_router.graph.compiler.names import MAX_DEPTH
 from weft_router.graph.syntax.source import ModelCatalog
-from weft_router.kinds import SEQUENCE, SWITCH
+from weft_router.kinds import SEQUENCE
 from weft_tools.convert.draft import Draft, DraftNode, DraftStep, DraftTensor, check, differs, legal_name
 from weft_tools.convert.seldon_v2.answer import FirstAnswer
-from weft_tools.convert.seldon_v2.cycle import Feedback, carried, cut
-from weft_tools.convert.seldon_v2.flow import Join, PipelineFlow, Topic, topics_of
-from weft_tools.convert.seldon_v2.presence import REQUEST, Found, Origin, Presence, groups
-from weft_tools.convert.shared import Interface, fits, listed
-from weft_tools.convert.wiring import NO_TYPES, interface_of
+from weft_tools.convert.seldon_v2.cycle import Feedback, carried
+from weft_tools.convert.seldon_v2.flow import PipelineFlow, Topic
+from weft_tools.convert.seldon_v2.names import reference
+from weft_tools.convert.seldon_v2.presence import REQUEST, Origin, Presence, groups
+from weft_tools.convert.seldon_v2.steps import PipelineSteps
+from weft_tools.convert.shared import Interface, listed
+from weft_tools.convert.wiring import NO_TYPES
 from weft_tools.convert.writer import quoted
-from weft_tools.convert.yaml_tree import Source, shortened
+from weft_tools.convert.yaml_tree import Source
 
-_BATCH = (
-    "Seldon keeps the requests of '{step}' until there are as many rows as its batch says; here each request has its "
-    "own answer. The model's own config.pbtxt batches requests: dynamic_batching"
-)
-_LATE = "'{name}' goes on when joinWindowMs is over, without what is late; here it waits for all of it"
-_WINDOW = "Seldon ends the join of '{name}' when joinWindowMs is over; here the request's deadline ends it"
 _COPY = "the pipeline does not answer with this, so nobody waits for it here, and its failures are not seen"
-_SAME = "'{step}' gets '{name}' from {sources}; here it is the first of them that is there"
-_EITHER = "Seldon takes the source that is there first; here it is the first one in the file that is there"
 _ALSO = "Seldon would not answer without {names}; here the answer goes without"
 _FIRST_ONLY = "Seldon answers with the one of {steps} that comes first; here the answer has every one that there is"
-_RENAMED = "the name '{name}' is that of another tensor, too; here what '{step}' answers is '{new}'"
 _UNTYPED = "no model reads '{name}', so its datatype is not known; say which it has"
 _ALWAYS = (
     "by its signature each answer of '{step}' has {names}; if what is called depends on that, its configuration has to "
@@ -42,10 +31,6 @@ _ROUNDS = (
     "a request that comes to a step more than {number} times fails in Seldon; here its answer lacks what is optional"
 )
 _NO_OUTPUT = "the pipeline has no 'output', so Seldon answers nobody; here it answers with its last steps"
-_DUPLICATES = (
-    "by its documents Seldon wants all triggers of '{step}', which have one source, {topic}; it runs the step when any "
-    "of them is there. Here all are wanted"
-)
 
 
 def draft_pipeline(
@@ -69,36 +54,8 @@ def draft_pipeline(
     return PipelineConversion(source, flow, flows, catalog, graphs, models).run()
 
 
-class PipelineConversion:
+class PipelineConversion(PipelineSteps):
     """One pipeline on its way to a draft."""
-
-    def __init__(
-        self,
-        source: Source,
-        flow: PipelineFlow,
-        flows: Mapping[str, PipelineFlow],
-        catalog: ModelCatalog | None,
-        graphs: Mapping[str, Interface | None],
-        models: Mapping[str, str],
-    ) -> None:
-        self._source = source
-        self._flow = flow
-        self._flows = flows
-        self._catalog = catalog
-        self._graphs = graphs
-        self._models = models
-        self._draft = Draft("", flow.value)
-        self._joins: dict[Topic, Join] = {}
-        self._interfaces: dict[Topic, Interface | None] = {}
-        self._batch_sizes: list[int] = []
-        self._unknown: dict[str, None] = {}
-        self._labels: dict[Topic, str] = {}
-        self._names: dict[Origin, str] = {}
-        self._inputs: dict[str, DraftTensor] = {}
-        self._topics: Mapping[Topic, list[Topic]] = {}
-        self._answering: set[Topic] = set()
-        self._in_place: list[Topic] = []
-        self._feedback: Feedback | None = None
 
     def run(self) -> Draft | None:
         """The draft."""
@@ -113,90 +70,6 @@ class PipelineConversion:
         presence.settle()
         self._emit(presence, order)
         return None if source.has_errors else draft
-
-    def _collect(self) -> None:
-        """The joins of the pipeline, and of others those that it needs."""
-        pending = list(self._flow.joins)
-        while pending:
-            topic = pending.pop()
-            flow = self._flow if topic.pipeline == self._flow.name else self._flows.get(topic.pipeline)
-            sink = topic._replace(side="inputs") if topic.step else topic
-            if sink in self._joins or flow is None or sink not in flow.joins:
-                continue
-            join = self._joins[sink] = flow.joins[sink]
-            for reference in (*join.sources, *join.triggers):
-                self._expect(reference.topic, reference.value)
-                pending.append(reference.topic)
-        self._joins = {topic: self._joins[topic] for topic in self._file_order()}
-
-    def _expect(self, topic: Topic, value: object) -> None:
-        """Report what another pipeline does not have, or what only its file says."""
-        flow = self._flows.get(topic.pipeline)
-        if not topic.step or topic.pipeline == self._flow.name:
-            return
-        if flow is None:
-            text = (
-                f"'{topic.pipeline}.step.{topic.step}' is inside a pipeline that is not in this file; put it here too"
-            )
-            self._source.error(value, text)  # type: ignore[arg-type]
-        elif topic._replace(side="inputs") not in flow.joins:
-            text = f"pipeline '{topic.pipeline}' has no step '{topic.step}'"
-            self._source.error(value, text)  # type: ignore[arg-type]
-
-    def _ordered(self) -> list[Topic] | None:
-        """Messages in an order in which each is made of those before it; None where there is none."""
-        self._topics = topics_of(self._joins)
-        depends = {
-            sink: [t._replace(side="inputs") if t.step else t for t in read] for sink, read in self._topics.items()
-        }
-        # Among what is ready, what the file has first comes first.
-        places = {topic: i for i, topic in enumerate(self._joins)}
-        sorter = TopologicalSorter(depends)
-        order: list[Topic] = []
-        try:
-            sorter.prepare()
-            ready = [(places.get(topic, -1), topic) for topic in sorter.get_ready()]
-            heapq.heapify(ready)
-            while ready:
-                topic = heapq.heappop(ready)[1]
-                order += [topic] if topic in self._joins else []
-                sorter.done(topic)
-                for other in sorter.get_ready():
-                    heapq.heappush(ready, (places.get(other, -1), other))
-        except CycleError as error:
-            if self._flow.allows_cycles and self._flow.max_revisits and self._feedback is None:
-                self._feedback = cut(self._joins, self._flow)
-                if self._feedback is not None:
-                    return self._ordered()
-            steps = list(dict.fromkeys(str(topic.step or topic.pipeline) for topic in reversed(error.args[1])))
-            text = f"cycle: {shortened(' -> '.join([*steps, steps[0]]))}"
-            self._source.error(self._flow.value, f"{text}; Weft has bounded loops, but none that this can be made into")
-            return None
-        depth: dict[Topic, int] = {}
-        for topic in order:
-            depth[topic] = 1 + max((depth.get(t, 0) for t in self._topics[topic] if t in self._joins), default=0)
-            if depth[topic] > MAX_DEPTH:
-                self._source.error(self._joins[topic].value, f"references are nested deeper than {MAX_DEPTH}")
-                return None
-        return order
-
-    def _file_order(self) -> list[Topic]:
-        flows = [flow for flow in self._flows.values() if flow.name != self._flow.name]
-        return [topic for flow in (*flows, self._flow) for topic in flow.joins if topic in self._joins]
-
-    def _interface(self, topic: Topic) -> Interface | None:
-        """Tensors of the model, or of the pipeline in another file, that gives or gets a message."""
-        key = topic._replace(side="outputs")
-        if key not in self._interfaces:
-            found = interface_of(self._catalog, topic.step) if topic.step else self._graphs.get(topic.pipeline)
-            if found is None:
-                self._unknown.setdefault(topic.step or topic.pipeline)
-            else:
-                self._batch_sizes.append(found.max_batch_size)
-            self._interfaces[key] = found
-        return self._interfaces[key]
-
-    # What follows makes steps.
 
     def _emit(self, presence: Presence, order: list[Topic]) -> None:
         draft, flow = self._draft, self._flow
@@ -243,8 +116,8 @@ class PipelineConversion:
         elif not pairs:
             self._source.error(feedback.join.value, f"which tensor of '{feedback.source}' goes round is not known")
         answers = [found for name in presence.names(flow.outputs) for found in presence.find(flow.outputs, name)]
-        tests = [f"has({_reference('outputs', name)})" for name in pairs]
-        tests += [f"!has({_reference('outputs', self._named(one.tensor))})" for one in answers[:1]]
+        tests = [f"has({reference('outputs', name)})" for name in pairs]
+        tests += [f"!has({reference('outputs', self._named(one.tensor))})" for one in answers[:1]]
         root.loop = [f"while: {quoted(' && '.join(tests))}", f"max_iterations: {flow.max_revisits + 1}"]
         root.loop += [f"carry {{ key: {quoted(given)} value: {quoted(name)} }}" for given, name in pairs.items()]
         root.remarks.append(_ROUNDS.format(number=flow.max_revisits))
@@ -258,268 +131,6 @@ class PipelineConversion:
         for step, names in always.items():
             text = _ALWAYS.format(step=step, names=listed(names))
             check(self._source, self._flow.value, self._draft.remarks, text)
-
-    def _calls(self, order: list[Topic]) -> list[Topic]:
-        """Answers of all steps, and of graphs that the pipeline reads, in order."""
-        calls: dict[Topic, None] = {}
-        for sink in order:
-            for topic in self._topics[sink]:
-                if not topic.step and topic.side == "outputs" and topic not in self._joins:
-                    calls.setdefault(topic)
-            if sink.step:
-                calls.setdefault(sink._replace(side="outputs"))
-        for topic in calls:
-            name = topic.step or topic.pipeline
-            taken = self._labels.values()
-            label = name if name not in taken else f"{topic.pipeline}_{name}"
-            self._labels[topic] = legal_name(self._source, self._flow.value, label, taken, self._draft.remarks)
-        return list(calls)
-
-    def _live(self, topic: Topic) -> set[Topic]:
-        """What the answer is made of."""
-        live: set[Topic] = set()
-        pending = [topic]
-        while pending:
-            topic = pending.pop()
-            if topic not in live:
-                live.add(topic)
-                pending += self._topics.get(topic._replace(side="inputs") if topic.step else topic, [])
-        return live
-
-    def _readers(self) -> dict[Topic, set[Topic]]:
-        """Answers of steps by what is made of them, directly or through what another step gets."""
-        readers: dict[Topic, set[Topic]] = {}
-        for sink in self._joins:
-            pending = list(self._topics[sink])
-            while pending:
-                topic = pending.pop()
-                readers.setdefault(topic, set()).add(sink._replace(side="outputs"))
-                pending += self._topics.get(topic, [])
-        return readers
-
-    def _name_tensors(self, presence: Presence, calls: list[Topic], first: FirstAnswer) -> None:
-        """Name every tensor in the graph: what the pipeline answers with as there, others so that none clashes."""
-        requested = {found.tensor.name for sink in self._joins for found in self._requested(presence, sink)}
-        taken = set(requested)
-        for name in presence.names(self._flow.outputs):
-            for found in presence.find(self._flow.outputs, name):
-                if found.tensor.topic == REQUEST or found.tensor in self._names:
-                    continue
-                if found.tensor.topic in first.branches:
-                    self._names[found.tensor] = name
-                    taken.add(name)
-                    continue
-                new = name
-                if name in requested and not presence.is_read(found.tensor, self._flow.outputs):
-                    requested.remove(name)
-                    self._in_place.append(found.tensor.topic)
-                elif name in taken:
-                    new = self._free(f"{self._labels[found.tensor.topic]}_{name}", taken)
-                    text = _RENAMED.format(name=name, step=self._labels[found.tensor.topic], new=new)
-                    differs(self._source, self._flow.value, self._draft.remarks, text)
-                self._names[found.tensor] = new
-                taken.add(new)
-        for topic in calls:
-            interface = self._interface(topic)
-            known = interface.outputs if interface is not None else self._mentioned(topic)
-            for name in known:
-                if Origin(topic, name) not in self._names:
-                    free = name if name not in taken else self._free(f"{self._labels[topic]}_{name}", taken)
-                    self._names[Origin(topic, name)] = free
-                    taken.add(free)
-
-    def _requested(self, presence: Presence, sink: Topic) -> list[Found]:
-        wanted = list(presence.wanted(sink) if sink.step else presence.names(sink))
-        found = [one for name in wanted for one in presence.find(sink, name)]
-        for reference in self._joins[sink].triggers:
-            found += presence.find(reference.topic, reference.tensor) if reference.tensor else []
-        return [one for one in found if one.tensor.topic == REQUEST]
-
-    def _mentioned(self, topic: Topic) -> dict[str, None]:
-        """Outputs of a step without a signature that the file names."""
-        found: dict[str, None] = {}
-        for join in self._joins.values():
-            for reference in (*join.sources, *join.triggers):
-                if reference.topic == topic and reference.tensor:
-                    found.setdefault(reference.tensor)
-            for source, name in join.renamed:
-                if source == topic:
-                    found.setdefault(name)
-        return found
-
-    def _free(self, name: str, taken: set[str]) -> str:
-        name = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
-        while name in taken:
-            name += "_"
-        return name
-
-    def _spoken(self, tensor: Origin) -> str:
-        """CEL that holds where a tensor is there, or where a step answered."""
-        if not tensor.name:
-            interface = self._interface(tensor.topic)
-            sure = [n for n, one in interface.outputs.items() if not one.is_optional] if interface is not None else []
-            if not sure:
-                label = self._labels[tensor.topic]
-                return f"has(steps.{label})" if label.isidentifier() else f"has(steps[{json.dumps(label)}])"
-            tensor = Origin(tensor.topic, sure[0])
-        return f"has({_reference('inputs', self._named(tensor))})"
-
-    def _named(self, tensor: Origin) -> str:
-        return tensor.name if tensor.topic == REQUEST else self._names.get(tensor, tensor.name)
-
-    def _step(self, presence: Presence, topic: Topic, node: DraftNode, inside: tuple[Topic, ...] = ()) -> DraftStep:
-        """A call, with what it reads and when."""
-        sink = topic._replace(side="inputs")
-        join = self._joins.get(sink) if topic.step else None
-        label = self._labels[topic]
-        if join is None:
-            return DraftStep(label, self._flow.value, graph=topic.pipeline, output_map=self._output_map(topic))
-        step = DraftStep(label, join.value, model=topic.step, output_map=self._output_map(topic))
-        if topic.step in self._models:
-            step.remarks.append(self._models[topic.step])
-        self._say_what_is_lost(step, join, topic in self._answering)
-        step.when = "" if topic in inside else presence.when(sink, self._spoken)
-        step.after = [self._labels[topic] for topic in self._guards(presence, sink)]
-        alternatives = self._alternatives(presence, sink, join)
-        if alternatives:
-            return self._switch(presence, step, sink, alternatives)
-        for name in presence.wanted(sink):
-            self._map_input(presence, step, sink, name)
-        self._map_rest(presence, step, sink)
-        return step
-
-    def _guards(self, presence: Presence, sink: Topic) -> list[Topic]:
-        """Steps that always answer and that a message waits for without having anything of them."""
-        found: dict[Topic, None] = {}
-        read: set[Topic] = set()
-        pending = [sink]
-        while pending:
-            join = self._joins.get(pending.pop())
-            if join is None:
-                continue
-            for reference in join.triggers:
-                if reference.topic in self._joins:
-                    found.update(dict.fromkeys(self._bases(reference.topic)))
-                elif presence.is_certain(reference.topic, reference.tensor):
-                    found.setdefault(reference.topic)
-            read |= {reference.topic for reference in join.sources}
-            pending += [reference.topic for reference in join.sources if reference.topic in self._joins]
-        return [t for t in found if t in self._labels and t not in read and presence.is_certain(t)]
-
-    def _bases(self, topic: Topic) -> list[Topic]:
-        """The steps whose answers a message is made of, those that it waits for among them."""
-        found: dict[Topic, None] = {}
-        pending = [topic]
-        while pending:
-            topic = pending.pop()
-            if topic in self._joins:
-                pending += reversed(self._topics[topic])
-            elif topic.side == "outputs":
-                found.setdefault(topic)
-        return list(found)
-
-    def _map_input(
-        self, presence: Presence, step: DraftStep, sink: Topic, name: str, only: Found | None = None
-    ) -> None:
-        found = [only] if only is not None else presence.find(sink, name)
-        if not found:
-            return
-        if len(found) > 1:
-            sources = listed(str(one.tensor.topic if one.tensor.topic != REQUEST else one.group) for one in found)
-            check(self._source, step.value, step.remarks, _SAME.format(step=step.name, name=name, sources=sources))
-        tensor = found[0].tensor
-        if self._named(tensor) != name:
-            step.input_map[name] = self._named(tensor)
-        if tensor.topic == REQUEST:
-            self._type_input(tensor.name, sink, name)
-
-    def _type_input(self, name: str, sink: Topic, wanted: str) -> None:
-        interface = self._interface(sink)
-        if interface is not None and wanted in interface.inputs:
-            self._inputs.setdefault(name, interface.inputs[wanted])
-
-    def _map_rest(self, presence: Presence, step: DraftStep, sink: Topic) -> None:
-        """Map what nothing that reaches the step is called; one tensor and one input that are left belong together."""
-        interface = self._interface(sink)
-        if interface is None:
-            return
-        wanted = presence.wanted(sink)
-        missing = [name for name, is_required in wanted.items() if is_required and not presence.find(sink, name)]
-        if not missing:
-            return
-        used = {one.tensor for name in wanted for one in presence.find(sink, name)}
-        arriving = [found for name in presence.names(sink) for found in presence.find(sink, name)[:1]]
-        left = [one.tensor for one in arriving if one.tensor not in used]
-        if len(missing) == len(left) == 1:
-            giving = self._interface(left[0].topic) if left[0].topic != REQUEST else None
-            produced = giving.outputs.get(left[0].name) if giving is not None else None
-            if produced is None or fits(produced, interface.inputs[missing[0]]):
-                step.input_map[missing[0]] = self._named(left[0])
-                if left[0].topic == REQUEST:
-                    self._type_input(left[0].name, sink, missing[0])
-                return
-        given = listed(self._named(tensor) for tensor in left)
-        text = f"nothing that reaches the step is called {listed(missing)}; map it from one of: {given}"
-        check(self._source, step.value, step.remarks, text)
-
-    def _alternatives(self, presence: Presence, sink: Topic, join: Join) -> list[dict[str, Found]]:
-        """Sets of sources of which the first that is there feeds the step; none where there is no choice."""
-        several = {name: found for name in presence.wanted(sink) if len(found := presence.find(sink, name)) > 1}
-        if not several:
-            return []
-        if len(several) == 1:
-            ((name, found),) = several.items()
-            is_choice = join.kind != "inner" or len({one.group for one in found}) == 1
-            return [{name: one} for one in found] if is_choice else []
-        sets = [
-            {name: one for name, found in several.items() for one in found if one.group == group}
-            for group in groups(join.sources)
-        ]
-        return [one for one in sets if len(one) == len(several)] if join.kind != "inner" else []
-
-    def _switch(
-        self, presence: Presence, step: DraftStep, sink: Topic, alternatives: list[dict[str, Found]]
-    ) -> DraftStep:
-        """The step once for each source that may feed it."""
-        node = self._node(step.name, SWITCH)
-        check(self._source, step.value, node.remarks, _EITHER)
-        for chosen in alternatives:
-            source = next(iter(chosen.values())).tensor.topic
-            name = f"{step.name}_{source.step or self._flow.name}"
-            one = DraftStep("", step.value, model=step.model)
-            one.name = legal_name(self._source, step.value, name, [other.name for other in node.steps], [])
-            for wanted in presence.wanted(sink):
-                self._map_input(presence, one, sink, wanted, chosen.get(wanted))
-            one.when = presence.when_found(sink, chosen.values(), self._spoken)
-            if one.when in [other.when for other in node.steps]:
-                continue
-            node.steps.append(one)
-            if not one.when:
-                one.is_otherwise = True
-                break
-        outer = DraftStep(step.name, step.value, node=node.name, when=step.when, after=step.after)
-        outer.output_map, outer.remarks = step.output_map, step.remarks
-        return outer
-
-    def _output_map(self, topic: Topic) -> dict[str, str]:
-        return {t.name: new for t, new in self._names.items() if t.topic == topic and t.name != new}
-
-    def _say_what_is_lost(self, step: DraftStep, join: Join, is_live: bool) -> None:
-        source = self._source
-        if join.batch is not None:
-            text = _BATCH.format(step=step.name)
-            (differs if is_live else check)(source, join.batch, step.remarks, text)
-        self._say_window(step.name, join, step.remarks)
-        if join.triggers_kind == "inner":
-            for topic, tensors in groups(join.triggers).items():
-                if len(tensors) > 1:
-                    check(source, join.value, step.remarks, _DUPLICATES.format(step=step.name, topic=topic))
-
-    def _say_window(self, name: str, join: Join, remarks: list[str]) -> None:
-        if join.kind == "outer" and len(groups(join.sources)) > 1:
-            differs(self._source, join.window or join.value, remarks, _LATE.format(name=name))
-        elif join.window is not None:
-            remarks.append(_WINDOW.format(name=name))
 
     def _first_step(self, presence: Presence, first: FirstAnswer) -> DraftStep:
         """The branches of which the first to answer answers."""
@@ -572,11 +183,6 @@ class PipelineConversion:
         first.remarks.append(_COPY)
         return first
 
-    def _node(self, name: str, kind: object) -> DraftNode:
-        legal = legal_name(self._source, self._flow.value, name, self._draft.nodes, [])
-        node = self._draft.nodes[legal] = DraftNode(legal, kind, self._flow.value)  # type: ignore[arg-type]
-        return node
-
     def _declare(self, presence: Presence, first: FirstAnswer) -> None:
         """Inputs and outputs of the graph."""
         draft, flow, source = self._draft, self._flow, self._source
@@ -616,7 +222,3 @@ class PipelineConversion:
         sources = list(groups(join.sources))
         if join.kind == "any" and len(sources) > 1 and not first.branches:
             check(source, join.value, draft.remarks, _FIRST_ONLY.format(steps=listed(map(str, sources))))
-
-
-def _reference(space: str, name: str) -> str:
-    return f"{space}.{name}" if name.isidentifier() else f"{space}[{json.dumps(name)}]"
