@@ -114,17 +114,13 @@ def test_a_model_that_combines_is_a_box_between():
 
 
 def test_what_models_may_leave_out_is_marked():
-    """An optional output of a model is marked until a default takes its place; the answer says which are optional."""
-    text = text_graph("""node { name: "root" sequence {
-      step { name: "first" model_name: "unsure" output_map { key: "HINT" value: "H" } }
-      step { name: "other" model_name: "unsure" output_map { key: "PROBS" value: "P" } output_map { key: "HINT" value: "G" }
-             default { output: "G" number: [ 0, 0, 0, 0 ] dims: [ 4 ] } }
-      step { name: "soft" model_name: "context" output_map { key: "PROBS" value: "Q" } input_map { key: "HINT" value: "H" } }
-      step { name: "sure" model_name: "hinted" output_map { key: "PROBS" value: "R" } input_map { key: "HINT" value: "G" } }
-      } }""").replace("output [", 'output [ { name: "H" data_type: TYPE_FP32 dims: [ 4 ] optional: true },')
-    diagram = build_diagram(
-        compiled(text.replace("output [", 'output [ { name: "Q" data_type: TYPE_FP32 dims: [ 3 ] },'))
-    )
+    """An optional output of a model is marked wherever it goes; the answer says which of its outputs are optional."""
+    steps = """node { name: "root" sequence {
+      step { name: "first" model_name: "unsure" output_map { key: "PROBS" value: "P" }
+             output_map { key: "HINT" value: "H" } }
+      step { name: "soft" model_name: "context" input_map { key: "HINT" value: "H" } } } }"""
+    optional = 'output [ { name: "H" data_type: TYPE_FP32 dims: [ 4 ] optional: true },'
+    diagram = build_diagram(compiled(text_graph(steps).replace("output [", optional)))
     assert "HINT → H FP32 [batch, 4] → HINT (may be absent)" in edge(diagram, "first", "soft").lines
     assert "HINT → H FP32 [batch, 4] (may be absent)" in edge(diagram, "first", "answer").lines
     assert "H FP32 [batch, 4], optional" in box(diagram, "answer").lines
