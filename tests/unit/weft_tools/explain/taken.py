@@ -33,6 +33,8 @@ class _Reader:
         steps |= {custom.name: custom for custom in node.customs}
         if not self.take(before):
             return
+        if node.path_form.shows_nothing and self.take(after):
+            return
         self._step(steps[self.tokens.pop(0)])
         while self.take(";"):
             self._step(steps[self.tokens.pop(0)])
