@@ -105,7 +105,7 @@ class Assembly:
             defaults,
             when=when,
             min_remaining_ms=min_remaining_ms,
-            admission=None if plan.action.streams else self._step_admission(plan),
+            admission=self._step_admission(plan),
             fallbacks=[self.step(fallback, node, graph, stands_in=True) for fallback in _fallbacks(plan)],
         )
 
@@ -116,7 +116,7 @@ class Assembly:
         if isinstance(plan.action, CallPlan):
             action = self._call(plan, plan.action, node, counters)
         elif plan.action.streams:
-            parts = self._stream_parts(plan, counters, self._admission(plan.action, graph))
+            parts = StreamParts(counters, runtime.clock_ns, plan.is_soft, self._admission(plan.action, graph))
             action = StreamNodeAction(plan, self.node(plan.action, graph), context, parts, node)
         else:
             action = NodeAction(
@@ -139,14 +139,8 @@ class Assembly:
         target, context = self._runtime.targets[call.target], self._context(node.batches_steps)
         if not call.signature.is_decoupled:
             return CallAction(plan, call, target, context, node)
-        return StreamAction(plan, call, target, context, node, self._stream_parts(plan, counters))
-
-    def _stream_parts(
-        self, plan: StepPlan, counters: StepCounters, admission: InflightLimit | None = None
-    ) -> StreamParts:
-        """What the streams of a step have in common; ``admission`` is a limit beside the step's own."""
-        limits = [limit for limit in (admission, self._step_admission(plan)) if limit is not None]
-        return StreamParts(counters, self._runtime.clock_ns, plan.is_soft, limits)
+        parts = StreamParts(counters, self._runtime.clock_ns, plan.is_soft)
+        return StreamAction(plan, call, target, context, node, parts)
 
     def _context(self, is_batched: bool | None) -> ErrorContext:
         """The graph, for what has a batch dimension or not; None: as the graph."""

@@ -22,10 +22,11 @@ TIMEOUT_S = 10.0
 class Echo(ListingCore):
     """One model: answers a call with its inputs; streams them as often as asked for, the last one marked if wished."""
 
-    def __init__(self, *, num_responses: int = 0, marks_last: bool = True) -> None:
+    def __init__(self, *, num_responses: int = 0, marks_last: bool = True, leaves_out: bool = False) -> None:
         super().__init__({("m", "1"): MODEL})
         self._num_responses = num_responses
         self._marks_last = marks_last
+        self._leaves_out = leaves_out
 
     def is_ready(self) -> bool:
         return True
@@ -47,7 +48,8 @@ class Echo(ListingCore):
         self.signature(call.model_name, "")
         for number in range(self._num_responses):
             is_final = self._marks_last and number == self._num_responses - 1
-            yield InferResult("m", "1", call.request_id, {}, call.inputs, is_final=is_final)
+            outputs = {} if self._leaves_out else call.inputs
+            yield InferResult("m", "1", call.request_id, {}, outputs, is_final=is_final)
 
 
 def request(model: str = "m") -> pb.ModelInferRequest:
@@ -93,6 +95,18 @@ async def test_the_last_response_of_a_stream_and_no_other_is_final(
             results = [result async for result in client.stream(request(), timeout_s=TIMEOUT_S)]
     assert [False] * (num_given - 1) + [True] == [result.is_final for result in results]
     assert [num_given > num_responses] == [result.is_null for result in results[-1:]]
+
+
+@pytest.mark.parametrize(("num_responses", "is_asked"), [(1, False), (1, True), (2, False)])
+async def test_an_answer_that_leaves_every_output_out_is_one(num_responses: int, is_asked: bool) -> None:
+    """The only response; behind others, or asked for, a final one without outputs is taken for the end alone."""
+    message = request()
+    message.parameters["triton_enable_empty_final_response"].bool_param = is_asked
+    with serving(Echo(num_responses=num_responses, leaves_out=True)) as address:
+        async with V2Client(address) as client:
+            results = [result async for result in client.stream(message, timeout_s=TIMEOUT_S)]
+    assert num_responses == len(results)
+    assert (results[-1].is_final, num_responses > 1 or is_asked) == (True, results[-1].is_null)
 
 
 async def test_a_stream_fails_with_the_status_of_its_error() -> None:

@@ -42,6 +42,17 @@ def test_a_choice_ends_once() -> None:
     assert [ChoiceDelta(0, "x"), ChoiceDelta(1, "y")] == list(DeltaReader(2).read(response(text_output=["x", "y"])))
 
 
+def test_a_response_may_leave_the_text_out() -> None:
+    """Why a choice ended, and its tokens, count as they do beside an empty text."""
+    (end,) = DeltaReader(1).read(response(finish_reason=["stop"], num_output_tokens=[1], num_input_tokens=[7]))
+    assert ChoiceDelta(0, "", "stop", None, 7, 1) == end
+    (count,) = DeltaReader(1).read(response(num_output_tokens=[3]))
+    assert ChoiceDelta(0, "", num_output_tokens=3) == count
+    assert [] == list(DeltaReader(1).read(response()))
+    with pytest.raises(InternalError):
+        list(DeltaReader(1).read(response(finish_reason=["stop", "stop"])))
+
+
 def test_the_ids_tell_which_token_was_sampled() -> None:
     """Else it is the one that is not among the best, else the first; the best come in order."""
     maps = json.dumps([token(3, 1, 2), token(5, 4)])

@@ -76,7 +76,7 @@ class _Printer:
 
     def show(self, result: InferResult) -> None:
         """Print what is new in a response."""
-        if not result.outputs:
+        if result.is_null:
             return
         self._num_responses += 1
         self._first_ms = self._first_ms or self.elapsed_ms()

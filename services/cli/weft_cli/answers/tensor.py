@@ -15,7 +15,9 @@ _MAX_TEXT_CHARS = 200
 
 
 def render_result(result: InferResult) -> str:
-    """One line for each output: name, datatype, shape, values (long tensors are abridged)."""
+    """One line for each output: name, datatype, shape, values (long tensors are abridged); one that says of none."""
+    if not result.outputs:
+        return "(the answer has no outputs: each may be left out)"
     width = max((len(name) for name in result.outputs), default=0)
     return printable("\n".join(f"{name:<{width}}  {render_tensor(tensor)}" for name, tensor in result.outputs.items()))
 

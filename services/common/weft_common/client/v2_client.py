@@ -15,7 +15,16 @@ from weft_common.errors import RemoteError, UnavailableError, WeftError
 from weft_common.observing import telemetry
 from weft_common.protocol.known_messages import deserialize_result, result_of, serialize_call
 from weft_common.protocol.large_messages import deserialize_response, serialize_request
-from weft_common.protocol.rpc import EOF, SEND_STATUS, cancel, drain, response_of, stream_result, wait_started
+from weft_common.protocol.rpc import (
+    EOF,
+    SEND_EMPTY_FINAL,
+    SEND_STATUS,
+    cancel,
+    drain,
+    response_of,
+    stream_result,
+    wait_started,
+)
 from weft_common.protocol.status import from_rpc_error
 from weft_common.protocol.wire import fill_parameters
 from weft_common.security.channel import ChannelSecurity
@@ -128,7 +137,8 @@ class V2Client:
     ) -> AsyncGenerator[InferResult, None]:
         """Every response to one request; only the last ``is_final``. Closing the generator cancels the call.
 
-        If the server marks no response as final, a null one follows the end of the stream. Responses are read on
+        If the server marks no response as final, a null one follows the end of the stream. A final one without outputs
+        is null where another came before, the request asks for such a one, or it has parameters. Responses are read on
         demand, so a slow caller slows the model down. An error message without a status fails with UNKNOWN.
 
         Args:
@@ -141,14 +151,16 @@ class V2Client:
         rpc: Any = None
         is_final = False
         version = request.model_version
+        asked = request.parameters
+        may_be_whole = SEND_EMPTY_FINAL not in asked or not asked[SEND_EMPTY_FINAL].bool_param
         try:
             rpc = self.stub.ModelStreamInfer(iter((request,)), timeout=timeout_s, metadata=(*metadata, SEND_STATUS))
             await wait_started(rpc)
             while not is_final and (message := await rpc.read()) is not EOF:
                 if message.error_message:
                     raise RemoteError("UNKNOWN", message.error_message)
-                result = stream_result(message.infer_response)
-                is_final, version = result.is_final, result.model_version
+                result = stream_result(message.infer_response, may_be_whole=may_be_whole)
+                is_final, version, may_be_whole = result.is_final, result.model_version, False
                 yield result
             if is_final:
                 await drain(rpc)

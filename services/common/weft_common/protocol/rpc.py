@@ -69,11 +69,16 @@ async def drain(rpc: Any) -> None:
                 pass
 
 
-def stream_result(response: pb.ModelInferResponse) -> InferResult:
-    """Convert a response of a stream; removes the final flag from its parameters."""
+def stream_result(response: pb.ModelInferResponse, *, may_be_whole: bool = False) -> InferResult:
+    """Convert a response of a stream; removes the final flag from its parameters.
+
+    Args:
+        response: One without outputs that is final only tells the end.
+        may_be_whole: Unless it has no parameters either: then it is an answer whose outputs are all left out.
+    """
     result = result_from_response(response)
     parameters = dict(result.parameters)
     result.is_final = parameters.pop(_FINAL, False) is True
-    result.is_null = result.is_final and not result.outputs
+    result.is_null = result.is_final and not result.outputs and not (may_be_whole and not parameters)
     result.parameters = parameters
     return result

@@ -115,11 +115,12 @@ def invalid_response(model: str) -> InternalError:
 
 
 def _deltas(outputs: Mapping[str, WireTensor], num_choices: int) -> Iterator[ChoiceDelta]:
-    texts = _strings(outputs, TEXT_OUTPUT) or []
+    texts, reasons, logprobs = (_strings(outputs, name) for name in (TEXT_OUTPUT, FINISH_REASON, LOGPROBS))
+    num_input, num_output = _numbers(outputs, NUM_INPUT_TOKENS), _numbers(outputs, NUM_OUTPUT_TOKENS)
+    if texts is None:  # an optional output; what else there is counts
+        texts = [""] * len(reasons or num_output or ())
     if len(texts) > num_choices:
         raise ValueError(f"{len(texts)} texts for {num_choices} choices")
-    reasons, logprobs = _strings(outputs, FINISH_REASON), _strings(outputs, LOGPROBS)
-    num_input, num_output = _numbers(outputs, NUM_INPUT_TOKENS), _numbers(outputs, NUM_OUTPUT_TOKENS)
     num_cached, ids = _numbers(outputs, NUM_CACHED_TOKENS), _numbers(outputs, OUTPUT_IDS)
     first_id = 0
     for choice, text in enumerate(texts):

@@ -40,6 +40,6 @@ class Attempt(PolicyAction):
             raise
         stream = run.request.stream
         if isinstance(stream, StepStream) and stream.record is record:
-            stream.on_end.append(partial(end_span, span))
+            stream.when_over(partial(end_span, span))
         else:
             end_span(span)

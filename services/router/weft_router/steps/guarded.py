@@ -27,7 +27,7 @@ class GuardedStep(Step):
         plan, action, error_context, clock_ns, counters, defaults: As of ``Step``.
         when: Decides whether the step runs; None where the node around it looks at it, or there is none.
         min_remaining_ms: With less time left it fails without a call; 0: no limit.
-        admission: Counts its runs; None where ``max_inflight`` is 0.
+        admission: Counts its runs, a stream as long as it is open; None where ``max_inflight`` is 0.
         fallbacks: Tried in this order after it has failed; they have no fallbacks of their own.
     """
 
@@ -75,7 +75,7 @@ class GuardedStep(Step):
         finally:
             stream = _stream_of(record, run)
             if stream is not None and failure is None:
-                stream.on_end.append(partial(end_step_span, span, record))
+                stream.when_over(partial(end_step_span, span, record))
             else:
                 end_step_span(span, record, failure)
             del failure  # it holds this frame
@@ -111,15 +111,20 @@ class GuardedStep(Step):
                 admission.enter()
             except WeftError as error:
                 raise self.error_context.wrap(error, self.action.where) from error
+        stream: StepStream | None = None
         try:
             if self._min_remaining_ns and run.deadline_ns is not None:
                 self._check_remaining(run.deadline_ns - record.start_ns)
             if self._timeout_ns:
                 run = run.until(record.start_ns + self._timeout_ns)
             await self.action.act(run, record)
+            stream = _stream_of(record, run)
         finally:
             if admission is not None:
-                admission.leave(self._clock_ns() - record.start_ns)
+                if stream is None:
+                    self._leave(admission, record.start_ns)
+                else:
+                    stream.when_over(lambda _: self._leave(admission, record.start_ns))
 
     async def _recover(self, failure: WeftError, run: Run, record: StepRecord) -> bool:
         """Whether a fallback answered; False where none did and the step is soft.
@@ -158,6 +163,9 @@ class GuardedStep(Step):
             return False
         finally:
             last = failure  # an error that holds a frame that holds the error is freed late
+
+    def _leave(self, admission: InflightLimit, start_ns: int) -> None:
+        admission.leave(self._clock_ns() - start_ns)
 
     def _check_remaining(self, remaining_ns: int) -> None:
         if remaining_ns < self._min_remaining_ns:

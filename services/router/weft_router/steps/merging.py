@@ -1,10 +1,12 @@
 """Responses of several runs at once, by arrival."""
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any, TypeVar
 
-from weft_router.steps.run import Run
+from weft_common.cancellation import cancel_and_wait
+from weft_router.steps.run import GraphRequest, Run
 from weft_router.tasks.arrivals import Arrivals
 
 _Key = TypeVar("_Key")
@@ -25,33 +27,52 @@ async def by_arrival(
     Closing the generator, or cancelling the task that awaits it, closes every source; no task is left.
     """
     arrivals = Arrivals(sources, limit)
-    others = _Others(arrivals)
+    count = _Count()
     try:
         while (arrived := await arrivals.next()) is not None:
             key, response = arrived
-            others.num_responses += 1
-            parts = ((others, others.num_responses), *response.request.parts)
+            count.num_responses += 1
+            parts = ((_Merged(arrivals, count, response.request), count.num_responses), *response.request.parts)
             request = dataclasses.replace(response.request, parts=parts)
             yield key, Run(response.frame, request, response.deadline_ns, response.context, response.record)
     finally:
         await arrivals.close()
 
 
-class _Others:
-    """As a part of a response: the sources whose response it is not.
+class _Count:
+    """Responses of all sources so far."""
 
-    Attributes:
-        num_responses: Of all sources so far.
+    num_responses = 0
+
+
+class _Merged:
+    """As a part of a response: all sources.
+
+    Args:
+        arrivals: The sources.
+        count: Of their responses.
+        own: The response, as its source gave it.
     """
 
-    def __init__(self, arrivals: Arrivals[Any]) -> None:
-        self.num_responses = 0
+    def __init__(self, arrivals: Arrivals[Any], count: _Count, own: GraphRequest) -> None:
         self._arrivals = arrivals
+        self._count = count
+        self._own = own
+
+    @property
+    def num_responses(self) -> int:
+        """As of ``ResponsePart``."""
+        return self._count.num_responses
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is known that all of them have ended."""
-        return self._arrivals.has_one_left
+        """As of ``ResponsePart``."""
+        return self._arrivals.has_one_left and self._own.is_known_last
 
     async def settle(self, timeout_s: float) -> None:
-        """They are not waited for: a response is not held back for those of another source."""
+        """As of ``ResponsePart``; a response does not wait where another source has one already."""
+        own = asyncio.create_task(self._own.is_last(timeout_s))
+        try:
+            await self._arrivals.settle(own, timeout_s)
+        finally:
+            await cancel_and_wait((own,))

@@ -13,11 +13,11 @@ from weft_router.steps.step_stream import StepStream, StreamParts
 
 
 class StreamNodeAction(NodeAction):
-    """As ``NodeAction`` for a node that may stream; the limits count streams as long as they are open.
+    """As ``NodeAction`` for a node that may stream; its limit counts streams as long as they are open.
 
     Args:
         plan, node, error_context, around: As of ``NodeAction``.
-        parts: Of its streams; the limits of node and step are among them.
+        parts: Of its streams; the limit is the node's.
     """
 
     def __init__(

@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 
 
 class ResponsePart(Protocol):
-    """A stream whose response is part of another.
+    """A stream whose response is part of another."""
 
-    Attributes:
-        num_responses: Responses so far.
-    """
-
-    num_responses: int
+    @property
+    def num_responses(self) -> int:
+        """Responses so far."""
 
     @property
     def has_ended(self) -> bool:

@@ -88,7 +88,7 @@ class Step:
             if span is not None:
                 stream = run.request.stream
                 if isinstance(stream, StepStream) and stream.record is record and failure is None:
-                    stream.on_end.append(partial(end_step_span, span, record))
+                    stream.when_over(partial(end_step_span, span, record))
                 else:
                     end_step_span(span, record, failure)
             del failure  # it holds this frame

@@ -1,7 +1,7 @@
 """The stream of a step: its record and its spans last as long as it does, and a soft one may fail late."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from weft_common.core import ParameterValue
@@ -21,43 +21,36 @@ class StreamParts(NamedTuple):
         counters: Of the step.
         clock_ns: What deadlines are measured on.
         is_soft: Whether a failure after the first response ends a stream as if it were complete.
-        limits: Each counts the streams that are open.
+        admission: Counts the streams that are open; None: there is no limit.
     """
 
     counters: StepCounters
     clock_ns: Callable[[], int]
     is_soft: bool
-    limits: Sequence[InflightLimit]
+    admission: InflightLimit | None = None
 
     def enter(self) -> None:
-        """One more is open. Raises ResourceExhaustedError where a limit is reached."""
-        for index, limit in enumerate(self.limits):
-            try:
-                limit.enter()
-            except WeftError:
-                for entered in self.limits[:index]:
-                    entered.leave(0)
-                raise
+        """One more is open; ``leave`` must follow. Raises ResourceExhaustedError where the limit is reached."""
+        if self.admission is not None:
+            self.admission.enter()
 
     def leave(self, record: StepRecord) -> None:
         """One of them is over."""
         record.end_ns = self.clock_ns()
-        for limit in self.limits:
-            limit.leave(record.end_ns - record.start_ns)
+        if self.admission is not None:
+            self.admission.leave(record.end_ns - record.start_ns)
 
 
 class StepStream(OpenStream):
     """The stream of a step, from its first response.
 
     Args:
-        parts: What it has in common with others of the step; its limits are entered.
+        parts: What it has in common with others of the step; its limit is entered.
         record: Of the step.
 
     Attributes:
         record: As given; a step that takes over the stream of another puts its own there.
         is_soft: As of ``StreamParts``.
-        on_end: Called once, the latest first, when the stream has ended, with the error that ended it, if one did: the
-            spans around the step end then.
     """
 
     def __init__(self, parts: StreamParts, record: StepRecord) -> None:
@@ -66,7 +59,7 @@ class StepStream(OpenStream):
         self.parameters: dict[str, ParameterValue] = {}
         self.record = record
         self.is_soft = parts.is_soft
-        self.on_end: list[Callable[[BaseException | None], None]] = []
+        self._on_end: list[Callable[[BaseException | None], None]] = []
         self._parts = parts
         self._failure: WeftError | None = None
         self._is_over = False
@@ -86,6 +79,17 @@ class StepStream(OpenStream):
             await self.close()
             raise
         run.request.stream = self
+
+    def when_over(self, callback: Callable[[BaseException | None], None]) -> None:
+        """Call back once when the stream has ended, at once if it has; the latest of several callbacks is the first.
+
+        Args:
+            callback: Receives the error that ended the stream, if one did.
+        """
+        if self._is_over:
+            callback(None)  # without a response: what fails before the first is the step's error
+        else:
+            self._on_end.append(callback)
 
     @property
     def has_ended(self) -> bool:
@@ -158,5 +162,5 @@ class StepStream(OpenStream):
 
     def _tell_end(self, failure: WeftError | None) -> None:
         self._failure = None
-        while self.on_end:
-            self.on_end.pop()(failure)
+        while self._on_end:
+            self._on_end.pop()(failure)

@@ -48,7 +48,6 @@ class StreamAction(CallAction):
         captured = () if request.captures is None else request.captures.get(self._path, ())
         try:
             call, _, is_fitted = self._call(frame, request.scope, captured)
-            self._parts.enter()
         except WeftError as error:
             raise self._error_context.wrap(error, self.where) from error
         context = CallContext(

@@ -36,6 +36,21 @@ class Arrivals(Generic[_Item]):
         """Whether it is known that only the source of the latest item may have another."""
         return not self._waiting and all(map(_has_ended, self._asked))
 
+    async def settle(self, own: "asyncio.Task[bool]", timeout_s: float) -> None:
+        """Find out whether an item follows the latest, for at most so many seconds; none is lost by it.
+
+        Args:
+            own: Whether the source of the latest item has ended.
+            timeout_s: The limit.
+        """
+        end_s = asyncio.get_running_loop().time() + timeout_s
+        while not self._waiting and all(_has_ended(task) for task in self._asked if task.done()):
+            pending = [task for task in (own, *self._asked) if not task.done()]
+            left_s = end_s - asyncio.get_running_loop().time()
+            if not pending or left_s <= 0 or (own.done() and not own.result()):
+                return
+            await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+
     async def next(self) -> _Item | None:
         """The next item; None when every source has ended.
 

@@ -16,6 +16,11 @@ def test_every_output_has_a_line() -> None:
     assert render_result(result) == 'LABEL  BYTES[1, 1]  [["ja"]]\nP      FP32[2]  [0.25, 0.75]'
 
 
+def test_an_answer_without_outputs_says_so() -> None:
+    """All of them may be optional."""
+    assert "(the answer has no outputs: each may be left out)" == render_result(InferResult("m", "1"))
+
+
 def test_a_long_tensor_is_abridged() -> None:
     """An embedding takes one line."""
     text = render_tensor(encode(np.zeros((1, 384), np.float32)))

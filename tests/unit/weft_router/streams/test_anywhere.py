@@ -178,6 +178,27 @@ async def test_hedging_a_stream_keeps_the_first_that_speaks(target: Any, text: s
     assert ([11, 12], None, ["a"]) == (values, error, target.cancelled)
 
 
+async def test_a_hedged_step_is_one_run_of_its_limit(target: Any, virtual_clock: Any) -> None:
+    """As one that does not stream; the stream that is kept counts as long as it is open."""
+
+    async def script(call: InferCall, context: CallContext) -> AsyncIterator[Any]:
+        number = len(target.calls)
+        await asyncio.sleep(0.05 / number)
+        yield make.tensor(number)
+        await asyncio.sleep(0.1)
+
+    target.streams["a"] = script
+    text = root("sequence", step("a", "policy { hedge { after_ms: 5 } max_inflight: 1 }"))
+    executor = GraphExecutor(compiled(text), Runtime({"model": target}))
+    async with aclosing(stream_of(executor, target)) as results:
+        assert [2] == numbers([await anext(results)], "OUT")
+        _, error = await collected(stream_of(executor, target))
+        assert error is not None
+        assert "RESOURCE_EXHAUSTED" == error.code
+    got, error = await collected(stream_of(executor, target))
+    assert (1, None) == (len(numbers(got, "OUT")), error)
+
+
 ACCEPT = "accept: 'outputs.OUT[0] > 1.5'"
 
 

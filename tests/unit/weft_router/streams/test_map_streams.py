@@ -145,10 +145,11 @@ async def test_a_row_that_fails_ends_the_map_unless_it_is_soft(target: Any) -> N
 
 
 async def test_a_step_that_is_not_due_gives_each_row_its_default(target: Any) -> None:
-    """Without a call."""
+    """Without a call; the last is final."""
     more = 'when: "max(inputs.LIST) > 5.0" default { output: "OUT" number: 7 dims: [ 1 ] }'
     got, error = await responses(compiled(graph(MAP % more)), target, rows([1], [2]))
     assert (None, [([0], 7), ([1], 7)], 0) == (error, told(got), len(target.calls))
+    assert [False, True] == [one.is_final for one in got]
 
 
 @pytest.mark.parametrize("limit", [1, 2])

@@ -67,6 +67,32 @@ async def test_a_merge_of_models_that_do_not_stream_is_a_stream(target: Any, vir
     assert 9.0 == virtual_clock.elapsed_ms()
 
 
+@pytest.mark.parametrize(("end_ms", "is_told"), [(1, True), (5, False)])
+async def test_the_last_response_waits_a_moment_for_the_end_of_the_others(
+    target: Any, virtual_clock: Any, end_ms: float, is_told: bool
+) -> None:
+    """As that of one model does for its own end; so clients who ask for no empty responses learn of it by its flag."""
+
+    async def silent(call: InferCall, context: CallContext) -> AsyncIterator[Any]:
+        yield make.tensor(1)
+        await asyncio.sleep((10 + end_ms) / 1e3)
+
+    target.streams |= {"a": silent, "b": every(10, 11)}
+    got, error = await collected(stream_of(compiled(merged(step("a"), step("b"))), target))
+    assert (None, [1, 11]) == (error, numbers(got, "OUT"))
+    assert ([False, True] if is_told else [False, False, True]) == [result.is_final for result in got]
+
+
+async def test_responses_of_many_do_not_wait_for_one_another(target: Any, virtual_clock: Any) -> None:
+    """A response waits to learn whether it is the last where no other is there; else they would queue up."""
+    models = "abcdefgh"
+    target.streams |= {model: every(10, *range(20)) for model in models}
+    got, error = await collected(stream_of(compiled(merged(*map(step, models))), target))
+    assert (None, 160) == (error, len(got))
+    assert 230 > virtual_clock.elapsed_ms()
+    assert [False] * 159 + [True] == [result.is_final for result in got]
+
+
 async def test_what_follows_a_merge_runs_for_each_response(target: Any, virtual_clock: Any) -> None:
     """It is a step of a sequence as any other that streams."""
     target.streams |= {"a": every(10, 1, 2), "b": every(15, 11)}

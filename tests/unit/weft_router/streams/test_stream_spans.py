@@ -16,7 +16,9 @@ from weft_common.core import CallContext
 from weft_common.errors import RemoteError
 from weft_common.observing import telemetry
 from weft_common.observing.telemetry import _RecordAllSampler
+from weft_router.executor import GraphExecutor
 from weft_router.policies.retry import RetryPlan
+from weft_router.runtime import Runtime
 
 
 @pytest.fixture
@@ -107,6 +109,22 @@ async def test_a_stream_that_is_left_after_its_last_response_was_not_cancelled(e
     assert result.outputs
     (llm,) = of(exporter, "step root/llm")
     assert 0 == (llm.attributes or {})["rpc.grpc.status_code"]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"max_inflight": 1}, {"retry": RetryPlan(2, 0, frozenset({"UNAVAILABLE"}), 20.0)}]
+)
+async def test_a_stream_without_a_response_ends_its_span(exporter: InMemorySpanExporter, options: Any) -> None:
+    """And that of its attempt; the step counts no more as one that runs."""
+    target, build = stream_target(), Plans()
+    target.streams["llm"] = counting(0)
+    plan = build.graph(build.stream("llm", "X", "t", **options), build.step("post", "t", "Y"))
+    executor = GraphExecutor(plan, Runtime({"model": target}))
+    for number in (1, 2):
+        assert None is (await collected(stream_of(executor, target, context=traced())))[1]
+        spans = of(exporter, "step root/llm") + of(exporter, "step root/llm attempt")
+        assert number * (1 + ("retry" in options)) == len(spans)
+        assert {StatusCode.UNSET} == {span.status.status_code for span in spans}
 
 
 async def test_what_fails_for_a_later_response_is_recorded(exporter: InMemorySpanExporter) -> None:

@@ -38,8 +38,9 @@ class EachRowStreamed(EachRow):
         chunks, record = self._begin(run, StreamedRows)
         if not chunks.bounds:
             record.status = SKIPPED
-            for response in chunks.defaults(run):
-                yield response
+            async with contextlib.aclosing(chunks.defaults(run)) as responses:
+                async for response in responses:
+                    yield response
             return
         span, failure, own = None, None, run
         if run.request.is_traced:
@@ -80,17 +81,20 @@ class StreamedRows(Chunks):
             record.end_ns = self._clock_ns()
             self._count()
 
-    def defaults(self, run: Run) -> list[Run]:
+    async def defaults(self, run: Run) -> AsyncGenerator[Run, None]:
         """A response for each row of a step that does not run: its defaults, as far as there are some."""
-        found = []
-        for number in range(self._num_rows):
-            frame: Frame = [None] * len(run.frame)
-            for one in self._settings.collects:
-                if one.default is not None:
-                    frame[one.row_slot] = with_batch(one.default) if self._settings.is_batched else one.default
-            row = Run(frame, run.request.fork(), run.deadline_ns, run.context, run.record)
-            found.append(self._response(run, number, row))
-        return found
+        rows = (self._default(number, run) for number in range(self._num_rows))
+        async with contextlib.aclosing(by_arrival(rows, 1)) as arrivals:
+            async for number, row in arrivals:
+                yield self._response(run, number, row)
+
+    async def _default(self, number: int, run: Run) -> AsyncGenerator[tuple[int, Run], None]:
+        """The one response of a row of a step that does not run, with its number."""
+        frame: Frame = [None] * len(run.frame)
+        for one in self._settings.collects:
+            if one.default is not None:
+                frame[one.row_slot] = with_batch(one.default) if self._settings.is_batched else one.default
+        yield number, run.fork().with_frame(frame)
 
     async def _responses_of(self, number: int, run: Run) -> AsyncGenerator[tuple[int, Run], None]:
         """The responses of a row, with its number."""
