@@ -343,7 +343,7 @@ def rename(step: Step, names: dict[str, str]) -> Step:
 
 def ragged(step: Step) -> Step:
     """The step, whose models give rows of any length; where a node may answer as well, as it was."""
-    if any(isinstance(one.target, Node) for one in step.chain):
+    if isinstance(step.target, Node) or any(isinstance(one.target, Node) for one in step.chain):
         return step
     fallback = None if step.fallback is None else ragged(step.fallback)
     return replace(step, target=replace(step.target, is_ragged=True), fallback=fallback)

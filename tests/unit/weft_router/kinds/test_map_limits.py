@@ -21,8 +21,11 @@ async def test_ten_million_rows_are_refused_before_anything_is_made_of_them(
     target = Target()
     plan = compiled(READ % (f'model_name: "{model}"', counts), f"{head}{NUM}")
     shape = (*lead, 10_000_000 // sum(lead or (1,)), 2)
-    inputs = {"LIST": WireTensor("INT64", shape, bytes(160_000_000)), "ADD": numbers(*[[0]] * sum(lead) or [0])}
-    inputs["NUM"] = numbers(*[[1]] * sum(lead) or [1])
+    inputs = {
+        "LIST": WireTensor("INT64", shape, bytes(160_000_000)),
+        "ADD": numbers(*([[0]] * sum(lead)) if lead else [0]),
+    }
+    inputs["NUM"] = numbers(*([[1]] * sum(lead)) if lead else [1])
     tracemalloc.start()
     try:
         with pytest.raises(
