@@ -214,6 +214,7 @@ class ModelSignature(_message.Message):
     OUTPUT_FIELD_NUMBER: _builtins.int
     DECOUPLED_FIELD_NUMBER: _builtins.int
     OPTIONAL_OUTPUT_FIELD_NUMBER: _builtins.int
+    STATEFUL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     target: _builtins.str
@@ -222,6 +223,8 @@ class ModelSignature(_message.Message):
     """0: no batch dimension."""
     decoupled: _builtins.bool
     """Any number of responses to a request."""
+    stateful: _builtins.bool
+    """Requests belong to sequences, whose state the model keeps."""
     @_builtins.property
     def input(self) -> _containers.RepeatedCompositeFieldContainer[_model_config_pb2.ModelInput]:
         """`name`, `data_type`, `dims`, `optional` and `allow_ragged_batch` are given."""
@@ -245,10 +248,11 @@ class ModelSignature(_message.Message):
         output: _abc.Iterable[_model_config_pb2.ModelOutput] | None = ...,
         decoupled: _builtins.bool = ...,
         optional_output: _abc.Iterable[_builtins.str] | None = ...,
+        stateful: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decoupled", b"decoupled", "input", b"input", "max_batch_size", b"max_batch_size", "name", b"name", "optional_output", b"optional_output", "output", b"output", "target", b"target", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decoupled", b"decoupled", "input", b"input", "max_batch_size", b"max_batch_size", "name", b"name", "optional_output", b"optional_output", "output", b"output", "stateful", b"stateful", "target", b"target", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

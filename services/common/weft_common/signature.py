@@ -80,6 +80,7 @@ class ModelSignature:
         is_decoupled: Any number of responses per request; only over ``ModelStreamInfer``, unless it ``can_collect``.
         can_collect: The model supports unary calls with one complete response, although it is decoupled.
         allows_empty_batch: A request may have a batch of no rows.
+        is_stateful: Requests belong to sequences, whose state the model keeps.
     """
 
     name: str
@@ -91,6 +92,7 @@ class ModelSignature:
     is_decoupled: bool = False
     can_collect: bool = field(default=False, compare=False)
     allows_empty_batch: bool = False
+    is_stateful: bool = False
 
     @classmethod
     def from_config(
@@ -132,6 +134,7 @@ class ModelSignature:
             and COLLECTS_PARAMETER in config.parameters
             and config.parameters[COLLECTS_PARAMETER].string_value == "true",
             allows_empty_batch=allows_empty_batch(config.parameters),
+            is_stateful=config.HasField("sequence_batching"),
         )
 
     def full_shape(self, spec: TensorSpec) -> tuple[int, ...]:

@@ -75,7 +75,7 @@ def _rows_if_plain(call: InferCall, signature: ModelSignature) -> int:
 
 def _check_inputs(call: InferCall, signature: ModelSignature) -> int:
     """Validate the inputs; returns their batch size, -1 without inputs."""
-    _check_names(call, signature)
+    check_names(call, signature)
     num_rows = -1
     for spec in signature.inputs:
         tensor = call.inputs.get(spec.name)
@@ -91,8 +91,8 @@ def _check_inputs(call: InferCall, signature: ModelSignature) -> int:
     return num_rows
 
 
-def _check_names(call: InferCall, signature: ModelSignature) -> None:
-    """Raise for an unknown or a missing input."""
+def check_names(call: InferCall, signature: ModelSignature) -> None:
+    """Raises InvalidArgumentError for an unknown or a missing input."""
     if len(call.inputs) == len(signature.inputs):
         for spec in signature.inputs:
             if spec.name not in call.inputs:

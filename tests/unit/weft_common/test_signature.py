@@ -42,3 +42,11 @@ def test_platform_wins_over_backend():
     config.model_transaction_policy.decoupled = True
     signature = ModelSignature.from_config(config, "1")
     assert ("ensemble", True) == (signature.platform, signature.is_decoupled)
+
+
+def test_a_model_with_sequence_batching_is_stateful() -> None:
+    """Even without any setting of it."""
+    config = pb.ModelConfig(name="m")
+    assert not ModelSignature.from_config(config, "1").is_stateful
+    config.sequence_batching.SetInParent()
+    assert ModelSignature.from_config(config, "1").is_stateful

@@ -59,6 +59,14 @@ async def test_a_guard_runs_though_nobody_reads_it_and_has_ended_before_its_foll
     assert (40.0, "root.guard;main", ["Y"]) == (virtual_clock.elapsed_ms(), path, list(outputs))
 
 
+@pytest.mark.parametrize(("extra", "requested"), [("", []), (f"when: 'inputs.of_guard.size() > 0' {DEFAULT}", ["Y"])])
+async def test_a_guard_is_asked_for_what_is_read_or_for_all(extra: str, requested: list[str]) -> None:
+    """The protocol cannot ask for nothing, and to ask a graph for one output would leave steps of it out."""
+    target = FakeTarget()
+    await run(compiled(sequence(guard(), main(f'after: "guard" {extra}'))), target)
+    assert requested == [output.name for output in target.calls[0].outputs]
+
+
 async def test_without_after_nothing_runs_that_nobody_reads() -> None:
     """As in ensembles of Triton Inference Server."""
     target = FakeTarget(guard=failing())

@@ -73,6 +73,14 @@ def _add_explain(commands: "Commands") -> None:
     parser.add_argument(
         "--shape", action="append", default=[], type=pair, metavar="NAME=1,3", help="an input's shape, values unknown"
     )
+    for option, what in (("--gives", "there"), ("--lacks", "left out")):
+        parser.add_argument(
+            option,
+            action="append",
+            default=[],
+            metavar="STEP/OUTPUT",
+            help=f"an optional output of a model's answer is {what}; default: unknown",
+        )
     parser.add_argument("--priority", type=int, metavar="N", help="the request parameter of that name")
     parser.add_argument("--remaining-ms", type=positive, metavar="N", help="the client's deadline; default: none")
     add_json_argument(parser)

@@ -22,6 +22,8 @@ def run(options: argparse.Namespace) -> int:
             parameters=options.param,
             headers=options.header,
             outputs=options.output,
+            gives=options.gives,
+            lacks=options.lacks,
             request_id=options.request_id,
             priority=options.priority,
             remaining_ms=options.remaining_ms,

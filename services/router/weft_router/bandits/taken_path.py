@@ -48,6 +48,8 @@ class _PathReader:
         before, after = node.path_form.root_brackets if is_root else node.path_form.brackets
         if not self._take(before):
             return  # it ended before its first step
+        if node.path_form.shows_nothing and self._take(after):
+            return
         self._step(node)
         while self._take(";"):
             self._step(node)

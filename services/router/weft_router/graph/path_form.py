@@ -26,11 +26,13 @@ class PathForm(NamedTuple):
         brackets: What stands before and after its steps.
         root_brackets: The same where the node is the graph.
         branch: Steps that ran -> the one whose answer is the node's; "" for none or several.
+        shows_nothing: The brackets stand also where all steps were skipped.
     """
 
     brackets: tuple[str, str]
     root_brackets: tuple[str, str]
     branch: Callable[[Sequence[StepOutcome]], str] = no_branch
+    shows_nothing: bool = False
 
     @classmethod
     def of(cls, before: str, after: str, branch: Callable[[Sequence[StepOutcome]], str] = no_branch) -> "PathForm":

@@ -8,7 +8,7 @@ Grammar of the path, the value of the trailing metadata ``x-graph-path``; each k
           | "[" steps "]"       switch or splitter: the branch     clf=by_language[de]
           | "{" steps "}"       ensemble                           votes={a;b;c}
           | "<" steps ">"       cascade                            clf=moderate<tiny;base>
-          | "*(" steps ")"      map: one step for all its chunks   read=lines*(ocr#57)
+          | "*(" steps ")"      map: one step for all its chunks   read=lines*(ocr#57); without rows lines*()
     steps = step *( ";" step )  in the order in which they started; those of a loop once for each round
     step  = name [ "#" rows ] [ "=" node body ] [ mark ] *( ">" step )
     mark  = "!" | "~" | "^"     "!" it failed, "~" it was cancelled, or late, "^" a stale answer of its cache stood in
@@ -199,7 +199,9 @@ def _write_body(record: NodeRecord, parts: list[str], *, is_root: bool) -> None:
         _write_step(step, parts)
         before = ";"
         is_empty = False
-    if not is_empty:
+    if is_empty and record.steps and record.form.shows_nothing:
+        parts += (before, after)
+    elif not is_empty:
         parts.append(after)
 
 

@@ -38,6 +38,7 @@ def message_of(target: str, signature: ModelSignature) -> pb.ModelSignature:
         input=config.input,
         output=config.output,
         decoupled=signature.is_decoupled,
+        stateful=signature.is_stateful,
         optional_output=[spec.name for spec in signature.outputs if spec.is_optional],
     )
 
@@ -52,6 +53,7 @@ def signature_of(message: pb.ModelSignature) -> ModelSignature:
         inputs=tuple(_specs(message.input)),
         outputs=tuple(_specs(message.output, message.optional_output)),
         is_decoupled=message.decoupled,
+        is_stateful=message.stateful,
     )
 
 

@@ -72,13 +72,13 @@ class Intermediates:
         return tuple(output for output in requested if self.get(output.name) is None)
 
     def _add(self, step: StepPlan, index: int, root: str) -> None:
-        for inner, outputs in _steps_within(step):
+        for inner, outputs in steps_within(step):
             name = inner.path.removeprefix(root).removeprefix("/")
             for output in outputs:
                 self._by_name.setdefault(f"{name}/{output}", Intermediate(inner.path, output, index))
 
 
-def _steps_within(step: StepPlan) -> Iterator[tuple[StepPlan, list[str]]]:
+def steps_within(step: StepPlan) -> Iterator[tuple[StepPlan, list[str]]]:
     """The step, its fallbacks and all steps inside, with the outputs of their targets; shadows are left out."""
     if step.shadow is not None:
         return
@@ -88,6 +88,6 @@ def _steps_within(step: StepPlan) -> Iterator[tuple[StepPlan, list[str]]]:
     else:
         yield step, [binding.name for binding in action.outputs]
         for inner in (*action.steps, *action.customs):
-            yield from _steps_within(inner)
+            yield from steps_within(inner)
     if step.fallback is not None:
-        yield from _steps_within(step.fallback)
+        yield from steps_within(step.fallback)

@@ -23,7 +23,7 @@ def build_diagram(plan: GraphPlan) -> Group:
         notes.append("answers with a stream of responses")
     group = _DiagramBuilder(is_batched=is_batched).node(plan.root, f"{signature.name}/{signature.version}", notes)
     asks = [f"{tensor_text(t, is_batched=is_batched)}{', optional' * t.is_optional}" for t in signature.inputs]
-    gives = [tensor_text(t, is_batched=is_batched) for t in signature.outputs]
+    gives = [f"{tensor_text(t, is_batched=is_batched)}{', optional' * t.is_optional}" for t in signature.outputs]
     _retitle(group.items[0], "request", asks)
     _retitle(group.items[-1], "answer", gives)
     return group

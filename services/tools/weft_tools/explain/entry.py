@@ -39,6 +39,19 @@ class Failure:
     is_final: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """An output of the graph that the answer lacks, or may lack.
+
+    Attributes:
+        name: Of the output.
+        depends_on: What decides it; empty where the answer certainly lacks it.
+    """
+
+    name: str
+    depends_on: tuple[str, ...] = ()
+
+
 @dataclass(slots=True)
 class ExplainedStep:
     """One step, or the root node.
@@ -53,6 +66,7 @@ class ExplainedStep:
         depends_on: Tensors that decide it and are not known: ``LANG of lid -> lang_id``.
         decisions: How the node inside chooses or combines.
         notes: Policies and softness.
+        left_out: Of the root: outputs that the answer lacks, or may lack.
         may_fail: Errors that unknown values may lead to.
         failure: Why it fails for certain.
         soft_failure: The same of a step that the request goes on without.
@@ -75,6 +89,7 @@ class ExplainedStep:
     depends_on: list[str] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
     may_fail: list[str] = field(default_factory=list)
     failure: Failure | None = None
     soft_failure: Failure | None = None

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from weft_common.core import RequestedOutput
 from weft_common.errors import InvalidArgumentError
@@ -10,9 +10,9 @@ from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import WireTensor, num_elements
 from weft_common.text.pbtxt import suggestion
 from weft_common.validation import scheduling_parameters
-from weft_router.graph.plan import GraphPlan
+from weft_router.graph.plan import CallPlan, GraphPlan
 from weft_router.graph.types.expression import read_expression
-from weft_router.requests.intermediates import Intermediates
+from weft_router.requests.intermediates import Intermediates, steps_within
 from weft_router.requests.routes import ROUTE_HEADER, Routes
 from weft_router.scope import RequestScope
 from weft_tools.explain.judge import Judge, conditions_in
@@ -34,6 +34,7 @@ class RequestTexts:
         shapes: Shape of an input whose value is not known, ``1,3``, by name.
         parameters, headers: Of the request.
         outputs: Those asked for; none means all.
+        gives, lacks: Optional outputs, ``<step>/<output>``, that the models' answers have, and have not.
         request_id: "": none.
         priority: The request parameter of that name; None: none.
         remaining_ms: The client's deadline; None: none.
@@ -44,6 +45,8 @@ class RequestTexts:
     parameters: Sequence[tuple[str, str]] = ()
     headers: Sequence[tuple[str, str]] = ()
     outputs: Sequence[str] = ()
+    gives: Sequence[str] = ()
+    lacks: Sequence[str] = ()
     request_id: str = ""
     priority: int | None = None
     remaining_ms: float | None = None
@@ -60,6 +63,7 @@ class Question:
         outputs: Those asked for; empty means all.
         pins: Splitter -> step.
         hints: What the user may have mistyped.
+        gives: Whether a model's answer has an optional output, where that is known; by path of the step and name.
     """
 
     judge: Judge
@@ -68,6 +72,7 @@ class Question:
     outputs: tuple[str, ...]
     pins: Mapping[str, str]
     hints: tuple[str, ...]
+    gives: Mapping[str, bool] = field(default_factory=dict)
 
 
 def read_question(texts: RequestTexts, plan: GraphPlan) -> Question:
@@ -103,6 +108,7 @@ def read_question(texts: RequestTexts, plan: GraphPlan) -> Question:
         _outputs(texts.outputs, plan),
         Routes(plan.root).parse(headers[ROUTE_HEADER]) if ROUTE_HEADER in headers else {},
         tuple(_hints(plan, [name for name, _ in texts.parameters], headers)),
+        _gives(texts, plan),
     )
 
 
@@ -166,6 +172,29 @@ def _outputs(names: Sequence[str], plan: GraphPlan) -> tuple[str, ...]:
         if name not in known:
             raise InvalidArgumentError(f"graph '{graph}' has no output '{name}'{suggestion(name, known)}")
     return tuple(names)
+
+
+def _gives(texts: RequestTexts, plan: GraphPlan) -> dict[str, bool]:
+    """What is known of optional outputs. Raises InvalidArgumentError where no model may leave such an output out."""
+    root = plan.root
+    paths = {
+        f"{step.path.removeprefix(root.path).removeprefix('/')}/{spec.name}": f"{step.path}/{spec.name}"
+        for one in (*root.steps, *root.customs)
+        for step, _ in steps_within(one)
+        if isinstance(step.action, CallPlan)
+        for spec in step.action.signature.outputs
+        if spec.is_optional
+    }
+    found: dict[str, bool] = {}
+    for name, is_given in (*((name, True) for name in texts.gives), *((name, False) for name in texts.lacks)):
+        if name not in paths:
+            raise InvalidArgumentError(
+                f"no model of graph '{plan.signature.name}' may leave out '{name}'{suggestion(name, paths)}; "
+                f"outputs that may be left out: {', '.join(paths) or 'none'}"
+            )
+        if found.setdefault(paths[name], is_given) is not is_given:
+            raise InvalidArgumentError(f"output '{name}' is both given and left out")
+    return found
 
 
 def least(*limits_ms: float | None) -> float | None:

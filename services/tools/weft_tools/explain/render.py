@@ -67,6 +67,11 @@ def _details(entry: ExplainedStep, *, is_root: bool) -> Iterator[str]:
     yield from entry.decisions
     if entry.depends_on:
         yield f"? depends on {', '.join(entry.depends_on)}"
+    for one in entry.left_out:
+        if one.depends_on:
+            yield f"? output {one.name} may be left out: depends on {', '.join(one.depends_on)}"
+        else:
+            yield f"output {one.name} is left out"
     yield from (f"may fail: {text}" for text in entry.may_fail)
     notes = list(entry.notes)
     own = max(entry.step.timeout_ms if entry.step is not None else 0, entry.node.timeout_ms if entry.node else 0)
@@ -129,6 +134,7 @@ def _as_json(entry: ExplainedStep) -> dict[str, Any]:
         "policies": entry.notes,
         "deadline_ms": entry.deadline_ms,
         "error": entry.failure.message if entry.failure is not None else None,
+        "left_out": [{"output": one.name, "depends_on": list(one.depends_on)} for one in entry.left_out],
         "possible_errors": entry.may_fail,
         "steps": [_as_json(child) for child in entry.children],
     }

@@ -1,13 +1,14 @@
 """Stand-ins in a plan that is explained: for models, for nodes inside a node, and for conditions."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from weft_common.core import CallContext, InferCall, InferResult
 from weft_common.errors import InvalidArgumentError, UnavailableError
 from weft_common.tensors import WireTensor
+from weft_common.validation import check_names
 from weft_router.graph.description import slot_name, target_text
 from weft_router.graph.plan import CallPlan, Condition, Frame, NodePlan, StepPlan
 from weft_router.scope import RequestScope
@@ -15,7 +16,7 @@ from weft_router.steps import Node, NoResponses, Run
 from weft_router.target import TargetModel
 from weft_tools.explain.judge import Judge, Verdict
 from weft_tools.explain.values import SOME_ROWS, Knowledge, Unknown, key_of, placeholder, resolved, vague
-from weft_tools.explain.ways import FAILS, LATE, ORDER, STREAM, Call, Evaluation, OpenText, Site, Way
+from weft_tools.explain.ways import FAILS, LACKS, LATE, ORDER, STREAM, Call, Evaluation, OpenText, Site, Way
 
 if TYPE_CHECKING:
     from weft_tools.explain.study import Study
@@ -34,11 +35,13 @@ class Scene:
         judge: Evaluates conditions.
         outcome: Of a node inside, its frame and the nanoseconds that it has: what it does; None where it is not
             studied yet.
+        gives: Whether an answer has an optional output, where that is known: by path of the step and name.
         way: The way that is followed now.
     """
 
     judge: Judge
     outcome: "Callable[[NodePlan, Frame, int | None], Study | None]"
+    gives: Mapping[str, bool]
     way: Way = field(init=False)
 
     def seen(self, tensor: WireTensor | None, *, is_flag: bool = False) -> WireTensor | None:
@@ -91,6 +94,13 @@ class StandIn:
         finally:
             way.pending.discard(call_id)
 
+    def lacks(self, output: str, origins: tuple[str, ...]) -> bool:
+        """Whether the answer is without an output that it need not have, on this way."""
+        key = f"{self.step.path}/{output}"
+        if key in self.scene.gives:
+            return not self.scene.gives[key]
+        return self.scene.way.ask((key, LACKS), origins, cause=LACKS, step=self.step) == 1
+
 
 class StandInModel:
     """Answers with placeholders of the declared signature; a target as any other.
@@ -133,17 +143,19 @@ class StandInModel:
         """Nothing is open."""
 
     def _answer(self, call: InferCall) -> InferResult:
+        check_names(call, self._signature)
         is_batched, tensors = self._signature.max_batch_size > 0, list(call.inputs.values())
         num_rows = tensors[0].shape[0] if is_batched and tensors and tensors[0].shape else 1
         is_open = self._place.scene.way.is_vague or any(
             isinstance(tensor, Unknown) and tensor.known.shape[:1] == (-1,) for tensor in tensors
         )
         rows = num_rows if is_batched else None
+        asked = {output.name for output in call.outputs}
         outputs: dict[str, WireTensor] = {
-            spec.name: placeholder(
-                spec, rows, self._origins[spec.name], is_open=is_open, may_be_absent=spec.is_optional
-            )
+            spec.name: placeholder(spec, rows, self._origins[spec.name], is_open=is_open)
             for spec in self._signature.outputs
+            if not spec.is_optional
+            or (spec.name in asked and not self._place.lacks(spec.name, (self._origins[spec.name],)))
         }
         return InferResult(call.model_name, call.model_version, call.request_id, {}, outputs)
 
@@ -176,8 +188,16 @@ class StandInNode(Node):
         if outcome.may_be_empty and way.ask((id(step), STREAM), about, cause=STREAM, step=step):
             run.request.stream = NoResponses()
             return
-        for slot, tensor in outcome.outputs.items():
-            run.frame[slot] = tensor
+        for name, slot in plan.outputs:
+            run.frame[slot] = self._settled(name, outcome.outputs[slot])
+
+    def _settled(self, name: str, tensor: WireTensor | None) -> WireTensor | None:
+        """An output of the node: it is there, or it is not."""
+        if not isinstance(tensor, Unknown) or not tensor.known.may_be_absent:
+            return tensor
+        if self._place.lacks(name, tensor.known.origins):
+            return None
+        return Unknown.of(tensor.datatype, replace(tensor.known, may_be_absent=False), tensor.shape)
 
 
 class OpenCondition:

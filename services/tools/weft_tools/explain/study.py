@@ -90,7 +90,7 @@ class Studies:
     """
 
     def __init__(self, plan: GraphPlan, question: Question) -> None:
-        self._scene = scene = Scene(question.judge, self._outcome)
+        self._scene = scene = Scene(question.judge, self._outcome, question.gives)
         self._rewriter = Rewriter(scene)
         self._question = question
         self._root = self._rewriter.node(plan.root)

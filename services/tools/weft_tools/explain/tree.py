@@ -1,16 +1,17 @@
 """The tree of steps, from what was found of each node."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from weft_common.errors import WeftError
 from weft_router.graph.plan import GraphPlan, NodePlan, StepPlan
 from weft_router.reporting.path import StepRecord
 from weft_router.requests.routes import ROUTE_HEADER
 from weft_router.steps import ConditionFailedError
-from weft_tools.explain.entry import ExplainedStep, Failure, Fate, entry_of, make_unsure, skipped
+from weft_tools.explain.entry import ExplainedStep, Failure, Fate, LeftOut, entry_of, make_unsure, skipped
 from weft_tools.explain.question import Question, least
 from weft_tools.explain.stand_ins import AGAIN
 from weft_tools.explain.study import Studies, Study
+from weft_tools.explain.values import Unknown
 from weft_tools.explain.ways import LATE, MAX_WAYS, ORDER, STREAM
 from weft_tools.explain.words import own_conditions, reasons, summary, verdict_text
 from weft_tools.wording import limit_texts
@@ -29,12 +30,35 @@ def explain(plan: GraphPlan, question: Question) -> ExplainedStep:
         entry.notes.append(f"whole answers: {plan.cache.text()}")
     studies = Studies(plan, question)
     try:
-        _Tree(plan, question, studies).fill(entry, root, studies.root(limit), limit)
+        study = studies.root(limit)
+        _Tree(plan, question, studies).fill(entry, root, study, limit)
     finally:
         studies.close()
     if entry.failure is not None:
         entry.fate = Fate.FAILS
+    else:
+        entry.left_out = list(_left_out(plan, question, study))
     return entry
+
+
+def _left_out(plan: GraphPlan, question: Question, study: Study) -> Iterator[LeftOut]:
+    """Optional outputs asked for that the answer lacks, or may lack."""
+    slots = dict(plan.root.outputs)
+    for spec in plan.signature.outputs:
+        if not spec.is_optional or (question.outputs and spec.name not in question.outputs):
+            continue
+        given = [way.frame[slots[spec.name]] for way in study.ways]
+        lacks = [tensor is None for tensor in given]
+        ended = [number for number, way in enumerate(study.ways) if way.error is None and not way.is_empty]
+        is_clear = not study.is_cut and not any(study.ways[number].is_unclear for number in ended)
+        found = {lacks[number] for number in ended}
+        unsure = [one.known.origins for one in given if isinstance(one, Unknown) and one.known.may_be_absent]
+        if found == {True} and is_clear:
+            yield LeftOut(spec.name)
+        elif True in found or unsure or not is_clear:
+            origins = [*(one.origins for one in study.deciding(lacks)), *unsure]
+            some = dict.fromkeys(origin for ones in origins for origin in ones)
+            yield LeftOut(spec.name, tuple(some) or ("which way it goes",))
 
 
 class _Tree:

@@ -77,9 +77,7 @@ def is_marked(tensor: WireTensor) -> bool:
     return not tensor.data.strip(_BYTE)
 
 
-def placeholder(
-    spec: TensorSpec, num_rows: int | None, origin: str, *, is_open: bool = False, may_be_absent: bool = False
-) -> Unknown:
+def placeholder(spec: TensorSpec, num_rows: int | None, origin: str, *, is_open: bool = False) -> Unknown:
     """A tensor as declared.
 
     Args:
@@ -87,10 +85,9 @@ def placeholder(
         num_rows: Size of its batch dimension; None where it has none.
         origin: What gives it.
         is_open: The number of rows is only a possible one.
-        may_be_absent: It may be left out.
     """
     rows = () if num_rows is None else (num_rows,)
-    known = Knowledge((*((-1,) if is_open and rows else rows), *spec.dims), (origin,), may_be_absent)
+    known = Knowledge((*((-1,) if is_open and rows else rows), *spec.dims), (origin,))
     return Unknown.of(spec.datatype, known, (*rows, *small(spec.dims)))
 
 

@@ -19,8 +19,9 @@ _NUM_FOLLOWED = 32
 MAX_WAYS = 500
 #: What is asked more often on one way, as in the rounds of a loop, has no other answer after that.
 _MAX_ASKED = 4
-#: Why a call makes a difference: it may fail, may use up the time, may come after others, may give no response.
-FAILS, LATE, ORDER, STREAM = "fails", "late", "order", "stream"
+#: Why a call makes a difference: it may fail, may use up the time, may come after others, may give no response, or no
+#: value of an optional output.
+FAILS, LATE, ORDER, STREAM, LACKS = "fails", "late", "order", "stream", "lacks"
 #: Where a condition stands: identity of the step's or node's plan, name of the field.
 Site = tuple[int, str]
 
@@ -38,7 +39,7 @@ class Decision(NamedTuple):
     Attributes:
         taken: 0 for the usual option, 1 for the other.
         origins: What it depends on, for people.
-        cause: ``FAILS``, ``LATE``, ``ORDER`` or ``STREAM``; "" where it is about a value.
+        cause: ``FAILS``, ``LATE``, ``ORDER``, ``STREAM`` or ``LACKS``; "" where it is about a value.
         step: Whose call that is.
     """
 
@@ -46,6 +47,11 @@ class Decision(NamedTuple):
     origins: tuple[str, ...]
     cause: str = ""
     step: StepPlan | None = None
+
+    @property
+    def about(self) -> Hashable:
+        """The same for decisions about the same, whatever was taken."""
+        return self.origins, self.cause, id(self.step)
 
     @property
     def is_trouble(self) -> bool:
@@ -174,6 +180,18 @@ def follow(run: Callable[[tuple[int, ...]], Way], facts: Callable[[Way], set[Has
     return ways, bool(waiting)
 
 
+#: What holds on the ways past a fork, by the unusual decisions that come later.
+_Outcomes = dict[frozenset[Hashable], set[bool]]
+
+
+def _differ(usual: _Outcomes, other: _Outcomes) -> bool:
+    """Whether it makes a difference on which side of a fork a way is, all later decisions being equal."""
+    alike = usual.keys() & other.keys()
+    if alike:
+        return any(usual[later] != other[later] for later in alike)
+    return bool(usual and other) and set().union(*usual.values()) != set().union(*other.values())
+
+
 class Forks:
     """Where ways part.
 
@@ -200,12 +218,14 @@ class Forks:
 
     def deciding(self, holds: Sequence[bool | None]) -> list[Decision]:
         """The decisions that ``holds`` depends on, first things first; None leaves a way out."""
-        outcomes: dict[int, dict[int, set[bool]]] = defaultdict(lambda: defaultdict(set))
+        outcomes: dict[int, tuple[_Outcomes, _Outcomes]] = defaultdict(lambda: (defaultdict(set), defaultdict(set)))
         for passed, value in zip(self._passed, holds, strict=True):
             if value is not None:
-                for number, taken in passed:
-                    outcomes[number][taken].add(value)
-        found = [self._forks[number] for number, by in outcomes.items() if len(set(map(frozenset, by.values()))) > 1]
+                later: frozenset[Hashable] = frozenset()
+                for number, taken in reversed(passed):
+                    outcomes[number][taken][later].add(value)
+                    later |= {self._forks[number][0].about} if taken else frozenset()
+        found = [self._forks[number] for number, (usual, other) in outcomes.items() if _differ(usual, other)]
         return [decision for decision, _ in sorted(found, key=lambda fork: fork[1])]
 
 

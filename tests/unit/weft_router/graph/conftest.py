@@ -23,6 +23,7 @@ MODELS = {
     "half": (64, "TEXT:BYTES:1", "PROBS:FP16:3"),
     "small": (4, "TEXT:BYTES:1", "PROBS:FP32:3"),
     "single": (0, "TEXT:BYTES:1", "PROBS:FP32:3"),
+    "tracker": (64, "TEXT:BYTES:1", "PROBS:FP32:3"),
     "stream": (64, "TEXT:BYTES:1", "PROBS:FP32:3"),
     "stream_words": (64, "TEXT:BYTES:1", "WORDS:FP32:3"),
     "bytes": (64, "TEXT:BYTES:1", "BYTE:UINT8:1"),
@@ -69,7 +70,14 @@ class FakeCatalog:
         max_batch_size, inputs, outputs = MODELS[model_name]
         is_decoupled = model_name.startswith("stream")
         signature = ModelSignature(
-            model_name, version or "3", "fake", max_batch_size, _specs(inputs), _specs(outputs), is_decoupled
+            model_name,
+            version or "3",
+            "fake",
+            max_batch_size,
+            _specs(inputs),
+            _specs(outputs),
+            is_decoupled,
+            is_stateful=model_name == "tracker",
         )
         return "model", signature
 

@@ -2,11 +2,14 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 from tests.unit.weft_router.map_graphs import BATCHED, HEAD, READ, Target, compiled, lists, numbers, outputs
 
 from weft_common.core import CallContext
 from weft_common.errors import WeftError
+from weft_common.tensors import encode
+from weft_router.bandits.taken_path import bandit_choices
 from weft_router.reporting.path import PATH_HEADER
 
 
@@ -29,8 +32,11 @@ async def test_a_model_without_batching_gets_row_by_row() -> None:
 async def test_an_empty_list_makes_no_call(model: str) -> None:
     """And gives an empty list of the declared type."""
     target = Target()
-    assert {"S": []} == await outputs(compiled(READ % (f'model_name: "{model}"', "")), target, lists(0))
+    plan, context = compiled(READ % (f'model_name: "{model}"', "")), CallContext()
+    assert {"S": []} == await outputs(plan, target, lists(0), context=context)
     assert [] == target.calls
+    path = dict(context.trailing_metadata)[PATH_HEADER]
+    assert ("root*()", []) == (path, bandit_choices(path, plan.root))
 
 
 async def test_no_more_chunks_are_in_work_than_it_says() -> None:
@@ -198,3 +204,48 @@ async def test_chunks_that_wait_for_nothing_let_others_have_their_turn() -> None
     task.cancel()
     assert (1, 1000) == (len(target.calls), len(result["S"]))
     assert num_turns > 20
+
+
+@pytest.mark.parametrize("lengths", [False, True])
+async def test_an_absent_list_of_a_batch(lengths: bool) -> None:
+    """Each request of the batch has a list of no rows, whatever the lengths say of lists that did not come."""
+    head = LENGTHS.replace("INT32", "INT64").replace("dims: [ -1, 2 ]", "dims: [ -1, 2 ] optional: true")
+    step = 'model_name: "sum@4" when: "has(inputs.LIST)" default { output: "S" integer: -1 }'
+    plan = compiled(READ % (step, 'lengths: "NUM"' if lengths else ""), head)
+    given = {"ADD": numbers([1], [2], [3]), **({"NUM": numbers([1], [2], [3])} if lengths else {})}
+    assert {"S": [[], [], []]} == await outputs(plan, Target(), given)
+
+
+@pytest.mark.parametrize(("length", "status"), [(-1, "INVALID_ARGUMENT"), (3, "INVALID_ARGUMENT"), (0, ""), (2, "")])
+async def test_lengths_are_from_none_to_all(length: int, status: str) -> None:
+    """Any other is refused, with what is allowed."""
+    plan = compiled(READ % ('model_name: "sum@4"', 'lengths: "NUM"'), LENGTHS.replace("INT32", "INT64"))
+    inputs = {"LIST": numbers([[1, 0], [2, 0]]), "ADD": numbers([0]), "NUM": numbers([length])}
+    if status:
+        with pytest.raises(WeftError, match=f"'NUM' says that {length} rows .* give 0 to 2") as caught:
+            await outputs(plan, Target(), inputs)
+        assert status == caught.value.code
+    else:
+        assert {"S": [[[1] if length else [0], [2] if length else [0]]]} == await outputs(plan, Target(), inputs)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 2), (2, 0, 2)])
+async def test_lists_of_lists_without_rows(shape: tuple[int, ...]) -> None:
+    """Every LIST is empty, and the lengths have the shape of what was empty."""
+    nodes = """
+    node { name: "root" map { over: "LISTS" step { node: "inner" input_map { key: "LIST" value: "LISTS" } }
+      collect { output: "R" method: LIST lengths: "OUTER" }
+      collect { output: "R_LENGTHS" method: LIST lengths: "NUM" } } }
+    node { name: "inner" map { over: "LIST" step { model_name: "repeat@1" } collect { output: "R" method: LIST } } }
+    """
+    inputs = {"LISTS": encode(np.zeros(shape, np.int64)), "ADD": numbers(0)}
+    result = await outputs(compiled(nodes, HEAD_OF_LISTS), Target(), inputs)
+    assert {"R": [], "R_LENGTHS": [], "OUTER": [0] * shape[0], "NUM": [0] * shape[0]} == result
+
+
+async def test_a_request_of_a_sequence_goes_through_a_map_over_a_model_without_state() -> None:
+    """Its parameters travel with every chunk, as with any call."""
+    target = Target()
+    plan = compiled(READ % ('model_name: "sum@2"', ""))
+    assert {"S": [[0], [11], [22]]} == await outputs(plan, target, lists(3), parameters={"sequence_id": 7})
+    assert [7, 7] == [call.parameters["sequence_id"] for call in target.calls]

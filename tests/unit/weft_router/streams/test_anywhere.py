@@ -255,6 +255,26 @@ async def test_an_ensemble_is_combined_anew_for_each_response(target: Any) -> No
     assert ["a", "one"] == sorted(target.called())
 
 
+@pytest.mark.parametrize(("first_ms", "expected"), [(1, [21, 22]), (50, [20])])
+async def test_a_stream_counts_by_its_first_response_for_a_quorum(
+    target: Any, virtual_clock: Any, first_ms: float, expected: list[float]
+) -> None:
+    """One that speaks too late is left out and cancelled, as any other straggler; then there is one response."""
+
+    async def script(call: InferCall, context: CallContext) -> AsyncIterator[Any]:
+        await asyncio.sleep(first_ms / 1e3)
+        for value in (1, 2):
+            yield make.tensor(value)
+
+    target.streams["a"] = script
+    target.answers |= {"late": answering(40, after_ms=10), "two": answering(20, after_ms=3)}
+    steps = "".join(step(model, "dependency: SOFT") for model in ("a", "late", "two"))
+    text = root("ensemble", f'quorum: 1 straggler_ms: 5 {steps} combine {{ output: "OUT" method: SUM }}')
+    path = f"root{{a{'~' * (first_ms > 5)};late~;two}}"
+    assert (expected, None, path) == await responses(text, target)
+    assert ("late" in target.cancelled, 0) == (True, target.num_open)
+
+
 async def test_the_model_of_a_custom_is_called_for_each_response(target: Any) -> None:
     """The path shows it once."""
     target.streams["a"] = counting(2)

@@ -113,6 +113,19 @@ def test_a_model_that_combines_is_a_box_between():
     assert "PROBS: CUSTOM by judge" in box(diagram, "answer: combine").lines
 
 
+def test_what_models_may_leave_out_is_marked():
+    """An optional output of a model is marked wherever it goes; the answer says which of its outputs are optional."""
+    steps = """node { name: "root" sequence {
+      step { name: "first" model_name: "unsure" output_map { key: "PROBS" value: "P" }
+             output_map { key: "HINT" value: "H" } }
+      step { name: "soft" model_name: "context" input_map { key: "HINT" value: "H" } } } }"""
+    optional = 'output [ { name: "H" data_type: TYPE_FP32 dims: [ 4 ] optional: true },'
+    diagram = build_diagram(compiled(text_graph(steps).replace("output [", optional)))
+    assert "HINT → H FP32 [batch, 4] → HINT (may be absent)" in edge(diagram, "first", "soft").lines
+    assert "HINT → H FP32 [batch, 4] (may be absent)" in edge(diagram, "first", "answer").lines
+    assert "H FP32 [batch, 4], optional" in box(diagram, "answer").lines
+
+
 def test_a_bandit_shows_its_algorithm():
     """A splitter that learns says so, with what the algorithm uses."""
     text = text_graph(

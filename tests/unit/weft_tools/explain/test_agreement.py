@@ -26,6 +26,7 @@ from weft_common.core import CallContext, InferCall, InferResult, RequestedOutpu
 from weft_common.errors import UnavailableError, WeftError
 from weft_common.signature import TensorSpec
 from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, decode, encode
+from weft_common.validation import check_names
 from weft_router.executor import GraphExecutor
 from weft_router.graph import GraphPlan
 from weft_router.graph.plan import CallPlan, NodePlan
@@ -80,7 +81,42 @@ node { name: "again" sequence {
   step { name: "say" model_name: "format_label" input_map { key: "P" value: "NEW" } } } }""",
     outputs="PROBS LABEL",
 )
-PLANS = GRAPHS | {"everything": compiled(EVERYTHING)}
+ABSENT = """name: "g" max_batch_size: 8
+input { name: "TEXT" data_type: TYPE_STRING dims: 1 }
+output [ { name: "PROBS" data_type: TYPE_FP32 dims: 3 }, { name: "Q" data_type: TYPE_FP32 dims: 3 optional: true },
+         { name: "H" data_type: TYPE_FP32 dims: 4 optional: true }, { name: "G" data_type: TYPE_FP32 dims: 4 },
+         { name: "K" data_type: TYPE_FP32 dims: 4 optional: true }, { name: "B" data_type: TYPE_FP32 dims: 4 } ]
+node { name: "root" sequence {
+  step { name: "first" model_name: "unsure" output_map [ { key: "PROBS" value: "P" }, { key: "HINT" value: "H" } ] }
+  step { name: "then" model_name: "hinted" input_map { key: "HINT" value: "H" } output_map { key: "PROBS" value: "Q" }
+         when: 'has(inputs.H)' }
+  step { name: "filled" model_name: "unsure" output_map [ { key: "PROBS" value: "R" }, { key: "HINT" value: "G" } ]
+         default { output: "G" number: [ 0, 0, 0, 1 ] dims: [ 4 ] } }
+  step { name: "one" model_name: "hinted" input_map { key: "HINT" value: "G" } output_map { key: "PROBS" value: "S" }
+         when: 'has(inputs.G) && max(inputs.G) >= 0.0' }
+  step { name: "inside" node: "side" output_map { key: "HINT" value: "K" } }
+  step { name: "below" node: "side" output_map { key: "HINT" value: "B" }
+         default { output: "B" number: [ 0, 0, 0, 1 ] dims: [ 4 ] } }
+  step { name: "last" node: "either" after: "one" } } }
+node { name: "side" output { name: "HINT" data_type: TYPE_FP32 dims: 4 optional: true } switch { per_row: true
+  step { name: "de" when: 'text(inputs.TEXT) == "de"' model_name: "unsure" }
+  step { name: "rest" otherwise: true node: "deep" } } }
+node { name: "deep" output { name: "HINT" data_type: TYPE_FP32 dims: 4 optional: true } sequence {
+  step { name: "a" model_name: "unsure" } } }
+node { name: "either" cascade {
+  step { name: "a" model_name: "unsure" accept: 'has(outputs.HINT)' }
+  step { name: "b" model_name: "context" input_map { key: "HINT" value: "H" } } } }"""
+TRAVELS = """name: "e" platform: "ensemble" max_batch_size: 8
+input { name: "TEXT" data_type: TYPE_STRING dims: 1 }
+output [ { name: "PROBS" data_type: TYPE_FP32 dims: 3 }, { name: "LABEL" data_type: TYPE_STRING dims: 1 } ]
+ensemble_scheduling {
+  step { model_name: "unsure" model_version: -1 input_map { key: "TEXT" value: "TEXT" }
+         output_map { key: "HINT" value: "H" } }
+  step { model_name: "hinted" model_version: -1 input_map [ { key: "TEXT" value: "TEXT" }, { key: "HINT" value: "H" } ]
+         output_map { key: "PROBS" value: "PROBS" } }
+  step { model_name: "format_label" model_version: -1 input_map { key: "P" value: "PROBS" }
+         output_map { key: "LABEL" value: "LABEL" } } }"""
+PLANS = GRAPHS | {"everything": compiled(EVERYTHING), "absent": compiled(ABSENT), "travels": compiled(TRAVELS)}
 
 
 def models(node: NodePlan) -> Iterator[CallPlan]:
@@ -107,13 +143,19 @@ def random_tensor(spec: TensorSpec, num_rows: int, generator: random.Random) -> 
 
 
 class Models(FakeTarget):
-    """Gives random answers of the right type, or fails, after less than 1 ms."""
+    """Gives random answers of the right type, or fails, after less than 1 ms.
 
-    def __init__(self, plan: GraphPlan, generator: random.Random, share_failing: float) -> None:
+    As a model it refuses calls without a required input, and leaves out optional outputs, if it is not said of which.
+    """
+
+    def __init__(
+        self, plan: GraphPlan, generator: random.Random, share_failing: float, gives: dict[str, bool] | None = None
+    ) -> None:
         super().__init__()
         self.signatures = {call.model_name: call.signature for call in models(plan.root)}
         self.generator = generator
         self.share_failing = share_failing
+        self.gives = gives or {}
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         self.calls.append(call)
@@ -121,8 +163,13 @@ class Models(FakeTarget):
         await asyncio.sleep(self.generator.random() / 1000)
         if self.generator.random() < self.share_failing:
             raise UnavailableError("down")
+        check_names(call, signature)
         num_rows = next(iter(call.inputs.values())).shape[0] if signature.max_batch_size else 0
-        outputs = {spec.name: random_tensor(spec, num_rows, self.generator) for spec in signature.outputs}
+        outputs = {
+            spec.name: random_tensor(spec, num_rows, self.generator)
+            for spec in signature.outputs
+            if not spec.is_optional or self.gives.get(spec.name, self.generator.random() < 0.5)
+        }
         return InferResult(call.model_name, "1", call.request_id, {}, outputs)
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncIterator[InferResult]:  # type: ignore[override]
@@ -148,31 +195,44 @@ def possible_errors(entry: ExplainedStep) -> Iterator[str]:
 
 async def executed(
     plan: GraphPlan, call: InferCall, target: Models, context: CallContext, generator: random.Random
-) -> tuple[set[str], str | None]:
-    """Paths of the steps that ran, and the error."""
+) -> tuple[set[str], str | None, list[set[str]]]:
+    """Paths of the steps that ran, the error, and the names of the outputs of each response."""
     runtime = Runtime({name: target for name, _ in plan.dependencies} | {"model": target}, generator=generator)  # type: ignore[arg-type]
     runtime.is_pinning_allowed, runtime.clock_ns = True, virtual_clock_of_loop()
-    failure = None
+    failure, given = None, []
     executor = GraphExecutor(plan, runtime)
     try:
         if plan.signature.is_decoupled:
-            async for _ in executor.stream(call, context):
-                pass
+            async for response in executor.stream(call, context):
+                if not response.is_final:
+                    given.append(set(response.outputs))
         else:
-            await executor.execute(call, context)
+            given.append(set((await executor.execute(call, context)).outputs))
     except WeftError as error:
         failure = f"{error.code}: {error.message}"
     await runtime.close()
-    return taken_steps(dict(context.trailing_metadata)[PATH_HEADER], plan.root), failure
+    return taken_steps(dict(context.trailing_metadata)[PATH_HEADER], plan.root), failure, given
 
 
-def agrees(root: ExplainedStep, taken: set[str], failure: str | None, *, is_up: bool) -> set[str]:
+def agrees(
+    root: ExplainedStep,
+    taken: set[str],
+    failure: str | None,
+    given: list[set[str]],
+    asked_for: set[str],
+    *,
+    is_up: bool,
+) -> set[str]:
     """The steps that were certain to run, after it is sure that they and no impossible ones have.
+
+    Answers have the outputs that are not explained to be left out.
 
     Args:
         root: The explanation.
         taken: Paths of the steps that ran.
         failure: The error; None where there was none.
+        given: Outputs of each response.
+        asked_for: Outputs of the graph that were asked for.
         is_up: Whether no model has failed.
     """
     fates = list(every(root))
@@ -181,6 +241,9 @@ def agrees(root: ExplainedStep, taken: set[str], failure: str | None, *, is_up: 
         assert failure is not None
         assert not is_up or root.failure.message.partition(":")[0] == failure.partition(":")[0]
         return set()
+    for outputs in given:
+        assert asked_for - outputs <= {one.name for one in root.left_out}
+        assert not is_up or not outputs & {one.name for one in root.left_out if not one.depends_on}
     if not is_up:
         return set()
     assert failure is None or any(possible_errors(root))
@@ -239,13 +302,16 @@ def test_the_router_does_what_is_explained(name, share_failing):
         outputs = tuple(RequestedOutput(output, {}) for output in options["outputs"])
         call = InferCall(plan.signature.name, "", "", dict(options["parameters"]), tensors, outputs)
 
-        async def run(call=call, target=target, options=options, generator=generator) -> tuple[set[str], str | None]:
+        async def run(
+            call=call, target=target, options=options, generator=generator
+        ) -> tuple[set[str], str | None, list[set[str]]]:
             VirtualClock()
             context = make.context(timeout_ms=options["remaining_ms"], headers=dict(options["headers"]))
             return await executed(plan, call, target, context, generator)
 
-        taken, failure = asyncio.run(run())
-        num_certain += len(agrees(root, taken, failure, is_up=not share_failing))
+        found = asyncio.run(run())
+        asked_for = {*(options["outputs"] or (spec.name for spec in plan.signature.outputs))}
+        num_certain += len(agrees(root, *found, asked_for, is_up=not share_failing))
         if not plan.signature.is_decoupled:
             assert len(target.calls) <= count_calls(root).worst + count_calls(root).shadows
     assert share_failing or num_certain > 20
@@ -266,7 +332,7 @@ def test_a_random_graph_is_explained_as_it_runs(root, num_rows, has_e, seed, is_
     async def check() -> None:
         VirtualClock()
         target = Models(plan, generator, 0.0 if is_up else 0.2)
-        taken, failure = await executed(plan, InferCall("g", "", "", {}, tensors), target, CallContext(), generator)
-        agrees(entry, taken, failure, is_up=is_up)
+        found = await executed(plan, InferCall("g", "", "", {}, tensors), target, CallContext(), generator)
+        agrees(entry, *found, {spec.name for spec in plan.signature.outputs}, is_up=is_up)
 
     asyncio.run(check())

@@ -1,8 +1,10 @@
 """Sequences and loops: which steps run, and what they get."""
 
+import pytest
 from tests.unit.weft_tools.explain.explanation import FAILS, MAYBE, RUNS, SKIPPED, explained, fates, find
 from tests.unit.weft_tools.graphs import LOOP, good, text_graph
 
+from weft_common.errors import InvalidArgumentError
 from weft_tools.explain.entry import Fate
 from weft_tools.explain.render import render_text
 
@@ -146,6 +148,59 @@ def test_what_a_model_may_leave_out_decides():
         default { output: "PROBS" number: [ 0, 0, 0 ] } dependency: SOFT } } }""")
     then = find(explained(text), "then")
     assert (MAYBE, ["H of first -> unsure"]) == (then.fate, then.depends_on)
+
+
+LACKING = """name: "g" platform: "graph" max_batch_size: 8
+input { name: "TEXT" data_type: TYPE_STRING dims: 1 }
+output [ { name: "H" data_type: TYPE_FP32 dims: 4 optional: true }, { name: "PROBS" data_type: TYPE_FP32 dims: 3 } ]
+node { name: "root" sequence {
+  step { name: "first" model_name: "unsure" output_map [ { key: "PROBS" value: "P" }, { key: "HINT" value: "H" } ] }
+  step { name: "fill" model_name: "unsure" output_map [ { key: "PROBS" value: "Q" }, { key: "HINT" value: "F" } ]
+         default { output: "F" number: [ 0, 0, 0, 0 ] dims: [ 4 ] } }
+  step { name: "then" model_name: "hinted" input_map { key: "HINT" value: "F" } output_map { key: "PROBS" value: "R" }
+         when: 'has(inputs.F) && max(inputs.F) < 1.0' default { output: "R" number: [ 0, 0, 0 ] dims: [ 3 ] } }
+  step { name: "last" model_name: "context" input_map { key: "HINT" value: "H" } after: "then" } } }"""
+
+
+def test_an_optional_output_of_the_graph_may_be_left_out():
+    """The answer lacks it as the model does, which the user may say; a default takes the place of what is left out."""
+    (found,) = explained(LACKING).left_out
+    assert ("H", ("H of first -> unsure",)) == (found.name, found.depends_on)
+    assert [] == explained(LACKING, gives=["first/HINT"]).left_out
+    root = explained(LACKING, lacks=["first/HINT", "fill/HINT"])
+    assert [("H", ())] == [(one.name, one.depends_on) for one in root.left_out]
+    assert "│    output H is left out\n" in render_text(root, None)
+    assert (RUNS, MAYBE) == (find(root, "then").fate, find(explained(LACKING), "then").fate)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({"lacks": ["frst/HINT"]}, "may leave out 'frst/HINT'; did you mean 'first/HINT'?"),
+        ({"gives": ["first/PROBS"]}, "outputs that may be left out: first/HINT, fill/HINT"),
+        ({"gives": ["first/HINT"], "lacks": ["first/HINT"]}, "output 'first/HINT' is both given and left out"),
+    ],
+)
+def test_what_cannot_be_said_of_answers(texts, message):
+    """Only outputs that models may leave out can be given or left out, and not both."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        explained(LACKING, **texts)
+    assert message in caught.value.message
+
+
+def test_what_is_left_out_in_an_ensemble_fails_the_step_that_needs_it():
+    """By Triton Inference Server's rules absence travels; the user may say that there is nothing left out."""
+    text = """name: "e" platform: "ensemble" max_batch_size: 8
+    input { name: "TEXT" data_type: TYPE_STRING dims: 1 } output { name: "PROBS" data_type: TYPE_FP32 dims: 3 }
+    ensemble_scheduling {
+      step { model_name: "unsure" model_version: -1 input_map { key: "TEXT" value: "TEXT" }
+             output_map { key: "HINT" value: "H" } }
+      step { model_name: "hinted" model_version: -1 output_map { key: "PROBS" value: "PROBS" }
+             input_map [ { key: "TEXT" value: "TEXT" }, { key: "HINT" value: "H" } ] } }"""
+    (error,) = explained(text).may_fail
+    assert "missing required input(s) ['HINT']" in error
+    assert [] == explained(text, gives=["unsure/HINT"]).may_fail
+    assert FAILS is explained(text, lacks=["unsure/HINT"]).fate
 
 
 def test_calls_of_a_map_are_those_of_one_chunk():

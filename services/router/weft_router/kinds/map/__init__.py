@@ -41,7 +41,7 @@ class MapPlan(NodePlan):
     """
 
     kind: ClassVar[str] = "map"
-    path_form: ClassVar[PathForm] = PathForm.of("*(", ")")
+    path_form: ClassVar[PathForm] = PathForm.of("*(", ")")._replace(shows_nothing=True)
     runs_shadows: ClassVar[bool] = True
     watches: ClassVar[frozenset[str]] = frozenset({"when"})
 

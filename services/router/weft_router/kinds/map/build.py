@@ -16,6 +16,7 @@ from weft_router.graph.types.signatures import TensorType, dims_fit
 from weft_router.kinds.map.chunk_size import chunk_size
 from weft_router.kinds.map.messages import lengths_name, step_index
 from weft_router.kinds.map.settings import CollectPlan, ListInput, MapSettings, WholeInput
+from weft_router.kinds.map.states import check_states
 
 #: Chunks at once where the file does not say.
 DEFAULT_INFLIGHT = 8
@@ -88,6 +89,7 @@ class _MapBuilder:
             scope.note(slot, name, types.get(name, TensorType.unknown("a step")))
         self._check_collects(given)
         self._check_stream(given)
+        check_states(scope, self._builder.names, self._builder.report)
         plans = [one.plan for one in built if one.plan is not None]
         if len(plans) != len(built):
             return None, types
@@ -142,14 +144,17 @@ class _MapBuilder:
             max_batch_size=chunk_size(scope.file, scope.node, scope.names, self._index, self._builder.report),
             around=scope,
         )
+        is_complete = bool(self._lists) and self._lists.keys() >= set(
+            self._message.over
+        )  # else: reported, cause of all
         for name, known in scope.inputs.items():
             row = known
-            if name in self._lists:
+            if not is_complete:
+                row = known.forgotten().absent_like(known)
+            elif name in self._lists:
                 origin = f"the rows of '{name}', {known.origin}"
                 row = replace(known, dims=self._lists[name][1:] or (1,), origin=origin)
-            if known.is_known:
-                row = replace(row, is_batched=rows.is_batched)
-            rows.inputs[name] = row if known.is_known else known
+            rows.inputs[name] = replace(row, is_batched=rows.is_batched) if row.is_known else row
             rows.slots[name] = rows.new_slot(name, rows.inputs[name])
         return rows
 
@@ -212,7 +217,7 @@ class _MapBuilder:
         scope, report, message = self._scope, self._builder.report, self._message
         path, is_open = scope.node.kind_path, self._names.is_open
         certain = self._builder.narrowing(scope, scope.node.steps[self._index])
-        read = {wire.tensor for names in scope.names.steps for wire in names.wires}
+        read = [wire.tensor for names in scope.names.steps for wire in names.wires]
         lengths = [("lengths", message.lengths)] if message.lengths else []
         for where, name in [*((f"over[{i}]", name) for i, name in enumerate(message.over)), *lengths]:
             known = certain.get(name) or scope.inputs.get(name)
@@ -221,7 +226,10 @@ class _MapBuilder:
                     text = f"map '{scope.node.name}' has no input '{name}' whose rows its step could get"
                     if where == "lengths":
                         text = f"map '{scope.node.name}' has no input '{name}'"
-                    text += suggestion(name, read | scope.inputs.keys())
+                    if name in scope.call.visible:
+                        text += self._input_cure(name)
+                    else:
+                        text += suggestion(name, dict.fromkeys([*read, *scope.inputs]))
                     report.error("G028", scope.file, f"{path}.{where}", text)
                 continue
             if known.is_optional:
@@ -239,6 +247,12 @@ class _MapBuilder:
             text = f"the lists of map '{scope.node.name}' have as many rows as one another; {shown}"
             report.error("G008", scope.file, f"{path}.over[0]", text)
 
+    def _input_cure(self, name: str) -> str:
+        """How the step comes to read a list that is there."""
+        unmapped = [wire.target_input for wire in self._names.wires if wire.target_input == wire.tensor]
+        key = unmapped[0] if unmapped else "..."
+        return f'; no input of the step takes it: input_map {{ key: "{key}" value: "{name}" }}'
+
     def _check_read(self, plans: Sequence[StepPlan], rows: Scope) -> None:
         """Report lists whose rows nothing takes (G028)."""
         scope, read = self._scope, {slot for plan in plans for slot in slots_read(plan)}
@@ -251,8 +265,8 @@ class _MapBuilder:
 
     def _check_collects(self, given: Mapping[str, TensorType]) -> None:
         """Report collects of what the step does not give, and a LIST of rows that have no dimension (G029)."""
-        scope, report = self._scope, self._builder.report
-        for i, collect in enumerate(self._message.collect):
+        scope, report, message = self._scope, self._builder.report, self._message
+        for i, collect in enumerate(message.collect):
             path = f"{scope.node.kind_path}.collect[{i}].output"
             known = given.get(collect.output)
             if known is None:
@@ -264,6 +278,10 @@ class _MapBuilder:
                     f"rows of '{collect.output}' have no dimension along which they could follow one another; use STACK"
                 )
                 report.error("G029", scope.file, path, text)
+            lengths = self._lengths_of(collect.output)
+            if lengths in given and all(lengths != one.output for one in message.collect):
+                text = f"the lengths of '{collect.output}' are named '{lengths}', as an output of the step"
+                report.error("G005", scope.file, path, f'{text}; give them another name: lengths: "..."')
 
 
 def _counts(known: TensorType) -> bool:

@@ -30,6 +30,7 @@ def check_map(file: GraphFile, node: NodeDefinition, report: GraphReport) -> Non
 
 def _check_collects(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
     seen: set[str] = set()
+    named = {collect.output for collect in node.message.map.collect}
     for i, collect in enumerate(node.message.map.collect):
         path = f"{node.kind_path}.collect[{i}]"
         if not collect.output:
@@ -44,8 +45,8 @@ def _check_collects(file: GraphFile, node: NodeDefinition, report: GraphReport) 
         why = "with STACK, where every row has one place; it belongs to LIST"
         report.refuse(file, path, [("lengths", bool(collect.lengths) and collect.method != pb.Collect.LIST)], why)
         lengths = lengths_name(node, collect.output)
-        if lengths in seen:
+        if lengths in named:
             where = f"{path}.lengths" if collect.lengths else path
             text = f"the lengths of '{collect.output}' are named '{lengths}', as another output; give them another name"
             report.error("G005", file, where, f'{text}: lengths: "..."')
-        seen |= {lengths} - {""}
+        named |= {lengths} - {""}

@@ -19,7 +19,7 @@ def chunk_size(file: GraphFile, node: NodeDefinition, names: NodeNames, index: i
         report: Receives that the file asks for more (G009).
     """
     own = _batch(names.steps[index].target)
-    targets = [one for step in names.steps for one in _targets(step) if not isinstance(one, UnknownTarget)]
+    targets = [one for step in names.steps for one in targets_of(step) if not isinstance(one, UnknownTarget)]
     given = node.message.map.max_batch_size
     limits = [(max(_batch(one), 1), describe(one)) for one in targets]
     limit, target = min(limits, key=lambda pair: pair[0], default=(max(given, 1), ""))
@@ -37,7 +37,8 @@ def _batch(target: Target) -> int:
     return target.file.message.max_batch_size if isinstance(target, NodeTarget) else 0
 
 
-def _targets(step: StepNames) -> Iterator[Target]:
+def targets_of(step: StepNames) -> Iterator[Target]:
+    """What a step and its fallbacks call."""
     one: StepNames | None = step
     while one is not None:
         yield one.target

@@ -95,13 +95,13 @@ class EachRow(Node):
                 shapes[one.name] = tensor.shape[: 1 + is_batched]
             elif is_due:
                 raise InvalidArgumentError(f"the list '{one.name}' is absent; send it, or guard the step with 'when'")
-        counts = set(shapes.values()) or {(1, 0) if is_batched else (0,)}
+        counts = set(shapes.values()) or {(self._batch_size(frame), 0) if is_batched else (0,)}
         if len(counts) > 1:
             shown = ", ".join(f"{name} has {shape[-1]}" for name, shape in shapes.items())
             raise InvalidArgumentError(f"the lists of map '{self.plan.name}' differ in their number of rows: {shown}")
         *batch, size = counts.pop()
         lengths = [size] * (batch[0] if batch else 1)
-        if settings.lengths is not None and (tensor := frame[settings.lengths[1]]) is not None:
+        if shapes and settings.lengths is not None and (tensor := frame[settings.lengths[1]]) is not None:
             lengths = lengths_of(tensor, settings.lengths[0], len(lengths), size)
         if is_due or any(one.default is not None for one in settings.collects):
             self._check_total(size * len(lengths), len(lengths))
@@ -124,3 +124,9 @@ class EachRow(Node):
                 f"{num_rows} rows, padding included, came to map '{self.plan.name}', which takes up to {limit} in one "
                 "request; send fewer, or give it a higher 'max_rows'"
             )
+
+    def _batch_size(self, frame: Frame) -> int:
+        """Rows of the request, of which no list came: those of the other inputs."""
+        tensors = ((frame[slot], len(self.plan.specs[slot].dims)) for _, slot in self.plan.inputs)
+        sizes = [tensor.shape[0] for tensor, rank in tensors if tensor is not None and len(tensor.shape) > rank]
+        return max(sizes, default=1)
