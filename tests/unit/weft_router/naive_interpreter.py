@@ -308,11 +308,17 @@ class Interpreter:
         given: Values = {"L": [lists[owner][i] for owner, i in rows], "E": e and [e[owner] for owner, _ in rows]}
         at, answers = self.chunks(node, values, given, at, deadline)
         whole: Rows = None
+        lengths: Rows = None
         if answers is not None:
             answer_of = dict(zip(rows, answers, strict=True))
-            entries = [[answer_of.get((owner, i), bytes(WIDTH)) for i in range(size)] for owner in range(len(x))]
+            padding = b"" if node.collects_lists else bytes(WIDTH)
+            entries = [[answer_of.get((owner, i), padding) for i in range(size)] for owner in range(len(x))]
             whole = [b"".join(one) for one in entries]
-        ends = call(node.join, {"X": x, "L": whole}, at, deadline)
+            if node.collects_lists:
+                whole = [one.ljust(max(map(len, whole)), b"\0") for one in whole]
+                lengths = [b"".join(len(row).to_bytes(8, "little") for row in one) for one in entries]
+        joined = {"X": x, "L": whole} | ({"N": lengths} if node.collects_lists else {})
+        ends = call(node.join, joined, at, deadline)
         return Ends(ends.at, {"Y": ends.outputs["OUT"]})
 
     def chunks(self, node: Node, values: Values, given: Values, at: int, deadline: int) -> tuple[int, Rows]:

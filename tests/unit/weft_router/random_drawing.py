@@ -195,7 +195,11 @@ class Drawing:
         if not step.is_soft and not when:
             step = with_useful_defaults(step)
         perhaps = given_perhaps(Node(name, MapPlan, ()), step)
-        required, optional = (("X",), ("L",)) if perhaps or self.chance(30) else (("X", "L"), ())
+        collects_lists = self.chance(40)
+        if collects_lists and not isinstance(step.target, Node) and self.chance(70):
+            step = ragged(step)
+        lists = ("L", "N") if collects_lists else ("L",)
+        required, optional = (("X",), lists) if perhaps or self.chance(30) else (("X", *lists), ())
         split, join = (Model(self.number(), fails=False) for _ in range(2))
         return Node(
             name,
@@ -206,6 +210,7 @@ class Drawing:
             has_lengths=self.chance(30),
             chunk_rows=self.draw(st.sampled_from((0, 1, 2, 3, 7))),
             max_inflight=self.draw(st.sampled_from((0, 1, 2, 3))),
+            collects_lists=collects_lists,
         )
 
     def ensemble(self, name: str, steps: list[Step]) -> Node:
@@ -336,6 +341,28 @@ def rename(step: Step, names: dict[str, str]) -> Step:
     )
 
 
+def ragged(step: Step) -> Step:
+    """The step, whose models give rows of any length; where a node may answer as well, as it was."""
+    if isinstance(step.target, Node) or any(isinstance(one.target, Node) for one in step.chain):
+        return step
+    fallback = None if step.fallback is None else ragged(step.fallback)
+    return replace(step, target=replace(step.target, is_ragged=True), fallback=fallback)
+
+
+def without_batches(node: Node) -> Node:
+    """The node where the graph has no batch dimension: no rows go their own ways, and chunks are for models alone."""
+    steps = tuple(_without_batches(step) for step in node.steps)
+    takes_one = any(isinstance(one.target, Node) or not one.target.takes_batches for s in steps for one in s.chain)
+    chunk_rows = 1 if node.kind is MapPlan and takes_one else node.chunk_rows
+    return replace(node, steps=steps, per_row=False, chunk_rows=chunk_rows, is_batched=False)
+
+
+def _without_batches(step: Step) -> Step:
+    target = without_batches(step.target) if isinstance(step.target, Node) else step.target
+    fallback = None if step.fallback is None else _without_batches(step.fallback)
+    return replace(step, target=target, fallback=fallback)
+
+
 @st.composite
 def any_graphs(draw: st.DrawFn) -> Node:
     """A root node with up to two levels of nodes in it; the language may not allow it."""
@@ -349,8 +376,14 @@ def any_streams(draw: st.DrawFn) -> Node:
 
 
 def graphs() -> st.SearchStrategy[Node]:
-    """Graphs that the language allows."""
+    """Graphs that the language allows, with a batch dimension."""
     return any_graphs().filter(is_allowed)
+
+
+def graphs_of_any_batch() -> st.SearchStrategy[Node]:
+    """Graphs that the language allows, every third without a batch dimension."""
+    roots = st.tuples(any_graphs(), st.integers(0, 2))
+    return roots.map(lambda pair: without_batches(pair[0]) if pair[1] == 2 else pair[0]).filter(is_allowed)
 
 
 def streams() -> st.SearchStrategy[Node]:

@@ -33,6 +33,7 @@ from weft_router.kinds.ensemble import EnsemblePlan
 from weft_router.kinds.map import MapPlan
 from weft_router.kinds.splitter import SplitterPlan
 from weft_router.kinds.switch import SwitchPlan
+from weft_router.tensors.adaption import with_batch, without_batch
 
 MAX_BATCH_SIZE = 64
 
@@ -61,7 +62,7 @@ def is_allowed(root: Node) -> bool:
 
 def text_of(root: Node) -> str:
     """The graph as a file."""
-    head = f'name: "g" platform: "graph" max_batch_size: {MAX_BATCH_SIZE}'
+    head = f'name: "g" platform: "graph" max_batch_size: {MAX_BATCH_SIZE * root.is_batched}'
     nodes = [(_map if node.kind is MapPlan else _node)(node, is_root=node is root) for node in nodes_within(root)]
     return "\n".join([head, *_signature(root), *nodes]) + "\n"
 
@@ -113,6 +114,12 @@ def _map(node: Node, *, is_root: bool) -> str:
     name = "root" if is_root else node.name
     made = _pairs("output_map", [("LIST", "L"), ("COUNT", "C")])
     joined = _pairs("input_map", [("X", "X"), ("L", "LISTS")]) + _pairs("output_map", [("OUT", "Y")])
+    each = [("Y", "LISTS")]
+    collect = ""
+    if node.collects_lists:
+        joined += _pairs(" input_map", [("N", "LENGTHS")])
+        each.append(("Y_LENGTHS", "LENGTHS"))
+        collect = 'collect { output: "Y" method: LIST }'
     over = 'over: "L"' + ' lengths: "C"' * node.has_lengths
     sizes = {"max_batch_size": node.chunk_rows, "max_inflight": node.max_inflight}
     sizes_text = " ".join(f"{field}: {value}" for field, value in sizes.items() if value)
@@ -120,9 +127,9 @@ def _map(node: Node, *, is_root: bool) -> str:
         [
             f'node {{ name: "{name}" {"" if is_root else " ".join(_signature(node))}\n  sequence {{',
             f'    step {{ name: "split" model_name: "{node.split.name}" {made} }}',
-            f'    step {{ name: "each" node: "{node.name}m" {_pairs("output_map", [("Y", "LISTS")])} }}',
+            f'    step {{ name: "each" node: "{node.name}m" {_pairs("output_map", each)} }}',
             f'    step {{ name: "join" model_name: "{node.join.name}" {joined} }} }} }}',
-            f'node {{ name: "{node.name}m"\n  map {{ {over} {sizes_text}',
+            f'node {{ name: "{node.name}m"\n  map {{ {over} {sizes_text} {collect}',
             f"    step {{ {_step(node, node.steps[0], frozenset('E'))} }} }} }}",
         ]
     )
@@ -199,7 +206,8 @@ class Catalog:
     def __init__(self, root: Node) -> None:
         self.models = {model.name: model for model in models_within(root)}
         self.lists = {node.split.name for node in nodes_within(root) if node.split is not None}
-        self.joins = {node.join.name for node in nodes_within(root) if node.join is not None}
+        self.is_batched = root.is_batched
+        self.joins = {node.join.name: node.collects_lists for node in nodes_within(root) if node.join is not None}
         self.stacked = {node.custom.name: len(node.steps) for node in nodes_within(root) if node.custom is not None}
 
     def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
@@ -216,9 +224,14 @@ class Catalog:
         if model_name in self.lists:
             outputs = [TensorSpec("LIST", "UINT8", (-1, WIDTH)), TensorSpec("COUNT", "INT32", (1,))]
         if model_name in self.joins:
-            inputs[1] = replace(inputs[1], dims=(-1, WIDTH))
+            inputs[1] = replace(inputs[1], dims=(-1,) if self.joins[model_name] else (-1, WIDTH))
+            if self.joins[model_name]:
+                inputs[2] = TensorSpec("N", "INT64", (-1,), inputs[2].is_optional)
+        if model.is_ragged:
+            outputs = [replace(output, dims=(-1,)) for output in outputs]
         given = (tuple(inputs), tuple(outputs), model.streams)
-        return "model", ModelSignature(model_name, "1", "", MAX_BATCH_SIZE, *given)
+        batch = MAX_BATCH_SIZE if self.is_batched or model.takes_batches else 0
+        return "model", ModelSignature(model_name, "1", "", batch, *given)
 
     def names(self) -> list[str]:
         """As `Catalog.names`."""
@@ -243,8 +256,8 @@ def _stream(model: Model) -> Any:
     return stream
 
 
-def _rows_of(call: InferCall) -> list[dict[str, bytes]]:
-    arrays = {name: decode(tensor) for name, tensor in call.inputs.items()}
+def _rows_of(call: InferCall, *, has_batch: bool = True) -> list[dict[str, bytes]]:
+    arrays = {name: decode(tensor if has_batch else with_batch(tensor)) for name, tensor in call.inputs.items()}
     num_rows = len(next(iter(arrays.values())))
     return [{name: array[row].tobytes() for name, array in arrays.items()} for row in range(num_rows)]
 
@@ -259,15 +272,17 @@ def _lists(model: Model, rows: list[dict[str, bytes]]) -> dict[str, WireTensor]:
 
 
 def _tensors(answer: Mapping[str, list[bytes]]) -> dict[str, WireTensor]:
-    return {name: WireTensor("UINT8", (len(rows), WIDTH), b"".join(rows)) for name, rows in answer.items()}
+    return {name: WireTensor("UINT8", (len(rows), len(rows[0])), b"".join(rows)) for name, rows in answer.items()}
 
 
 def scripts_of(root: Node) -> dict[str, Any]:
     """For each model of a graph what it answers."""
-    return {model.name: _script(model) for model in models_within(root)}
+    return {
+        model.name: _script(model, has_batch=root.is_batched or model.takes_batches) for model in models_within(root)
+    }
 
 
-def _script(model: Model) -> Any:
+def _script(model: Model, *, has_batch: bool) -> Any:
     async def answer(call: InferCall, context: CallContext) -> Mapping[str, WireTensor]:
         clock_ns = virtual_clock_of_loop()
         assert clock_ns is not None
@@ -276,7 +291,12 @@ def _script(model: Model) -> Any:
         if fails:
             raise RemoteError(model.code, f"{model.name} fails")
         if any(output.name == "LIST" for output in call.outputs):
-            return _lists(model, _rows_of(call))
-        return _tensors(model.answer(_rows_of(call)))
+            return _shaped(_lists(model, _rows_of(call, has_batch=has_batch)), has_batch=has_batch)
+        return _shaped(_tensors(model.answer(_rows_of(call, has_batch=has_batch))), has_batch=has_batch)
 
     return answer
+
+
+def _shaped(answer: dict[str, WireTensor], *, has_batch: bool) -> dict[str, WireTensor]:
+    """The tensors, of one row without its dimension where there is none."""
+    return answer if has_batch else {name: without_batch(tensor) for name, tensor in answer.items()}

@@ -49,6 +49,7 @@ class Model:
         outputs: What it gives.
         leaves_out: What it may leave out.
         streams: It is decoupled: it gives any number of responses, and then perhaps fails.
+        is_ragged: The rows of an answer are as long as one another, and as what is asked decides.
     """
 
     index: int
@@ -59,6 +60,12 @@ class Model:
     outputs: tuple[str, ...] = ("OUT",)
     leaves_out: tuple[str, ...] = ()
     streams: bool = False
+    is_ragged: bool = False
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether it has a batch dimension where the graph has none; where the graph has one, every model does."""
+        return self.index % 3 > 0
 
     @property
     def name(self) -> str:
@@ -89,8 +96,10 @@ class Model:
         answer = {}
         for output in self.outputs:
             made = [self.row(output + number, row) for row in rows]
-            if output not in self.leaves_out or sum(row[1] for row in made) % 2:
-                answer[output] = made
+            if output in self.leaves_out and not sum(row[1] for row in made) % 2:
+                continue
+            size = sum(row[0] for row in made) % (WIDTH + 1) if self.is_ragged else WIDTH
+            answer[output] = [row[:size] for row in made]
         return answer
 
     def row(self, output: str, inputs: Mapping[str, bytes]) -> bytes:
@@ -149,6 +158,8 @@ class Node:
         join: Of a map: the model that makes Y of X and the lists of the step's answers.
         has_lengths: Of a map: the lists have lengths of their own.
         chunk_rows, max_inflight: Of a map: `max_batch_size` and `max_inflight`.
+        collects_lists: Of a map: its rows follow one another in a LIST; the join gets their lengths as N.
+        is_batched: Of the root: whether the graph has a batch dimension.
     """
 
     name: str
@@ -172,6 +183,8 @@ class Node:
     has_lengths: bool = False
     chunk_rows: int = 0
     max_inflight: int = 0
+    collects_lists: bool = False
+    is_batched: bool = True
 
 
 def nodes_within(node: Node) -> Iterator[Node]:

@@ -9,6 +9,7 @@ from tests.unit.weft_router.random_graphs import WIDTH
 
 from weft_common.tensors import WireTensor
 from weft_router.budgets.retry_budget import RetryBudget
+from weft_router.tensors.adaption import without_batch
 
 
 class BoundlessBudget(RetryBudget):
@@ -35,6 +36,7 @@ def inputs_of(seed: int, num_rows: int, *, has_extra: bool) -> dict[str, list[by
     }
 
 
-def wired(inputs: Mapping[str, list[bytes]]) -> dict[str, WireTensor]:
-    """The same as tensors."""
-    return {name: WireTensor("UINT8", (len(rows), WIDTH), b"".join(rows)) for name, rows in inputs.items()}
+def wired(inputs: Mapping[str, list[bytes]], *, is_batched: bool = True) -> dict[str, WireTensor]:
+    """The same as tensors; of one row without a batch dimension, if there is none."""
+    tensors = {name: WireTensor("UINT8", (len(rows), WIDTH), b"".join(rows)) for name, rows in inputs.items()}
+    return tensors if is_batched else {name: without_batch(tensor) for name, tensor in tensors.items()}

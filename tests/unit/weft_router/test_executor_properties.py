@@ -13,7 +13,7 @@ from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_target import FakeTarget
 from tests.unit.weft_router.naive_interpreter import Interpreter
 from tests.unit.weft_router.naive_values import NEVER, AmbiguousError, FailsError, Values
-from tests.unit.weft_router.random_drawing import graphs, num_examples
+from tests.unit.weft_router.random_drawing import graphs_of_any_batch, num_examples
 from tests.unit.weft_router.random_graph_text import plan_of as random_plan
 from tests.unit.weft_router.random_graph_text import scripts_of
 from tests.unit.weft_router.random_graphs import Node as GraphNode
@@ -187,7 +187,7 @@ def bytes_of(values: Values, names: Sequence[str]) -> dict[str, bytes]:
 
 @settings(fixture_is_stateless, max_examples=num_examples(300))
 @given(
-    root=graphs(),
+    root=graphs_of_any_batch(),
     seed=st.integers(0, 5),
     num_rows=st.integers(1, 4),
     has_extra=st.booleans(),
@@ -198,7 +198,7 @@ def test_a_graph_answers_as_one_step_at_a_time(
     root: GraphNode, seed: int, num_rows: int, has_extra: bool, timeout_ms: int, num_wanted: int
 ) -> None:
     """The same output or the same status at the same moment, nothing left behind, whatever fails, is late or absent."""
-    inputs = inputs_of(seed, num_rows, has_extra=has_extra)
+    inputs = inputs_of(seed, num_rows if root.is_batched else 1, has_extra=has_extra)
     plan = random_plan(root)
     outputs = root.outputs[-num_wanted:] if num_wanted else ()
 
@@ -220,7 +220,8 @@ def test_a_graph_answers_as_one_step_at_a_time(
         found: Any
         try:
             context = make.context(timeout_ms=timeout_ms or None)
-            result = await make.run(plan, target, wired(inputs), context=context, outputs=outputs, **options)
+            tensors = wired(inputs, is_batched=root.is_batched)
+            result = await make.run(plan, target, tensors, context=context, outputs=outputs, **options)
             found = {name: tensor.data for name, tensor in result.outputs.items()}
         except WeftError as error:
             found = error.code
@@ -234,7 +235,7 @@ def test_a_graph_answers_as_one_step_at_a_time(
 
 
 @settings(fixture_is_stateless, max_examples=num_examples(100))
-@given(root=graphs(), seed=st.integers(0, 5), at_ms=st.integers(0, 250), num_cancels=st.integers(1, 3))
+@given(root=graphs_of_any_batch(), seed=st.integers(0, 5), at_ms=st.integers(0, 250), num_cancels=st.integers(1, 3))
 def test_a_cancel_at_any_moment_leaves_nothing_of_a_graph(
     root: GraphNode, seed: int, at_ms: int, num_cancels: int
 ) -> None:
@@ -243,7 +244,8 @@ def test_a_cancel_at_any_moment_leaves_nothing_of_a_graph(
     async def check() -> None:
         clock = VirtualClock()
         target, options = FakeTarget(**scripts_of(root)), policies()
-        inputs = wired(inputs_of(seed, 3, has_extra=True))
+        rows = inputs_of(seed, 3 if root.is_batched else 1, has_extra=True)
+        inputs = wired(rows, is_batched=root.is_batched)
         request = asyncio.create_task(make.run(random_plan(root), target, inputs, **options))
         await asyncio.sleep(at_ms / 1e3)
         was_over = request.done()

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.sampling import Sampler
 from opentelemetry.trace import StatusCode
 from tests.unit.weft_router import make
 from tests.unit.weft_router.fake_target import failing, in_turn
-from tests.unit.weft_router.stream_targets import Plans, collected, counting, stream_of, stream_target
+from tests.unit.weft_router.stream_targets import Plans, collected, compiled, counting, stream_of, stream_target
 
 from weft_common.core import CallContext
 from weft_common.errors import RemoteError
@@ -109,6 +109,24 @@ async def test_a_stream_that_is_left_after_its_last_response_was_not_cancelled(e
     assert result.outputs
     (llm,) = of(exporter, "step root/llm")
     assert 0 == (llm.attributes or {})["rpc.grpc.status_code"]
+
+
+@pytest.mark.parametrize(("stops_at_last", "code"), [(False, 1), (True, None)])
+async def test_a_map_that_is_left_ends_its_span(
+    exporter: InMemorySpanExporter, stops_at_last: bool, code: int | None
+) -> None:
+    """With status CANCELLED, unless its last response was there."""
+    target = stream_target()
+    target.streams["a"] = counting(2)
+    text = """node { name: "root" map { over: "IN"
+      step { name: "talk" model_name: "a" output_map { key: "OUT" value: "OUT" } } } }"""
+    plan = compiled(text)
+    async with aclosing(stream_of(plan, target, context=traced())) as results:
+        async for result in results:
+            if result.is_final or not stops_at_last:
+                break
+    (span,) = [one for one in of(exporter, "step root[talk]") if "weft.rows" in (one.attributes or {})]
+    assert code == (span.attributes or {}).get("rpc.grpc.status_code")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ class _Reader:
         before, after = node.path_form.root_brackets if is_root else node.path_form.brackets
         steps = {step.name: step for step in node.steps}
         steps |= {custom.name: custom for custom in node.customs}
-        if not self.take(before):
+        if not self.take(before) or (after and self.take(after)):  # a map over nothing has no step
             return
         if node.path_form.shows_nothing and self.take(after):
             return

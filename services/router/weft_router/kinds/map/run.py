@@ -12,6 +12,9 @@ from weft_router.reporting.path import SKIPPED, StepRecord
 from weft_router.reporting.spans import end_step_span, start_step_span, step_attributes
 from weft_router.steps import Node, NodeParts, Run
 
+#: Rows of all lists of a request, unless `max_rows` allows more; one that is a call of its own takes about 1.2 kB.
+DEFAULT_TOTAL_ROWS = 65_536
+
 _AnyChunks = TypeVar("_AnyChunks", bound=Chunks)
 
 
@@ -100,6 +103,8 @@ class EachRow(Node):
         lengths = [size] * (batch[0] if batch else 1)
         if shapes and settings.lengths is not None and (tensor := frame[settings.lengths[1]]) is not None:
             lengths = lengths_of(tensor, settings.lengths[0], len(lengths), size)
+        if is_due or any(one.default is not None for one in settings.collects):
+            self._check_total(size * len(lengths), len(lengths))
         longest = max(lengths, default=0)
         if is_due and 0 < settings.max_rows < longest:
             raise InvalidArgumentError(
@@ -107,6 +112,18 @@ class EachRow(Node):
                 "fewer, or raise its 'max_rows'"
             )
         return Lists(size, lengths, is_batched)
+
+    def _check_total(self, num_rows: int, num_lists: int) -> None:
+        """Refuse more rows than the router has memory for. Raises InvalidArgumentError.
+
+        Padding counts, because an output has it too, and its rows may be larger than those of the lists.
+        """
+        limit = max(self._settings.max_rows * num_lists, DEFAULT_TOTAL_ROWS)
+        if num_rows > limit:
+            raise InvalidArgumentError(
+                f"{num_rows} rows, padding included, came to map '{self.plan.name}', which takes up to {limit} in one "
+                "request; send fewer, or give it a higher 'max_rows'"
+            )
 
     def _batch_size(self, frame: Frame) -> int:
         """Rows of the request, of which no list came: those of the other inputs."""

@@ -60,7 +60,7 @@ class MapSettings(NamedTuple):
         whole: What every row gets.
         collects: What is made of the answers.
         chunk_rows: Rows in a chunk at most.
-        max_rows: Of one list; 0: no limit.
+        max_rows: Of one list; 0: no limit but that of all lists together.
         max_inflight: Chunks at once.
         lengths: (name, slot) of the tensor that says how many rows count; None where all do.
         is_batched: Whether chunks have a batch dimension; else they are of one row.

@@ -1,5 +1,6 @@
 """A map whose step streams: each response of each row is one of the map, as it arrives."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -42,15 +43,20 @@ class EachRowStreamed(EachRow):
                 async for response in responses:
                     yield response
             return
-        span, failure, own = None, None, run
+        span, own = None, run
+        failure: BaseException | None = None
         if run.request.is_traced:
             span = start_step_span(record.path, telemetry.INTERNAL, self._span_attributes, run.context)
             own = run.under(telemetry.context_of(span, run.context))
         try:
             async with contextlib.aclosing(chunks.responses(own)) as responses:
                 async for response in responses:
-                    yield response
-        except WeftError as error:
+                    try:
+                        yield response
+                    except GeneratorExit as left:
+                        failure = None if response.request.is_known_last else left
+                        raise
+        except (WeftError, asyncio.CancelledError) as error:
             failure = error
             raise
         finally:
