@@ -74,9 +74,10 @@ class Drawing:
         return Model(self.number(), fails, is_flaky, required, optional, outputs, leaves_out, streams)
 
     def around(self) -> dict[str, Any]:
-        """Policies around a target; within a hedge nothing is kept, because its calls would share it."""
-        if self.has_streams:
-            return {"retry": None, "hedge": None, "is_cached": False}
+        """Policies around a target; within a hedge nothing is kept, because its calls would share it.
+
+        What streams is not kept; a model then answers every attempt alike, so that these change nothing.
+        """
         hedge = HedgePlan(self.draw(st.integers(1, 60)), self.draw(st.integers(1, 3))) if self.chance(10) else None
         retry = None
         if self.chance(12):
@@ -84,7 +85,11 @@ class Drawing:
             retry = RetryPlan(
                 self.draw(st.integers(2, 3)), self.draw(st.sampled_from((0, 15))), frozenset(codes), 100.0
             )
-        return {"retry": retry, "hedge": hedge, "is_cached": self.chance(12) and not self.num_hedged}
+        return {
+            "retry": retry,
+            "hedge": hedge,
+            "is_cached": self.chance(12) and not self.num_hedged and not self.has_streams,
+        }
 
     def aimed(
         self, depth: int, x: str, e: str, reads: tuple[str, ...], absent: frozenset[str], outputs: tuple[str, ...]
