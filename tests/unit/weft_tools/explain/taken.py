@@ -33,8 +33,6 @@ class _Reader:
         steps |= {custom.name: custom for custom in node.customs}
         if not self.take(before) or (after and self.take(after)):  # a map over nothing has no step
             return
-        if node.path_form.shows_nothing and self.take(after):
-            return
         self._step(steps[self.tokens.pop(0)])
         while self.take(";"):
             self._step(steps[self.tokens.pop(0)])
