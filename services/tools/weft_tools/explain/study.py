@@ -4,9 +4,11 @@ import contextlib
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from weft_common.core import RequestedOutput
 from weft_common.errors import WeftError
-from weft_common.tensors import WireTensor
+from weft_common.tensors import NUMPY_BY_DATATYPE, WireTensor, encode
 from weft_router.graph.description import slot_name
 from weft_router.graph.plan import Frame, GraphPlan, NodePlan, StepPlan
 from weft_router.reporting.path import SKIPPED, NodeRecord, StepRecord
@@ -139,11 +141,10 @@ class Studies:
 
     def _followed(self, script: tuple[int, ...], plan: NodePlan, frame: Frame, limit_ns: int | None) -> Way:
         """The way of a script; nodes inside that it comes to are studied first."""
-        known: Frame = frame.copy()
-        for slot in plan.counts_read:
-            known[slot] = None if isinstance(known[slot], Unknown) else known[slot]
         while True:
-            way = Way(script, _START_NS, NodeRecord(plan.name, plan.path_form), known.copy())
+            way = Way(script, _START_NS, NodeRecord(plan.name, plan.path_form), frame.copy())
+            for slot in plan.counts_read:
+                way.frame[slot] = _counted(way, plan, way.frame[slot])
             self._scene.way = way
             self._loop.run_until_complete(self._run(way, plan, limit_ns))
             if way.missing is None:
@@ -172,6 +173,14 @@ class Studies:
 
 def _key(plan: NodePlan, frame: Frame, limit_ns: int | None) -> Hashable:
     return id(plan), tuple(key_of(frame[slot]) for _, slot in plan.inputs), limit_ns
+
+
+def _counted(way: Way, plan: NodePlan, tensor: WireTensor | None) -> WireTensor | None:
+    """A tensor that says how much a node has to do; where only a model knows, all that there may be, or nothing."""
+    if not isinstance(tensor, Unknown):
+        return tensor
+    is_nothing = way.ask((id(plan), tensor.known.origins), tensor.known.origins)
+    return encode(np.zeros(tensor.shape, NUMPY_BY_DATATYPE[tensor.datatype])) if is_nothing else None
 
 
 def _given(way: Way, slot: int, node: NodePlan) -> WireTensor | None:

@@ -139,8 +139,8 @@ def random_tensor(spec: TensorSpec, num_rows: int, generator: random.Random) -> 
         return bytes_tensor([generator.choice(WORDS) for _ in range(int(np.prod(shape)))], shape)
     dtype = NUMPY_BY_DATATYPE[spec.datatype]
     values = np.random.default_rng(generator.randrange(1 << 32)).random(shape)
-    if spec.name == "COUNT":  # lists have one row, and are taken not to be empty
-        return encode(np.ones(shape, dtype))
+    if spec.name == "COUNT":  # lists have one row
+        return encode((values < 0.6).astype(dtype))
     return encode((values if dtype.kind == "f" else values * 3).astype(dtype))
 
 

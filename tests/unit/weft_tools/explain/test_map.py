@@ -1,6 +1,6 @@
 """Maps: whether the step runs, where only the models can tell how many rows there are."""
 
-from tests.unit.weft_tools.explain.explanation import RUNS, SKIPPED, explained, fates, find
+from tests.unit.weft_tools.explain.explanation import MAYBE, RUNS, SKIPPED, explained, fates, find
 from tests.unit.weft_tools.graphs import compiled, good
 
 COUNTED = """name: "g" platform: "graph"
@@ -23,9 +23,11 @@ def test_a_map_says_what_it_is_over():
 
 
 def test_lengths_that_only_a_model_knows():
-    """The step may run for all rows that there are."""
+    """The step may run for all rows that there are, or for none, which depends on the model."""
     root = explained(compiled(COUNTED))
-    assert (RUNS, None, []) == (find(root, "judge").fate, root.failure, root.may_fail)
+    judge = find(root, "judge")
+    assert (MAYBE, None, []) == (judge.fate, root.failure, root.may_fail)
+    assert ["the rows that come here"] == judge.depends_on
 
 
 def test_a_list_without_rows():
