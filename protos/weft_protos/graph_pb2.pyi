@@ -585,7 +585,9 @@ class Map(_message.Message):
     MAX_BATCH_SIZE_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
     max_rows: _builtins.int
-    """Longest list; a longer one is refused with INVALID_ARGUMENT. 0: no limit."""
+    """Longest list; a longer one is refused with INVALID_ARGUMENT. 0: no limit of one list. All lists of a request may have
+    65,536 rows together, padding included, or `max_rows` each if that is more.
+    """
     max_inflight: _builtins.int
     """Chunks of one request in work at once; default 8."""
     lengths: _builtins.str
