@@ -10,7 +10,7 @@ from weft_router.reporting.path import NodeRecord, StepRecord
 from weft_router.steps.base import Action, ErrorContext, Node
 from weft_router.steps.defaults import Defaults
 from weft_router.steps.reshaping import reshape_slots
-from weft_router.steps.run import Run, earlier
+from weft_router.steps.run import GraphRequest, Run, earlier
 
 
 class NodeAction(Action):
@@ -60,7 +60,33 @@ class NodeAction(Action):
 
     async def act(self, run: Run, record: StepRecord) -> None:
         """As ``Action.act``; every run has a frame of its own."""
-        plan, outer, request = self._node.plan, run.frame, run.request
+        request = run.request
+        inner = self._inner(run, record, request.fork() if self._is_tentative else request)
+        if self._admission is None:
+            await self._node.run(inner)
+        else:
+            await self._run_admitted(self._admission, inner)
+        if inner.request is not request:
+            request.merge(inner.request)
+        if self._checks_rows:
+            self._check_rows(inner.frame)
+        self.hand_on(inner, run, request.captured)
+
+    def hand_on(self, inner: Run, run: Run, captured: dict[str, WireTensor]) -> None:
+        """The node's outputs are in the frame around it, those that the client requested in ``captured`` as well."""
+        frame, outer, captures = inner.frame, run.frame, run.request.captures
+        for slot, outer_slot in self._outputs:
+            outer[outer_slot] = frame[slot]
+        if self._reshaped_outputs:
+            reshape_slots(outer, self._reshaped_outputs)
+        if self._defaults is not None:
+            self._defaults.complete(outer)
+        if captures is not None:
+            self._capture(captures.get(self._path, ()), frame, captured)
+
+    def _inner(self, run: Run, record: StepRecord, request: GraphRequest) -> Run:
+        """The run of the node for ``request``, its inputs in a frame of its own."""
+        plan, outer = self._node.plan, run.frame
         record.node = NodeRecord(plan.name, plan.path_form)
         frame: Frame = [None] * plan.num_slots
         for outer_slot, slot in self._inputs:
@@ -70,24 +96,7 @@ class NodeAction(Action):
         deadline_ns = run.deadline_ns
         if self._timeout_ns:
             deadline_ns = earlier(deadline_ns, self._clock_ns() + self._timeout_ns)
-        own = request.fork() if self._is_tentative else request
-        inner = Run(frame, own, deadline_ns, run.context, record.node)
-        if self._admission is None:
-            await self._node.run(inner)
-        else:
-            await self._run_admitted(self._admission, inner)
-        if own is not request:
-            request.merge(own)
-        if self._checks_rows:
-            self._check_rows(frame)
-        for slot, outer_slot in self._outputs:
-            outer[outer_slot] = frame[slot]
-        if self._reshaped_outputs:
-            reshape_slots(outer, self._reshaped_outputs)
-        if self._defaults is not None:
-            self._defaults.complete(outer)
-        if request.captures is not None:
-            self._capture(request.captures.get(self._path, ()), frame, request.captured)
+        return Run(frame, request, deadline_ns, run.context, record.node)
 
     def _check_rows(self, frame: Frame) -> None:
         """The node, an ensemble whose steps may change the batch size, has not changed it. Raises InternalError."""

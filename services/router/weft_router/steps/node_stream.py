@@ -1,12 +1,10 @@
 """A node that streams in a step's place: its first response is the step's answer."""
 
 from weft_common.errors import WeftError
-from weft_common.tensors import WireTensor
-from weft_router.graph.plan import Frame, NodePlan, StepPlan
-from weft_router.reporting.path import NodeRecord, StepRecord
+from weft_router.graph.plan import NodePlan, StepPlan
+from weft_router.reporting.path import StepRecord
 from weft_router.steps.base import ErrorContext, Node
 from weft_router.steps.node import NodeAction
-from weft_router.steps.reshaping import reshape_slots
 from weft_router.steps.responses import OpenStream, close_streams
 from weft_router.steps.run import Run
 from weft_router.steps.step_stream import StepStream, StreamParts
@@ -32,7 +30,7 @@ class StreamNodeAction(NodeAction):
             self._parts.enter()
         except WeftError as error:
             raise self._error_context.wrap(error, self.where) from error
-        inner = self._inner(run, record)
+        inner = self._inner(run, record, run.request.fork())
         try:
             await self._node.run(inner)
         except BaseException:
@@ -46,31 +44,6 @@ class StreamNodeAction(NodeAction):
         self._parts.leave(record)
         run.request.merge(inner.request)
         self.hand_on(inner, run, run.request.captured)
-
-    def hand_on(self, inner: Run, run: Run, captured: dict[str, WireTensor]) -> None:
-        """The node's outputs are in the frame around it, those that the client requested in ``captured`` as well."""
-        frame, outer, captures = inner.frame, run.frame, run.request.captures
-        for slot, outer_slot in self._outputs:
-            outer[outer_slot] = frame[slot]
-        if self._reshaped_outputs:
-            reshape_slots(outer, self._reshaped_outputs)
-        if self._defaults is not None:
-            self._defaults.complete(outer)
-        if captures is not None:
-            self._capture(captures.get(self._path, ()), frame, captured)
-
-    def _inner(self, run: Run, record: StepRecord) -> Run:
-        """The run of the node, its inputs in a frame and its stream in a request of its own."""
-        plan, outer = self._node.plan, run.frame
-        record.node = NodeRecord(plan.name, plan.path_form)
-        frame: Frame = [None] * plan.num_slots
-        for outer_slot, slot in self._inputs:
-            frame[slot] = outer[outer_slot]
-        if self._reshaped_inputs:
-            reshape_slots(frame, self._reshaped_inputs)
-        if self._timeout_ns:
-            run = run.until(self._clock_ns() + self._timeout_ns)
-        return Run(frame, run.request.fork(), run.deadline_ns, run.context, record.node)
 
 
 class _NodeStream(StepStream):

@@ -1,7 +1,8 @@
 """The chunks of one request of a map: each runs the step with some rows, and their answers make the outputs."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 from weft_common.tensors import WireTensor
@@ -76,9 +77,8 @@ class Chunks:
         Raises:
             WeftError: The first failure; the message says of which rows.
         """
-        record = self._record
         self._open()
-        try:
+        with self._recorded():
             if len(self.bounds) == 1:
                 await self._run_chunk(0, run)
             else:
@@ -86,6 +86,13 @@ class Chunks:
                 for _ in range(min(self._settings.max_inflight, len(self.bounds))):
                     fork.start(self._work(run))
                 await fork.join()
+
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """The record of the step tells how the chunks in the block ended."""
+        record = self._record
+        try:
+            yield
             self._tell()
         except WeftError as error:
             self._tell()

@@ -73,19 +73,11 @@ class StreamedRows(Chunks):
         record = self._record
         self._open()
         rows = (self._responses_of(number, run) for number in range(len(self.bounds)))
-        try:
+        with self._recorded():
             async with contextlib.aclosing(by_arrival(rows, self._settings.max_inflight)) as arrivals:
                 async for number, response in arrivals:
                     record.responses += 1
                     yield self._response(run, number, response)
-            self._tell()
-        except WeftError as error:
-            self._tell()
-            record.status = error.code
-            raise
-        finally:
-            record.end_ns = self._clock_ns()
-            self._count()
 
     async def defaults(self, run: Run) -> AsyncGenerator[Run, None]:
         """A response for each row of a step that does not run: its defaults, as far as there are some."""
