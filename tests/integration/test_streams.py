@@ -72,20 +72,6 @@ def router(repository: Path, service: TokenService) -> Iterator[Router]:
         yield router
 
 
-@pytest.fixture
-def core(service: TokenService) -> Iterator[TokenCore]:
-    """The models; no call of theirs is in work when the test is over."""
-    yield service.core
-    service.core.until(lambda: service.core.num_open == 0)
-
-
-@pytest.fixture
-def stream(router: Router) -> Iterator[Stream]:
-    stream = Stream(router.grpc)
-    yield stream
-    stream.close(cancels=True)
-
-
 def test_each_response_goes_through_the_graph_in_order(core: TokenCore, stream: Stream) -> None:
     """The end is told with the last response, or by an empty one for who asks for it."""
     stream.send("chat", "hi", "silent", count=4)

@@ -55,20 +55,6 @@ def router(tmp_path_factory: pytest.TempPathFactory, service: TokenService) -> I
         yield router
 
 
-@pytest.fixture
-def core(service: TokenService) -> Iterator[TokenCore]:
-    """The models; no call of theirs is in work when the test is over."""
-    yield service.core
-    service.core.until(lambda: service.core.num_open == 0)
-
-
-@pytest.fixture
-def stream(router: Router) -> Iterator[Stream]:
-    stream = Stream(router.grpc)
-    yield stream
-    stream.close(cancels=True)
-
-
 def test_the_branch_that_a_request_takes_streams_or_not(core: TokenCore, stream: Stream) -> None:
     """Through an imported graph as well; the end is told with the last response, or by an empty one to who asks."""
     stream.send("branch", "hi", "chat", asks_for_final=True, count=3)
