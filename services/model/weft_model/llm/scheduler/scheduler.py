@@ -64,13 +64,14 @@ class Scheduler:
         clock_ns: Time in nanoseconds, the clock of deadlines.
 
     Attributes:
-        max_len: Longest sequence, prompt and output, in tokens: what both the context and the whole pool can hold.
+        max_len: Longest sequence, prompt and output, in tokens: what both the context and the whole pool can hold; of a
+            model with a sliding window the pool holds the window alone.
     """
 
     def __init__(
         self, config: EngineConfig, pool: BlockPool, *, clock_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        self.max_len = min(config.max_model_len, pool.capacity * pool.block_size)
+        self.max_len = pool.window.max_len(config.max_model_len, pool.capacity)
         self._config = config
         self._pool = pool
         self._ranking = Ranking(config.aging_ns)
