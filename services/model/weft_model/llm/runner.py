@@ -36,10 +36,13 @@ class StepTokens(NamedTuple):
     Attributes:
         token_ids: One per sample row of the plan, int32 ``[S]``.
         logprobs: None if no row requested them.
+        draft_ids: The drafts of the plan in order, with those that a proposer on the device filled in; None: the plan
+            had none of these.
     """
 
     token_ids: npt.NDArray[np.int32]
     logprobs: StepLogprobs | None
+    draft_ids: npt.NDArray[np.int32] | None = None
 
 
 class ModelRunner:
