@@ -166,6 +166,23 @@ def softmax_topk(x: torch.Tensor, k: int, *, log: bool = False) -> tuple[torch.T
     return result
 
 
+def step_inputs(
+    token_ids: torch.Tensor,
+    q_start: torch.Tensor,
+    ctx_len: torch.Tensor,
+    slots: torch.Tensor,
+    last_tokens: torch.Tensor,
+    block_tables: torch.Tensor,
+    *,
+    block_size: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Token ids, positions and cache slots of a step's tokens from per-slot tables; -1: the slot's last token."""
+    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _pick("state", "step_inputs", token_ids)(
+        token_ids, q_start, ctx_len, slots, last_tokens, block_tables, block_size=block_size
+    )
+    return result
+
+
 def copy_blocks(kv: torch.Tensor, pairs: torch.Tensor) -> None:
     """Copy blocks inside the KV cache: rows of ``pairs`` are (source, destination)."""
     _pick("blocks", "copy_blocks", kv)(kv, pairs)

@@ -64,6 +64,7 @@ def build_plan(
         slots,
         q_start,
         ctx_len,
+        np.zeros(len(step), np.int32),
         positions,
         token_ids,
         slot_mapping,

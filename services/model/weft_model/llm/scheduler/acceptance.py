@@ -1,0 +1,27 @@
+"""The rule of lossless speculation: a draft is accepted iff it equals the token that the target samples there."""
+
+from collections.abc import Sequence
+
+#: Token id of a draft that a proposer on the device fills in.
+UNKNOWN_TOKEN = -1
+
+
+def num_accepted(drafts: Sequence[int], samples: Sequence[int]) -> int:
+    """How many leading ``drafts`` equal the tokens sampled at their positions.
+
+    The noise of sampling is keyed by seed, position and token, so a sampled token does not depend on drafts behind its
+    position, and the output is the same with any drafts or none, at any temperature.
+
+    Args:
+        drafts: Guessed tokens.
+        samples: Token sampled at the position of each draft; there may be more.
+
+    Source:
+        Gumbel-max coupling as in https://arxiv.org/abs/2408.07978, with the draft's noise equal to the target's.
+    """
+    count = 0
+    for draft, sample in zip(drafts, samples, strict=False):
+        if draft != sample:
+            break
+        count += 1
+    return count
