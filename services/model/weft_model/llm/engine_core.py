@@ -65,7 +65,7 @@ class EngineCore:
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
             key=secrets.token_bytes(32),
-            fields={"architecture": model_config.architecture, "kv_dtype": config.dtype},
+            fields={"architecture": model_config.architecture, "kv_dtype": config.kv_dtype},
         )
         self.scheduler = Scheduler(config, self.pool, clock_ns=clock_ns)
         self.busy_since_ns = 0

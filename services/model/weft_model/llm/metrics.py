@@ -182,7 +182,9 @@ class EngineMetrics:
         self._config = config
         self._observer = observer or EngineObserver()
         self._cost = (
-            StepCost(model_config, config.dtype) if config.peak_flops_per_s or config.peak_bytes_per_s else None
+            StepCost(model_config, config.dtype, config.kv_dtype)
+            if config.peak_flops_per_s or config.peak_bytes_per_s
+            else None
         )
         self._timelines: dict[EngineRequest, _Timeline] = {}
         self._num_flops = self._num_bytes = 0
