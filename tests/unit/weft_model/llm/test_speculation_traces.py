@@ -5,7 +5,10 @@ import random
 import pytest
 from tests.unit.weft_model.llm.fake_runner import VOCAB, Bench, undisturbed
 
+from weft_model.llm.scheduler.acceptance import num_accepted
+from weft_model.llm.scheduler.plan_builder import build_plan
 from weft_model.llm.scheduler.sequence import SequenceStatus
+from weft_model.llm.scheduler.slot_allocator import SlotAllocator
 
 NUM_LIVES = 3000
 MAX_STEPS = 400
@@ -147,22 +150,20 @@ def test_drafts_in_storms_leave_nothing_behind():
 @pytest.mark.parametrize("defect", ["accepts one too many", "positions off by one", "keeps blocks of rejected drafts"])
 def test_a_defect_would_be_seen(defect, monkeypatch):
     """The test above would fail if the rule accepted a wrong draft, or a draft were sampled at another position."""
-    from weft_model.llm.scheduler import scheduler as module
-
+    module = "weft_model.llm.scheduler.scheduler"
     if defect == "accepts one too many":
-        right = module.num_accepted
+        right = num_accepted
         monkeypatch.setattr(
-            module, "num_accepted", lambda drafts, samples: min(right(drafts, samples) + 1, len(drafts))
+            f"{module}.num_accepted", lambda drafts, samples: min(right(drafts, samples) + 1, len(drafts))
         )
     elif defect == "positions off by one":
-        build = module.build_plan
 
         def shifted(*args, **options):
-            plan = build(*args, **options)
+            plan = build_plan(*args, **options)
             return plan._replace(sample_positions=plan.sample_positions + (plan.num_drafts.sum() > 0))
 
-        monkeypatch.setattr(module, "build_plan", shifted)
+        monkeypatch.setattr(f"{module}.build_plan", shifted)
     else:
-        monkeypatch.setattr(module.SlotAllocator, "release_unused_blocks", lambda self, seq: None)
+        monkeypatch.setattr(SlotAllocator, "release_unused_blocks", lambda self, seq: None)
     with pytest.raises(AssertionError, match="seed"):
         test_every_life_with_drafts_is_as_without(0)
