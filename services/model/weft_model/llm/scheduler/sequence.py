@@ -65,6 +65,8 @@ class Sequence:
         num_uploaded_behind: How many of them the runner knows.
         num_uploaded_blocks: Entries of ``block_table`` that the runner knows; -1: it does not know the slot either.
         copy_source: Block to copy, before the step, into the block of its next token; -1: none.
+        drafts: Guesses of the tokens that follow ``tokens``, computed and checked by the current step.
+        drafting: State of its speculation, owned by the scheduler's ``DraftSource``; None: not started.
         root: Start of its hash chain; empty before the first hash.
     """
 
@@ -72,6 +74,8 @@ class Sequence:
         "block_table",
         "choice",
         "copy_source",
+        "drafting",
+        "drafts",
         "first_scheduled_ns",
         "forks",
         "hashes",
@@ -144,6 +148,8 @@ class Sequence:
         self.num_uploaded_blocks = -1
         self.copy_source = -1
         self.num_matched_blocks = -1
+        self.drafts: list[int] = []
+        self.drafting: object = None
 
     def __repr__(self) -> str:
         done, known = self.num_computed_tokens, len(self.tokens)
@@ -151,8 +157,8 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Known tokens without keys and values."""
-        return len(self.tokens) - self.num_computed_tokens
+        """Known tokens and drafts without keys and values."""
+        return len(self.tokens) + len(self.drafts) - self.num_computed_tokens
 
     @property
     def num_output(self) -> int:
