@@ -6,6 +6,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from weft_model.llm.scheduler.decodes import Decodes
 from weft_model.llm.scheduler.plan import PARAM_COLUMNS, Float32, ForwardPlan, Int32, Int64
 from weft_model.llm.scheduler.sequence import Sequence
 
@@ -15,10 +16,8 @@ _NO_ROWS = (_NO_INT32, np.empty((0, len(PARAM_COLUMNS)), np.float32), _NO_INT32,
 
 
 def build_plan(
-    step: Seq[Sequence],
-    sampled: Seq[Sequence],
-    done: Int32,
-    last_blocks: Int32,
+    decodes: Decodes,
+    prefills: Seq[Sequence],
     *,
     changed: Seq[Sequence],
     has_sampling_extras: bool,
@@ -27,34 +26,34 @@ def build_plan(
     """Build the plan of a step, and mark the block tables and slots of its sequences as uploaded.
 
     Args:
-        step: Sequences with ``num_scheduled`` tokens to compute and blocks for them.
-        sampled: Those of ``step``, in its order, that compute their last known token.
-        done: ``num_computed_tokens`` of the decodes, which come first in ``step`` and compute one token each.
-        last_blocks: The last block of each decode.
-        changed: Those of ``step`` whose block table or slot is not uploaded.
+        decodes: Each computes its one token and samples the next.
+        prefills: Other sequences with ``num_scheduled`` tokens to compute and blocks for them; those that compute their
+            last known token sample one.
+        changed: Those of both whose block table or slot is not uploaded.
         has_sampling_extras: Some sequences need log probabilities or penalties.
         block_size: Tokens of a block.
     """
-    num_decodes = len(done)
-    prefills = step[num_decodes:]
-    counts = [1] * num_decodes + [seq.num_scheduled for seq in prefills]
-    q_start = np.array([0, *accumulate(counts)], np.int32)
-    ctx_len = np.concatenate(
-        [done + 1, np.array([seq.num_computed_tokens + seq.num_scheduled for seq in prefills], np.int32)]
-    )
-    slots = np.array([seq.slot for seq in step], np.int32)
+    num_decodes = len(decodes)
+    counts = [seq.num_scheduled for seq in prefills]
+    q_start = np.arange(num_decodes + len(prefills) + 1, dtype=np.int32)
+    q_start[num_decodes + 1 :] = [num_decodes + end for end in accumulate(counts)]
+    slots, ctx_len = (np.empty(len(q_start) - 1, np.int32) for _ in range(2))
     positions, token_ids, slot_mapping = (np.empty(q_start[-1], dtype) for dtype in (np.int32, np.int32, np.int64))
-    positions[:num_decodes] = done
-    token_ids[:num_decodes] = [seq.tokens[-1] for seq in step[:num_decodes]]
-    slot_mapping[:num_decodes] = last_blocks.astype(np.int64) * block_size + done % block_size
-    for seq, start in zip(prefills, q_start[num_decodes:-1].tolist(), strict=True):
-        rows = slice(start, start + seq.num_scheduled)
-        positions[rows], token_ids[rows], slot_mapping[rows] = _chunk(seq, block_size)
-    if len(sampled) == len(step):
-        sample_rows, sample_slots, sample_positions = q_start[1:] - 1, slots, ctx_len
-    else:
-        chosen = np.array([seq.num_computed_tokens + seq.num_scheduled == len(seq.tokens) for seq in step], np.bool_)
-        sample_rows, sample_slots, sample_positions = q_start[1:][chosen] - 1, slots[chosen], ctx_len[chosen]
+    is_sampled = np.ones(len(slots), np.bool_)
+    slots[:num_decodes], token_ids[:num_decodes] = decodes.slots, decodes.tokens
+    positions[:num_decodes], ctx_len[:num_decodes] = decodes.positions, decodes.positions + 1
+    slot_mapping[:num_decodes] = decodes.last_blocks.astype(np.int64) * block_size + decodes.positions % block_size
+    for row, (seq, count) in enumerate(zip(prefills, counts, strict=True), num_decodes):
+        slots[row], ctx_len[row] = seq.slot, seq.num_computed_tokens + count
+        is_sampled[row] = count == seq.remaining
+        tokens = slice(q_start[row], q_start[row + 1])
+        positions[tokens], token_ids[tokens], slot_mapping[tokens] = _chunk(seq, block_size)
+    sample_rows, sample_slots, sample_positions = q_start[1:] - 1, slots, ctx_len
+    if not is_sampled.all():
+        sample_rows, sample_slots, sample_positions = (a[is_sampled] for a in (sample_rows, slots, ctx_len))
+    asking: list[Sequence] = []
+    if has_sampling_extras:
+        asking = [*decodes.seqs, *(seq for seq in prefills if seq.num_scheduled == seq.remaining)]
     table_delta, copies = _table_changes(changed, block_size)
     new_slots, new_params, new_top_k, new_seeds = _new_rows([seq for seq in changed if seq.num_uploaded_blocks < 0])
     for seq in changed:
@@ -70,15 +69,15 @@ def build_plan(
         sample_rows,
         sample_slots,
         sample_positions,
-        _num_logprobs(sampled if has_sampling_extras else (), len(sampled)),
+        _num_logprobs(asking, len(sample_rows)),
         table_delta,
         copies,
         new_slots,
         new_params,
         new_top_k,
         new_seeds,
-        *_penalties(sampled if has_sampling_extras else (), len(sampled)),
-        max(counts),
+        *_penalties(asking, len(sample_rows)),
+        max(counts, default=1),
         int(ctx_len.max()),
     )
 
