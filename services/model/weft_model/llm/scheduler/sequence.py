@@ -124,7 +124,7 @@ class Sequence:
         self.row = -1
         self.num_cached = -1
         self.block_table: list[int] = []
-        self.hashes: list[bytes] = []
+        self.hashes = request.block_hashes[:]
         self.root = b""
         self.slot = -1
         self.level = request.level
