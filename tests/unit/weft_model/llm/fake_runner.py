@@ -68,8 +68,7 @@ class FakeRunner:
                 assert plan.positions[at] == position
                 assert slot_mapping[at] == table[position // self.size] * self.size + position % self.size
                 value = entry(value, token_ids[at])
-                self.cache[divmod(slot_mapping[at], self.size)] = value
-            values[q_start[row + 1] - 1] = value
+                self.cache[divmod(slot_mapping[at], self.size)] = values[at] = value
         rows, slots, positions = plan.sample_rows.tolist(), plan.sample_slots.tolist(), plan.sample_positions.tolist()
         sampled = zip(rows, slots, positions, strict=True)
         return np.array([sample(values[row], self.tables[slot][1], pos) for row, slot, pos in sampled], np.int32)
@@ -89,19 +88,20 @@ class FakeRunner:
         assert not sources & set(targets)
         assert plan.max_q_len == max(np.diff(plan.q_start))
         assert plan.max_ctx_len == max(plan.ctx_len)
+        assert plan.sample_positions.tolist() == (plan.positions[plan.sample_rows] + 1).tolist()
         assert len(plan.sample_rows) == len(plan.num_logprobs) == len(plan.penalty_start) - 1
 
 
 class Bench:
     """A scheduler with its pool, a fake runner and a clock that the test moves."""
 
-    def __init__(self, *, num_blocks=64, key=b"key", **config):
+    def __init__(self, *, num_blocks=64, key=b"key", drafts=None, **config):
         defaults = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 96}
         self.config = EngineConfig(num_blocks=num_blocks, **defaults | config)
         caching = self.config.enable_prefix_caching
         self.pool = BlockPool(num_blocks, self.config.block_size, enable_prefix_caching=caching, key=key)
         self.now_ns = 1
-        self.scheduler = Scheduler(self.config, self.pool, clock_ns=lambda: self.now_ns)
+        self.scheduler = Scheduler(self.config, self.pool, clock_ns=lambda: self.now_ns, drafts=drafts)
         self.runner = FakeRunner(self.config, self.pool)
         self.sequences = []
         self.plan = None

@@ -17,7 +17,7 @@ _NO_ROWS = (_NO_INT32, np.empty((0, len(PARAM_COLUMNS)), np.float32), _NO_INT32,
 
 def build_plan(
     decodes: Decodes,
-    prefills: Seq[Sequence],
+    chunks: Seq[Sequence],
     *,
     changed: Seq[Sequence],
     has_sampling_extras: bool,
@@ -27,33 +27,34 @@ def build_plan(
 
     Args:
         decodes: Each computes its one token and samples the next.
-        prefills: Other sequences with ``num_scheduled`` tokens to compute and blocks for them; those that compute their
-            last known token sample one.
+        chunks: Other sequences with ``num_scheduled`` tokens, drafts included, to compute and blocks for them; those
+            that compute all they have sample after the last known token and after each draft.
         changed: Those of both whose block table or slot is not uploaded.
         has_sampling_extras: Some sequences need log probabilities or penalties.
         block_size: Tokens of a block.
     """
     num_decodes = len(decodes)
-    counts = [seq.num_scheduled for seq in prefills]
-    q_start = np.arange(num_decodes + len(prefills) + 1, dtype=np.int32)
+    counts = [seq.num_scheduled for seq in chunks]
+    q_start = np.arange(num_decodes + len(chunks) + 1, dtype=np.int32)
     q_start[num_decodes + 1 :] = [num_decodes + end for end in accumulate(counts)]
     slots, ctx_len = (np.empty(len(q_start) - 1, np.int32) for _ in range(2))
     positions, token_ids, slot_mapping = (np.empty(q_start[-1], dtype) for dtype in (np.int32, np.int32, np.int64))
-    is_sampled = np.ones(len(slots), np.bool_)
+    num_drafts, num_samples = np.zeros(len(slots), np.int32), np.ones(len(slots), np.int32)
     slots[:num_decodes], token_ids[:num_decodes] = decodes.slots, decodes.tokens
     positions[:num_decodes], ctx_len[:num_decodes] = decodes.positions, decodes.positions + 1
     slot_mapping[:num_decodes] = decodes.last_blocks.astype(np.int64) * block_size + decodes.positions % block_size
-    for row, (seq, count) in enumerate(zip(prefills, counts, strict=True), num_decodes):
-        slots[row], ctx_len[row] = seq.slot, seq.num_computed_tokens + count
-        is_sampled[row] = count == seq.remaining
+    for row, seq in enumerate(chunks, num_decodes):
+        slots[row], ctx_len[row] = seq.slot, seq.num_computed_tokens + seq.num_scheduled
+        num_drafts[row], num_samples[row] = len(seq.drafts), 1 + len(seq.drafts) if seq.is_sampled else 0
         tokens = slice(q_start[row], q_start[row + 1])
         positions[tokens], token_ids[tokens], slot_mapping[tokens] = _chunk(seq, block_size)
     sample_rows, sample_slots, sample_positions = q_start[1:] - 1, slots, ctx_len
-    if not is_sampled.all():
-        sample_rows, sample_slots, sample_positions = (a[is_sampled] for a in (sample_rows, slots, ctx_len))
-    asking: list[Sequence] = []
-    if has_sampling_extras:
-        asking = [*decodes.seqs, *(seq for seq in prefills if seq.num_scheduled == seq.remaining)]
+    if chunks and (num_samples != 1).any():
+        ends = np.cumsum(num_samples, dtype=np.int32)
+        first_rows = q_start[1:] - ends  # minus the rows of sequences before it
+        sample_rows = np.repeat(first_rows, num_samples) + np.arange(ends[-1], dtype=np.int32)
+        sample_slots, sample_positions = np.repeat(slots, num_samples), positions[sample_rows] + 1
+    asking = [*decodes.seqs, *(seq for seq in chunks if seq.is_sampled)] if has_sampling_extras else []
     table_delta, copies = _table_changes(changed, block_size)
     new_slots, new_params, new_top_k, new_seeds = _new_rows([seq for seq in changed if seq.num_uploaded_blocks < 0])
     for seq in changed:
@@ -63,6 +64,7 @@ def build_plan(
         slots,
         q_start,
         ctx_len,
+        num_drafts,
         positions,
         token_ids,
         slot_mapping,
@@ -83,13 +85,15 @@ def build_plan(
 
 
 def _chunk(seq: Sequence, block_size: int) -> tuple[Int64, "array[int]", Int64]:
-    """Positions, token ids and cache slots of the tokens that ``seq`` computes."""
+    """Positions, token ids and cache slots of the tokens and drafts that ``seq`` computes."""
     first, end = seq.num_computed_tokens, seq.num_computed_tokens + seq.num_scheduled
     positions = np.arange(first, end, dtype=np.int64)
     first_index = first // block_size
     blocks = np.array(seq.block_table[first_index : (end - 1) // block_size + 1], np.int64)
     slot_mapping = blocks[positions // block_size - first_index] * block_size + positions % block_size
-    return positions, seq.tokens[first:end], slot_mapping
+    tokens = seq.tokens[first:end]
+    tokens.extend(seq.drafts)
+    return positions, tokens, slot_mapping
 
 
 def _table_changes(changed: Seq[Sequence], block_size: int) -> tuple[Int32, Int32]:
@@ -118,23 +122,29 @@ def _new_rows(seqs: Seq[Sequence]) -> tuple[Int32, Float32, Int32, Int64]:
     )
 
 
-def _num_logprobs(asking: Seq[Sequence], num_sampled: int) -> Int32:
-    return np.array([seq.num_logprobs for seq in asking], np.int32) if asking else np.full(num_sampled, -1, np.int32)
+def _num_logprobs(asking: Seq[Sequence], num_rows: int) -> Int32:
+    if not asking:
+        return np.full(num_rows, -1, np.int32)
+    return np.repeat(np.array([seq.num_logprobs for seq in asking], np.int32), [1 + len(seq.drafts) for seq in asking])
 
 
-def _penalties(asking: Seq[Sequence], num_sampled: int) -> tuple[Int32, Int32, Int32, Float32]:
-    rows = [seq.penalties for seq in asking]
-    present = [row for row in rows if row is not None]
-    if not present:
-        return np.zeros(num_sampled + 1, np.int32), _NO_INT32, _NO_INT32, _NO_FLOAT32
+def _penalties(asking: Seq[Sequence], num_rows: int) -> tuple[Int32, Int32, Int32, Float32]:
+    if all(seq.penalties is None for seq in asking):
+        return np.zeros(num_rows + 1, np.int32), _NO_INT32, _NO_INT32, _NO_FLOAT32
     # array.array concatenates by memcpy; 256 NumPy views would cost a millisecond.
     tokens, counts, biases = array("i"), array("i"), array("f")
-    for row in present:
-        tokens += row.tokens
-        counts += row.counts
-        biases += row.biases
+    starts = [0]
+    for seq in asking:
+        if seq.penalties is None:
+            starts += [starts[-1]] * (1 + len(seq.drafts))
+            continue
+        for row in seq.penalties.rows(seq.drafts):
+            tokens += row[0]
+            counts += row[1]
+            biases += row[2]
+            starts.append(len(tokens))
     return (
-        np.array([0, *accumulate(0 if row is None else len(row.tokens) for row in rows)], np.int32),
+        np.array(starts, np.int32),
         np.array(tokens, np.int32),
         np.array(counts, np.int32),
         np.array(biases, np.float32),

@@ -44,7 +44,7 @@ class Sequence:
         tokens: Prompt and output, int32. A NumPy view must not outlive the next ``append``. Shared with the parent
             until ``start``, because a hundred waiting copies of a long prompt would fill the memory.
         num_prompt: Tokens of the prompt.
-        remaining: Known tokens without keys and values.
+        remaining: Known tokens without keys and values; drafts are not known.
         num_cached: Tokens found in the prefix cache when it first got a slot; -1 before.
         block_table: Blocks, in order; empty without a slot.
         hashes: Chain hashes of the full blocks, as far as they were needed.
@@ -64,6 +64,8 @@ class Sequence:
         num_matched_blocks: Cached blocks at the last lookup; -1: never looked up.
         num_uploaded_blocks: Entries of ``block_table`` that the runner knows; -1: it does not know the slot either.
         copy_source: Block to copy, before the step, into the block of its next token; -1: none.
+        drafts: Guesses of the tokens that follow ``tokens``, computed and checked by the current step.
+        drafting: State of its speculation, owned by the scheduler's ``DraftSource``; None: not started.
         root: Start of its hash chain; empty before the first hash.
     """
 
@@ -71,6 +73,8 @@ class Sequence:
         "block_table",
         "choice",
         "copy_source",
+        "drafting",
+        "drafts",
         "first_scheduled_ns",
         "forks",
         "hashes",
@@ -142,6 +146,8 @@ class Sequence:
         self.num_uploaded_blocks = -1
         self.copy_source = -1
         self.num_matched_blocks = -1
+        self.drafts: list[int] = []
+        self.drafting: object = None
 
     def __repr__(self) -> str:
         done, known = self.num_computed_tokens, len(self.tokens)
@@ -151,6 +157,11 @@ class Sequence:
     def num_computed_tokens(self) -> int:
         """Leading tokens with valid keys and values."""
         return len(self.tokens) - self.remaining
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the current step computes all its known tokens and drafts, so that a new token is sampled."""
+        return self.num_scheduled == self.remaining + len(self.drafts)
 
     @property
     def num_output(self) -> int:

@@ -178,6 +178,29 @@ class SlotAllocator:
             if victim is seq:
                 return
 
+    def reserve_drafts(self, seq: Sequence, num_drafts: int) -> int:
+        """Give the running ``seq``, which has a block for its next token, blocks for drafts behind it.
+
+        Returns:
+            For how many drafts there is room, at most ``num_drafts``: nothing is preempted for them, and the watermark
+            is kept.
+        """
+        table, block_size = seq.block_table, self._pool.block_size
+        num_places = len(table) * block_size - seq.num_computed_tokens - 1
+        while num_places < num_drafts and self._admission.has_spare_blocks(1):
+            table += self._pool.allocate(1)
+            self.changed[seq] = None
+            num_places += block_size
+        return max(min(num_places, num_drafts), 0)
+
+    def release_unused_blocks(self, seq: Sequence) -> None:
+        """Free the last blocks of ``seq`` that hold none of its computed tokens: they were for rejected drafts."""
+        num_used = -(-seq.num_computed_tokens // self._pool.block_size)
+        if num_used < len(seq.block_table):
+            self._release_blocks(seq.block_table[num_used:])
+            del seq.block_table[num_used:]
+            seq.num_uploaded_blocks = min(seq.num_uploaded_blocks, num_used)
+
     def preempt(self, seq: Sequence) -> None:
         """Move the running ``seq`` back to the waiting queue without slot and blocks; its full blocks stay cached."""
         self._release_slot(seq)
