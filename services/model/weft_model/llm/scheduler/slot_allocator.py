@@ -356,7 +356,8 @@ class SlotAllocator:
             seq.first_scheduled_ns = self._clock_ns()
             seq.num_cached = seq.num_computed_tokens
         if seq.penalties is None and seq.params.has_penalties:
-            seq.penalties = PenaltyRow(seq.params, seq.tokens, seq.num_prompt, seq.stop_ids)
+            unique_prompt_ids = seq.request.unique_prompt_ids
+            seq.penalties = PenaltyRow(seq.params, seq.tokens, seq.num_prompt, seq.stop_ids, unique_prompt_ids)
         self.num_with_sampling_extras += seq.num_logprobs >= 0 or seq.penalties is not None
         self.num_with_penalties += seq.penalties is not None
         self.changed[seq] = None
