@@ -11,7 +11,19 @@ import pytest
 from weft_cli.__main__ import main, make_parser
 
 #: Commands that print facts; the others write files or drawings.
-WITH_FACTS = ("up", "restart", "top", "infer", "feedback", "rollback", "lock", "key new", "check", "explain")
+WITH_FACTS = (
+    "up",
+    "restart",
+    "top",
+    "infer",
+    "feedback",
+    "rollback",
+    "lock",
+    "key new",
+    "check",
+    "explain",
+    "train-heads",
+)
 CALLING = ("restart", "top", "infer", "feedback", "rollback", "lock")
 
 
