@@ -20,6 +20,7 @@ from weft_kernels.linear.triton_kernel import linear
 from weft_kernels.norm.triton_kernel import rms_norm
 from weft_kernels.rope_kv.triton_kernel import rope_and_store
 from weft_kernels.sampling.triton_kernel import apply_penalties, sample
+from weft_kernels.state.triton_kernel import step_inputs
 from weft_kernels.topk.triton_kernel import softmax_topk
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -76,6 +77,7 @@ angles = torch.zeros(10, 32)
 rope_and_store(q, k, v, angles, angles, ids, ids.long(), kv[:, 1])
 copy_blocks(kv, ids.view(1, 2))
 scatter_blocks(kv, ids[:1], gather_blocks(kv, ids[:1]))
+step_inputs(ids, torch.zeros(3, dtype=torch.int32), ids, ids, ids, ids.view(2, 1), block_size=16)
 x = torch.zeros(2, 256, dtype=DTYPE)
 linear(x, x.repeat(64, 1), x[0].repeat(1)[:128].contiguous(), deterministic=True)
 rms_norm(x, x[0], 1e-5, x)

@@ -19,6 +19,7 @@ from weft_kernels.linear.triton_kernel import linear
 from weft_kernels.norm.triton_kernel import rms_norm
 from weft_kernels.rope_kv.triton_kernel import rope_and_store
 from weft_kernels.sampling.triton_kernel import apply_penalties, sample
+from weft_kernels.state.triton_kernel import step_inputs
 from weft_kernels.topk.triton_kernel import softmax_topk
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 7, 1, 64, 16
@@ -36,6 +37,9 @@ def note_instead(kernel: JITFunction, *args: Any, grid: object, warmup: bool, **
 def run_step(num_rows: int) -> None:
     """One new token of each of ``num_rows`` sequences, through a layer and the sampler."""
     ids = torch.arange(num_rows, dtype=torch.int32)
+    tables = torch.zeros(16, CONTEXT_LEN // BLOCK_SIZE, dtype=torch.int32)
+    starts = torch.arange(num_rows + 1, dtype=torch.int32)
+    step_inputs(ids, starts, ids.clone(), ids.clone(), tables[:, 0].contiguous(), tables, block_size=BLOCK_SIZE)
     num_all_heads = NUM_HEADS + 2 * NUM_KV_HEADS
     x = torch.zeros(num_rows, num_all_heads * HEAD_DIM, dtype=torch.float16)
     linear(x, x.new_zeros(128, x.shape[1]), deterministic=True)
@@ -57,7 +61,6 @@ def run_step(num_rows: int) -> None:
     )
     logits, columns = torch.zeros(num_rows, VOCAB_SIZE), torch.ones(6, num_rows)
     temperature, top_p, min_p, repetition, presence, frequency = columns.unbind(0)
-    starts = torch.arange(num_rows + 1, dtype=torch.int32)
     apply_penalties(logits, starts, ids, ids.clone(), torch.ones(num_rows), repetition, presence, frequency)
     sample(logits, temperature, ids.clone(), top_p, min_p, ids.long(), ids.clone())
     softmax_topk(logits, 5, log=True, tile_columns=256)

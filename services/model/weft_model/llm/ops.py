@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from weft_common.errors import InvalidArgumentError
+from weft_kernels.blocks.layout import KVLayer
 from weft_kernels.linear import onednn
 
 _VARIABLE = "WEFT_KERNELS"
@@ -87,17 +88,19 @@ def rope_and_store(
     sin: torch.Tensor,
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,
-    kv_layer: torch.Tensor,
+    kv_layer: KVLayer,
     *,
     step_cache: dict[str, Any] | None = None,
 ) -> None:
     """Rotate ``q`` and ``k`` in place, store ``k`` and ``v`` in the KV cache."""
-    _pick("rope_kv", "rope_and_store", q)(q, k, v, cos, sin, positions, slot_mapping, kv_layer, step_cache=step_cache)
+    _pick("rope_kv", "rope_and_store", q)(
+        q, k, v, cos, sin, positions, slot_mapping, kv_layer.kv, kv_scales=kv_layer.scales, step_cache=step_cache
+    )
 
 
 def paged_attention(
     q: torch.Tensor,
-    kv_layer: torch.Tensor,
+    kv_layer: KVLayer,
     block_tables: torch.Tensor,
     q_start: torch.Tensor,
     ctx_len: torch.Tensor,
@@ -113,10 +116,11 @@ def paged_attention(
     """Causal attention of each sequence's new tokens over its blocks."""
     return _pick("attention", "paged_attention", q)(
         q,
-        kv_layer,
+        kv_layer.kv,
         block_tables,
         q_start,
         ctx_len,
+        kv_scales=kv_layer.scales,
         scale=scale,
         window=window,
         soft_cap=soft_cap,
@@ -159,6 +163,23 @@ def sample(
 def softmax_topk(x: torch.Tensor, k: int, *, log: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """The ``k`` largest (log-)probabilities of each row and their columns."""
     result: tuple[torch.Tensor, torch.Tensor] = _pick("topk", "softmax_topk", x)(x, k, log=log)
+    return result
+
+
+def step_inputs(
+    token_ids: torch.Tensor,
+    q_start: torch.Tensor,
+    ctx_len: torch.Tensor,
+    slots: torch.Tensor,
+    last_tokens: torch.Tensor,
+    block_tables: torch.Tensor,
+    *,
+    block_size: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Token ids, positions and cache slots of a step's tokens from per-slot tables; -1: the slot's last token."""
+    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _pick("state", "step_inputs", token_ids)(
+        token_ids, q_start, ctx_len, slots, last_tokens, block_tables, block_size=block_size
+    )
     return result
 
 

@@ -30,11 +30,13 @@ class ForwardPlan(NamedTuple):
     Attributes:
         slots: ``[B]`` slot of each sequence; decodes of one token come first.
         q_start: ``[B+1]`` start of each sequence's tokens in the ``T`` tokens.
-        ctx_len: ``[B]`` tokens of each sequence with valid keys and values after the step.
+        ctx_len: ``[B]`` tokens of each sequence with keys and values after the step, drafts included.
+        num_drafts: ``[B]`` how many of its tokens in this step, the last ones, are drafts.
         positions: ``[T]`` position of each token in its sequence.
-        token_ids: ``[T]`` the tokens.
+        token_ids: ``[T]`` the tokens; -1: a draft that a proposer on the device fills in.
         slot_mapping: ``[T]`` slot in the KV cache for each token's keys and values.
-        sample_rows: ``[S]`` rows of ``T`` after which a new token is sampled.
+        sample_rows: ``[S]`` rows of ``T`` after which a new token is sampled: the last known token of a sequence and
+            each of its drafts, in order.
         sample_slots: ``[S]`` slot of the sequence of each of these.
         sample_positions: ``[S]`` position of the new token.
         num_logprobs: ``[S]`` most likely tokens to report with it; -1: no log probabilities at all.
@@ -55,6 +57,7 @@ class ForwardPlan(NamedTuple):
     slots: Int32
     q_start: Int32
     ctx_len: Int32
+    num_drafts: Int32
     positions: Int32
     token_ids: Int32
     slot_mapping: Int64
