@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from weft_kernels.blocks import reference, triton_kernel
+from weft_kernels.blocks.layout import cache_shape, split_layers
 
 IMPLEMENTATIONS = [reference, triton_kernel]
 SHAPE = (7, 3, 2, 16, 5, 9)  # 4,320 elements a block: more than one program, and no power of two
@@ -39,6 +40,18 @@ def test_gather_and_scatter(implementation, place):
     implementation.scatter_blocks(kv, ids(place, 3, 1, 4), data)
     before[[3, 1, 4]] = data
     assert torch.equal(before, kv)
+
+
+def test_a_copied_block_has_codes_and_scales():
+    """One copy moves both, since the scales of a block lie behind its codes."""
+    kv = torch.randint(0, 100, cache_shape(3, 2, 4, 2, 10, torch.int8), dtype=torch.int8)
+    assert kv[0].is_contiguous()
+    reference.copy_blocks(kv, torch.tensor([[2, 1]], dtype=torch.int32))
+    for codes, scales in split_layers(kv, 2, 10):
+        assert ((3, 2, 4, 2, 10), (3, 2, 4, 2)) == (codes.shape, scales.shape)
+        assert torch.equal(codes[2], codes[1])
+        assert torch.equal(scales[2], scales[1])
+        assert not torch.equal(scales[0], scales[1])
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -2,11 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
+from weft_kernels.blocks.layout import MAX_CODE, cache_shape, split_layers
 from weft_kernels.rope_kv import reference, triton_kernel
 
 SLOTS = (0, 21, 64, 20, 79)  # the first is one of padding, in the null block
@@ -74,6 +76,31 @@ def test_reference_and_kernel_rotate_and_store(place, num_heads, num_kv_heads, h
     """Both hold for odd numbers of heads and head sizes that are no power of two."""
     check(reference.rope_and_store, place, num_heads, num_kv_heads, head_dim)
     check(triton_kernel.rope_and_store, place, num_heads, num_kv_heads, head_dim)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(8, 4, 32), (5, 1, 80), (3, 3, 2)])
+def test_the_reference_stores_codes(place_float32, num_heads, num_kv_heads, head_dim, kv_dtype):
+    """Codes and scales of the rotated keys and of the values stand in their slots, and nothing else is written."""
+    step = make_step(place_float32, num_heads, num_kv_heads, head_dim)
+    step.v[0] = 0.0
+    step.v[1, 0, 0] = float("nan")
+    cache = torch.full(cache_shape(5, 3, 16, num_kv_heads, head_dim, kv_dtype), 255, dtype=torch.uint8)
+    layer = split_layers(cache.to(place_float32.device).view(kv_dtype), num_kv_heads, head_dim)[1]
+    expected = torch.stack((rotated(step.k, step), step.v.double()), 1)
+    step.kv_layer = layer.kv
+    step.run(partial(reference.rope_and_store, kv_scales=layer.scales))
+    codes, scales = (x.transpose(1, 2).flatten(0, 1) for x in (layer.kv.float(), layer.scales))
+    place_float32.assert_close(expected[0, 1], torch.zeros_like(expected[0, 1]))
+    assert scales[SLOTS[1], 1, 0].isnan()
+    expected[1, 1, 0] = 0.0
+    codes[SLOTS[1], 1, 0], scales[SLOTS[1], 1, 0] = 0.0, 0.0
+    step_size = scales[list(SLOTS)].unsqueeze(-1) * (0.5 if kv_dtype == torch.int8 else 16.0)
+    numbers = codes[list(SLOTS)] * scales[list(SLOTS)].unsqueeze(-1)
+    assert ((numbers - expected).abs() <= step_size * 1.001).all()
+    assert torch.allclose(scales[list(SLOTS)], expected.abs().amax(-1).float() / MAX_CODE[kv_dtype], atol=1e-6)
+    others = [slot for slot in range(80) if slot not in SLOTS]
+    assert scales[others].isnan().all()
 
 
 @pytest.mark.parametrize(("right", "wrong"), [

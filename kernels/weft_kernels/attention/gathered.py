@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from weft_kernels.blocks.layout import gather_half
+
 # Bytes of keys gathered for one product: they fit in a core's L2 cache, and malloc reuses their buffer.
 _GATHER_BYTES = 3 << 19
 # Up to this many sequences with one new token are faster one by one.
@@ -18,6 +20,7 @@ _HEADS_PER_PRODUCT = 4
 def gathered_attention(
     q: Tensor,
     kv_layer: Tensor,
+    kv_scales: Tensor | None,
     block_tables: Tensor,
     q_start: Tensor,
     ctx_len: Tensor,
@@ -34,10 +37,10 @@ def gathered_attention(
     out = torch.empty_like(q)
     if cut.groups:
         queries = q.index_select(0, cut.rows).float().mul_(scale)
-        parts = [_attend(queries[group.place], kv_layer, group, window, soft_cap) for group in cut.groups]
+        parts = [_attend(queries[group.place], kv_layer, kv_scales, group, window, soft_cap) for group in cut.groups]
         out.index_copy_(0, cut.rows, (parts[0] if len(parts) == 1 else torch.cat(parts)).to(out.dtype))
     for start, end, blocks, length in cut.others:
-        out[start:end] = _one_sequence(q[start:end], kv_layer, blocks, length, scale, window, soft_cap)
+        out[start:end] = _one_sequence(q[start:end], kv_layer, kv_scales, blocks, length, scale, window, soft_cap)
     return out
 
 
@@ -104,15 +107,22 @@ def _cut(kv_layer: Tensor, block_tables: Tensor, q_start: Tensor, ctx_len: Tenso
 
 
 def _one_sequence(
-    q: Tensor, kv_layer: Tensor, blocks: Tensor, length: int, scale: float, window: int, soft_cap: float
+    q: Tensor,
+    kv_layer: Tensor,
+    kv_scales: Tensor | None,
+    blocks: Tensor,
+    length: int,
+    scale: float,
+    window: int,
+    soft_cap: float,
 ) -> Tensor:
     """Attention of one sequence's tokens ``q``, shape ``[n, H, D]``, the last of which is its newest."""
     num_kv_heads, head_dim = kv_layer.shape[3:]
     keys, values = (
-        half.index_select(0, blocks).view(-1, num_kv_heads, head_dim)[:length].transpose(0, 1).unsqueeze(0)
-        for half in kv_layer.unbind(1)
+        gather_half(kv_layer, kv_scales, half, blocks).view(-1, num_kv_heads, head_dim)[:length].transpose(0, 1)[None]
+        for half in (0, 1)
     )
-    queries = q.transpose(0, 1).unsqueeze(0)
+    queries = q.to(keys.dtype).transpose(0, 1).unsqueeze(0)
     is_whole = q.shape[0] == length and not window
     sees_all = q.shape[0] == 1 and not window
     if soft_cap:
@@ -126,7 +136,7 @@ def _one_sequence(
         scale=scale,
         enable_gqa=queries.shape[1] != num_kv_heads,
     )
-    return out[0].transpose(0, 1)
+    return out[0].transpose(0, 1).to(q.dtype)
 
 
 def _visible(num_tokens: int, length: int, window: int) -> Tensor:
@@ -145,10 +155,12 @@ def _capped(queries: Tensor, keys: Tensor, values: Tensor, is_visible: Tensor, s
     return torch.matmul(weights, values.unsqueeze(2).float()).flatten(1, 2).to(queries.dtype)
 
 
-def _attend(q: Tensor, kv_layer: Tensor, group: _Group, window: int, soft_cap: float) -> Tensor:
+def _attend(
+    q: Tensor, kv_layer: Tensor, kv_scales: Tensor | None, group: _Group, window: int, soft_cap: float
+) -> Tensor:
     """Attention of the scaled queries ``q[n, H, D]`` of a group. Everything is float32 but the cache."""
     shape = (q.shape[0], -1, kv_layer.shape[3] * q.shape[2])
-    keys = kv_layer[:, 0].index_select(0, group.blocks).float().view(shape)
+    keys = gather_half(kv_layer, kv_scales, 0, group.blocks).float().view(shape)
     scores = _scores(q, keys)
     if soft_cap:
         scores.div_(soft_cap).tanh_().mul_(soft_cap)
@@ -156,7 +168,7 @@ def _attend(q: Tensor, kv_layer: Tensor, group: _Group, window: int, soft_cap: f
     if window:
         is_before = torch.arange(keys.shape[1]) < group.contexts - window
         scores.masked_fill_(is_before.unsqueeze(1), float("-inf"))
-    values = kv_layer[:, 1].index_select(0, group.blocks).float().view(shape)
+    values = gather_half(kv_layer, kv_scales, 1, group.blocks).float().view(shape)
     values[:, group.shortest :].masked_fill_(group.is_beyond.unsqueeze(2), 0.0)  # 0 * NaN would be NaN
     return _weighted(scores.softmax(-1), values, q.shape[2])
 

@@ -15,6 +15,7 @@ def paged_attention(
     q_start: Tensor,
     ctx_len: Tensor,
     *,
+    kv_scales: Tensor | None = None,
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
@@ -31,11 +32,12 @@ def paged_attention(
     Args:
         q: Queries of all sequences, one after the other, shape ``[T, H, D]``. Not modified.
         kv_layer: Keys (0) and values (1) of one layer, shape ``[num_blocks, 2, P, K, D]``, a strided view whose blocks
-            are contiguous; dtype of ``q``, ``H`` a multiple of ``K``.
+            are contiguous; dtype of ``q``, or of 8-bit codes (``blocks.layout``); ``H`` a multiple of ``K``.
         block_tables: Block ids of each sequence in order, shape ``[B, M]``, int32; entries past a context are any
             block's.
         q_start: Row of ``q`` at which each sequence starts, shape ``[B + 1]``, int32; the last is ``T``.
         ctx_len: Tokens of each sequence, those of this step counted, shape ``[B]``, int32; at least its ``q_len``.
+        kv_scales: Scales of the codes, shape ``[num_blocks, 2, P, K]``, float32, a strided view; None without codes.
         scale: Factor on the scores. Dimensionless.
         window: A token sees this many positions, its own counted; 0 for all.
         soft_cap: Scores become ``soft_cap * tanh(score / soft_cap)``; 0 for none.
@@ -50,5 +52,9 @@ def paged_attention(
         Shape ``[T, H, D]``, dtype and device of ``q``. Accumulated in float32.
     """
     if deterministic:
-        return tiled_attention(q, kv_layer, block_tables, q_start, ctx_len, scale, window, soft_cap, step_cache)
-    return gathered_attention(q, kv_layer, block_tables, q_start, ctx_len, scale, window, soft_cap, step_cache)
+        return tiled_attention(
+            q, kv_layer, kv_scales, block_tables, q_start, ctx_len, scale, window, soft_cap, step_cache
+        )
+    return gathered_attention(
+        q, kv_layer, kv_scales, block_tables, q_start, ctx_len, scale, window, soft_cap, step_cache
+    )

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from weft_kernels.blocks.layout import gather_half
+
 ROWS_PER_TILE = 16
 KEYS_PER_TILE = 64
 # Finite substitute for minus infinity: avoids NaN when the maximum of an empty row is subtracted.
@@ -15,6 +17,7 @@ _NOTHING = -1e30
 def tiled_attention(
     q: Tensor,
     kv_layer: Tensor,
+    kv_scales: Tensor | None,
     block_tables: Tensor,
     q_start: Tensor,
     ctx_len: Tensor,
@@ -46,8 +49,8 @@ def tiled_attention(
     for keys_tile in tiles.of_keys:
         count = keys_tile.num_row_tiles
         keys, values = (
-            half.index_select(0, keys_tile.blocks).view(count, -1, num_kv_heads, head_dim)
-            for half in kv_layer.unbind(1)
+            gather_half(kv_layer, kv_scales, half, keys_tile.blocks).view(count, -1, num_kv_heads, head_dim)
+            for half in (0, 1)
         )
         values = values.float().masked_fill_(keys_tile.is_beyond, 0.0)  # a weight of 0 does not stop a NaN
         scores = _products(queries[:count], keys.float().permute(0, 2, 3, 1))

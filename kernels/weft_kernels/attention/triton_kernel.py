@@ -31,6 +31,7 @@ def paged_attention(
     q_start: Tensor,
     ctx_len: Tensor,
     *,
+    kv_scales: Tensor | None = None,
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
@@ -49,6 +50,7 @@ def paged_attention(
         block_tables: As the reference's, contiguous.
         q_start: As the reference's.
         ctx_len: As the reference's.
+        kv_scales: None; codes are not supported.
         scale: As the reference's.
         window: As the reference's.
         soft_cap: As the reference's.
@@ -63,6 +65,8 @@ def paged_attention(
     Raises:
         ValueError: A shape, dtype or layout is not as above; the message gives the one got.
     """
+    if kv_scales is not None:
+        raise ValueError(f"kv_layer is {kv_layer.dtype}; kernels read floating-point caches alone")
     check_arguments(q, kv_layer, block_tables, q_start, ctx_len)
     plan = plan_launch(q, kv_layer, ctx_len.shape[0], max_q_len, max_ctx_len, deterministic=deterministic)
     return launch(q, kv_layer, block_tables, q_start, ctx_len, scale=scale, window=window, soft_cap=soft_cap, plan=plan)

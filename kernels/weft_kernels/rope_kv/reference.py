@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from weft_kernels.blocks.layout import quantize
+
 
 def rope_and_store(
     q: Tensor,
@@ -16,6 +18,7 @@ def rope_and_store(
     slot_mapping: Tensor,
     kv_layer: Tensor,
     *,
+    kv_scales: Tensor | None = None,
     step_cache: dict[str, Any] | None = None,
 ) -> None:
     """Rotate ``q`` and ``k`` by their positions, in place, and store ``k`` and ``v`` in the KV cache.
@@ -32,7 +35,10 @@ def rope_and_store(
         positions: Absolute position of each token, shape ``[T]``, int32.
         slot_mapping: Cache slot of each token's key and value, ``block * P + offset``, shape ``[T]``, int64. Padding
             tokens use a slot of the null block 0.
-        kv_layer: One layer of the cache, shape ``[num_blocks, 2, P, K, D]``, a strided view. Written.
+        kv_layer: One layer of the cache, shape ``[num_blocks, 2, P, K, D]``, a strided view; dtype of ``q``, or
+            that of 8-bit codes (``blocks.layout``). Written.
+        kv_scales: Scales of the codes, shape ``[num_blocks, 2, P, K]``, float32, a strided view; None without codes.
+            Codes and scales of a token follow from its ``k``, as rotated and rounded, and its ``v``. Written.
         step_cache: A dict shared by the layers of one step, empty before the first: what
             follows from ``cos``, ``sin``, ``positions`` and ``slot_mapping`` is computed once. None: this call alone.
     """
@@ -45,7 +51,12 @@ def rope_and_store(
         _rotate(x, tokens.cos, tokens.sin)
     both = _side_by_side(k, v)
     stored = torch.stack((k, v), 1) if both is None else both.unflatten(1, (2, -1))
-    kv_layer.transpose(1, 2).index_put_((tokens.blocks, tokens.offsets), stored)
+    slots = (tokens.blocks, tokens.offsets)
+    if kv_scales is not None:
+        codes, scales = quantize(stored, kv_layer.dtype)
+        kv_scales.transpose(1, 2).index_put_(slots, scales)
+        kv_layer, stored = kv_layer.view(torch.uint8), codes.view(torch.uint8)
+    kv_layer.transpose(1, 2).index_put_(slots, stored)
 
 
 class _Tokens(NamedTuple):

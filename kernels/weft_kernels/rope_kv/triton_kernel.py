@@ -20,6 +20,7 @@ def rope_and_store(
     slot_mapping: Tensor,
     kv_layer: Tensor,
     *,
+    kv_scales: Tensor | None = None,
     step_cache: dict[str, Any] | None = None,
 ) -> None:
     """``reference.rope_and_store`` in one pass over ``q``, ``k`` and ``v``; one program per token.
@@ -33,11 +34,14 @@ def rope_and_store(
         positions: As the reference's.
         slot_mapping: As the reference's.
         kv_layer: As the reference's; ``P``, ``K`` and ``D`` contiguous.
+        kv_scales: None; codes are not supported.
         step_cache: Unused.
 
     Raises:
         ValueError: A shape, dtype or layout is not as above; the message gives the one got.
     """
+    if kv_scales is not None:
+        raise ValueError(f"kv_layer is {kv_layer.dtype}; kernels write floating-point caches alone")
     _check(q, k, v, cos, sin, positions, slot_mapping, kv_layer)
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.text.suggestion import suggestion
-from weft_model.llm.model.model_config import DTYPE_BYTES, TransformerConfig
+from weft_model.llm.model.model_config import DTYPE_BYTES, KV_CODES, TransformerConfig
 
 __all__ = ["EngineConfig", "TransformerConfig"]
 
@@ -16,6 +16,7 @@ _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 _BLOCK_SIZES = (4, 8, 16, 32, 64, 128, 256)
 _DTYPES = ("auto", *DTYPE_BYTES)
+_KV_CACHE_DTYPES = ("auto", *KV_CODES)
 _QUANTIZATIONS = ("none", "int8")
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
@@ -62,6 +63,8 @@ class EngineConfig:
         deterministic: A sequence's logits are bitwise the same alone, in any batch, in any chunks, after a preemption.
         dtype: ``float32``, ``float16`` or ``bfloat16``, for weights and KV cache; ``auto``: that of the model, on a CPU
             ``float32`` where that is faster.
+        kv_cache_dtype: Of keys and values. ``auto``: ``dtype``; ``int8``: 8-bit codes with a float32 scale for each
+            token and key-value head; ``fp8``: likewise with 8-bit floating-point codes (e4m3), on a GPU alone.
         quantization: ``none``, or ``int8``: linear layers and the LM head round weights to 8 bits per output channel,
             and activations per token. On a CPU alone.
         long_prefill_token_threshold: Most tokens of one prompt in a step; a prompt with more tokens left to compute is
@@ -91,6 +94,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     deterministic: bool = False
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     quantization: str = "none"
     long_prefill_token_threshold: int = 0
     max_long_prefills: int = 2
@@ -115,10 +119,14 @@ class EngineConfig:
             raise self._fault("block_size", f"must be one of {', '.join(map(str, _BLOCK_SIZES))}")
         if self.dtype not in _DTYPES:
             raise self._fault("dtype", f"must be one of {', '.join(_DTYPES)}")
+        if self.kv_cache_dtype not in _KV_CACHE_DTYPES:
+            raise self._fault("kv_cache_dtype", f"must be one of {', '.join(_KV_CACHE_DTYPES)}")
         if self.quantization not in _QUANTIZATIONS:
             raise self._fault("quantization", f"must be one of {', '.join(_QUANTIZATIONS)}")
         if not _DEVICE.fullmatch(self.device):
             raise self._fault("device", "must be cpu, cuda or cuda:N")
+        if self.kv_cache_dtype == "fp8" and self.device == "cpu":
+            raise self._fault("kv_cache_dtype", "must be auto or int8 on a CPU; int8 takes as little memory")
         if self.quantization != "none" and self.device != "cpu":
             raise self._fault("quantization", f"must be none on {self.device}; 8-bit weights are for CPUs")
         if self.num_blocks == 1:
@@ -134,6 +142,11 @@ class EngineConfig:
             )
         if not self.long_prefill_token_threshold:
             object.__setattr__(self, "long_prefill_token_threshold", self.max_num_batched_tokens)
+
+    @property
+    def kv_dtype(self) -> str:
+        """Type of the KV cache: a key of ``DTYPE_BYTES`` or one of ``KV_CODES``; ``auto`` before ``resolved``."""
+        return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
@@ -189,7 +202,7 @@ class EngineConfig:
 
     def _sized(self, model: TransformerConfig, num_bytes: int) -> Self:
         """A copy with as many blocks as fit in ``num_bytes``."""
-        block_bytes = self.block_size * model.kv_bytes_per_token(self.dtype)
+        block_bytes = self.block_size * model.kv_bytes_per_token(self.kv_dtype)
         num_blocks = min(num_bytes // block_bytes, _INT32_MAX)
         if num_blocks < 2:
             raise InvalidArgumentError(

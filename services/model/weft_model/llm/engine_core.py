@@ -9,6 +9,7 @@ from typing import Protocol
 from weft_common.errors import DeadlineExceededError, InternalError, WeftError
 from weft_common.observing.logs import get_logger
 from weft_model.llm.config import EngineConfig, TransformerConfig
+from weft_model.llm.kv_window import kv_window
 from weft_model.llm.metrics import EngineMetrics, StepMetrics
 from weft_model.llm.request import Delta, EngineRequest, TokenLogprobs
 from weft_model.llm.runner import StepLogprobs, StepTokens
@@ -65,7 +66,8 @@ class EngineCore:
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
             key=secrets.token_bytes(32),
-            fields={"architecture": model_config.architecture, "kv_dtype": config.dtype},
+            fields={"architecture": model_config.architecture, "kv_dtype": config.kv_dtype},
+            window=kv_window(config, model_config),
         )
         self.scheduler = Scheduler(config, self.pool, clock_ns=clock_ns)
         self.busy_since_ns = 0
@@ -155,11 +157,11 @@ class EngineCore:
             return
         finally:
             self.busy_since_ns = 0
-        # No sequence is cancelled between schedule and complete, so there is a result for each sampled row.
-        results = self.scheduler.complete(tokens.token_ids)
+        results = self.scheduler.complete(tokens.token_ids, tokens.draft_ids)
         end_ns = self._clock_ns()
         self._metrics.record_tokens(results, end_ns)
-        self._metrics.record_step(plan, self._record(plan, (end_ns - start_ns) / 1e9))
+        num_new_tokens = sum(len(result.token_ids) for result in results)
+        self._metrics.record_step(plan, self._record(plan, num_new_tokens, (end_ns - start_ns) / 1e9))
         for delta in self._deltas(results, tokens.logprobs):
             self._emit(delta)
 
@@ -173,14 +175,15 @@ class EngineCore:
     def _deltas(self, results: list[StepResult], logprobs: StepLogprobs | None) -> list[Delta]:
         """The deltas of a step, for requests that are not cancelled; removes requests whose last choice finished."""
         deltas = []
-        for row, (sequence, token, is_finished, finish_reason) in enumerate(results):
+        for sequence, token_ids, row, is_finished, finish_reason in results:
             request = sequence.request
             if request.is_cancelled:  # its abort message may still be in the inbox, and this step may be its last
                 self.abort(request)
                 continue
-            delta = Delta(request, sequence.choice, [token], num_cached_tokens=sequence.num_cached)
+            delta = Delta(request, sequence.choice, token_ids, num_cached_tokens=sequence.num_cached)
             if logprobs is not None and sequence.params.logprobs is not None:
-                delta.logprobs = [token_logprobs(logprobs, row, sequence.params.logprobs)]
+                rows = range(row, row + len(token_ids))
+                delta.logprobs = [token_logprobs(logprobs, each, sequence.params.logprobs) for each in rows]
             if is_finished:
                 delta.finish_reason = finish_reason
                 request.num_open -= 1
@@ -216,13 +219,13 @@ class EngineCore:
         self._metrics.record_end(request, outcome, self._clock_ns())
         request.sequences.clear()  # breaks the cycle that would keep long prompts until garbage collection
 
-    def _record(self, plan: ForwardPlan, duration_s: float) -> StepMetrics:
+    def _record(self, plan: ForwardPlan, num_new_tokens: int, duration_s: float) -> StepMetrics:
         scheduler, pool = self.scheduler, self.pool
         return StepMetrics(
             duration_s=duration_s,
             num_sequences=len(plan.slots),
             num_tokens=len(plan.token_ids),
-            num_sampled=len(plan.sample_rows),
+            num_sampled=num_new_tokens,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_preemptions=scheduler.num_preemptions,

@@ -182,7 +182,9 @@ class EngineMetrics:
         self._config = config
         self._observer = observer or EngineObserver()
         self._cost = (
-            StepCost(model_config, config.dtype) if config.peak_flops_per_s or config.peak_bytes_per_s else None
+            StepCost(model_config, config.dtype, config.kv_dtype)
+            if config.peak_flops_per_s or config.peak_bytes_per_s
+            else None
         )
         self._timelines: dict[EngineRequest, _Timeline] = {}
         self._num_flops = self._num_bytes = 0
@@ -221,26 +223,26 @@ class EngineMetrics:
         self._timelines[request] = _Timeline(request.params.n)
 
     def record_tokens(self, results: Iterable[StepResult], now_ns: int) -> None:
-        """Record one new token for the sequence of each result."""
-        previous: dict[int, int] = {}
+        """Record the new tokens of each result. Tokens of one step share the time since the last one equally."""
+        previous: dict[tuple[int, int], int] = {}
         for result in results:
             sequence = result.seq
             request = sequence.request
             timeline = self._timelines[request]
             choice = timeline.choices[sequence.choice]
+            num_new = len(result.token_ids)
             if choice.num_tokens:
-                previous[choice.last_ns] = previous.get(choice.last_ns, 0) + 1
+                key = (choice.last_ns, num_new)
+                previous[key] = previous.get(key, 0) + num_new
             else:
                 choice.first_ns = now_ns
                 if not timeline.first_ns:
                     self._record_first_token(request, timeline, now_ns)
-            choice.num_tokens += 1
+            choice.num_tokens += num_new
             choice.last_ns = now_ns
-        for (
-            last_ns,
-            count,
-        ) in previous.items():  # few distinct times: most choices had their last token in the same step
-            seconds = (now_ns - last_ns) / 1e9
+        # Few distinct keys: most choices had their last token in the same step.
+        for (last_ns, num_new), count in previous.items():
+            seconds = (now_ns - last_ns) / 1e9 / num_new
             self.itl.add(seconds, count)
             self._observer.on_inter_token(seconds, count)
 

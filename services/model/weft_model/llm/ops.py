@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from weft_common.errors import InvalidArgumentError
+from weft_kernels.blocks.layout import KVLayer
 from weft_kernels.linear import onednn
 from weft_kernels.linear.quantized import QuantizedWeight
 
@@ -115,17 +116,19 @@ def rope_and_store(
     sin: torch.Tensor,
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,
-    kv_layer: torch.Tensor,
+    kv_layer: KVLayer,
     *,
     step_cache: dict[str, Any] | None = None,
 ) -> None:
     """Rotate ``q`` and ``k`` in place, store ``k`` and ``v`` in the KV cache."""
-    _pick("rope_kv", "rope_and_store", q)(q, k, v, cos, sin, positions, slot_mapping, kv_layer, step_cache=step_cache)
+    _pick("rope_kv", "rope_and_store", q)(
+        q, k, v, cos, sin, positions, slot_mapping, kv_layer.kv, kv_scales=kv_layer.scales, step_cache=step_cache
+    )
 
 
 def paged_attention(
     q: torch.Tensor,
-    kv_layer: torch.Tensor,
+    kv_layer: KVLayer,
     block_tables: torch.Tensor,
     q_start: torch.Tensor,
     ctx_len: torch.Tensor,
@@ -141,10 +144,11 @@ def paged_attention(
     """Causal attention of each sequence's new tokens over its blocks."""
     return _pick("attention", "paged_attention", q)(
         q,
-        kv_layer,
+        kv_layer.kv,
         block_tables,
         q_start,
         ctx_len,
+        kv_scales=kv_layer.scales,
         scale=scale,
         window=window,
         soft_cap=soft_cap,

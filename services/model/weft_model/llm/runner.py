@@ -7,12 +7,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from weft_kernels.blocks.layout import MAX_CODE
 from weft_model.llm import ops
 from weft_model.llm.config import EngineConfig
 from weft_model.llm.device_state import DeviceState
 from weft_model.llm.malloc import retain_freed_memory
 from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.scheduler.plan import ForwardPlan
+
+#: Types of a KV cache of codes, by ``EngineConfig.kv_dtype``.
+_CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 class StepLogprobs(NamedTuple):
@@ -36,10 +40,13 @@ class StepTokens(NamedTuple):
     Attributes:
         token_ids: One per sample row of the plan, int32 ``[S]``.
         logprobs: None if no row requested them.
+        draft_ids: The drafts of the plan in order, with those that a proposer on the device filled in; None: the plan
+            had none of these.
     """
 
     token_ids: npt.NDArray[np.int32]
     logprobs: StepLogprobs | None
+    draft_ids: npt.NDArray[np.int32] | None = None
 
 
 class ModelRunner:
@@ -52,7 +59,8 @@ class ModelRunner:
 
     Attributes:
         num_blocks: Blocks of the KV cache, including the null block.
-        kv: The cache, ``[num_blocks, num_layers, 2, P, K, D]``, zero-initialised, so that no block holds NaN.
+        kv: The cache, ``[num_blocks, num_layers, ...]`` (``weft_kernels.blocks.layout``), zero-initialised, so that no
+            block holds NaN.
     """
 
     def __init__(self, model: LlamaModel, config: EngineConfig, num_blocks: int | None = None) -> None:
@@ -60,9 +68,9 @@ class ModelRunner:
         self.num_blocks = config.num_blocks if num_blocks is None else num_blocks
         self._block_size = config.block_size
         self._num_threads = config.num_threads
-        self.kv = torch.zeros(
-            model.kv_shape(self.num_blocks, config.block_size), dtype=model.dtype, device=model.device
-        )
+        dtype = _CODES.get(config.kv_dtype, model.dtype)
+        shape = model.kv_shape(self.num_blocks, config.block_size, dtype)
+        self.kv = torch.zeros(shape, dtype=torch.uint8 if dtype in MAX_CODE else dtype, device=model.device).view(dtype)
         num_columns = -(-config.max_model_len // config.block_size)
         self._state = DeviceState(config.max_num_seqs, num_columns, model.device)
 

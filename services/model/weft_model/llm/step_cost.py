@@ -14,10 +14,11 @@ class StepCost:
 
     Args:
         model: The model's shape.
-        dtype: Type of weights and KV cache, a key of ``DTYPE_BYTES``.
+        dtype: Type of weights, a key of ``DTYPE_BYTES``.
+        kv_dtype: Type of the KV cache, as of ``kv_bytes_per_token``.
     """
 
-    def __init__(self, model: TransformerConfig, dtype: str) -> None:
+    def __init__(self, model: TransformerConfig, dtype: str, kv_dtype: str) -> None:
         width = model.num_heads * model.head_dim
         num_layer_weights = 2 * model.hidden_size * (width + model.num_kv_heads * model.head_dim)
         num_layer_weights += 3 * model.hidden_size * model.intermediate_size
@@ -26,7 +27,7 @@ class StepCost:
         self._flops_per_sample = 2 * num_head_weights
         self._flops_per_seen_token = 4 * model.num_layers * width
         self._weight_bytes = (model.num_layers * num_layer_weights + num_head_weights) * DTYPE_BYTES[dtype]
-        self._kv_bytes_per_token = model.kv_bytes_per_token(dtype)
+        self._kv_bytes_per_token = model.kv_bytes_per_token(kv_dtype)
 
     def of(self, plan: ForwardPlan) -> tuple[int, int]:
         """Floating-point operations and bytes of one step."""

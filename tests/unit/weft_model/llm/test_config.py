@@ -229,6 +229,8 @@ def test_engine_defaults() -> None:
         ({"watermark": float("nan")}, "watermark must be a finite number, got nan"),
         ({"enable_prefix_caching": 1}, "enable_prefix_caching must be true or false, got 1"),
         ({"dtype": "int8"}, "dtype must be one of auto, float32, float16, bfloat16, got 'int8'"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype must be one of auto, int8, fp8, got 'int4'"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be auto or int8 on a CPU"),
         ({"quantization": "int3"}, "quantization must be one of none, int8, got 'int3'"),
         (
             {"quantization": "int8", "device": "cuda:1"},
@@ -275,6 +277,9 @@ def test_resolved() -> None:
     model = _config()
     # A token has 2 x 3 layers x 2 heads x 16 numbers of 2 bytes.
     assert 384 == model.kv_bytes_per_token("bfloat16")
+    # With codes: 2 x 3 layers x 2 heads x (16 bytes and a scale of 4).
+    assert 240 == model.kv_bytes_per_token("int8") == model.kv_bytes_per_token("fp8")
+    assert 16 == EngineConfig(kv_cache_bytes=16 * 16 * 240 + 5, kv_cache_dtype="int8").resolved(model).num_blocks
     config = EngineConfig(kv_cache_bytes=10 * 16 * 384 + 5).resolved(model)
     assert ("bfloat16", 512, 10) == (config.dtype, config.max_model_len, config.num_blocks)
     config = EngineConfig(dtype="float32", max_model_len=100, num_blocks=7)

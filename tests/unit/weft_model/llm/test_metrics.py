@@ -156,7 +156,7 @@ def test_use_of_the_hardware_where_peaks_are_known():
     engine.submit(answer.request)
     finish(engine, [answer])
     rates = engine.metrics.rates(before, engine.metrics.totals(clock()))
-    flops = sum(StepCost(MODEL, "float32").of(plan)[0] for plan in plans)
+    flops = sum(StepCost(MODEL, "float32", "float32").of(plan)[0] for plan in plans)
     assert flops / 0.03 / 1e9 == rates.mfu
     assert rates.mbu is None
 
@@ -172,7 +172,7 @@ def test_cost_of_a_step():
         sample_rows=np.zeros(2, np.int32),
     )
     num_seen = 5 + (1 + 2 + 3)
-    flops, num_bytes = StepCost(model, "bfloat16").of(plan)
+    flops, num_bytes = StepCost(model, "bfloat16", "bfloat16").of(plan)
     assert 2 * (4 * layer + 2 * 32 * 96) + 4 * 32 * num_seen == flops
     assert 2 * (layer + 32 * 96) + 8 * (2 * 16 * 2) == num_bytes
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from weft_kernels.blocks.layout import KVLayer
 from weft_model.llm import ops
 from weft_model.llm.model.model_config import TransformerConfig
 from weft_model.llm.model.weight_parts import layer_prefix
@@ -80,7 +81,7 @@ class DecoderLayer:
         self._down = linear[mlp + "down_proj.weight"]
 
     def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor | None, step: StepInput, kv_layer: torch.Tensor
+        self, hidden: torch.Tensor, residual: torch.Tensor | None, step: StepInput, kv_layer: KVLayer
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the layer on the tokens of a step, and store their keys and values.
 
@@ -88,7 +89,7 @@ class DecoderLayer:
             hidden: Output of the previous layer, not yet added to the residual stream, ``[T, hidden_size]``.
             residual: The residual stream without it; None before the first layer.
             step: The tokens.
-            kv_layer: This layer's part of the KV cache, ``[num_blocks, 2, block_size, num_kv_heads, head_dim]``.
+            kv_layer: This layer's part of the KV cache.
 
         Returns:
             The output of this layer's MLP, and the residual stream without it.
@@ -98,7 +99,7 @@ class DecoderLayer:
         x, residual = ops.rms_norm(x, self._mlp_norm, self._eps, residual)
         return self._down(ops.silu_mul(self._gate_up(x))), residual
 
-    def _attention(self, x: torch.Tensor, step: StepInput, kv_layer: torch.Tensor) -> torch.Tensor:
+    def _attention(self, x: torch.Tensor, step: StepInput, kv_layer: KVLayer) -> torch.Tensor:
         num_tokens = x.shape[0]
         heads = self._qkv(x).view(num_tokens, self._num_all_heads, self._head_dim)
         q, k, v = heads.split(self._head_counts, dim=1)

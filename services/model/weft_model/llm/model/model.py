@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from weft_common.errors import InvalidArgumentError
+from weft_kernels.blocks.layout import KVLayer, cache_shape, split_layers
 from weft_kernels.linear.quantized import QuantizedWeight
 from weft_model.llm import ops
 from weft_model.llm.model.layers import DecoderLayer, StepInput
@@ -71,13 +72,16 @@ class LlamaModel:
         self._layers = [
             DecoderLayer(config, index, own, linear, deterministic=deterministic) for index in range(config.num_layers)
         ]
+        self._split: tuple[torch.Tensor, list[KVLayer]] | None = None
         cos, sin = rope_tables(config, max_model_len or longest)
         self._cos, self._sin = cos.to(device), sin.to(device)
 
-    def kv_shape(self, num_blocks: int, block_size: int) -> tuple[int, ...]:
-        """Shape of a KV cache: ``[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]``."""
+    def kv_shape(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> tuple[int, ...]:
+        """Shape of a KV cache of the type, by default that of computation; see ``weft_kernels.blocks.layout``."""
         config = self.config
-        return (num_blocks, config.num_layers, 2, block_size, config.num_kv_heads, config.head_dim)
+        return cache_shape(
+            num_blocks, config.num_layers, block_size, config.num_kv_heads, config.head_dim, dtype or self.dtype
+        )
 
     def forward(
         self,
@@ -96,7 +100,7 @@ class LlamaModel:
         Args:
             token_ids: int32 or int64 ``[T]``, contiguous per sequence.
             positions: int32 ``[T]``, position of each token in its sequence.
-            kv: KV cache of ``kv_shape`` and ``dtype``. Changed in place.
+            kv: KV cache of ``kv_shape``; of type ``dtype``, or of 8-bit codes. Changed in place.
             block_tables: int32 ``[B, M]``: blocks of each sequence in order, 0 behind the last.
             q_start: int32 ``[B + 1]``: first token of each sequence, and T.
             ctx_len: int32 ``[B]``: tokens of each sequence, including those of this step.
@@ -113,10 +117,16 @@ class LlamaModel:
         with torch.inference_mode():
             hidden = torch.nn.functional.embedding(token_ids, self._embedding)
             residual: torch.Tensor | None = None
-            for layer, kv_layer in zip(self._layers, kv.unbind(1), strict=True):
+            for layer, kv_layer in zip(self._layers, self._layers_of(kv), strict=True):
                 hidden, residual = layer.forward(hidden, residual, step, kv_layer)
             normed, _ = ops.rms_norm(hidden, self._final_norm, self.config.rms_norm_eps, residual)
         return normed
+
+    def _layers_of(self, kv: torch.Tensor) -> list[KVLayer]:
+        """Views of the cache, kept from step to step: a model has one cache, and making them takes 20 us a layer."""
+        if self._split is None or self._split[0] is not kv:
+            self._split = kv, split_layers(kv, self.config.num_kv_heads, self.config.head_dim)
+        return self._split[1]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Next-token logits, float32 ``[S, vocab_size]``, for rows of the result of ``forward``."""

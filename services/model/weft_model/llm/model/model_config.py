@@ -11,6 +11,9 @@ from weft_model.llm.model.rope_config import checked_rope, rope_of_config
 
 #: Bytes per element of each type of weights and KV cache.
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+#: Types of 8-bit codes of a KV cache, which have a float32 scale for each token and head.
+KV_CODES = ("int8", "fp8")
+_KV_SCALE_BYTES = 4
 
 _LLAMA, _QWEN2, _QWEN3, _MISTRAL = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"
 #: Defaults of transformers for absent fields, by architecture.
@@ -121,8 +124,9 @@ class TransformerConfig:
         return trained
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of keys and values of one token in all layers, stored as ``dtype``."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+        """Bytes of a token's keys and values in all layers, stored as ``dtype``, of ``DTYPE_BYTES`` or ``KV_CODES``."""
+        head_bytes = self.head_dim + _KV_SCALE_BYTES if dtype in KV_CODES else self.head_dim * DTYPE_BYTES[dtype]
+        return 2 * self.num_layers * self.num_kv_heads * head_bytes
 
     @classmethod
     def from_folder(cls, path: Path) -> Self:

@@ -1,12 +1,15 @@
 """The rule of lossless speculation: a draft is accepted iff it equals the token that the target samples there."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from weft_model.llm.scheduler.sequence import Sequence
 
 #: Token id of a draft that a proposer on the device fills in.
 UNKNOWN_TOKEN = -1
 
 
-def num_accepted(drafts: Sequence[int], samples: Sequence[int]) -> int:
+def num_accepted(drafts: Seq[int], samples: Seq[int]) -> int:
     """How many leading ``drafts`` equal the tokens sampled at their positions.
 
     The noise of sampling is keyed by seed, position and token, so a sampled token does not depend on drafts behind its
@@ -25,3 +28,22 @@ def num_accepted(drafts: Sequence[int], samples: Sequence[int]) -> int:
             break
         count += 1
     return count
+
+
+class DraftSource(Protocol):
+    """Decides which sequences of a step get drafts, and which ones."""
+
+    def propose(self, seqs: Seq[Sequence], num_rows: int, num_left: int) -> list[Sequence]:
+        """Set ``drafts`` of some of ``seqs``.
+
+        Args:
+            seqs: Sequences with one token to compute in this step, in the order of service.
+            num_rows: Tokens that the step computes without drafts.
+            num_left: Most drafts of all of them together.
+
+        Returns:
+            Those with drafts, in the same order. The scheduler may drop the last drafts of each.
+        """
+
+    def observe(self, seq: Sequence, samples: Seq[int], count: int) -> None:
+        """``seq.drafts`` were computed, ``samples`` sampled (one more than drafts), and ``count`` drafts accepted."""

@@ -1,7 +1,7 @@
 """Token counts and biases of one sequence for penalties, updated per token: ``PenaltyRow``."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from weft_model.llm.sampling_params import SamplingParams
 
@@ -48,8 +48,8 @@ class PenaltyRow:
             self.append(token)
 
     def append(self, token: int) -> None:
-        """Count ``token`` as the next output token."""
-        if self._keeps_counts:
+        """Count ``token`` as the next output token; -1: a token that is not known."""
+        if self._keeps_counts and token >= 0:
             place = self._places.get(token)
             if place is None:
                 place = self._place(token)
@@ -60,6 +60,29 @@ class PenaltyRow:
             if not self._num_to_allow:
                 for place, bias in self._forbidden:
                     self.biases[place] = bias
+
+    def rows(self, drafts: Iterable[int]) -> Iterator[tuple["array[int]", "array[int]", "array[float]"]]:
+        """``tokens``, ``counts`` and ``biases`` before the first of ``drafts`` and after each; unchanged at the end.
+
+        The arrays of a row are valid until the next one. An unknown draft, -1, is not counted.
+        """
+        yield self.tokens, self.counts, self.biases
+        num_places, num_to_allow, undo = len(self.tokens), self._num_to_allow, []
+        for draft in drafts:
+            place = self._places.get(draft, num_places)
+            if place < num_places:
+                undo.append((place, self.counts[place]))
+            self.append(draft)
+            yield self.tokens, self.counts, self.biases
+        for place, count in reversed(undo):
+            self.counts[place] = count
+        for token in self.tokens[num_places:]:
+            del self._places[token]
+        del self.tokens[num_places:], self.counts[num_places:], self.biases[num_places:]
+        if num_to_allow and not self._num_to_allow:
+            for place, _ in self._forbidden:
+                self.biases[place] = _FORBIDDEN
+        self._num_to_allow = num_to_allow
 
     def _place(self, token: int) -> int:
         place = self._places.setdefault(token, len(self._places))

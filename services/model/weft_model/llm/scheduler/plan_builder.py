@@ -6,6 +6,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from weft_model.llm.scheduler.blocks import NULL_BLOCK
 from weft_model.llm.scheduler.plan import PARAM_COLUMNS, Float32, ForwardPlan, Int32, Int64
 from weft_model.llm.scheduler.sequence import Sequence
 
@@ -27,8 +28,8 @@ def build_plan(
     """Build the plan of a step, and mark the block tables and slots of its sequences as uploaded.
 
     Args:
-        step: Sequences with ``num_scheduled`` tokens to compute and blocks for them.
-        sampled: Those of ``step``, in its order, that compute their last known token.
+        step: Sequences with ``num_scheduled`` tokens, drafts included, to compute and blocks for them.
+        sampled: Those of ``step``, in its order, that compute their last known token; all that have drafts do.
         done: ``num_computed_tokens`` of the decodes, which come first in ``step`` and compute one token each.
         last_blocks: The last block of each decode.
         changed: Those of ``step`` whose block table or slot is not uploaded.
@@ -50,48 +51,56 @@ def build_plan(
     for seq, start in zip(prefills, q_start[num_decodes:-1].tolist(), strict=True):
         rows = slice(start, start + seq.num_scheduled)
         positions[rows], token_ids[rows], slot_mapping[rows] = _chunk(seq, block_size)
-    if len(sampled) == len(step):
+    num_drafts = np.array([0] * num_decodes + [len(seq.drafts) for seq in prefills], np.int32)
+    if len(sampled) == len(step) and not num_drafts.any():
         sample_rows, sample_slots, sample_positions = q_start[1:] - 1, slots, ctx_len
     else:
-        chosen = np.array([seq.num_computed_tokens + seq.num_scheduled == len(seq.tokens) for seq in step], np.bool_)
-        sample_rows, sample_slots, sample_positions = q_start[1:][chosen] - 1, slots[chosen], ctx_len[chosen]
+        is_sampled = np.array([seq.num_scheduled == seq.remaining for seq in step], np.int32)
+        num_rows = is_sampled * (1 + num_drafts)
+        ends = np.cumsum(num_rows, dtype=np.int32)
+        first_rows = q_start[1:] - ends  # minus the rows of sequences before it
+        sample_rows = np.repeat(first_rows, num_rows) + np.arange(ends[-1], dtype=np.int32)
+        sample_slots, sample_positions = np.repeat(slots, num_rows), positions[sample_rows] + 1
     table_delta, copies = _table_changes(changed, block_size)
     new_slots, new_params, new_top_k, new_seeds = _new_rows([seq for seq in changed if seq.num_uploaded_blocks < 0])
     for seq in changed:
         seq.num_uploaded_blocks = len(seq.block_table)
+        seq.num_uploaded_behind = seq.num_behind
         seq.copy_source = -1
     return ForwardPlan(
         slots,
         q_start,
         ctx_len,
-        np.zeros(len(step), np.int32),
+        num_drafts,
         positions,
         token_ids,
         slot_mapping,
         sample_rows,
         sample_slots,
         sample_positions,
-        _num_logprobs(sampled if has_sampling_extras else (), len(sampled)),
+        _num_logprobs(sampled if has_sampling_extras else (), len(sample_rows)),
         table_delta,
         copies,
         new_slots,
         new_params,
         new_top_k,
         new_seeds,
-        *_penalties(sampled if has_sampling_extras else (), len(sampled)),
+        *_penalties(sampled if has_sampling_extras else (), len(sample_rows)),
         max(counts),
         int(ctx_len.max()),
     )
 
 
 def _chunk(seq: Sequence, block_size: int) -> tuple[Int64, "array[int]", Int64]:
-    """Positions, token ids and cache slots of the tokens that ``seq`` computes."""
+    """Positions, token ids and cache slots of the tokens and drafts that ``seq`` computes."""
     first, end = seq.num_computed_tokens, seq.num_computed_tokens + seq.num_scheduled
     positions = np.arange(first, end, dtype=np.int64)
     first_index = first // block_size
     blocks = np.array(seq.block_table[first_index : (end - 1) // block_size + 1], np.int64)
     slot_mapping = blocks[positions // block_size - first_index] * block_size + positions % block_size
-    return positions, seq.tokens[first:end], slot_mapping
+    tokens = seq.tokens[first:end]
+    tokens.extend(seq.drafts)
+    return positions, tokens, slot_mapping
 
 
 def _table_changes(changed: Seq[Sequence], block_size: int) -> tuple[Int32, Int32]:
@@ -99,6 +108,8 @@ def _table_changes(changed: Seq[Sequence], block_size: int) -> tuple[Int32, Int3
     copies: list[tuple[int, int]] = []
     for seq in changed:
         first = max(seq.num_uploaded_blocks, 0)
+        newly_behind = range(seq.num_uploaded_behind, min(seq.num_behind, first))
+        entries += [(seq.slot, index, NULL_BLOCK) for index in newly_behind]
         entries += [(seq.slot, index, seq.block_table[index]) for index in range(first, len(seq.block_table))]
         if seq.copy_source >= 0:
             copies.append((seq.copy_source, seq.block_table[seq.num_computed_tokens // block_size]))
@@ -120,23 +131,29 @@ def _new_rows(seqs: Seq[Sequence]) -> tuple[Int32, Float32, Int32, Int64]:
     )
 
 
-def _num_logprobs(asking: Seq[Sequence], num_sampled: int) -> Int32:
-    return np.array([seq.num_logprobs for seq in asking], np.int32) if asking else np.full(num_sampled, -1, np.int32)
+def _num_logprobs(asking: Seq[Sequence], num_rows: int) -> Int32:
+    if not asking:
+        return np.full(num_rows, -1, np.int32)
+    return np.repeat(np.array([seq.num_logprobs for seq in asking], np.int32), [1 + len(seq.drafts) for seq in asking])
 
 
-def _penalties(asking: Seq[Sequence], num_sampled: int) -> tuple[Int32, Int32, Int32, Float32]:
-    rows = [seq.penalties for seq in asking]
-    present = [row for row in rows if row is not None]
-    if not present:
-        return np.zeros(num_sampled + 1, np.int32), _NO_INT32, _NO_INT32, _NO_FLOAT32
+def _penalties(asking: Seq[Sequence], num_rows: int) -> tuple[Int32, Int32, Int32, Float32]:
+    if all(seq.penalties is None for seq in asking):
+        return np.zeros(num_rows + 1, np.int32), _NO_INT32, _NO_INT32, _NO_FLOAT32
     # array.array concatenates by memcpy; 256 NumPy views would cost a millisecond.
     tokens, counts, biases = array("i"), array("i"), array("f")
-    for row in present:
-        tokens += row.tokens
-        counts += row.counts
-        biases += row.biases
+    starts = [0]
+    for seq in asking:
+        if seq.penalties is None:
+            starts += [starts[-1]] * (1 + len(seq.drafts))
+            continue
+        for row in seq.penalties.rows(seq.drafts):
+            tokens += row[0]
+            counts += row[1]
+            biases += row[2]
+            starts.append(len(tokens))
     return (
-        np.array([0, *accumulate(0 if row is None else len(row.tokens) for row in rows)], np.int32),
+        np.array(starts, np.int32),
         np.array(tokens, np.int32),
         np.array(counts, np.int32),
         np.array(biases, np.float32),

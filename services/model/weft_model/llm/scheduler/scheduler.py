@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft_model.llm.config import EngineConfig
+from weft_model.llm.scheduler.acceptance import DraftSource, num_accepted
 from weft_model.llm.scheduler.admission import BlockAdmission
 from weft_model.llm.scheduler.blocks import NULL_BLOCK, BlockPool
 from weft_model.llm.scheduler.plan import ForwardPlan, Int32
@@ -26,13 +27,15 @@ class StepResult(NamedTuple):
 
     Attributes:
         seq: The sequence.
-        token: Its new token.
-        is_finished: The token finished it, and it owns nothing any more.
+        token_ids: Its new tokens: one, and as many as drafts were accepted.
+        row: Sample row of the first of them; the others follow.
+        is_finished: The last token finished it, and it owns nothing any more.
         finish_reason: ``""``; ``"stop"``: a stop token; ``"length"``: ``max_tokens`` or the context is reached.
     """
 
     seq: Sequence
-    token: int
+    token_ids: list[int]
+    row: int
     is_finished: bool
     finish_reason: str
 
@@ -62,17 +65,25 @@ class Scheduler:
         config: Resolved: ``max_model_len`` is set.
         pool: Owned by the scheduler.
         clock_ns: Time in nanoseconds, the clock of deadlines.
+        drafts: Decides about speculation; None: there is none.
 
     Attributes:
-        max_len: Longest sequence, prompt and output, in tokens: what both the context and the whole pool can hold.
+        max_len: Longest sequence, prompt and output, in tokens: what both the context and the whole pool can hold; of a
+            model with a sliding window the pool holds the window alone.
     """
 
     def __init__(
-        self, config: EngineConfig, pool: BlockPool, *, clock_ns: Callable[[], int] = time.monotonic_ns
+        self,
+        config: EngineConfig,
+        pool: BlockPool,
+        *,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        drafts: DraftSource | None = None,
     ) -> None:
-        self.max_len = min(config.max_model_len, pool.capacity * pool.block_size)
+        self.max_len = pool.window.max_len(config.max_model_len, pool.capacity)
         self._config = config
         self._pool = pool
+        self._draft_source = drafts
         self._ranking = Ranking(config.aging_ns)
         self._admission = BlockAdmission(pool, self._ranking, config.watermark)
         self._allocator = SlotAllocator(pool, self._ranking, self._admission, config.max_num_seqs, clock_ns)
@@ -81,6 +92,7 @@ class Scheduler:
         self._max_deadlines = _MIN_DEADLINES
         self._step: list[Sequence] | None = None
         self._sampled: list[Sequence] = []
+        self._num_sample_rows = 0
 
     @property
     def num_running(self) -> int:
@@ -162,13 +174,18 @@ class Scheduler:
             step, done, last_blocks = _arrays([seq for seq in step if seq.num_scheduled])
         if not step and not chosen:
             return None
+        if self._draft_source is not None:
+            drafted = self._add_drafts(self._draft_source, step, len(step) + sum(seq.num_scheduled for seq in chosen))
+            if drafted:
+                step, done, last_blocks = _arrays([seq for seq in step if not seq.drafts])
+                chosen = drafted + chosen
         self._sampled = [*step, *(seq for seq in chosen if seq.num_scheduled == seq.remaining)]
         self._step = [*step, *chosen]
         allocator = self._allocator
         changed = [seq for seq in allocator.changed if seq.num_scheduled]
         for seq in changed:
             del allocator.changed[seq]
-        return build_plan(
+        plan = build_plan(
             self._step,
             self._sampled,
             done,
@@ -177,47 +194,65 @@ class Scheduler:
             has_sampling_extras=allocator.num_with_sampling_extras > 0,
             block_size=self._pool.block_size,
         )
+        self._num_sample_rows = len(plan.sample_rows)
+        return plan
 
-    def complete(self, token_ids: Int32) -> list[StepResult]:
+    def complete(self, token_ids: Int32, draft_ids: Int32 | None = None) -> list[StepResult]:
         """Apply the result of the plan; sequences that finish own nothing afterwards.
 
         Args:
-            token_ids: The new token of each of the plan's sample rows, ``[S]``.
+            token_ids: The token sampled at each of the plan's sample rows, ``[S]``.
+            draft_ids: The plan's drafts, those included that were unknown; None: it had none of these.
 
         Returns:
-            One result per sample row, in their order, without sequences that were cancelled during the step.
+            One result per sequence that sampled, in the order of the plan, without those that were cancelled during the
+            step.
 
         Raises:
             RuntimeError: There is no plan to complete.
             ValueError: The number of tokens differs from that of sample rows. Nothing was changed.
         """
-        if len(token_ids) != len(self._sampled):
-            raise ValueError(f"{len(self._sampled)} new tokens are due, got {len(token_ids)}")
+        if len(token_ids) != self._num_sample_rows:
+            raise ValueError(f"{self._num_sample_rows} new tokens are due, got {len(token_ids)}")
+        if draft_ids is not None:
+            _fill_in(self._sampled, draft_ids.tolist())
         block_size = self._pool.block_size
-        new_tokens = iter(token_ids.tolist())
+        new_tokens = token_ids.tolist()
+        row = 0
         results: list[StepResult] = []
         cancelled: list[Sequence] = []
         new_result = tuple.__new__
         for seq in self._take_step():
+            if seq.drafts:
+                num_rows = 1 + len(seq.drafts)
+                result = self._accept(seq, row, new_tokens[row : row + num_rows])
+                row += num_rows
+                if result is None:
+                    cancelled.append(seq)
+                else:
+                    results.append(result)
+                continue
             num_computed, num_before = seq.num_scheduled, seq.num_computed_tokens
             seq.num_scheduled = 0
             seq.num_computed_tokens = num_computed_tokens = num_before + num_computed
             if num_computed_tokens % block_size < num_computed:
                 self._allocator.commit(seq, num_before // block_size)
             known = seq.tokens
-            token = next(new_tokens) if num_computed_tokens == len(known) else None
+            is_sampled = num_computed_tokens == len(known)
             if seq.is_cancelled:
                 cancelled.append(seq)
-            elif token is not None:
+            elif is_sampled:
+                token = new_tokens[row]
                 if seq.penalties is None:
                     known.append(token)
                 else:
                     seq.append(token)
                 if seq.forks or token in seq.stop_ids or len(known) >= seq.max_len:
-                    results.append(self._fork_or_finish(seq, token))
+                    results.append(self._fork_or_finish(seq, [token], row))
                 else:
                     # StepResult() without its Python-level __new__ saves 25 of 165 us for 256 sequences.
-                    results.append(new_result(StepResult, (seq, token, False, "")))
+                    results.append(new_result(StepResult, (seq, [token], row, False, "")))
+            row += is_sampled
         for seq in cancelled:
             self._end(seq)
         return results
@@ -234,6 +269,7 @@ class Scheduler:
         step = self._take_step()
         for seq in step:
             seq.num_scheduled = 0
+            seq.drafts = []
             self._end(seq)
         return [seq for seq in step if not seq.is_cancelled]
 
@@ -263,23 +299,59 @@ class Scheduler:
     def _take_step(self) -> list[Sequence]:
         if self._step is None:
             raise RuntimeError("there is no plan that was neither completed nor failed")
-        step, self._step, self._sampled = self._step, None, []
+        step, self._step, self._sampled, self._num_sample_rows = self._step, None, [], 0
         self._allocator.end_step()
         return step
 
-    def _fork_or_finish(self, seq: Sequence, token: int) -> StepResult:
-        """After ``seq`` got ``token``: fork waiting children, and finish it if the token ends it."""
+    def _add_drafts(self, source: DraftSource, decodes: list[Sequence], num_rows: int) -> list[Sequence]:
+        """Give drafts to some of ``decodes`` from what is left of the step and of the blocks; returns these."""
+        num_left = self._config.max_num_batched_tokens - num_rows
+        if num_left <= 0 or not decodes:
+            return []
+        drafted = []
+        for seq in source.propose([seq for seq in decodes if not seq.forks], num_rows, num_left):
+            # With all drafts accepted there is one more token.
+            num_drafts = min(len(seq.drafts), seq.max_len - len(seq.tokens) - 1)
+            del seq.drafts[self._allocator.reserve_drafts(seq, num_drafts) :]
+            if seq.drafts:
+                seq.num_scheduled = 1 + len(seq.drafts)
+                drafted.append(seq)
+        return drafted
+
+    def _accept(self, seq: Sequence, row: int, samples: list[int]) -> StepResult | None:
+        """After drafts of ``seq`` were computed: append the accepted ones and one more token, up to one that ends it.
+
+        Nothing of a rejected draft remains: neither a block, nor an entry of the cache index, nor a count.
+
+        Returns:
+            None: it was cancelled during the step, and all of its drafts count as rejected.
+        """
+        count = num_accepted(seq.drafts, samples)
+        if self._draft_source is not None:
+            self._draft_source.observe(seq, samples, count)
+        num_before, seq.drafts, seq.num_scheduled = seq.num_computed_tokens, [], 0
+        new_tokens: list[int] = []
+        if not seq.is_cancelled:
+            for token in samples[: count + 1]:
+                seq.append(token)
+                new_tokens.append(token)
+                if _finish_reason(seq):
+                    break
+        # Keys and values of the newest token are not computed, those of accepted drafts before it are.
+        seq.num_computed_tokens = num_before + max(len(new_tokens), 1)
+        self._allocator.release_unused_blocks(seq)
+        self._allocator.commit(seq, num_before // self._pool.block_size)
+        return self._fork_or_finish(seq, new_tokens, row) if new_tokens else None
+
+    def _fork_or_finish(self, seq: Sequence, token_ids: list[int], row: int) -> StepResult:
+        """After ``seq`` got ``token_ids``: fork waiting children, and finish it if the last token ends it."""
         if seq.forks:
             self._allocator.fork(seq)
-        if token in seq.stop_ids and seq.num_output > seq.params.min_tokens:
-            reason = "stop"
-        elif len(seq.tokens) >= seq.max_len:
-            reason = "length"
-        else:
-            return StepResult(seq, token, False, "")
-        self._admission.observe_output_len(seq.num_output)
-        self._end(seq)
-        return StepResult(seq, token, True, reason)
+        reason = _finish_reason(seq)
+        if reason:
+            self._admission.observe_output_len(seq.num_output)
+            self._end(seq)
+        return StepResult(seq, token_ids, row, bool(reason), reason)
 
     def _end(self, seq: Sequence) -> None:
         if seq.status is SequenceStatus.FORKING and seq.parent is not None:
@@ -299,3 +371,19 @@ class Scheduler:
             self._deadlines = [entry for entry in self._deadlines if entry[2].status is not SequenceStatus.ENDED]
             heapq.heapify(self._deadlines)
             self._max_deadlines = 2 * len(self._deadlines) + _MIN_DEADLINES
+
+
+def _finish_reason(seq: Sequence) -> str:
+    """What the last token of ``seq`` ends it with: "stop", "length", or "" if it goes on."""
+    if seq.tokens[-1] in seq.stop_ids and seq.num_output > seq.params.min_tokens:
+        return "stop"
+    return "length" if len(seq.tokens) >= seq.max_len else ""
+
+
+def _fill_in(sampled: list[Sequence], draft_ids: list[int]) -> None:
+    """Replace the drafts of ``sampled`` by ``draft_ids``, which are in the same order."""
+    start = 0
+    for seq in sampled:
+        if seq.drafts:
+            seq.drafts = draft_ids[start : start + len(seq.drafts)]
+            start += len(seq.drafts)
