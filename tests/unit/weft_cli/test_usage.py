@@ -22,9 +22,10 @@ WITH_FACTS = (
     "key new",
     "check",
     "explain",
+    "batch",
     "train-heads",
 )
-CALLING = ("restart", "top", "infer", "feedback", "rollback", "lock")
+CALLING = ("restart", "top", "infer", "feedback", "rollback", "lock", "batch")
 
 
 def commands(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str, argparse.ArgumentParser]:
