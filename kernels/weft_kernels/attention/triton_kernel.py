@@ -70,8 +70,15 @@ def paged_attention(
     check_arguments(q, kv_layer, kv_scales, block_tables, q_start, ctx_len)
     plan = plan_launch(q, kv_layer, max_q_len, deterministic=deterministic)
     arguments = (q, kv_layer, block_tables, q_start, ctx_len)
-    options = {"scale": scale, "window": window, "soft_cap": soft_cap, "plan": plan, "step_cache": step_cache}
-    return launch(*arguments, kv_scales=kv_scales, **options)
+    return launch(
+        *arguments,
+        kv_scales=kv_scales,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        plan=plan,
+        step_cache=step_cache,
+    )
 
 
 def launch(
