@@ -9,6 +9,7 @@ from typing import Protocol
 from weft_common.errors import DeadlineExceededError, InternalError, WeftError
 from weft_common.observing.logs import get_logger
 from weft_model.llm.config import EngineConfig, TransformerConfig
+from weft_model.llm.kv_window import kv_window
 from weft_model.llm.metrics import EngineMetrics, StepMetrics
 from weft_model.llm.request import Delta, EngineRequest, TokenLogprobs
 from weft_model.llm.runner import StepLogprobs, StepTokens
@@ -69,6 +70,7 @@ class EngineCore:
             enable_prefix_caching=config.enable_prefix_caching,
             key=secrets.token_bytes(32),
             fields={"architecture": model_config.architecture, "kv_dtype": config.kv_dtype},
+            window=kv_window(config, model_config),
         )
         self.scheduler = Scheduler(config, self.pool, clock_ns=clock_ns, drafts=drafts)
         self.busy_since_ns = 0

@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 from weft_common.errors import InvalidArgumentError
 from weft_model.llm.config import EngineConfig, TransformerConfig
+from weft_model.llm.kv_window import kv_window
 from weft_model.llm.request import EngineRequest
 
 
@@ -21,7 +22,7 @@ class RequestLimits:
         self._vocab_size = model_config.vocab_size
         self._max_model_len = config.max_model_len
         self._speculation = config.speculation
-        self._num_cached_tokens = (num_blocks - 1) * config.block_size
+        self._num_cached_tokens = kv_window(config, model_config).max_len(config.max_model_len, num_blocks - 1)
 
     def check(self, request: EngineRequest) -> None:
         """Validate the request. Any thread.

@@ -5,6 +5,7 @@ import zlib
 import numpy as np
 
 from weft_model.llm.config import EngineConfig
+from weft_model.llm.kv_window import KvWindow
 from weft_model.llm.request import EngineRequest
 from weft_model.llm.sampling_params import SamplingParams
 from weft_model.llm.scheduler.blocks import NULL_BLOCK, BlockPool
@@ -45,13 +46,15 @@ class FakeRunner:
     def __init__(self, config, pool):
         self.config, self.pool, self.size = config, pool, config.block_size
         self.cache = np.zeros((pool.num_blocks, self.size), np.int64)
+        self.tokens = np.zeros((pool.num_blocks, self.size), np.int64)  # that the entries are of
         self.tables = {}
 
     def run(self, plan):
         """Tokens of the plan's sample rows."""
         self.check(plan)
-        sources = self.cache[plan.copies[:, 0]]
-        self.cache[plan.copies[:, 1]] = sources
+        for array in (self.cache, self.tokens):
+            sources = array[plan.copies[:, 0]]
+            array[plan.copies[:, 1]] = sources
         for slot, seed in zip(plan.new_slots.tolist(), plan.new_seeds.tolist(), strict=True):
             self.tables[slot] = ({}, seed)
         for slot, index, block in plan.table_delta.tolist():
@@ -61,6 +64,7 @@ class FakeRunner:
         for row, slot in enumerate(plan.slots.tolist()):
             table = self.tables[slot][0]
             first = int(plan.ctx_len[row]) - (q_start[row + 1] - q_start[row])
+            self.check_window(table, first)
             before = first - 1
             value = int(self.cache[table[before // self.size], before % self.size]) if first else 0
             for at in range(q_start[row], q_start[row + 1]):
@@ -69,9 +73,23 @@ class FakeRunner:
                 assert slot_mapping[at] == table[position // self.size] * self.size + position % self.size
                 value = entry(value, token_ids[at])
                 self.cache[divmod(slot_mapping[at], self.size)] = values[at] = value
+                self.tokens[divmod(slot_mapping[at], self.size)] = token_ids[at]
         rows, slots, positions = plan.sample_rows.tolist(), plan.sample_slots.tolist(), plan.sample_positions.tolist()
         sampled = zip(rows, slots, positions, strict=True)
         return np.array([sample(values[row], self.tables[slot][1], pos) for row, slot, pos in sampled], np.int32)
+
+    def check_window(self, table, first):
+        """Whoever computes position ``first`` finds all that its window reads, and behind it nothing is owned."""
+        window = self.pool.window.num_tokens
+        if not window:
+            return
+        for index in range((first // self.size * self.size - window) // self.size):  # since a block was full
+            assert table[index] == NULL_BLOCK
+        for position in range(max(first - window + 2, 1), first):
+            at, before = (divmod(each, self.size) for each in (position, position - 1))
+            assert NULL_BLOCK not in (table[at[0]], table[before[0]])
+            own, last = self.cache[table[at[0]], at[1]], self.cache[table[before[0]], before[1]]
+            assert own == entry(int(last), int(self.tokens[table[at[0]], at[1]]))
 
     def check(self, plan):
         """The plan is within the budget, its arrays fit together, and it writes no block that anybody else reads."""
@@ -95,11 +113,13 @@ class FakeRunner:
 class Bench:
     """A scheduler with its pool, a fake runner and a clock that the test moves."""
 
-    def __init__(self, *, num_blocks=64, key=b"key", drafts=None, **config):
+    def __init__(self, *, num_blocks=64, key=b"key", window=0, drafts=None, **config):
         defaults = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 96}
         self.config = EngineConfig(num_blocks=num_blocks, **defaults | config)
         caching = self.config.enable_prefix_caching
-        self.pool = BlockPool(num_blocks, self.config.block_size, enable_prefix_caching=caching, key=key)
+        size = self.config.block_size
+        kv_window = KvWindow(window, size, self.config.max_num_batched_tokens)
+        self.pool = BlockPool(num_blocks, size, enable_prefix_caching=caching, key=key, window=kv_window)
         self.now_ns = 1
         self.scheduler = Scheduler(self.config, self.pool, clock_ns=lambda: self.now_ns, drafts=drafts)
         self.runner = FakeRunner(self.config, self.pool)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from weft_model.llm.kv_window import KvWindow
 from weft_model.llm.scheduler.block_hashes import BlockHasher
 from weft_model.llm.scheduler.blocks import NULL_BLOCK, BlockPool
 
@@ -108,6 +109,53 @@ def test_without_caching_nothing_is_found():
     _cached(pool, range(8))
     assert [] == pool.match(_hashes(pool, range(8)))
     pool.check()
+
+
+def test_behind_a_window_nothing_is_needed():
+    """A hit of a model with a window of 5 tokens needs the two blocks before its end, and gives null blocks before."""
+    pool = _pool(window=KvWindow(5, P, 8))
+    table = _cached(pool, range(24))
+    hashes = _hashes(pool, range(24))
+    assert [0, 0, 0, 0, *table[4:]] == pool.match(hashes)
+    assert [0, *table[1:3]] == pool.match(_hashes(pool, [*range(12), 99, 99, 99, 99]))
+    pool.acquire(pool.match(hashes))
+    assert [0, 2] == [pool.num_owners(NULL_BLOCK), pool.num_used]
+    pool.allocate(4)  # takes the two blocks that never held anything, and the fourth and third of the chain
+    assert table[:2] == pool.match(hashes[:4])
+    assert [0, 0, 0, 0, *table[4:]] == pool.match(hashes)
+    pool.check()
+
+
+def test_a_hole_in_the_window_ends_a_hit():
+    """If a block of the window before it is gone, a prefix is cached only as far as one whose window is whole."""
+    pool = _pool(window=KvWindow(5, P, 8))
+    table = _cached(pool, range(24))
+    hashes = _hashes(pool, range(24))
+    pool.acquire(table)
+    pool.forget(table[4])
+    assert [0, 0, *table[2:4]] == pool.match(hashes)
+    pool.forget(table[0])
+    pool.forget(table[2])
+    assert [] == pool.match(hashes)
+
+
+def test_a_block_with_other_owners_is_not_forgotten():
+    """Only the last owner of a block takes it out of the index."""
+    pool = _pool()
+    table = _cached(pool, range(4))
+    pool.acquire(table * 2)
+    pool.forget(table[0])
+    assert table == pool.match(_hashes(pool, range(4)))
+
+
+@pytest.mark.parametrize("window", range(1, 12))
+@pytest.mark.parametrize("step", [1, 3, 8])
+def test_a_window_never_needs_more_blocks_than_it_says(window, step):
+    """Wherever a step begins and ends, its blocks and those of its window are no more than ``num_blocks``."""
+    of_blocks = KvWindow(window, P, step)
+    most = max(-(-(first + step) // P) - of_blocks.num_behind(first) for first in range(100))
+    assert most <= of_blocks.num_blocks(1000)
+    assert of_blocks.num_behind(first := 50) * P <= first - window
 
 
 def test_salts_are_separate():

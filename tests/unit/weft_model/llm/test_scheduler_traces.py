@@ -12,12 +12,14 @@ MAX_STEPS = 400
 
 
 def _bench(rng, **config):
+    window = rng.choice([0, 0, 2, 3, 4, 7])
     return Bench(
         num_blocks=rng.choice([7, 7, 9, 12, 30]),
         **{
             "max_num_seqs": rng.choice([1, 2, 3, 5]),
             "max_num_batched_tokens": rng.choice([5, 8, 16, 24]),
-            "max_model_len": 24,
+            "max_model_len": 48 if window else 24,  # a pool holds longer texts than it has room for
+            "window": window,
             "enable_prefix_caching": rng.random() < 0.8,
             "long_prefill_token_threshold": rng.choice([0, 0, 3, 8]),
             "watermark": rng.choice([0.0, 0.03, 0.2]),
@@ -34,7 +36,7 @@ def _arrive(rng, bench, **fields):
         salt=rng.choice([b"", b"", b"x"]),
         eos=(rng.randrange(VOCAB),),
         n=rng.choice([1, 1, 1, 2, 3]),
-        max_tokens=rng.choice([1, 3, 6, 14]),
+        max_tokens=rng.choice([1, 3, 6, 14, 30 if bench.pool.window.num_tokens else 14]),
         **fields,
     )
 

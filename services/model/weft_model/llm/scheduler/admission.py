@@ -13,6 +13,8 @@ from weft_model.llm.scheduler.sequence import Sequence
 
 #: Weight of the latest output length in the exponential moving average.
 _SMOOTHING = 0.05
+#: No sequence has more tokens.
+_LONGEST = 2**31
 
 
 class BlockAdmission:
@@ -33,6 +35,7 @@ class BlockAdmission:
         self._ranking = ranking
         self._num_spare = math.ceil(watermark * pool.capacity)
         self._expected_output = math.inf
+        self._most_owned = pool.window.num_blocks(_LONGEST)
 
     def observe_output_len(self, num_output: int) -> None:
         """Update the expected output length with that of a finished sequence, in tokens."""
@@ -86,7 +89,8 @@ class BlockAdmission:
 
     def _most_blocks(self, num_new: int, num_others: int) -> float:
         """A cheap upper bound of ``_peak_blocks``: as if all output were still to come and no sequence ended."""
-        return self._pool.num_used + num_new + (num_others + 1) * (self._expected_output / self._pool.block_size + 1)
+        growth = min(self._expected_output / self._pool.block_size + 1, self._most_owned)
+        return self._pool.num_used + num_new + (num_others + 1) * growth
 
     def _peak_blocks(self, seq: Sequence, num_new: int, retained: Seq[Sequence], preemptible: Seq[Sequence]) -> int:
         """Most blocks that ``retained`` and ``seq`` are expected to own together.
@@ -99,10 +103,16 @@ class BlockAdmission:
         """
         pool, block_size = self._pool, self._pool.block_size
         left = np.array([other.max_len - len(other.tokens) for other in (*retained, seq)], np.float64)
-        owned = [len(other.block_table) - other.num_cached // block_size for other in retained]
-        owned_by_preemptible = sum(len(other.block_table) - other.num_cached // block_size for other in preemptible)
+        owned = [_num_own(other, block_size) for other in retained]
+        owned_by_preemptible = sum(_num_own(other, block_size) for other in preemptible)
         # Blocks with several owners, such as those of a common prefix, count once, until the end.
         num_common = max(pool.num_used - sum(owned) - owned_by_preemptible, 0)
         order = np.argsort(-left, kind="stable")
         growth = np.ceil(np.minimum(left[order], self._expected_output) / block_size) * np.arange(1, len(left) + 1)
-        return num_common + int((np.cumsum(np.array([*owned, num_new])[order]) + growth).max())
+        peak = (np.cumsum(np.array([*owned, num_new])[order]) + growth).max()
+        return num_common + int(min(peak, len(left) * self._most_owned))
+
+
+def _num_own(seq: Sequence, block_size: int) -> int:
+    """Blocks of the running ``seq`` without those that it found in the prefix cache."""
+    return len(seq.block_table) - max(seq.num_cached // block_size, seq.num_behind)

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 
+from weft_model.llm.kv_window import KvWindow
 from weft_model.llm.scheduler.block_hashes import BlockHasher
 
 #: Never allocated: padding writes there. Its links are the two ends of the free list.
@@ -21,6 +22,7 @@ class BlockPool:
         enable_prefix_caching: False: ``match`` never finds a block.
         key: Secret key of the hashes, up to 64 bytes.
         fields: See ``BlockHasher``.
+        window: What a sequence still reads; by default everything.
 
     Attributes:
         hasher: Computes the hashes that ``match`` and ``commit`` take.
@@ -38,12 +40,14 @@ class BlockPool:
         enable_prefix_caching: bool,
         key: bytes,
         fields: Mapping[str, str] | None = None,
+        window: KvWindow | None = None,
     ) -> None:
         if num_blocks < 2:
             raise ValueError(f"num_blocks must be at least 2, one of them the null block; got {num_blocks}")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.window = window or KvWindow(block_size=block_size)
         self.hasher = BlockHasher(key, block_size, fields or {})
         self.num_free = num_blocks - 1
         self._ref = array("i", bytes(4 * num_blocks))  # owners
@@ -63,7 +67,12 @@ class BlockPool:
         return self.capacity - self.num_free
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:
-        """The cached blocks of the longest cached prefix of ``hashes``. Changes nothing."""
+        """The cached blocks of the longest cached prefix of ``hashes``, null blocks behind its window.
+
+        Changes nothing.
+        """
+        if self.window.num_tokens:
+            return self._match_window(list(hashes))
         blocks = []
         for block_hash in hashes:
             block = self._index.get(block_hash)
@@ -73,8 +82,10 @@ class BlockPool:
         return blocks
 
     def acquire(self, blocks: Iterable[int]) -> None:
-        """Add an owner to each of ``blocks``, which are cached or owned."""
+        """Add an owner to each of ``blocks``, which are cached, owned or null."""
         for block in blocks:
+            if block == NULL_BLOCK:
+                continue
             if not self._ref[block]:
                 self._unlink(block)
             self._ref[block] += 1
@@ -97,8 +108,10 @@ class BlockPool:
         return blocks
 
     def free(self, table: Sequence[int]) -> None:
-        """Remove an owner from each block of ``table``; its last block is reallocated first."""
+        """Remove an owner from each block of ``table``; its last block is reallocated first. Null blocks count not."""
         for block in reversed(table):
+            if block == NULL_BLOCK:
+                continue
             self._ref[block] -= 1
             if not self._ref[block]:
                 # A block outside the index cannot be reused by a later prompt, so it is allocated first.
@@ -123,6 +136,11 @@ class BlockPool:
             self._hash[block] = block_hash
             self._index[block_hash] = block
 
+    def forget(self, block: int) -> None:
+        """Remove the owned ``block`` from the index unless it has other owners."""
+        if self._ref[block] == 1:
+            self._forget(block)
+
     def check(self) -> None:
         """Raise AssertionError unless counts, free list and index agree; O(blocks), for tests and idle times."""
         free: list[int] = []
@@ -142,6 +160,24 @@ class BlockPool:
             and {found: block for block, found in hashed.items()} == self._index
         ):
             raise AssertionError(f"{self.num_free=} {free=} {self._ref=} {hashed=} {self._index=}")
+
+    def _match_window(self, hashes: list[bytes]) -> list[int]:
+        """As ``match``: a prefix is usable if the blocks of the window before its end are cached.
+
+        Source:
+            The search from the end of https://github.com/vllm-project/vllm, its manager of sliding windows.
+        """
+        end = len(hashes)
+        blocks: list[int] = []  # of the run that ends at ``end``, last first
+        for index in reversed(range(end)):
+            block = self._index.get(hashes[index])
+            if block is None:
+                end, blocks = index, []
+                continue
+            blocks.append(block)
+            if index == self.window.num_behind(end * self.block_size):
+                return [NULL_BLOCK] * index + blocks[::-1]
+        return []
 
     def _forget(self, block: int) -> None:
         block_hash = self._hash[block]

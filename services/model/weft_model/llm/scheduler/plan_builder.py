@@ -6,6 +6,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from weft_model.llm.scheduler.blocks import NULL_BLOCK
 from weft_model.llm.scheduler.plan import PARAM_COLUMNS, Float32, ForwardPlan, Int32, Int64
 from weft_model.llm.scheduler.sequence import Sequence
 
@@ -64,6 +65,7 @@ def build_plan(
     new_slots, new_params, new_top_k, new_seeds = _new_rows([seq for seq in changed if seq.num_uploaded_blocks < 0])
     for seq in changed:
         seq.num_uploaded_blocks = len(seq.block_table)
+        seq.num_uploaded_behind = seq.num_behind
         seq.copy_source = -1
     return ForwardPlan(
         slots,
@@ -106,6 +108,8 @@ def _table_changes(changed: Seq[Sequence], block_size: int) -> tuple[Int32, Int3
     copies: list[tuple[int, int]] = []
     for seq in changed:
         first = max(seq.num_uploaded_blocks, 0)
+        newly_behind = range(seq.num_uploaded_behind, min(seq.num_behind, first))
+        entries += [(seq.slot, index, NULL_BLOCK) for index in newly_behind]
         entries += [(seq.slot, index, seq.block_table[index]) for index in range(first, len(seq.block_table))]
         if seq.copy_source >= 0:
             copies.append((seq.copy_source, seq.block_table[seq.num_computed_tokens // block_size]))

@@ -63,7 +63,7 @@ class PrefillScheduler:
             if is_running:
                 # A sequence without a slot was preempted by one before it.
                 chunk = self._chunk(seq, seq.num_computed_tokens, (partial, waiting), budget) if seq.slot >= 0 else 0
-                if chunk:
+                if chunk and self._reserve(seq, chunk, budget):
                     _take(seq, chunk, budget)
                     chosen.append(seq)
             elif num_skips_left:
@@ -90,11 +90,15 @@ class PrefillScheduler:
         victims = allocator.admit(seq, cached)
         if victims is None:
             return _Outcome.BLOCKED
-        for victim in victims:
-            budget.give_back(victim.num_scheduled)
-            victim.num_scheduled = 0
+        _unschedule(victims, budget)
         _take(seq, chunk, budget)
         return _Outcome.ADMITTED
+
+    def _reserve(self, seq: Sequence, chunk: int, budget: PrefillBudget) -> bool:
+        """Give the running ``seq`` blocks for ``chunk`` tokens; False: it ranks worst and was preempted itself."""
+        victims = self._allocator.reserve_chunk(seq, chunk)
+        _unschedule(victims, budget)
+        return seq.slot >= 0
 
     def _chunk(self, seq: Sequence, num_computed_tokens: int, candidates: _Queues, budget: PrefillBudget) -> int:
         num_remaining = len(seq.tokens) - num_computed_tokens
@@ -103,6 +107,13 @@ class PrefillScheduler:
             behind = (other.remaining for other in chain(*candidates) if other.rank > seq.rank)
             num_short = sum(remaining for remaining in behind if not budget.is_long(remaining))
         return budget.chunk(num_computed_tokens, num_remaining, num_short)
+
+
+def _unschedule(victims: list[Sequence], budget: PrefillBudget) -> None:
+    for victim in victims:
+        if victim.num_scheduled:
+            budget.give_back(victim.num_scheduled)
+            victim.num_scheduled = 0
 
 
 def _take(seq: Sequence, chunk: int, budget: PrefillBudget) -> None:

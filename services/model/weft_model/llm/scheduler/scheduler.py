@@ -68,7 +68,8 @@ class Scheduler:
         drafts: Decides about speculation; None: there is none.
 
     Attributes:
-        max_len: Longest sequence, prompt and output, in tokens: what both the context and the whole pool can hold.
+        max_len: Longest sequence, prompt and output, in tokens: what both the context and the whole pool can hold; of a
+            model with a sliding window the pool holds the window alone.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Scheduler:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         drafts: DraftSource | None = None,
     ) -> None:
-        self.max_len = min(config.max_model_len, pool.capacity * pool.block_size)
+        self.max_len = pool.window.max_len(config.max_model_len, pool.capacity)
         self._config = config
         self._pool = pool
         self._draft_source = drafts

@@ -18,7 +18,7 @@ class SequenceStatus(Enum):
     WAITING = auto()
     #: Waits until its parent's prompt is computed, to fork from it; owns no block.
     FORKING = auto()
-    #: Has a slot, and blocks for all its known tokens.
+    #: Has a slot, and blocks for all its known tokens; with a sliding window, for those within it and of a step.
     RUNNING = auto()
     #: Finished, cancelled, failed or past its deadline; owns nothing.
     ENDED = auto()
@@ -46,7 +46,7 @@ class Sequence:
         num_prompt: Tokens of the prompt.
         num_computed_tokens: Leading tokens with valid keys and values.
         num_cached: Tokens found in the prefix cache when it first got a slot; -1 before.
-        block_table: Blocks, in order; empty without a slot.
+        block_table: Blocks, in order, null blocks behind the window; empty without a slot.
         hashes: Chain hashes of the full blocks, as far as they were needed.
         slot: Row in the runner's tables; -1 without a slot.
         level: Priority level; a smaller one is served sooner.
@@ -61,6 +61,8 @@ class Sequence:
         num_logprobs: Most likely tokens to report with each new one; -1: no log probabilities.
         num_scheduled: Tokens that the current step computes for it.
         num_matched_blocks: Cached blocks at the last lookup; -1: never looked up.
+        num_behind: Leading entries of ``block_table`` that are null blocks, because they are behind the window.
+        num_uploaded_behind: How many of them the runner knows.
         num_uploaded_blocks: Entries of ``block_table`` that the runner knows; -1: it does not know the slot either.
         copy_source: Block to copy, before the step, into the block of its next token; -1: none.
         drafts: Guesses of the tokens that follow ``tokens``, computed and checked by the current step.
@@ -81,6 +83,7 @@ class Sequence:
         "is_cancelled",
         "level",
         "max_len",
+        "num_behind",
         "num_cached",
         "num_computed_tokens",
         "num_logprobs",
@@ -88,6 +91,7 @@ class Sequence:
         "num_preemptions",
         "num_prompt",
         "num_scheduled",
+        "num_uploaded_behind",
         "num_uploaded_blocks",
         "params",
         "parent",
@@ -140,6 +144,7 @@ class Sequence:
         self.num_preemptions = 0
         self.first_scheduled_ns = 0
         self.num_scheduled = 0
+        self.num_behind = self.num_uploaded_behind = 0
         self.num_uploaded_blocks = -1
         self.copy_source = -1
         self.num_matched_blocks = -1

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from weft_model.llm.scheduler.admission import BlockAdmission
-from weft_model.llm.scheduler.blocks import BlockPool
+from weft_model.llm.scheduler.blocks import NULL_BLOCK, BlockPool
 from weft_model.llm.scheduler.penalty_row import PenaltyRow
 from weft_model.llm.scheduler.ranking import RankedQueue, Ranking
 from weft_model.llm.scheduler.sequence import Sequence, SequenceStatus
@@ -108,7 +108,9 @@ class SlotAllocator:
         """
         preemptible = self._ranking.preemptible_by(seq, self.running)
         retained = self.running.first(len(self.running) - len(preemptible))
-        num_new = -(-len(seq.tokens) // self._pool.block_size) - len(cached)
+        window = self._pool.window
+        num_behind = window.num_behind(len(cached) * self._pool.block_size)
+        num_new = window.table_len(len(seq.tokens), num_behind) - len(cached)
         self._pool.acquire(cached)
         victims = self._admission.victims(
             seq,
@@ -126,6 +128,7 @@ class SlotAllocator:
             self.preempt(victim)
         self.waiting.remove(seq)
         seq.num_computed_tokens = len(cached) * self._pool.block_size
+        seq.num_behind = num_behind
         self._assign_slot(seq, cached + self._pool.allocate(num_new))
         for block_hash in islice(seq.hashes, len(cached), None):
             self._computing.setdefault(block_hash, seq)
@@ -144,14 +147,42 @@ class SlotAllocator:
                 else:
                     self._copy_on_write(seq, index, block)
                 return
-            victim = max(self.running, key=self._ranking.preemption_key)
-            if len(self.running) == 1:
-                self.end_step()  # all copies of this step were preempted; their deferred blocks are the missing ones
-                continue
-            self._is_out_of_blocks = True
-            self.preempt(victim)
-            if victim is seq:
+            if self._preempt_worst() is seq:
                 return
+
+    def reserve_chunk(self, seq: Sequence, num_tokens: int) -> list[Sequence]:
+        """Give the running ``seq`` blocks for its next ``num_tokens`` tokens; with a window it does not have them all.
+
+        Returns:
+            The preempted sequences, with ``num_scheduled`` unchanged; the last is ``seq`` itself if it ranks worst.
+        """
+        pool, table = self._pool, seq.block_table
+        num_missing = -(-(seq.num_computed_tokens + num_tokens) // pool.block_size) - len(table)
+        if num_missing <= 0:
+            return []
+        self._free_behind_window(seq)
+        victims: list[Sequence] = []
+        while pool.num_free < num_missing:
+            victim = self._preempt_worst()
+            if victim is not None:
+                victims.append(victim)
+            if victim is seq:
+                return victims
+        # More than this chunk needs: what it gave back at the other end is for its later chunks.
+        num_wanted = pool.window.table_len(len(seq.tokens), seq.num_behind) - len(table)
+        table += pool.allocate(min(num_wanted, pool.num_free))
+        self.changed[seq] = None
+        return victims
+
+    def _preempt_worst(self) -> Sequence | None:
+        """Preempt the running sequence that ranks worst; None: blocks whose freeing was deferred are free instead."""
+        if len(self.running) == 1:
+            self.end_step()  # all copies of this step were preempted; their deferred blocks are the missing ones
+            return None
+        victim = max(self.running, key=self._ranking.preemption_key)
+        self._is_out_of_blocks = True
+        self.preempt(victim)
+        return victim
 
     def reserve_drafts(self, seq: Sequence, num_drafts: int) -> int:
         """Give the running ``seq``, which has a block for its next token, blocks for drafts behind it.
@@ -198,7 +229,7 @@ class SlotAllocator:
                 self.wait(child)
                 continue
             child.start()
-            child.num_computed_tokens = parent.num_prompt - 1
+            child.num_computed_tokens, child.num_behind = parent.num_prompt - 1, parent.num_behind
             self._assign_slot(child, self._pool.fork(parent.block_table))
             self._has_forked = True
         parent.forks = []
@@ -209,9 +240,13 @@ class SlotAllocator:
         return has_forked
 
     def commit(self, seq: Sequence, first: int) -> None:
-        """Add the full, computed blocks of ``seq`` from index ``first`` on to the prefix cache."""
-        if not self._pool.enable_prefix_caching:
-            return
+        """Add the full, computed blocks of ``seq`` from index ``first`` on to the prefix cache; free those behind."""
+        if self._pool.enable_prefix_caching:
+            self._commit(seq, first)
+        if self._pool.window.num_tokens:
+            self._free_behind_window(seq)
+
+    def _commit(self, seq: Sequence, first: int) -> None:
         num_full = seq.num_computed_tokens // self._pool.block_size
         self._hash(seq, num_full)
         for index in range(first, num_full):
@@ -220,6 +255,20 @@ class SlotAllocator:
             if self._computing.get(block_hash) is seq:
                 del self._computing[block_hash]
                 self._blocked_seq = None  # it may need fewer blocks than when it was rejected
+
+    def _free_behind_window(self, seq: Sequence) -> None:
+        """Free the blocks of ``seq`` that none of its later tokens reads."""
+        pool, first, end = self._pool, seq.num_behind, self._pool.window.num_behind(seq.num_computed_tokens)
+        if end <= first:
+            return
+        behind = seq.block_table[first:end]
+        for block in behind[max(-(-seq.num_prompt // pool.block_size) - first, 0) :]:
+            pool.forget(block)  # generated: a long answer would evict the prefixes of prompts
+        self._release_blocks(behind)
+        seq.block_table[first:end] = [NULL_BLOCK] * len(behind)
+        seq.num_behind = end
+        self.changed[seq] = None
+        self._blocked_seq = None
 
     def remove(self, seq: Sequence) -> None:
         """End ``seq``, waiting or running, and free what it owns."""
@@ -243,7 +292,7 @@ class SlotAllocator:
         """Raise AssertionError unless slots, tables and pool agree; for tests and idle times."""
         owners: dict[int, int] = dict.fromkeys(self._deferred_frees, 1)
         for seq in self.running:
-            for block in seq.block_table:
+            for block in seq.block_table[seq.num_behind :]:
                 owners[block] = owners.get(block, 0) + 1
         slots = [*self._free_slots, *(seq.slot for seq in self.running)]
         if not (
@@ -299,6 +348,7 @@ class SlotAllocator:
         self._free_slots.append(seq.slot)
         self._release_blocks(seq.block_table)
         seq.block_table = []
+        seq.num_behind = seq.num_uploaded_behind = 0
         seq.slot = seq.copy_source = -1
 
     def _release_blocks(self, table: list[int]) -> None:
