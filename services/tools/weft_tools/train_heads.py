@@ -79,7 +79,8 @@ def train_heads(
     from weft_model.llm.model.fingerprint import fingerprint  # noqa: PLC0415
     from weft_model.llm.model.model import LlamaModel  # noqa: PLC0415
     from weft_model.llm.model.model_config import TransformerConfig  # noqa: PLC0415
-    from weft_model.llm.model.weights import EMBEDDING, LM_HEAD, load_folder  # noqa: PLC0415
+    from weft_model.llm.model.weight_parts import EMBEDDING, LM_HEAD  # noqa: PLC0415
+    from weft_model.llm.model.weights import load_folder, numbers_of  # noqa: PLC0415
     from weft_model.llm.speculation import head_training  # noqa: PLC0415
     from weft_model.llm.speculation.medusa_heads import DESCRIPTION_FILENAME, MedusaHeads  # noqa: PLC0415
 
@@ -92,8 +93,8 @@ def train_heads(
     token_ids = _token_ids(folder, data, config.vocab_size)[:max_tokens]
     own = fingerprint(folder)
     weights = load_folder(folder, config, dtype=torch.float32, device=device)
-    embedding = weights[EMBEDDING]
-    lm_head = embedding if config.tie_word_embeddings else weights[LM_HEAD]
+    embedding = numbers_of(weights[EMBEDDING])
+    lm_head = embedding if config.tie_word_embeddings else numbers_of(weights[LM_HEAD])
     model = LlamaModel(config, weights, dtype=torch.float32, device=device)
     heads, accuracies = head_training.train_heads(model, embedding, lm_head, token_ids, settings, on_step)
     rows = [HeadRow._make((*each.top_k, each.agreement, each.overlap)) for each in accuracies]
