@@ -102,6 +102,7 @@ class Load:
             num_blocks=case.num_blocks,
             max_num_seqs=case.num_running,
             max_num_batched_tokens=_BUDGET_TOKENS,
+            long_prefill_token_threshold=_BUDGET_TOKENS,  # as an engine resolves it
             max_model_len=4096,
         )
         pool = BlockPool(case.num_blocks, _BLOCK_SIZE, enable_prefix_caching=True, key=b"benchmark")

@@ -143,6 +143,7 @@ class Engine:
                 f"Exceeds maximum queue size: {self._max_queued} sequences wait already; try again later"
             )
         request.arrival_ns = request.arrival_ns or self._clock_ns()
+        self._core.prepare(request)
         self._inbox.put((self._core.admit, request))
         if self._end_error is not None:  # the thread may have ended without reading this request
             self._reject_unread(self._end_error)

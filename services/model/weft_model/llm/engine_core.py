@@ -2,9 +2,12 @@
 
 import random
 import secrets
+from array import array
 from collections.abc import Callable
 from itertools import count
 from typing import Protocol
+
+import numpy as np
 
 from weft_common.errors import DeadlineExceededError, InternalError, WeftError
 from weft_common.observing.logs import get_logger
@@ -83,6 +86,19 @@ class EngineCore:
     def has_requests(self) -> bool:
         """Whether any request is active."""
         return bool(self._requests)
+
+    def prepare(self, request: EngineRequest) -> None:
+        """Compute what takes time in proportion to the prompt and needs no state: 5 ms for 100,000 tokens.
+
+        To be called before ``admit``, on the thread that submits, so that no step waits for it. Any thread. Once the
+        request is cancelled, the rest is left out.
+        """
+        prompt_ids, params = request.prompt_ids, request.params
+        if self.pool.enable_prefix_caching:
+            tokens = array("i", prompt_ids.tobytes())
+            request.block_hashes = self.pool.hasher.prompt(request.salt, tokens, lambda: request.is_cancelled)
+        if params.repetition_penalty != 1.0:
+            request.unique_prompt_ids = np.unique(prompt_ids)
 
     def admit(self, request: EngineRequest) -> None:
         """Enqueue a validated request; one that was cancelled already ends at once."""

@@ -62,6 +62,16 @@ def load_folder(
     return weights
 
 
+def numbers_of(weight: Matrix) -> torch.Tensor:
+    """The weight ``[out, in]`` in float32, whatever it is stored as; newly allocated unless it is float32 already."""
+    parts = weight if isinstance(weight, tuple) else (weight,)
+    numbers = [
+        part.dequantize(torch.float32) if isinstance(part, QuantizedWeight) else part.to(torch.float32)
+        for part in parts
+    ]
+    return numbers[0] if len(numbers) == 1 else torch.cat(numbers)
+
+
 def _load(
     source: FolderSource | GgufSource, name: str, parts: list[Part], dtype: torch.dtype, device: torch.device | str
 ) -> Matrix:

@@ -99,12 +99,16 @@ class BlockPool:
         if num_blocks > self.num_free:
             raise ValueError(f"{num_blocks} blocks asked for, {self.num_free} are free")
         blocks = []
+        block = NULL_BLOCK
         for _ in range(num_blocks):
-            block = self._next[NULL_BLOCK]
-            self._unlink(block)
-            self._forget(block)
+            block = self._next[block]
+            if self._hash[block] is not None:
+                self._forget(block)
             self._ref[block] = 1
             blocks.append(block)
+        self._next[NULL_BLOCK] = after = self._next[block]
+        self._prev[after] = NULL_BLOCK
+        self.num_free -= num_blocks
         return blocks
 
     def free(self, table: Sequence[int]) -> None:

@@ -104,8 +104,11 @@ class PrefillScheduler:
         num_remaining = len(seq.tokens) - num_computed_tokens
         num_short = 0
         if budget.is_long(num_remaining) and not budget.must_defer(num_remaining):
-            behind = (other.remaining for other in chain(*candidates) if other.rank > seq.rank)
-            num_short = sum(remaining for remaining in behind if not budget.is_long(remaining))
+            for other in chain(*candidates):
+                if other.rank > seq.rank and not budget.is_long(other.remaining):
+                    num_short += other.remaining
+                    if num_short >= budget.num_reserved:
+                        break
         return budget.chunk(num_computed_tokens, num_remaining, num_short)
 
 
