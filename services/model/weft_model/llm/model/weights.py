@@ -9,7 +9,7 @@ from weft_common.observing.logs import get_logger
 from weft_kernels.linear.quantized import QuantizedWeight, concatenate
 from weft_model.llm.model.folder_source import FolderSource
 from weft_model.llm.model.gguf.container import find_gguf
-from weft_model.llm.model.gguf.source import GgufSource
+from weft_model.llm.model.gguf_source import GgufSource
 from weft_model.llm.model.model_config import TransformerConfig
 from weft_model.llm.model.weight_parts import (
     EMBEDDING,

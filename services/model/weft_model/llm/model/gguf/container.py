@@ -22,6 +22,8 @@ _STRING, _ARRAY, _BOOL = 8, 9, 7
 #: Format of struct for each type of number.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "?", 10: "Q", 11: "q", 12: "d"}
 _MAX_DIMS = 4
+#: Types of tensors of plain numbers.
+PLAIN_TYPES = {0: "float32", 1: "float16", 30: "bfloat16"}
 _SAFETENSORS = "*.safetensors"
 
 

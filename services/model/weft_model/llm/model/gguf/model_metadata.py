@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from weft_common.errors import InvalidArgumentError
-from weft_model.llm.model.gguf.blocks import BLOCK_TYPES
-from weft_model.llm.model.gguf.container import GgufFile
+from weft_model.llm.model.gguf.container import PLAIN_TYPES, GgufFile
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _EMBEDDING, _LM_HEAD = "token_embd.weight", "output.weight"
@@ -84,7 +83,7 @@ class _Metadata:
         """Parameters that give the factors of the file."""
         tensor = self._file.tensors[ROPE_FACTORS]
         count = head_dim // 2
-        if tensor.shape != (count,) or BLOCK_TYPES.get(tensor.type_id, BLOCK_TYPES[1]).name != "F32":
+        if tensor.shape != (count,) or PLAIN_TYPES.get(tensor.type_id) != "float32":
             raise InvalidArgumentError(
                 f"{self._file.name}: '{ROPE_FACTORS}' must have shape [{count}] and type F32, got {list(tensor.shape)} "
                 f"of type {tensor.type_id}; convert the model again"
@@ -110,8 +109,7 @@ class _Metadata:
 
     def _dtype(self) -> str:
         """Type of the embedding where that is numbers, else bfloat16."""
-        block_type = BLOCK_TYPES.get(self._file.tensors[_EMBEDDING].type_id)
-        return str((block_type and block_type.dtype) or "bfloat16").removeprefix("torch.")
+        return PLAIN_TYPES.get(self._file.tensors[_EMBEDDING].type_id, "bfloat16")
 
     def _token(self, name: str) -> int | None:
         token = self._file.metadata.get(f"tokenizer.ggml.{name}_token_id")
