@@ -67,7 +67,7 @@ def inputs_per_tile(weight: QuantizedWeight) -> int:
     """Inputs that a program multiplies at a time, a power of two: all of one group. 0: groups are too odd for that."""
     least = 32 if weight.num_bits == 4 else 16  # a product on tensor cores has 16 inputs at least
     if weight.group_size == weight.shape[1]:
-        return max(least, min(_MAX_INNER, triton.next_power_of_2(weight.shape[1])))
+        return max(least, min(_MAX_INNER, int(triton.next_power_of_2(weight.shape[1]))))
     power = weight.group_size & -weight.group_size
     return 0 if power < least else min(power, _MAX_INNER)
 
@@ -76,7 +76,7 @@ def num_parts(weight: QuantizedWeight, columns_per_tile: int, inner: int) -> int
     """Parts of the inputs, so that there are programs for every processor."""
     num_outputs, num_inputs = weight.shape
     wanted = _PROGRAMS_PER_PROCESSOR * num_processors(weight.device) // triton.cdiv(num_outputs, columns_per_tile)
-    return max(1, min(wanted, triton.cdiv(num_inputs, inner) // _MIN_TILES_PER_PART))
+    return max(1, int(min(wanted, triton.cdiv(num_inputs, inner) // _MIN_TILES_PER_PART)))
 
 
 def _product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, inner: int, *, deterministic: bool) -> Tensor:
