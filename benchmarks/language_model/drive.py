@@ -31,7 +31,7 @@ class Answer:
     Attributes:
         job: The job.
         request: What the engine was given.
-        start_ns: When it came: its arrival in an open loop, else when it was submitted, or the engine started after that.
+        start_ns: When it came: its arrival in an open loop, else when it was submitted, or the engine started if later.
         token_ids: New tokens.
         token_ns: When each of them came.
     """
