@@ -256,6 +256,7 @@ class Scheduler:
         for seq in (*failed, *(seq for seq in cancelled if seq not in failed)):
             seq.num_scheduled = 0
             seq.drafts = []
+            seq.remaining = len(seq.tokens)  # whatever was applied of the step is void
             self._end(seq)
         return [seq for seq in failed if seq not in cancelled]
 

@@ -297,6 +297,8 @@ class SlotAllocator:
         """As ``commit``, for each of ``decodes`` that has just computed the last token of a block."""
         pool = self._pool
         for seq, num_full in self.decodes.at_block_start():
+            if not num_full:
+                continue  # a fork of a prompt of one token
             if pool.window.num_tokens:
                 self.commit(seq, num_full - 1)
             elif pool.enable_prefix_caching:
