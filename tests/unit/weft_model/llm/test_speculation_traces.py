@@ -52,6 +52,7 @@ def _bench(rng, drafts):
         max_num_seqs=rng.choice([1, 2, 3, 5]),
         max_num_batched_tokens=rng.choice([5, 8, 16, 24]),
         max_model_len=24,
+        window=rng.choice([0, 0, 2, 3, 7]),
         enable_prefix_caching=rng.random() < 0.8,
         long_prefill_token_threshold=rng.choice([0, 0, 3, 8]),
         watermark=rng.choice([0.0, 0.03, 0.2]),
