@@ -231,7 +231,7 @@ def test_the_kernel_agrees_with_the_reference(place, sequences, num_heads, num_k
 @pytest.mark.parametrize(("right", "wrong"), [
     ("keys[None, :] <= position[:, None]", "keys[None, :] < ctx_len"),
     ("for first in range(low, high, KEYS):", "for first in range(low, tl.maximum(low + 1, high - KEYS), KEYS):"),
-    ("head = kv_head * GROUP_SIZE + rows % GROUP_SIZE", "head = rows % GROUP_SIZE * NUM_KV_HEADS + kv_head"),
+    ("head = row_of_out % NUM_HEADS", "head = rows % GROUP_SIZE * NUM_KV_HEADS + kv_head"),
     ("row_sum * shrink + tl.sum(weights, 1)", "row_sum + tl.sum(weights, 1)"),
     ("mask=is_key[:, None] & is_dim[None, :]", "mask=is_dim[None, :]"),
 ], ids=["no causal mask", "last tile dropped", "heads mixed", "sum not rescaled", "values past the end"])  # fmt: skip
@@ -243,18 +243,25 @@ def test_the_check_catches_a_wrong_kernel(place_float32, planted, right, wrong):
         check_kernel(defective.paged_attention, place_float32)
 
 
-def plan_in_parts(batch: Batch, *, is_stored: bool):
-    """A deterministic plan with parts of 32 keys, each walked by its own program or all by one."""
-    plan = plan_launch(batch.q, batch.kv_layer, len(batch.ctx_len), **batch.limits, deterministic=True)
-    num_parts = -(-batch.limits["max_ctx_len"] // 32) if is_stored else 1
-    return dataclasses.replace(plan, keys_per_part=32, num_parts=num_parts, merges_parts=not is_stored)
+def run_with(
+    batch: Batch, *, window=0, deterministic=True, attention=triton_kernel, is_poisoned=False, **plan
+) -> Tensor:
+    """The kernel's result with a changed plan; poisoned: the memory for parts, and behind it, holds NaN."""
+    own = plan_launch(batch.q, batch.kv_layer, batch.limits["max_q_len"], deterministic=deterministic)
+    own = dataclasses.replace(own, **plan)
+    arguments = (batch.q, batch.kv_layer, batch.block_tables, batch.q_start, batch.ctx_len)
+    options = {"scale": batch.q.shape[2] ** -0.5, "window": window, "soft_cap": 0.0}
+    cache = {}
+    if is_poisoned:
+        rows = (2 * own.num_stored * batch.kv_layer.shape[3], own.rows_per_tile)
+        sizes = ((*rows, batch.q.shape[2]), rows, rows)
+        cache["attention_parts"] = tuple(torch.full(size, float("nan"), device=batch.q.device) for size in sizes)
+    return attention.launch(*arguments, **options, plan=own, step_cache=cache)
 
 
 def run_in_parts(batch: Batch, *, is_stored: bool) -> Tensor:
-    """The kernel's result with ``plan_in_parts``."""
-    arguments = (batch.q, batch.kv_layer, batch.block_tables, batch.q_start, batch.ctx_len)
-    plan = plan_in_parts(batch, is_stored=is_stored)
-    return triton_kernel.launch(*arguments, scale=batch.q.shape[2] ** -0.5, window=0, soft_cap=0.0, plan=plan)
+    """The deterministic result with parts of 32 keys, each walked by its own program or all by one."""
+    return run_with(batch, fixed_keys_per_part=32, num_programs=64, num_stored=1000 if is_stored else 0)
 
 
 @pytest.mark.parametrize("sequences", [((1, 70), (1, 9), (1, 32)), ((2, 70), (9, 40))])
@@ -276,22 +283,18 @@ def test_a_row_of_the_deterministic_kernel_is_bitwise_its_own(place, size):
     assert torch.equal(together[:17], torch.cat(chunks))
 
 
-def test_a_plan_fills_the_device_and_keeps_to_one_shape_where_it_must(monkeypatch):
-    """Few programs share the keys; a deterministic plan has one tile and one part length for all shapes."""
+def test_a_plan_depends_on_the_model_alone(monkeypatch):
+    """Single tokens have one plan, prompts another; deterministic ones have one tile and one length of parts."""
     monkeypatch.setattr("weft_kernels.attention.launch._num_processors", lambda device: 132)
     kv_layer = torch.empty(1, 2, 16, 8, 128)
-    alone = plan_launch(torch.empty(1, 32, 128), kv_layer, 1, 1, 8192, deterministic=False)
-    assert 64 == alone.num_parts  # of 128 keys at least
-    assert 1 == alone.num_row_tiles
-    many = plan_launch(torch.empty(256, 32, 128), kv_layer, 256, 1, 8192, deterministic=False)
-    assert 1 == many.num_parts
-    plans = [
-        plan_launch(torch.empty(num_tokens, 32, 128), kv_layer, 1, num_tokens, 8192, deterministic=True)
-        for num_tokens in (1, 2000)
-    ]
-    assert 1 == len({(p.rows_per_tile, p.keys_per_tile, p.keys_per_part, p.num_warps, p.num_stages) for p in plans})
-    assert (16, 1) == (plans[0].num_parts, plans[1].num_parts)
-    assert (False, True) == (plans[0].merges_parts, plans[1].merges_parts)
+    for deterministic, num_plans in ((False, 2), (True, 1)):
+        plans = [
+            plan_launch(torch.empty(num_tokens, 32, 128), kv_layer, max_q_len, deterministic=deterministic)
+            for num_tokens, max_q_len in ((1, 1), (256, 1), (64, 4), (70, 70), (2000, 500))
+        ]
+        assert num_plans == len(set(plans))
+        assert plans[0] == plans[1] == plans[2]
+    assert 4 * 132 == plans[0].num_programs
 
 
 def test_a_block_far_into_the_cache_is_read(place_float32):

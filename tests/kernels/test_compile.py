@@ -6,7 +6,17 @@ import sys
 from pathlib import Path
 
 EXPECTED = {
-    *("attention", "merge_stored", "rope_and_store", "copy_rows", "step_inputs", "linear", "rms_norm", "silu_mul"),
+    *(
+        "attention",
+        "merge_stored",
+        "work_items",
+        "rope_and_store",
+        "copy_rows",
+        "step_inputs",
+        "linear",
+        "rms_norm",
+        "silu_mul",
+    ),
     *("tile", "penalties", "reach", "draw", "pick"),
 }
 

@@ -12,72 +12,71 @@ from torch import Tensor
 _DOT_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _KEYS_PER_TILE = 32
 _PROMPT_ROWS_PER_TILE = 64
-_PROGRAMS_PER_PROCESSOR = 4  # enough to hide the latency of loads
+#: Programs of a processor: enough to hide the latency of loads, and not more than its registers hold.
+_PROGRAMS_PER_PROCESSOR, _PROMPT_PROGRAMS_PER_PROCESSOR = 4, 2
 _MIN_TILES_PER_PART = 4  # a shorter part costs more to merge than it saves
 _DETERMINISTIC_KEYS_PER_PART = 512
+#: Of parts as long as a program's share of all keys there are fewer than two for each program; of parts of fixed length
+#: as many as there is memory for, here 35 MiB of heads of 128.
+_STORED_PER_PROGRAM, _DETERMINISTIC_STORED_PER_PROGRAM = 2, 8
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Partition of one call into programs.
+    """Programs of a launch; nothing here depends on the lengths of a step but for ``rows_per_tile``.
 
     Attributes:
-        num_row_tiles: Tiles of rows of all sequences; an upper bound, surplus programs return at once.
         rows_per_tile: Tokens times query heads of a group, a power of two, at least 16.
+        tokens_per_tile: Whole tokens of a tile.
         keys_per_tile: Keys per iteration of a program, a power of two, at least 16.
-        keys_per_part: Keys of one split, a multiple of ``keys_per_tile``.
-        num_parts: Splits of the keys (split-KV); 1 for none.
-        merges_parts: A program that processes all keys merges them split by split, in the same order as separate
-            programs.
-        is_one_token: Every sequence has exactly one new token.
+        min_keys_per_part: No sequence with fewer keys is cut into parts (split-KV).
+        fixed_keys_per_part: Keys of a part, a multiple of ``keys_per_tile``, counted from position 0; a program that
+            has all parts of a tile merges them in the same order as a second kernel. 0: parts share a tile's keys
+            evenly.
+        num_programs: Programs, which take work items in turns.
+        num_stored: Parts that there is memory for, for each key-value head.
         dot_dtype: Triton dtype of the operands of products; accumulators are float32.
         num_warps: Warps of a program.
         num_stages: Pipeline stages: tiles of keys and values in flight.
     """
 
-    num_row_tiles: int
     rows_per_tile: int
+    tokens_per_tile: int
     keys_per_tile: int
-    keys_per_part: int
-    num_parts: int
-    merges_parts: bool
-    is_one_token: bool
+    min_keys_per_part: int
+    fixed_keys_per_part: int
+    num_programs: int
+    num_stored: int
     dot_dtype: Any
     num_warps: int
     num_stages: int
 
 
-def plan_launch(
-    q: Tensor, kv_layer: Tensor, num_sequences: int, max_q_len: int, max_ctx_len: int, *, deterministic: bool
-) -> LaunchPlan:
-    """Launch parameters for these shapes; if deterministic, a row's order of sums depends on the model only."""
-    num_tokens, num_heads, head_dim = q.shape
+def plan_launch(q: Tensor, kv_layer: Tensor, max_q_len: int, *, deterministic: bool) -> LaunchPlan:
+    """Launch parameters for a model, one set for single tokens and one for prompts.
+
+    If deterministic, a row's order of sums depends on the model only.
+    """
+    num_heads, head_dim = q.shape[1:]
     num_kv_heads = kv_layer.shape[3]
     group_size = num_heads // num_kv_heads
     rows = max(16, triton.next_power_of_2(group_size))
-    if not deterministic and max_q_len * group_size > rows:
-        rows = max(rows, _PROMPT_ROWS_PER_TILE)
-    is_one_token = max_q_len == 1 and num_tokens == num_sequences
-    num_row_tiles = num_sequences if is_one_token else num_tokens // (rows // group_size) + num_sequences
-    num_missing = triton.cdiv(
-        _PROGRAMS_PER_PROCESSOR * _num_processors(q.device), max(1, num_row_tiles * num_kv_heads)
-    )  # parts that would fill the device
+    programs_each, stored_each = _PROGRAMS_PER_PROCESSOR, _STORED_PER_PROGRAM
     if deterministic:
-        keys_per_part = _DETERMINISTIC_KEYS_PER_PART
-    else:
-        min_keys = _MIN_TILES_PER_PART * _KEYS_PER_TILE
-        num_parts = max(1, min(num_missing, triton.cdiv(max_ctx_len, min_keys)))
-        keys_per_part = triton.cdiv(triton.cdiv(max_ctx_len, num_parts), _KEYS_PER_TILE) * _KEYS_PER_TILE
-    num_parts = triton.cdiv(max_ctx_len, keys_per_part) if num_missing > 1 else 1
+        stored_each = _DETERMINISTIC_STORED_PER_PROGRAM
+    elif max_q_len * group_size > rows:
+        rows = max(rows, _PROMPT_ROWS_PER_TILE)
+        programs_each = _PROMPT_PROGRAMS_PER_PROCESSOR
+    num_programs = programs_each * _num_processors(q.device)
     is_wide = q.dtype == torch.float32 or head_dim > 128
     return LaunchPlan(
-        num_row_tiles=num_row_tiles,
         rows_per_tile=rows,
+        tokens_per_tile=rows // group_size,
         keys_per_tile=_KEYS_PER_TILE,
-        keys_per_part=keys_per_part,
-        num_parts=num_parts,
-        merges_parts=deterministic and num_parts == 1,
-        is_one_token=is_one_token,
+        min_keys_per_part=_MIN_TILES_PER_PART * _KEYS_PER_TILE,
+        fixed_keys_per_part=_DETERMINISTIC_KEYS_PER_PART if deterministic else 0,
+        num_programs=num_programs,
+        num_stored=triton.cdiv(stored_each * num_programs, num_kv_heads),
         dot_dtype=dot_dtype(q),
         num_warps=4,
         num_stages=2 if is_wide else 3,

@@ -1,9 +1,10 @@
 """Attention over a paged KV cache in the Triton language; semantics: ``reference.paged_attention``.
 
-One kernel handles prompts, chunks and single tokens. A program takes one key-value head and a tile of rows: the query
-heads of its group, token by token. It iterates over tiles of keys from position 0 and keeps a running maximum,
-sum and weighted values. If that gives too few programs for the device, each takes one split of fixed length and a
-second kernel merges the splits (flash-decoding).
+One kernel handles prompts, chunks and single tokens. A fixed number of programs takes work items in turns, which
+``items_triton_kernel`` lists on the device: one key-value head and a tile of rows, the query heads of its group, token
+by token. For an item a program iterates over tiles of keys and keeps a running maximum, sum and weighted values. Where
+a sequence is so long that others would wait for it, its items have parts of the keys, which a second kernel merges
+(flash-decoding).
 
 Source:
     https://arxiv.org/abs/2205.14135 (the running softmax), https://crfm.stanford.edu/2023/10/12/flashdecoding.html
@@ -17,10 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft_kernels.attention.items_triton_kernel import find_sequence, parts_of, rows_of, work_items
 from weft_kernels.attention.launch import LaunchPlan, check_arguments, plan_launch
+from weft_kernels.attention.merge_triton_kernel import NOTHING, merge_stored, merged
 
-# Finite substitute for minus infinity: avoids NaN when the maximum of an empty row is subtracted.
-_NOTHING = tl.constexpr(-1e30)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -42,7 +43,8 @@ def paged_attention(
 ) -> Tensor:
     """``reference.paged_attention`` as Triton kernels.
 
-    No synchronisation with the device: launch shapes depend only on host arguments.
+    No synchronisation with the device. The launch is the same for every step of single tokens, and the same for every
+    other step, so that a CUDA graph may repeat it with other lengths.
 
     Args:
         q: As the reference's; the last two axes contiguous.
@@ -54,10 +56,10 @@ def paged_attention(
         scale: As the reference's.
         window: As the reference's.
         soft_cap: As the reference's.
-        max_q_len: The largest number of new tokens of a sequence; results are wrong if it is exceeded.
-        max_ctx_len: The largest ``ctx_len``; keys beyond it are ignored.
+        max_q_len: The largest number of new tokens of a sequence; decides the size of a tile.
+        max_ctx_len: Unused.
         deterministic: As the reference's: one tile shape and one length of the parts for every batch.
-        step_cache: Unused.
+        step_cache: As the reference's.
 
     Returns:
         As the reference's.
@@ -68,8 +70,9 @@ def paged_attention(
     if kv_scales is not None:
         raise ValueError(f"kv_layer is {kv_layer.dtype}; kernels read floating-point caches alone")
     check_arguments(q, kv_layer, block_tables, q_start, ctx_len)
-    plan = plan_launch(q, kv_layer, ctx_len.shape[0], max_q_len, max_ctx_len, deterministic=deterministic)
-    return launch(q, kv_layer, block_tables, q_start, ctx_len, scale=scale, window=window, soft_cap=soft_cap, plan=plan)
+    plan = plan_launch(q, kv_layer, max_q_len, deterministic=deterministic)
+    arguments = (q, kv_layer, block_tables, q_start, ctx_len)
+    return launch(*arguments, scale=scale, window=window, soft_cap=soft_cap, plan=plan, step_cache=step_cache)
 
 
 def launch(
@@ -83,84 +86,76 @@ def launch(
     window: int,
     soft_cap: float,
     plan: LaunchPlan,
+    step_cache: dict[str, Any] | None = None,
 ) -> Tensor:
     """``paged_attention`` with the given ``plan``; the arguments are not validated."""
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = kv_layer.shape[3]
+    num_sequences = ctx_len.shape[0]
     out = q.new_empty(q.shape)
     if not num_tokens:
         return out
-    parts, part_max, part_sum = out, out, out  # placeholders, unused without splits
-    if plan.num_parts > 1:
-        parts = q.new_empty(plan.num_parts, *q.shape, dtype=torch.float32)
-        part_max, part_sum = parts.new_empty(2, plan.num_parts, num_tokens, num_heads)
-    padded_dim = max(16, triton.next_power_of_2(head_dim))
-    _attention[(plan.num_row_tiles, num_kv_heads, plan.num_parts)](
+    cache = {} if step_cache is None else step_cache
+    key = f"attention_items of {window}"
+    if key not in cache:
+        cache[key] = work_items(q_start, ctx_len, plan, num_kv_heads, window)
+    if "attention_parts" not in cache:
+        rows = (plan.num_stored * num_kv_heads, plan.rows_per_tile)
+        cache["attention_parts"] = (
+            q.new_empty(*rows, head_dim, dtype=torch.float32),
+            q.new_empty(*rows, dtype=torch.float32),
+            q.new_empty(*rows, dtype=torch.float32),
+        )
+    items, parts = cache[key], cache["attention_parts"]
+    sizes = {
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP_SIZE": num_heads // num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "PADDED_DIM": max(16, triton.next_power_of_2(head_dim)),
+        "ROWS": plan.rows_per_tile,
+    }
+    _attention[(plan.num_programs,)](
         q,
         kv_layer,
         block_tables,
         q_start,
         ctx_len,
+        items,
         out,
-        parts,
-        part_max,
-        part_sum,
+        *parts,
         scale,
         soft_cap,
         window,
-        ctx_len.shape[0],
-        num_tokens,
+        num_sequences,
+        plan.num_programs,
         block_tables.stride(0),
-        plan.keys_per_part,
         Q_TOKEN_STRIDE=q.stride(0),
         KV_BLOCK_STRIDE=kv_layer.stride(0),
         KV_HALF_STRIDE=kv_layer.stride(1),
         BLOCK_SIZE=kv_layer.shape[2],
-        NUM_KV_HEADS=num_kv_heads,
-        GROUP_SIZE=num_heads // num_kv_heads,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=padded_dim,
-        ROWS=plan.rows_per_tile,
         KEYS=plan.keys_per_tile,
+        FIXED_KEYS=plan.fixed_keys_per_part,
         DOT=plan.dot_dtype,
-        ONE_TOKEN=plan.is_one_token,
         HAS_WINDOW=window > 0,
         HAS_SOFT_CAP=soft_cap > 0,
-        STORE_PARTS=plan.num_parts > 1,
-        MERGE_PARTS=plan.merges_parts,
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
+        **sizes,
     )
-    if plan.num_parts > 1:
-        _merge_stored[(num_tokens, num_heads)](
-            parts,
-            part_max,
-            part_sum,
-            out,
-            num_tokens,
-            plan.num_parts,
-            NUM_HEADS=num_heads,
-            HEAD_DIM=head_dim,
-            PADDED_DIM=padded_dim,
-            num_warps=1,
-        )
+    merge_stored[(plan.num_programs,)](
+        *parts, q_start, items, out, num_sequences, plan.num_programs, num_warps=plan.num_warps, **sizes
+    )
     return out
 
 
-# The sums of the parts are halves of one tensor, and where the second begins depends on the number of tokens.
-_SUMS = ["part_max_ptr", "part_sum_ptr"]
-
-
-@triton.jit(
-    do_not_specialize=["window", "num_sequences", "num_tokens", "table_stride", "keys_per_part"],
-    do_not_specialize_on_alignment=_SUMS,
-)
+@triton.jit(do_not_specialize=["window", "num_sequences", "num_programs", "table_stride"])
 def _attention(
     q_ptr,
     kv_ptr,
     table_ptr,
     q_start_ptr,
     ctx_len_ptr,
+    items_ptr,
     out_ptr,
     parts_ptr,
     part_max_ptr,
@@ -169,9 +164,8 @@ def _attention(
     soft_cap,
     window,
     num_sequences,
-    num_tokens,
+    num_programs,
     table_stride,
-    keys_per_part,
     Q_TOKEN_STRIDE: tl.constexpr,
     KV_BLOCK_STRIDE: tl.constexpr,
     KV_HALF_STRIDE: tl.constexpr,
@@ -182,62 +176,90 @@ def _attention(
     PADDED_DIM: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    FIXED_KEYS: tl.constexpr,
     DOT: tl.constexpr,
-    ONE_TOKEN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
-    STORE_PARTS: tl.constexpr,
-    MERGE_PARTS: tl.constexpr,
 ):
     TOKENS: tl.constexpr = ROWS // GROUP_SIZE
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP_SIZE
-    row_tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    sequence = row_tile
-    first_token = 0
-    if not ONE_TOKEN:
-        sequence, first_token = _find_rows(row_tile, q_start_ptr, num_sequences, TOKENS)
-    begin = tl.load(q_start_ptr + sequence)
-    q_len = tl.load(q_start_ptr + sequence + 1) - begin
-    if first_token >= q_len:
-        return
-    ctx_len = tl.load(ctx_len_ptr + sequence)
-
-    rows = tl.arange(0, ROWS)
     dims = tl.arange(0, PADDED_DIM)
-    token = first_token + rows // GROUP_SIZE
-    head = kv_head * GROUP_SIZE + rows % GROUP_SIZE
-    is_row = (rows < TOKENS * GROUP_SIZE) & (token < q_len)
-    is_element = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-    token_of_step = (begin + token).to(tl.int64)
-    q = tl.load(
-        q_ptr + token_of_step[:, None] * Q_TOKEN_STRIDE + head[:, None] * HEAD_DIM + dims[None, :],
-        mask=is_element,
-        other=0.0,
-    ).to(DOT)
-    position = ctx_len - q_len + token
-    # The keys that some row of this tile sees: [low, high).
-    high = tl.minimum(ctx_len, ctx_len - q_len + first_token + TOKENS)
-    low = 0
-    if HAS_WINDOW:
-        low = tl.maximum(0, ctx_len - q_len + first_token + 1 - window) // KEYS * KEYS
+    num_items = tl.load(items_ptr + num_sequences) * NUM_KV_HEADS
+    for item in range(tl.program_id(0), num_items, num_programs):
+        kv_head = item % NUM_KV_HEADS
+        sequence = find_sequence(items_ptr, item // NUM_KV_HEADS, num_sequences)
+        begin, q_len, num_parts = parts_of(q_start_ptr, items_ptr, sequence, TOKENS)
+        index = item // NUM_KV_HEADS - tl.load(items_ptr + sequence)
+        first_token = index // num_parts * TOKENS
+        ctx_len = tl.load(ctx_len_ptr + sequence)
 
-    values = tl.zeros([ROWS, PADDED_DIM], dtype=tl.float32)
-    row_max = tl.full([ROWS], _NOTHING, dtype=tl.float32)
-    row_sum = tl.zeros([ROWS], dtype=tl.float32)
-    kv_head_ptr = kv_ptr + kv_head * HEAD_DIM
-    table_row_ptr = table_ptr + sequence.to(tl.int64) * table_stride
-    if STORE_PARTS:
-        low = tl.maximum(low, tl.program_id(2) * keys_per_part)
-        high = tl.minimum(high, (tl.program_id(2) + 1) * keys_per_part)
-    if MERGE_PARTS:
-        for start in range(low // keys_per_part * keys_per_part, high, keys_per_part):
-            part_values, part_max, part_sum = _walk(
+        rows, token, row_of_out, is_row = rows_of(
+            kv_head, begin, q_len, first_token, NUM_HEADS, GROUP_SIZE, TOKENS, ROWS
+        )
+        is_element = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+        head = row_of_out % NUM_HEADS
+        q = tl.load(
+            q_ptr + row_of_out[:, None] // NUM_HEADS * Q_TOKEN_STRIDE + head[:, None] * HEAD_DIM + dims[None, :],
+            mask=is_element,
+            other=0.0,
+        ).to(DOT)
+        position = ctx_len - q_len + token
+        # The keys that some row of this tile sees: [low, high).
+        high = tl.minimum(ctx_len, ctx_len - q_len + first_token + TOKENS)
+        low = high * 0
+        if HAS_WINDOW:
+            low = tl.maximum(0, ctx_len - q_len + first_token + 1 - window) // KEYS * KEYS
+        # Those of this part.
+        part = index % num_parts
+        if num_parts > 1:
+            origin = low
+            size = tl.cdiv(tl.cdiv(high - low, num_parts), KEYS) * KEYS
+            if FIXED_KEYS:
+                origin = low // FIXED_KEYS * FIXED_KEYS
+                size = high * 0 + FIXED_KEYS
+            low = tl.maximum(low, origin + part * size)
+            high = tl.minimum(high, origin + (part + 1) * size)
+
+        values = tl.zeros([ROWS, PADDED_DIM], dtype=tl.float32)
+        row_max = tl.full([ROWS], NOTHING, dtype=tl.float32)
+        row_sum = tl.zeros([ROWS], dtype=tl.float32)
+        kv_head_ptr = kv_ptr + kv_head * HEAD_DIM
+        table_row_ptr = table_ptr + sequence.to(tl.int64) * table_stride
+        if FIXED_KEYS:
+            for start in range(low // FIXED_KEYS * FIXED_KEYS, high, FIXED_KEYS):
+                part_values, part_max, part_sum = _walk(
+                    q,
+                    kv_head_ptr,
+                    table_row_ptr,
+                    tl.maximum(low, start),
+                    tl.minimum(high, start + FIXED_KEYS),
+                    ctx_len,
+                    position,
+                    scale,
+                    soft_cap,
+                    window,
+                    KV_BLOCK_STRIDE,
+                    KV_HALF_STRIDE,
+                    BLOCK_SIZE,
+                    NUM_KV_HEADS,
+                    HEAD_DIM,
+                    PADDED_DIM,
+                    ROWS,
+                    KEYS,
+                    DOT,
+                    HAS_WINDOW,
+                    HAS_SOFT_CAP,
+                )
+                row_max, shrink, part_shrink = merged(row_max, part_max)
+                row_sum = tl.fma(row_sum, shrink, part_sum * part_shrink)
+                values = tl.fma(values, shrink[:, None], part_values * part_shrink[:, None])
+        else:
+            values, row_max, row_sum = _walk(
                 q,
                 kv_head_ptr,
                 table_row_ptr,
-                tl.maximum(low, start),
-                tl.minimum(high, start + keys_per_part),
+                low,
+                high,
                 ctx_len,
                 position,
                 scale,
@@ -255,64 +277,21 @@ def _attention(
                 HAS_WINDOW,
                 HAS_SOFT_CAP,
             )
-            row_max, shrink, part_shrink = _shrinks(row_max, part_max)
-            row_sum = tl.fma(row_sum, shrink, part_sum * part_shrink)
-            values = tl.fma(values, shrink[:, None], part_values * part_shrink[:, None])
-    else:
-        values, row_max, row_sum = _walk(
-            q,
-            kv_head_ptr,
-            table_row_ptr,
-            low,
-            high,
-            ctx_len,
-            position,
-            scale,
-            soft_cap,
-            window,
-            KV_BLOCK_STRIDE,
-            KV_HALF_STRIDE,
-            BLOCK_SIZE,
-            NUM_KV_HEADS,
-            HEAD_DIM,
-            PADDED_DIM,
-            ROWS,
-            KEYS,
-            DOT,
-            HAS_WINDOW,
-            HAS_SOFT_CAP,
-        )
 
-    row_of_out = token_of_step * NUM_HEADS + head
-    if STORE_PARTS:
-        row_of_part = tl.program_id(2).to(tl.int64) * num_tokens * NUM_HEADS + row_of_out
-        tl.store(part_max_ptr + row_of_part, row_max, mask=is_row)
-        tl.store(part_sum_ptr + row_of_part, row_sum, mask=is_row)
-        if low < high:  # the values of a part without keys are left unwritten; its sum of 0 says so
-            tl.store(parts_ptr + row_of_part[:, None] * HEAD_DIM + dims[None, :], values, mask=is_element)
-    else:
-        values = values / tl.where(is_row, row_sum, 1.0)[:, None]
-        tl.store(
-            out_ptr + row_of_out[:, None] * HEAD_DIM + dims[None, :],
-            values.to(out_ptr.dtype.element_ty),
-            mask=is_element,
-        )
-
-
-@triton.jit
-def _find_rows(row_tile, q_start_ptr, num_sequences, TOKENS: tl.constexpr):
-    """The sequence of a tile of rows, and the first of its tokens in the tile.
-
-    Sequence ``b`` owns the tiles from ``q_start[b] // TOKENS + b``: as many as it needs, sometimes one more.
-    """
-    low = 0
-    high = num_sequences
-    while high - low > 1:
-        middle = (low + high) // 2
-        is_at_or_after = tl.load(q_start_ptr + middle) // TOKENS + middle <= row_tile
-        low = tl.where(is_at_or_after, middle, low)
-        high = tl.where(is_at_or_after, high, middle)
-    return low, (row_tile - tl.load(q_start_ptr + low) // TOKENS - low) * TOKENS
+        if num_parts > 1:
+            stored = tl.load(items_ptr + num_sequences + 1 + sequence) + index
+            row_of_part = (stored.to(tl.int64) * NUM_KV_HEADS + kv_head) * ROWS + rows
+            tl.store(part_max_ptr + row_of_part, row_max, mask=is_row)
+            tl.store(part_sum_ptr + row_of_part, row_sum, mask=is_row)
+            if low < high:  # the values of a part without keys are left unwritten; its sum of 0 says so
+                tl.store(parts_ptr + row_of_part[:, None] * HEAD_DIM + dims[None, :], values, mask=is_element)
+        else:
+            values = values / tl.where(is_row, row_sum, 1.0)[:, None]
+            tl.store(
+                out_ptr + row_of_out[:, None] * HEAD_DIM + dims[None, :],
+                values.to(out_ptr.dtype.element_ty),
+                mask=is_element,
+            )
 
 
 @triton.jit
@@ -341,7 +320,7 @@ def _walk(
 ):
     """Weighted values, maximum (in powers of two) and sum of weights of each row over the keys ``[low, high)``."""
     values = tl.zeros([ROWS, PADDED_DIM], dtype=tl.float32)
-    row_max = tl.full([ROWS], _NOTHING, dtype=tl.float32)
+    row_max = tl.full([ROWS], NOTHING, dtype=tl.float32)
     row_sum = tl.zeros([ROWS], dtype=tl.float32)
     dims = tl.arange(0, PADDED_DIM)
     is_dim = dims < HEAD_DIM
@@ -372,43 +351,3 @@ def _walk(
         ).to(DOT)
         values = tl.dot(weights.to(DOT), v, values * shrink[:, None], input_precision="ieee")
     return values, row_max, row_sum
-
-
-@triton.jit
-def _shrinks(row_max, part_max):
-    """The maximum of both, and what sums up to each must be multiplied by to be relative to it."""
-    new_max = tl.maximum(row_max, part_max)
-    return new_max, tl.exp2(row_max - new_max), tl.exp2(part_max - new_max)
-
-
-@triton.jit(do_not_specialize=["num_tokens", "num_parts"], do_not_specialize_on_alignment=_SUMS)
-def _merge_stored(
-    parts_ptr,
-    part_max_ptr,
-    part_sum_ptr,
-    out_ptr,
-    num_tokens,
-    num_parts,
-    NUM_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-):
-    """One row's parts, first to last, with the arithmetic of a program that merges its own."""
-    row = tl.program_id(0).to(tl.int64) * NUM_HEADS + tl.program_id(1)
-    dims = tl.arange(0, PADDED_DIM)
-    one = tl.arange(0, 1)
-    values = tl.zeros([PADDED_DIM], dtype=tl.float32)
-    row_max = tl.full([1], _NOTHING, dtype=tl.float32)
-    row_sum = tl.zeros([1], dtype=tl.float32)
-    row_of_part = row
-    for _ in range(num_parts):
-        part_max = tl.load(part_max_ptr + row_of_part + one)
-        part_sum = tl.load(part_sum_ptr + row_of_part + one)
-        part_values = tl.load(
-            parts_ptr + row_of_part * HEAD_DIM + dims, mask=(dims < HEAD_DIM) & (part_sum > 0.0), other=0.0
-        )
-        row_max, shrink, part_shrink = _shrinks(row_max, part_max)
-        row_sum = tl.fma(row_sum, shrink, part_sum * part_shrink)
-        values = tl.fma(values, shrink, part_values * part_shrink)
-        row_of_part += num_tokens.to(tl.int64) * NUM_HEADS
-    tl.store(out_ptr + row * HEAD_DIM + dims, (values / row_sum).to(out_ptr.dtype.element_ty), mask=dims < HEAD_DIM)

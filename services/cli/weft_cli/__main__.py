@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import argcomplete
 
-from weft_cli.arguments import calls, files, mesh
+from weft_cli.arguments import calls, files, jobs, mesh, models
 from weft_cli.arguments.parser import CommandParser
 from weft_common.errors import WeftError
 from weft_common.text.printable import printable
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argcomplete.autocomplete(parser)  # does nothing unless a shell asks
     options = parser.parse_args(argv)
     try:
-        status: int = import_module(f"weft_cli.commands.{options.command}").run(options)
+        status: int = import_module(f"weft_cli.commands.{options.command.replace('-', '_')}").run(options)
         if sys.stdout is not None:
             sys.stdout.flush()
     except WeftError as error:
@@ -42,7 +42,7 @@ def make_parser() -> CommandParser:
     parser = CommandParser(prog="weft", description="Serve models as a mesh of gRPC services.")
     parser.add_argument("--version", action="version", version=f"weft {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in (mesh, calls, files):
+    for group in (mesh, calls, files, jobs, models):
         group.add_commands(commands)
     return parser
 

@@ -11,8 +11,21 @@ import pytest
 from weft_cli.__main__ import main, make_parser
 
 #: Commands that print facts; the others write files or drawings.
-WITH_FACTS = ("up", "restart", "top", "infer", "feedback", "rollback", "lock", "key new", "check", "explain")
-CALLING = ("restart", "top", "infer", "feedback", "rollback", "lock")
+WITH_FACTS = (
+    "up",
+    "restart",
+    "top",
+    "infer",
+    "feedback",
+    "rollback",
+    "lock",
+    "key new",
+    "check",
+    "explain",
+    "batch",
+    "train-heads",
+)
+CALLING = ("restart", "top", "infer", "feedback", "rollback", "lock", "batch")
 
 
 def commands(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str, argparse.ArgumentParser]:

@@ -10,13 +10,14 @@ Arguments, shapes, errors and effects of each function are documented in ``refer
 import importlib
 import os
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from weft_common.errors import InvalidArgumentError
 from weft_kernels.blocks.layout import KVLayer
 from weft_kernels.linear import onednn
+from weft_kernels.linear.quantized import QuantizedWeight
 
 _VARIABLE = "WEFT_KERNELS"
 _CHOICES = ("auto", "triton")
@@ -29,6 +30,10 @@ if _choice not in _CHOICES:
 _ARE_KERNELS_FORCED = _choice == "triton"
 
 
+#: A weight ``[out, in]``: numbers, codes, or where its parts have different codes, the parts one after another.
+Matrix: TypeAlias = torch.Tensor | QuantizedWeight | tuple[torch.Tensor | QuantizedWeight, ...]
+
+
 class Linear(Protocol):
     """``x @ weight.T + bias``: ``[T, in]`` to ``[T, out]``, newly allocated."""
 
@@ -37,22 +42,45 @@ class Linear(Protocol):
 
 
 def linear(
-    weight: torch.Tensor, bias: torch.Tensor | None = None, *, deterministic: bool = False, is_int8: bool = False
+    weight: Matrix,
+    bias: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    deterministic: bool = False,
+    is_int8: bool = False,
 ) -> Linear:
     """The fastest product with the weight ``[out, in]`` that its device has; it need not keep the weight itself.
 
     Args:
-        weight: On the device of the product.
+        weight: On the device of the product. Codes without a product of their own become numbers.
         bias: ``[out]``; None for none.
+        dtype: Type of rows and results, which a weight of numbers has.
         deterministic: A row's result is bitwise independent of the other rows.
-        is_int8: With 8-bit weights and activations; on a CPU alone.
+        is_int8: With 8-bit weights and activations, where the weight is numbers; on a CPU alone.
     """
+    if isinstance(weight, tuple):
+        sizes = [part.shape[0] for part in weight]
+        biases = [None] * len(weight) if bias is None else bias.split(sizes)
+        options: dict[str, Any] = {"dtype": dtype, "deterministic": deterministic, "is_int8": is_int8}
+        return _Joined([linear(part, own, **options) for part, own in zip(weight, biases, strict=True)])
+    if isinstance(weight, QuantizedWeight):
+        weight, is_int8 = weight.dequantize(dtype), False
     if is_int8:
         return onednn.Int8Linear(weight, bias)
     if not _is_for_kernels(weight) and onednn.is_native(weight.dtype):
         return onednn.PackedLinear(weight, bias, deterministic=deterministic)
     multiply = _pick("linear", "linear", weight)
     return partial(multiply, weight=weight.contiguous(), bias=bias, deterministic=deterministic)
+
+
+class _Joined:
+    """Products of one input with several weights, side by side."""
+
+    def __init__(self, products: list[Linear]) -> None:
+        self._products = products
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([multiply(x) for multiply in self._products], 1)
 
 
 def faster_dtype(dtype: torch.dtype, shape: tuple[int, int]) -> torch.dtype:

@@ -13,7 +13,7 @@
 Policy only: no gRPC, no event loop; the clock is passed in.
 """
 
-from weft_router.admission.adaptive import AdaptiveLimit, Outcome
+from weft_common.adaptive_limit import AdaptiveLimit, Outcome
 from weft_router.admission.concurrency_limit import ConcurrencyLimit
 from weft_router.admission.controller import AdmissionController, AdmissionSettings, admissible_priority
 from weft_router.admission.inflight_limit import InflightLimit

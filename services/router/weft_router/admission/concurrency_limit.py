@@ -3,7 +3,7 @@
 import random
 from typing import TYPE_CHECKING
 
-from weft_router.admission.adaptive import AdaptiveLimit, Outcome
+from weft_common.adaptive_limit import AdaptiveLimit, Outcome
 from weft_router.admission.retry import RetrySlots
 from weft_router.admission.waiting_queue import WaitingQueue
 

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from weft_common.adaptive_limit import AdaptiveLimit, Outcome
 from weft_common.core import CallContext, ParameterValue
 from weft_common.errors import WeftError
 from weft_common.limits import divided, share
-from weft_router.admission.adaptive import AdaptiveLimit, Outcome
 from weft_router.admission.concurrency_limit import LOWEST_LEVEL, ConcurrencyLimit
 from weft_router.admission.permit import Permit
 from weft_router.admission.refusals import Refusals

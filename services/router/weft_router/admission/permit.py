@@ -4,9 +4,9 @@ import asyncio
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from weft_common.adaptive_limit import Outcome
 from weft_common.core import CallContext
 from weft_common.errors import WeftError
-from weft_router.admission.adaptive import Outcome
 from weft_router.admission.concurrency_limit import ConcurrencyLimit
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import torch
 
 from weft_common.errors import InvalidArgumentError
 from weft_model.llm.config import TransformerConfig
-from weft_model.llm.model.weights import EMBEDDING, LM_HEAD, Weights, random_weights
+from weft_model.llm.model.weight_parts import EMBEDDING, LM_HEAD
+from weft_model.llm.model.weights import Weights, random_weights
 
 
 def permutation_weights(

@@ -15,12 +15,8 @@ from tests.unit.weft_model.llm.permutation_model import permutation, permutation
 from weft_common.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft_model.llm.config import TransformerConfig
 from weft_model.llm.model.model import LlamaModel
-from weft_model.llm.model.weights import (
-    LM_HEAD,
-    load_folder,
-    random_weights,
-    weight_parts,
-)
+from weft_model.llm.model.weight_parts import LM_HEAD, weight_parts
+from weft_model.llm.model.weights import load_folder, random_weights
 
 torch.set_num_threads(1)
 

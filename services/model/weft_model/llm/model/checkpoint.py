@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,9 +13,21 @@ from weft_common.errors import InvalidArgumentError, NotFoundError
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SUFFIX = ".safetensors"
-#: Supported types; packed and 8-bit ones would need their scales.
-_DTYPES = ("F64", "F32", "F16", "BF16")
+#: Types of weights that are not quantised, as safetensors names them.
+FLOATS = ("F64", "F32", "F16", "BF16")
 _NUM_NAMED = 5
+
+
+class StoredTensor(NamedTuple):
+    """What a tensor of a file is, or has to be.
+
+    Attributes:
+        shape: Its dimensions.
+        dtypes: Its type as safetensors names it, or those that it may have.
+    """
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...] = FLOATS
 
 
 class Checkpoint:
@@ -58,11 +70,18 @@ class Checkpoint:
                     )
             yield cls(files)
 
-    def check(self, wanted: dict[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
+    def find(self, name: str) -> StoredTensor | None:
+        """Shape and type of the tensor ``name``; None where there is none."""
+        if name not in self._files:
+            return None
+        tensor = self._files[name][0].get_slice(name)
+        return StoredTensor(tuple(tensor.get_shape()), (tensor.get_dtype(),))
+
+    def check(self, wanted: dict[str, StoredTensor], ignored: Iterable[str]) -> None:
         """Validate names, shapes and types against those of the model, before any data is read.
 
         Args:
-            wanted: Shape of every required tensor.
+            wanted: Shape and possible types of every required tensor.
             ignored: Names that may be present as well.
 
         Raises:
@@ -73,17 +92,18 @@ class Checkpoint:
             raise InvalidArgumentError(f"weights: {_listed(missing)} missing; {cure}, or a file was left out")
         if surplus := sorted(self._files.keys() - wanted - set(ignored)):
             raise InvalidArgumentError(f"weights: {_listed(surplus)} not part of the model; {cure}")
-        for name, shape in wanted.items():
+        for name, (shape, dtypes) in wanted.items():
             handle, file = self._files[name]
             tensor = handle.get_slice(name)
             if (got := tuple(tensor.get_shape())) != shape:
                 raise InvalidArgumentError(
                     f"weights: '{name}' in {file} must have shape {list(shape)}, got {list(got)}; {cure}"
                 )
-            if (dtype := tensor.get_dtype()) not in _DTYPES:
+            if (dtype := tensor.get_dtype()) not in dtypes:
+                quantised = "; config.json does not say how it is quantised" if dtypes == FLOATS else ""
                 raise InvalidArgumentError(
-                    f"weights: '{name}' in {file} must have one of the types {', '.join(_DTYPES)}, got {dtype}; take "
-                    f"the model before it was quantised"
+                    f"weights: '{name}' in {file} must have one of the types {', '.join(dtypes)}, got {dtype}"
+                    f"{quantised}; fetch the folder again, or take the model before it was quantised"
                 )
 
     def read(self, name: str) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from weft_kernels.blocks.layout import KVLayer
 from weft_model.llm import ops
 from weft_model.llm.model.model_config import TransformerConfig
-from weft_model.llm.model.weights import Weights, layer_prefix
+from weft_model.llm.model.weight_parts import layer_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class DecoderLayer:
     Args:
         config: The model.
         index: Index of the layer.
-        weights: Weights of the whole model, by the names of ``weights.weight_parts``. Not copied.
+        weights: Weights of the whole model, by the names of ``weight_parts``. Not copied.
         linear: Products with its matrices, by the same names; their biases are worked in.
         deterministic: Use operations whose rows do not depend on other rows.
     """
@@ -56,7 +56,7 @@ class DecoderLayer:
         self,
         config: TransformerConfig,
         index: int,
-        weights: Weights,
+        weights: Mapping[str, torch.Tensor],
         linear: Mapping[str, ops.Linear],
         *,
         deterministic: bool,

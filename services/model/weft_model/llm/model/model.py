@@ -2,16 +2,18 @@
 
 from collections.abc import MutableMapping
 from functools import partial
+from typing import Any
 
 import torch
 
 from weft_common.errors import InvalidArgumentError
 from weft_kernels.blocks.layout import KVLayer, cache_shape, split_layers
+from weft_kernels.linear.quantized import QuantizedWeight
 from weft_model.llm import ops
 from weft_model.llm.model.layers import DecoderLayer, StepInput
 from weft_model.llm.model.model_config import TransformerConfig
 from weft_model.llm.model.rope import rope_tables
-from weft_model.llm.model.weights import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matmul_weight, weight_parts
+from weft_model.llm.model.weight_parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, weight_parts
 
 
 class LlamaModel:
@@ -22,8 +24,9 @@ class LlamaModel:
 
     Args:
         config: The model.
-        weights: Weights by the names of ``weights.weight_parts``. Taken out of the mapping one by one: a packed weight
-            is a copy, and the two need not be in memory at once.
+        weights: Weights by the names of ``weight_parts``; matrices as ``ops.Matrix``, others as numbers. Taken out of
+            the mapping one by one: a packed weight is a copy, and the two need not be in memory at once. With tied
+            embeddings there may be a matrix for the LM head all the same.
         dtype: Type of computation and KV cache.
         device: Device of computation.
         deterministic: The hidden state of a token is bitwise independent of the other tokens of the step.
@@ -37,7 +40,7 @@ class LlamaModel:
     def __init__(
         self,
         config: TransformerConfig,
-        weights: MutableMapping[str, torch.Tensor],
+        weights: MutableMapping[str, Any],
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -56,16 +59,16 @@ class LlamaModel:
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
-        multiply_by = partial(ops.linear, deterministic=deterministic, is_int8=is_int8)
-        matrices = [name for name, weight in weights.items() if is_matmul_weight(name, weight)]
+        multiply_by = partial(ops.linear, dtype=dtype, deterministic=deterministic, is_int8=is_int8)
+        matrices = [name for name in weights if is_matrix(name)]
         own = {name: weights.pop(name).to(device=device, dtype=dtype) for name in weights.keys() - matrices}
         linear = {
-            name: multiply_by(weights.pop(name).to(device=device, dtype=dtype), own.get(bias_of(name)))
+            name: multiply_by(_moved(weights.pop(name), self.device, dtype), own.get(bias_of(name)))
             for name in matrices
         }
         self._embedding = own[EMBEDDING]
         self._final_norm = own[FINAL_NORM]
-        self._lm_head = multiply_by(own[EMBEDDING]) if config.tie_word_embeddings else linear[LM_HEAD]
+        self._lm_head = linear[LM_HEAD] if LM_HEAD in linear else multiply_by(own[EMBEDDING])
         self._layers = [
             DecoderLayer(config, index, own, linear, deterministic=deterministic) for index in range(config.num_layers)
         ]
@@ -129,3 +132,15 @@ class LlamaModel:
         """Next-token logits, float32 ``[S, vocab_size]``, for rows of the result of ``forward``."""
         with torch.inference_mode():
             return self._lm_head(hidden).float()
+
+
+def _moved(weight: ops.Matrix, device: torch.device, dtype: torch.dtype) -> ops.Matrix:
+    if isinstance(weight, tuple):
+        return tuple(_moved_one(part, device, dtype) for part in weight)
+    return _moved_one(weight, device, dtype)
+
+
+def _moved_one(
+    weight: torch.Tensor | QuantizedWeight, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor | QuantizedWeight:
+    return weight.to(device) if isinstance(weight, QuantizedWeight) else weight.to(device, dtype)

@@ -208,9 +208,6 @@ def _refuse_unsupported(values: Mapping[str, Any]) -> None:
         raise _fault("hidden_act", f"one of {', '.join(_ACTIVATIONS)}", activation)
     if values.get("mlp_bias"):
         raise _fault("mlp_bias", "false: feed-forward layers with a bias are not supported", True)
-    if "quantization_config" in values:
-        method = values["quantization_config"]
-        raise _fault("quantization_config", "absent; take the folder of the model before it was quantised", method)
 
 
 def _sliding(

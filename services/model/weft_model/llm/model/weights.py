@@ -1,87 +1,99 @@
-"""Weights of a ``LlamaModel``: loaded from a Hugging Face folder, or random.
+"""Weights of a ``LlamaModel``: loaded from a folder, or random."""
 
-Projections with the same input are fused into one tensor, because one large matrix product is faster than several small
-ones: queries, keys and values (``qkv_proj``), gate and up (``gate_up_proj``).
-"""
-
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
-from weft_model.llm.model.checkpoint import Checkpoint
+from weft_common.observing.logs import get_logger
+from weft_kernels.linear.quantized import QuantizedWeight, concatenate
+from weft_model.llm.model.folder_source import FolderSource
 from weft_model.llm.model.model_config import TransformerConfig
+from weft_model.llm.model.weight_parts import Part, derived_tensors, fused_shape, is_matrix, weight_parts
+from weft_model.llm.ops import Matrix
 
+_LOG = get_logger("weft.llm")
+
+#: Weights by name, all of them numbers.
 Weights = dict[str, torch.Tensor]
-
-EMBEDDING, FINAL_NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-
-
-class Part(NamedTuple):
-    """A tensor of a Hugging Face folder; the parts of a fused weight are concatenated along the first dimension."""
-
-    name: str
-    shape: tuple[int, ...]
-
-
-def layer_prefix(index: int) -> str:
-    """Prefix of the weight names of layer ``index``."""
-    return f"model.layers.{index}."
-
-
-def weight_parts(config: TransformerConfig) -> dict[str, list[Part]]:
-    """Every weight of the model by name, with the checkpoint tensors that it is fused from."""
-    width, vocabulary = config.hidden_size, config.vocab_size
-    parts = {EMBEDDING: [Part(EMBEDDING, (vocabulary, width))]}
-    for index in range(config.num_layers):
-        parts.update(_layer_parts(config, layer_prefix(index)))
-    parts[FINAL_NORM] = [Part(FINAL_NORM, (width,))]
-    if not config.tie_word_embeddings:
-        parts[LM_HEAD] = [Part(LM_HEAD, (vocabulary, width))]
-    return parts
+#: Weights by name: matrices as codes where they are quantised, others as numbers.
+LoadedWeights = dict[str, Matrix]
 
 
 def load_folder(
     path: Path, config: TransformerConfig, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
-) -> Weights:
-    """Load the weights from the safetensors files of a Hugging Face folder.
+) -> LoadedWeights:
+    """Load the weights from the files of a folder, in whatever format they are quantised.
 
     Names, shapes and types of all tensors are validated before any is read.
 
     Args:
         path: The folder.
         config: Its model.
-        dtype: Type of the result; None: ``config.dtype``.
-        device: Device of the result; tensors are copied one by one, so the CPU holds one at a time.
+        dtype: Type of weights that are not quantised; None: ``config.dtype``.
+        device: Device of the result; weights are copied one by one, so the CPU holds one at a time.
 
     Raises:
         NotFoundError: A file is missing.
         InvalidArgumentError: A file is truncated, or a tensor is missing, unexpected or of another shape; the message
-            has its name, the expected and the actual shape.
+            has its name, the expected and the actual shape. Or the format is not supported.
     """
     dtype = dtype or getattr(torch, config.dtype)
     layout = weight_parts(config)
-    weights: Weights = {}
-    with Checkpoint.open(path) as checkpoint:
-        checkpoint.check({part.name: part.shape for parts in layout.values() for part in parts}, _ignored(config))
+    weights: LoadedWeights = {}
+    with FolderSource.open(path) as source:
+        source.check([part for parts in layout.values() for part in parts], derived_tensors(config))
         for name, parts in layout.items():
-            weight = torch.empty(_shape(parts), dtype=dtype, device=device)
-            row = 0
-            for part in parts:
-                weight[row : row + part.shape[0]].copy_(checkpoint.read(part.name))
-                row += part.shape[0]
-            weights[name] = weight
+            weights[name] = _load(source, name, parts, dtype, device)
+        _log_formats(source.format_name, weights)
     return weights
 
 
-def is_matmul_weight(name: str, weight: torch.Tensor) -> bool:
-    """Whether ``weight`` is a matrix of a product, and not the embedding, a norm or a bias."""
-    return weight.dim() == 2 and name != EMBEDDING
+def numbers_of(weight: Matrix) -> torch.Tensor:
+    """The weight ``[out, in]`` in float32, whatever it is stored as; newly allocated unless it is float32 already."""
+    parts = weight if isinstance(weight, tuple) else (weight,)
+    numbers = [
+        part.dequantize(torch.float32) if isinstance(part, QuantizedWeight) else part.to(torch.float32)
+        for part in parts
+    ]
+    return numbers[0] if len(numbers) == 1 else torch.cat(numbers)
 
 
-def bias_of(name: str) -> str:
-    """Name of the bias beside the weight ``name``."""
-    return name.removesuffix("weight") + "bias"
+def _load(source: FolderSource, name: str, parts: list[Part], dtype: torch.dtype, device: torch.device | str) -> Matrix:
+    if is_matrix(name) and any(source.is_quantized(part) for part in parts):
+        read = [source.read(part) for part in parts]
+        codes = [weight.to(device) for weight in read if isinstance(weight, QuantizedWeight)]
+        if len(codes) == len(read):
+            return concatenate(codes) or tuple(codes)
+        if codes:
+            return tuple(
+                weight.to(device) if isinstance(weight, QuantizedWeight) else weight.to(device, dtype)
+                for weight in read
+            )
+        return torch.cat([weight.to(device, dtype) for weight in read if isinstance(weight, torch.Tensor)])
+    fused = torch.empty(fused_shape(parts), dtype=dtype, device=device)
+    row = 0
+    for part in parts:
+        weight = source.read(part)
+        numbers = weight.dequantize(dtype) if isinstance(weight, QuantizedWeight) else weight
+        fused[row : row + part.shape[0]].copy_(numbers)
+        row += part.shape[0]
+    return fused
+
+
+def _log_formats(format_name: str, weights: Mapping[str, Matrix]) -> None:
+    """Say what was quantised, and what could not be fused."""
+    matrices = [weight for name, weight in weights.items() if is_matrix(name)]
+    packed = sum(not isinstance(weight, torch.Tensor) for weight in matrices)
+    if packed:
+        split = sum(isinstance(weight, tuple) for weight in matrices)
+        _LOG.info(
+            "weights of %s: %d of %d matrices have codes; %d are products of several parts, whose codes differ",
+            format_name,
+            packed,
+            len(matrices),
+            split,
+        )
 
 
 def random_weights(
@@ -99,48 +111,10 @@ def random_weights(
     generator = torch.Generator(device).manual_seed(seed)
     weights: Weights = {}
     for name, parts in weight_parts(config).items():
-        shape = _shape(parts)
+        shape = fused_shape(parts)
         if name.endswith("norm.weight"):
             weights[name] = torch.ones(shape, dtype=dtype, device=device)
             continue
         scale = 0.1 if name.endswith(".bias") else shape[-1] ** -0.5
         weights[name] = torch.randn(shape, generator=generator, dtype=dtype, device=device).mul_(scale)
     return weights
-
-
-def _layer_parts(config: TransformerConfig, prefix: str) -> dict[str, list[Part]]:
-    width, inner = config.hidden_size, config.intermediate_size
-    q_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention, mlp = prefix + "self_attn.", prefix + "mlp."
-    projections = {"q_proj": q_width, "k_proj": kv_width, "v_proj": kv_width}
-    parts = {
-        attention + "qkv_proj.weight": [
-            Part(f"{attention}{name}.weight", (rows, width)) for name, rows in projections.items()
-        ],
-        mlp + "gate_up_proj.weight": [Part(f"{mlp}{name}.weight", (inner, width)) for name in ("gate_proj", "up_proj")],
-    }
-    if config.has_qkv_bias:
-        parts[attention + "qkv_proj.bias"] = [
-            Part(f"{attention}{name}.bias", (rows,)) for name, rows in projections.items()
-        ]
-    whole: dict[str, tuple[int, ...]] = {
-        prefix + "input_layernorm.weight": (width,),
-        attention + "o_proj.weight": (width, q_width),
-        prefix + "post_attention_layernorm.weight": (width,),
-        mlp + "down_proj.weight": (width, inner),
-    }
-    if config.has_qk_norm:
-        whole[attention + "q_norm.weight"] = whole[attention + "k_norm.weight"] = (config.head_dim,)
-    if config.has_output_bias:
-        whole[attention + "o_proj.bias"] = (width,)
-    return parts | {name: [Part(name, shape)] for name, shape in whole.items()}
-
-
-def _shape(parts: list[Part]) -> tuple[int, ...]:
-    return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-
-
-def _ignored(config: TransformerConfig) -> list[str]:
-    """Tensors that a checkpoint may contain and that are derived from others."""
-    frequencies = [f"{layer_prefix(index)}self_attn.rotary_emb.inv_freq" for index in range(config.num_layers)]
-    return [*frequencies, LM_HEAD] if config.tie_word_embeddings else frequencies

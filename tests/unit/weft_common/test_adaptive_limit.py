@@ -3,10 +3,10 @@
 import random
 
 import pytest
-from tests.unit.weft_router.admission.simulated_server import Load, Service, constant, exponential, mixed, run
+from tests.unit.weft_common.simulated_server import Load, Service, constant, exponential, mixed, run
 
+from weft_common.adaptive_limit import INITIAL_LIMIT, MAX_LIMIT, MIN_LIMIT
 from weft_router.admission import AdaptiveLimit, Outcome
-from weft_router.admission.adaptive import INITIAL_LIMIT, MAX_LIMIT, MIN_LIMIT
 
 SERVICES = {"constant": (constant(0.02), 0.02), "exponential": (exponential(0.02), 0.02)}
 SERVICES["cheap and dear"] = (mixed(0.005, 0.1, 0.2), 0.024)

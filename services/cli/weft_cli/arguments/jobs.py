@@ -1,0 +1,89 @@
+"""Arguments of ``weft batch``; imports nothing heavy."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weft_cli.arguments.shared import add_json_argument
+from weft_cli.arguments.types import pair
+from weft_common.security.arguments import add_channel_arguments
+from weft_common.text.argument_types import not_negative_integer, positive, positive_integer
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_commands(commands: "Commands") -> None:
+    """Add ``weft batch``."""
+    parser = commands.add_parser(
+        "batch",
+        help="run a data set through a graph, into files",
+        description="Run every row of a data set through a graph or model, exactly once, into files. A job that was "
+        "interrupted, however, goes on with --resume and ends with the same files.",
+        epilog="example: weft batch embed --input 'texts/*.parquet' --output embeddings --keep id",
+    )
+    parser.add_argument("graph", metavar="GRAPH", help="graph or model; NAME/VERSION for one version")
+    parser.add_argument(
+        "--input",
+        required=True,
+        metavar="PATH",
+        help="Parquet, JSON Lines or CSV: a file, folder or pattern; also s3://, gs:// and whatever else fsspec opens",
+    )
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder for the results")
+    parser.add_argument("--resume", action="store_true", help="go on with the job in --output")
+    _add_form(parser)
+    _add_pace(parser)
+    parser.add_argument("--url", metavar="ADDRESS", help="router to use; default: a mesh of its own, in this job")
+    parser.add_argument(
+        "--repository",
+        type=Path,
+        default=Path("model_repository"),
+        metavar="DIR",
+        help="model repository of the job's own mesh; default: model_repository",
+    )
+    add_json_argument(parser)
+    add_channel_arguments(parser.add_argument_group("security"))
+
+
+def _add_form(parser: argparse.ArgumentParser) -> None:
+    form = parser.add_argument_group("columns and formats")
+    form.add_argument("--format", default="", choices=("parquet", "jsonl", "csv"), help="default: by suffix")
+    form.add_argument("--output-format", default="parquet", choices=("parquet", "jsonl"), help="default: parquet")
+    form.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        type=pair,
+        metavar="INPUT=COLUMN",
+        help="column of an input; default: that of the same name, none for an optional input",
+    )
+    form.add_argument("--write", action="append", default=[], metavar="OUTPUT", help="write only this; may be repeated")
+    form.add_argument("--binary", action="append", default=[], metavar="OUTPUT", help="its bytes are no text")
+    form.add_argument("--keep", action="append", default=[], metavar="COLUMN", help="write this column of the data too")
+    form.add_argument(
+        "--param", action="append", default=[], type=pair, metavar="NAME=VALUE", help="parameter of every request"
+    )
+
+
+def _add_pace(parser: argparse.ArgumentParser) -> None:
+    pace = parser.add_argument_group("pace and failures")
+    pace.add_argument(
+        "--rows-per-request", type=positive_integer, default=0, metavar="N", help="default: the largest batch"
+    )
+    pace.add_argument("--rows-per-shard", type=positive_integer, default=8192, metavar="N", help="default: 8192")
+    pace.add_argument(
+        "--max-inflight", type=positive_integer, default=256, metavar="N", help="requests, at most; default: 256"
+    )
+    pace.add_argument(
+        "--max-failures", type=not_negative_integer, metavar="N", help="end once more rows failed; default: never"
+    )
+    pace.add_argument(
+        "--timeout-ms", type=positive, default=60_000.0, metavar="N", help="deadline of a request; default: 60000"
+    )
+    pace.add_argument(
+        "--patience-s",
+        type=positive,
+        default=120.0,
+        metavar="N",
+        help="how long the mesh may be busy or away before the job ends; default: 120",
+    )

@@ -1,0 +1,193 @@
+"""The folder that a job writes: shards of rows, rows that failed, a manifest; no file is ever half written."""
+
+import base64
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from weft_common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
+
+#: Column that says which row of the data set, counted from 0, a row of the output is.
+ROW = "row"
+_MANIFEST = "manifest.json"
+_LOCK = ".lock"
+_ROWS, _FAILED = "rows", "failed"
+_TEMPORARY = ".tmp"
+
+
+class FailedRow(NamedTuple):
+    """A row that has no answer.
+
+    Attributes:
+        row: Its number in the data set.
+        file: Where it is from.
+        status: Name of a gRPC status code.
+        message: What was wrong.
+        path: Way through the graph as far as it came; "" where that is not known.
+    """
+
+    row: int
+    file: str
+    status: str
+    message: str
+    path: str = ""
+
+
+class OutputFolder:
+    """Shards of a job as ``rows/part-000000.parquet`` (or ``.jsonl``), and ``failed/part-000000.jsonl``.
+
+    A file is written under a temporary name, synced, and renamed. A shard is done once its part exists, which is
+    written after the rows that failed. One process at a time holds the folder.
+
+    Args:
+        path: The folder.
+        format: ``parquet`` or ``jsonl``.
+        schema: Columns of the parts.
+    """
+
+    def __init__(self, path: Path, format: str, schema: pa.Schema) -> None:  # as the option is called
+        self._path = path
+        self._format = format
+        self._schema = schema
+
+    def is_done(self, index: int) -> bool:
+        """Whether a shard was written."""
+        return self._part(index).exists()
+
+    def num_failed(self) -> int:
+        """Rows that failed in the shards that are done."""
+        total = 0
+        for path in sorted((self._path / _FAILED).glob("part-*.jsonl")):
+            index = int(path.stem.removeprefix("part-"))
+            if self.is_done(index):
+                with path.open("rb") as stream:
+                    total += sum(1 for _ in stream)
+        return total
+
+    def write(self, index: int, columns: Mapping[str, pa.Array], failed: Sequence[FailedRow]) -> None:
+        """Write a shard, also one that has no row or was written before.
+
+        Raises:
+            OSError: It cannot be written, for example as the disk is full; nothing is left of it.
+        """
+        failures = self._path / _FAILED / f"part-{index:06}.jsonl"
+        if failed:
+            failures.parent.mkdir(exist_ok=True)
+            lines = "".join(json.dumps(row._asdict(), ensure_ascii=False) + "\n" for row in failed)
+            replace_file(failures, lines.encode("utf-8", "backslashreplace"))
+        else:
+            failures.unlink(missing_ok=True)
+        self._part(index).parent.mkdir(exist_ok=True)
+        table = pa.table([columns[name] for name in self._schema.names], schema=self._schema)
+        replace_file(self._part(index), _parquet(table) if self._format == "parquet" else _json_lines(table))
+
+    def _part(self, index: int) -> Path:
+        return self._path / _ROWS / f"part-{index:06}.{self._format}"
+
+
+def _parquet(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def _json_lines(table: pa.Table) -> bytes:
+    lines = (json.dumps(row, ensure_ascii=False, default=_in_base64) for row in table.to_pylist())
+    return "".join(line + "\n" for line in lines).encode()
+
+
+def _in_base64(value: Any) -> str:
+    return base64.b64encode(value).decode()
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that whoever reads it, at any moment and after a crash, finds the old content or the new.
+
+    Raises:
+        OSError: It cannot be written; the old content stays.
+    """
+    temporary = path.with_name(path.name + _TEMPORARY)
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold an output folder, which is made if it is missing; nobody else can meanwhile.
+
+    Raises:
+        UnavailableError: Another process holds it.
+        OSError: It cannot be made.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / _LOCK).open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UnavailableError(f"another job writes to '{path}'; wait for it, or name another --output") from None
+        yield
+
+
+def begin(path: Path, manifest: Mapping[str, Any], *, resume: bool) -> None:
+    """Write the manifest of a new job, or compare it with that of the job to resume.
+
+    Args:
+        path: The output folder, held.
+        manifest: What the job's output depends on; values of JSON.
+        resume: Whether a job was begun there.
+
+    Raises:
+        NotFoundError: There is none to resume.
+        AlreadyExistsError: The folder has files of a job, or others.
+        InvalidArgumentError: The job there was made from something else; the message says what differs.
+        OSError: It cannot be read or written.
+    """
+    target = path / _MANIFEST
+    if not resume:
+        others = sorted(each.name for each in path.iterdir() if not each.name.startswith("."))
+        if others:
+            what = "a job was begun there; --resume goes on with it" if _MANIFEST in others else f"it has {others[0]}"
+            raise AlreadyExistsError(f"--output '{path}' must be empty, but {what}")
+        replace_file(target, (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode())
+        return
+    try:
+        before = json.loads(target.read_bytes())
+    except FileNotFoundError:
+        raise NotFoundError(f"no job was begun in '{path}': it has no {_MANIFEST}; leave --resume out") from None
+    except ValueError as error:
+        raise InvalidArgumentError(f"'{target}' is damaged: {error}; begin again in another folder") from None
+    differences = [
+        f"{key} was {_short(before.get(key))}, is {_short(value)}"
+        for key, value in manifest.items()
+        if before.get(key) != json.loads(json.dumps(value))
+    ]
+    if differences:
+        raise InvalidArgumentError(
+            f"the job in '{path}' cannot go on, its rows would differ: {'; '.join(differences)}; put back what it was "
+            "made from, or begin again in another folder"
+        )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

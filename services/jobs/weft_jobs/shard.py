@@ -1,0 +1,182 @@
+"""One shard of a job: rows into requests, requests into the window, answers into columns."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from weft_common.errors import InternalError, InvalidArgumentError, WeftError
+from weft_common.signature import TensorSpec
+from weft_common.tensors import Array
+from weft_jobs.columns import InputValues, output_type, read_column, write_column
+from weft_jobs.dataset import Shard
+from weft_jobs.output import ROW, FailedRow
+from weft_jobs.target import RowsFailed
+
+#: Sends the rows ``indices`` of a shard's inputs as one request.
+SendRows = Callable[[Mapping[str, InputValues], Sequence[int]], Awaitable[dict[str, Array]]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How columns and tensors belong together.
+
+    Attributes:
+        inputs: The inputs that columns fill.
+        column_of: Column of each input, by its name.
+        outputs: The outputs that are written.
+        binary: Those of BYTES that stay bytes; the others are UTF-8 text.
+        keep: Columns of the data set that are written beside them, with their types.
+        has_batch: A request has a batch dimension.
+        rows_per_request: Rows of one request; 1 without a batch dimension.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    column_of: Mapping[str, str]
+    outputs: tuple[TensorSpec, ...]
+    binary: frozenset[str]
+    keep: tuple[str, ...]
+    has_batch: bool
+    rows_per_request: int
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read, each once."""
+        return list(dict.fromkeys([*(self.column_of[spec.name] for spec in self.inputs), *self.keep]))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the output; those that are kept are text, other values than text as JSON."""
+        kept = [(name, pa.string()) for name in self.keep]
+        answers = [(spec.name, output_type(spec, is_binary=spec.name in self.binary)) for spec in self.outputs]
+        return pa.schema([(ROW, pa.int64()), *kept, *answers])
+
+
+class ShardResult(NamedTuple):
+    """What a shard came to.
+
+    Attributes:
+        columns: Columns of the rows that were answered, by name, in the order of the rows.
+        failed: The other rows, in their order.
+    """
+
+    columns: dict[str, pa.Array]
+    failed: list[FailedRow]
+
+
+class _ShardRun:
+    def __init__(self, shard: Shard, layout: Layout, send: SendRows) -> None:
+        self._shard = shard
+        self._layout = layout
+        self._send = send
+        self._inputs: dict[str, InputValues] = {}
+        self._answers: dict[int, dict[str, Array | None]] = {}
+        self._failed: dict[int, FailedRow] = {}
+
+    async def run(self) -> ShardResult:
+        await asyncio.to_thread(self._read)
+        async with asyncio.TaskGroup() as group:
+            for rows in self._requests():
+                group.create_task(self._request(rows))
+        return await asyncio.to_thread(self._result)
+
+    def _read(self) -> None:
+        shard = self._shard
+        for row, message in shard.faults.items():
+            self._fail(row, InvalidArgumentError(message))
+        for spec in self._layout.inputs:
+            column = shard.columns[self._layout.column_of[spec.name]]
+            rows = self._inputs[spec.name] = read_column(spec, column, is_text=shard.is_text)
+            for row, message in rows.faults.items():
+                self._fail(row, InvalidArgumentError(message))
+
+    def _requests(self) -> list[list[int]]:
+        """Rows of each request: adjacent ones of equal shapes, as many as a request may have."""
+        requests: list[list[int]] = []
+        shapes: list[tuple[int, ...]] = []
+        for row in range(self._shard.num_rows):
+            if row in self._failed:
+                continue
+            own = [rows.shape(row) for rows in self._inputs.values()]
+            if not requests or own != shapes or len(requests[-1]) >= self._layout.rows_per_request:
+                requests.append([])
+                shapes = own
+            requests[-1].append(row)
+        return requests
+
+    async def _request(self, rows: list[int]) -> None:
+        """Answer the rows; if they fail together, each half is tried, down to the rows that are at fault."""
+        try:
+            outputs = await self._send(self._inputs, rows)
+        except RowsFailed as failure:
+            if len(rows) == 1:
+                self._fail(rows[0], failure.error, failure.path)
+                return
+            middle = len(rows) // 2
+            await self._request(rows[:middle])
+            await self._request(rows[middle:])
+            return
+        for spec in self._layout.outputs:
+            value = outputs.get(spec.name)
+            if value is None and not spec.is_optional:
+                raise InternalError(f"the answer lacks the output '{spec.name}'")
+            if value is not None and self._layout.has_batch and (not value.shape or value.shape[0] != len(rows)):
+                raise InternalError(f"output '{spec.name}' has shape {list(value.shape)} for {len(rows)} rows")
+            for place, row in enumerate(rows):
+                own = value if value is None or not self._layout.has_batch else value[place]
+                self._answers.setdefault(row, {})[spec.name] = None if own is None else np.asarray(own)
+
+    def _fail(self, row: int, error: WeftError, path: str = "") -> None:
+        number = self._shard.first_row + row
+        self._failed.setdefault(row, FailedRow(number, self._shard.file, error.code, error.message, path))
+
+    def _result(self) -> ShardResult:
+        layout, shard = self._layout, self._shard
+        columns: dict[str, pa.Array] = {}
+        for spec in layout.outputs:
+            is_binary = spec.name in layout.binary
+            rows = sorted(self._answers)
+            try:
+                columns[spec.name] = write_column(
+                    spec, [self._answers[row][spec.name] for row in rows], is_binary=is_binary
+                )
+            except InvalidArgumentError:
+                self._drop_undecodable(spec, rows)
+                return self._result()
+        rows = sorted(self._answers)
+        columns[ROW] = pa.array([shard.first_row + row for row in rows], pa.int64())
+        for name in layout.keep:
+            values: Any = shard.columns[name]
+            plain = values if isinstance(values, list) else values.to_pylist()
+            columns[name] = pa.array([_kept(plain[row]) for row in rows], pa.string())
+        return ShardResult(columns, [self._failed[row] for row in sorted(self._failed)])
+
+    def _drop_undecodable(self, spec: TensorSpec, rows: Sequence[int]) -> None:
+        for row in rows:
+            try:
+                write_column(spec, [self._answers[row][spec.name]], is_binary=False)
+            except InvalidArgumentError as error:
+                del self._answers[row]
+                self._fail(row, error)
+
+
+def _kept(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
+
+
+async def run_shard(shard: Shard, layout: Layout, send: SendRows) -> ShardResult:
+    """Answer every row of a shard, or say why it has no answer.
+
+    Args:
+        shard: The rows.
+        layout: What belongs where.
+        send: Sends some rows and returns their outputs; raises RowsFailed.
+
+    Raises:
+        ExceptionGroup: ``send`` raised anything else.
+    """
+    return await _ShardRun(shard, layout, send).run()

@@ -1,0 +1,185 @@
+"""The graph or model that a job runs, and one request to it with all that may go wrong."""
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from weft_common.client.v2_client import V2Client
+from weft_common.core import InferCall, InferResult, Parameters, RequestedOutput
+from weft_common.errors import InvalidArgumentError, RemoteError, UnsupportedError, WeftError
+from weft_common.protocol.wire import request_from_call
+from weft_common.signature import ModelSignature
+from weft_common.tensors import Array, WireTensor, decode
+
+_DESCRIBE_TIMEOUT_S = 30.0
+#: Errors that another try may not meet, and those that say nothing of the request.
+_MAY_PASS = frozenset({"DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "ABORTED"})
+BUSY = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"})
+#: Errors that every row would meet.
+_FATAL = frozenset({"NOT_FOUND", "UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED"})
+_PATH_HEADER = "x-graph-path"
+_FIRST_DELAY_S, _MAX_DELAY_S = 0.05, 2.0
+
+
+class Identity(NamedTuple):
+    """What a graph or model is, as its server tells.
+
+    Attributes:
+        signature: Its inputs and outputs.
+        digest: sha256 of its configuration and of the signatures of all models behind the server.
+    """
+
+    signature: ModelSignature
+    digest: str
+
+
+class RowsFailed(Exception):  # noqa: N818  # caught within this package
+    """A request failed for what is in it.
+
+    Attributes:
+        error: What the server said.
+        path: Way through the graph as far as it came.
+    """
+
+    def __init__(self, error: WeftError, path: str) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.path = path
+
+
+class JobTarget:
+    """Sends the requests of a job.
+
+    Args:
+        client: To the router.
+        name: Graph or model.
+        version: "": the latest; fixed by ``identify``.
+        parameters: Of every request.
+        outputs: Those to ask for; none: all.
+        timeout_s: Of one request.
+        num_tries: Of a request whose error may pass.
+        patience_s: How long no request may be answered, because the server is busy or away, before the job ends.
+        clock_s: Monotonic.
+        sleep: Waits for seconds.
+    """
+
+    def __init__(
+        self,
+        client: V2Client,
+        name: str,
+        version: str = "",
+        *,
+        parameters: Parameters | None = None,
+        outputs: Sequence[str] = (),
+        timeout_s: float = 60.0,
+        num_tries: int = 3,
+        patience_s: float = 120.0,
+        clock_s: Callable[[], float],
+        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._version = version
+        self._parameters = dict(parameters or {})
+        self._outputs = tuple(RequestedOutput(output, {}) for output in outputs)
+        self._timeout_s = timeout_s
+        self._num_tries = num_tries
+        self._patience_s = patience_s
+        self._clock_s = clock_s
+        self._sleep = sleep
+        self._last_answer_s = clock_s()
+
+    async def identify(self) -> Identity:
+        """Ask what it is now, and keep to its version.
+
+        Raises:
+            RemoteError: The server does not answer, or has no such model.
+            InvalidArgumentError: It is decoupled and gives no single answer, or keeps state between requests.
+        """
+        config = await self._client.config(self._name, self._version, timeout_s=_DESCRIBE_TIMEOUT_S)
+        metadata = await self._client.model_metadata(self._name, self._version, timeout_s=_DESCRIBE_TIMEOUT_S)
+        if not self._version:
+            # The default version, which is the highest; a new one that appears in mid job is not used.
+            self._version = max(metadata.versions, key=int, default="")
+        signature = ModelSignature.from_config(config, self._version)
+        if signature.is_decoupled and not signature.can_collect:
+            raise InvalidArgumentError(f"'{self._name}' gives any number of responses to a request; a job needs one")
+        if signature.is_stateful:
+            raise InvalidArgumentError(f"'{self._name}' keeps state between requests; rows of a job have no order")
+        digest = hashlib.sha256(config.SerializeToString(deterministic=True))
+        digest.update(await self._lock())
+        return Identity(signature, digest.hexdigest())
+
+    async def yield_to_others(self) -> None:
+        """Send every request at the lowest priority that all models behind the server know, unless one is given.
+
+        Models without ``priority_levels`` treat all requests alike.
+
+        Raises:
+            RemoteError: The server does not answer.
+        """
+        if "priority" in self._parameters:
+            return
+        names = {model.name for model in await self._client.index(ready_only=True, timeout_s=_DESCRIBE_TIMEOUT_S)}
+        levels = []
+        for name in sorted(names):
+            with contextlib.suppress(RemoteError):  # unloaded meanwhile
+                config = await self._client.config(name, timeout_s=_DESCRIBE_TIMEOUT_S)
+                levels.append(config.dynamic_batching.priority_levels)
+        if priority := min(filter(None, levels), default=0):
+            self._parameters["priority"] = priority
+
+    async def _lock(self) -> bytes:
+        try:
+            models = await self._client.target_signatures(timeout_s=_DESCRIBE_TIMEOUT_S)
+        except RemoteError as error:
+            if error.code == UnsupportedError.code:  # no router of Weft
+                return b""
+            raise
+        content: bytes = models.SerializeToString(deterministic=True)
+        return content
+
+    async def infer(self, inputs: Mapping[str, WireTensor], on_busy: Callable[[], None]) -> dict[str, Array]:
+        """The outputs of one request, by name.
+
+        Args:
+            inputs: By name.
+            on_busy: Called when the server refuses for its load.
+
+        Raises:
+            RowsFailed: The request is at fault, or failed as often as it may.
+            WeftError: No request can be answered: the job cannot go on.
+        """
+        num_failures = num_delays = 0
+        while True:
+            call = InferCall(self._name, self._version, "", dict(self._parameters), dict(inputs), self._outputs)
+            trailer: dict[str, str] = {}
+            try:
+                result = await self._client.infer(request_from_call(call), timeout_s=self._timeout_s, trailer=trailer)
+                outputs = _decoded(result)
+            except WeftError as error:
+                if error.code in _FATAL:
+                    raise
+                path = trailer.get(_PATH_HEADER, "")
+                if error.code in BUSY:
+                    on_busy()
+                    if self._clock_s() - self._last_answer_s > self._patience_s:
+                        raise
+                else:
+                    num_failures += 1
+                    self._last_answer_s = self._clock_s()
+                    if error.code not in _MAY_PASS or num_failures >= self._num_tries:
+                        raise RowsFailed(error, path) from None
+                await self._sleep(min(_FIRST_DELAY_S * 2.0**num_delays, _MAX_DELAY_S))
+                num_delays += 1
+                continue
+            self._last_answer_s = self._clock_s()
+            return outputs
+
+
+def _decoded(result: InferResult) -> dict[str, Array]:
+    if result.error is not None:
+        raise result.error
+    return {name: decode(tensor, name=name) for name, tensor in result.outputs.items()}

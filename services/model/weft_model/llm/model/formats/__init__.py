@@ -1,0 +1,1 @@
+"""How folders store quantised weights: one module for each format, and ``detection``, which picks one."""

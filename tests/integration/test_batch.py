@@ -1,0 +1,138 @@
+"""Batch jobs over the sample mesh: exactly once for each row, whatever happens to the job."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from weft_common.processes.process import Endpoint
+
+NUM_ROWS = 6_000
+#: Long enough for a job that shares its cores with others.
+TIMEOUT_S = 120
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows for `simple`, a few of which have no value."""
+    path = tmp_path_factory.mktemp("data") / "numbers.parquet"
+    values = np.arange(NUM_ROWS * 16, dtype=np.int32).reshape(NUM_ROWS, 16)
+    rows = [None if row % 1000 == 999 else list(value) for row, value in enumerate(values)]
+    table = pa.table({"INPUT0": pa.array(rows, pa.list_(pa.int32())), "INPUT1": list(values), "id": range(NUM_ROWS)})
+    pq.write_table(table, path)
+    return path
+
+
+def _command(graph: str, source: Path, output: Path, url: str, *arguments: str) -> list[str]:
+    command = [sys.executable, "-P", "-m", "weft_cli", "batch", graph, "--input", str(source), "--output", str(output)]
+    return [*command, "--url", url, "--json", *arguments]
+
+
+def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    graph, source, output, url, *rest = map(str, arguments)
+    command = _command(graph, Path(source), Path(output), url, *rest)
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def test_every_row_is_answered_or_has_failed(mesh: Mapping[str, Endpoint], numbers: Path, tmp_path: Path) -> None:
+    """Sums and differences stand beside the columns that are kept; rows without a value are in failed/ with why."""
+    done = _run("simple", numbers, tmp_path / "o", mesh["router"].grpc, "--rows-per-shard", "1500", "--keep", "id")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["num_rows"], facts["num_failed"], facts["num_skipped"]) == (NUM_ROWS, 6, 0)
+    table = pq.read_table(tmp_path / "o" / "rows")
+    assert table.column_names == ["row", "id", "OUTPUT0", "OUTPUT1"]
+    rows = table["row"].to_pylist()
+    assert rows == [row for row in range(NUM_ROWS) if row % 1000 != 999]
+    assert table["id"].to_pylist() == [str(row) for row in rows]
+    sums = np.array(table["OUTPUT0"].to_pylist())
+    assert (sums == 2 * (np.array(rows)[:, None] * 16 + np.arange(16))).all()
+    assert not np.array(table["OUTPUT1"].to_pylist()).any()
+    failed = [
+        json.loads(line) for path in sorted((tmp_path / "o/failed").iterdir()) for line in path.read_text().splitlines()
+    ]
+    assert [row["row"] for row in failed] == [row for row in range(NUM_ROWS) if row % 1000 == 999]
+    assert {row["message"] for row in failed} == {"'INPUT0' has no value"}
+
+
+def test_a_job_that_is_killed_at_any_moment_ends_with_the_same_files(
+    mesh: Mapping[str, Endpoint], numbers: Path, tmp_path: Path
+) -> None:
+    """Kill -9 again and again, then --resume: every file is that of a job that nobody disturbed, byte for byte."""
+    shape = ("--rows-per-shard", "500", "--max-inflight", "2")
+    whole = _run("simple", numbers, tmp_path / "whole", mesh["router"].grpc, *shape)
+    assert whole.returncode == 0, whole.stderr
+    generator = random.Random(0)
+    killed = tmp_path / "killed"
+    resume: tuple[str, ...] = ()
+    for _ in range(4):
+        process = subprocess.Popen(
+            _command("simple", numbers, killed, mesh["router"].grpc, *shape, *resume),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            process.wait(generator.uniform(0.7, 2.5))
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=TIMEOUT_S)
+        resume = ("--resume",) if (killed / "manifest.json").exists() else ()
+    last = _run("simple", numbers, killed, mesh["router"].grpc, *shape, *resume)
+    assert last.returncode == 0, last.stderr
+    assert _files(killed) == _files(tmp_path / "whole")
+
+
+def test_texts_are_embedded_from_lines_of_json(mesh: Mapping[str, Endpoint], tmp_path: Path) -> None:
+    """A graph of three services over JSON Lines, with a line that is broken, into JSON Lines."""
+    texts = [json.dumps({"sentence": "parcel " * (1 + row % 20)}) for row in range(70)]
+    (tmp_path / "in.jsonl").write_text("\n".join([*texts[:5], "{", *texts[5:]]))
+    arguments = ("--column", "TEXT=sentence", "--output-format", "jsonl")
+    done = _run("embed", tmp_path / "in.jsonl", tmp_path / "o", mesh["router"].grpc, *arguments)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "o/rows/part-000000.jsonl").read_text().splitlines()]
+    assert [line["row"] for line in lines] == [row for row in range(71) if row != 5]
+    norms = np.linalg.norm(np.array([line["EMBEDDING"] for line in lines]), axis=1)
+    assert np.allclose(norms, 1.0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("graph", "arguments", "message"),
+    [
+        ("nosuch", (), "NOT_FOUND"),
+        ("simple", ("--column", "INPUT2=x"), "--column 'INPUT2': simple has none; did you mean"),
+        ("simple", ("--column", "INPUT0=nosuch"), "has no column 'nosuch'"),
+        ("simple", ("--write", "Y"), "--write 'Y': simple has none"),
+        ("simple", ("--rows-per-request", "9"), "must be from 1 to 8, the largest batch of 'simple', got 9"),
+        ("simple", ("--keep", "OUTPUT0"), "the output has a column of that name already"),
+        ("simple", ("--max-failures", "0"), "more than 0 rows failed"),
+        ("simple", ("--resume",), "no job was begun"),
+        (
+            "writer",
+            ("--column", "text_input=id"),
+            "a column of type int64 does not fit the input 'text_input', BYTES[1]",
+        ),
+    ],
+)
+def test_jobs_that_cannot_be_done_say_why(
+    mesh: Mapping[str, Endpoint], numbers: Path, tmp_path: Path, graph: str, arguments: tuple[str, ...], message: str
+) -> None:
+    """One line on standard error, exit status 1."""
+    done = _run(graph, numbers, tmp_path / "o", mesh["router"].grpc, *arguments)
+    assert done.returncode == 1, done.stdout
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

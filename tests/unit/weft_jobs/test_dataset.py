@@ -1,0 +1,83 @@
+"""Files of a data set as shards of rows."""
+
+import gzip
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from weft_common.errors import InvalidArgumentError, NotFoundError
+from weft_jobs.dataset import Dataset
+
+
+def test_shards_follow_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+    """A shard never spans two files; rows are counted over all of them; hidden files are no data."""
+    pq.write_table(pa.table({"x": range(5)}), tmp_path / "b.parquet", row_group_size=2)
+    (tmp_path / "a.jsonl").write_text('{"x": 10}\n\n{"x": 11}\n')
+    (tmp_path / "_SUCCESS.jsonl").write_text("no")
+    dataset = Dataset(str(tmp_path))
+    shards = list(dataset.shards(3, ["x"]))
+    assert [(shard.index, shard.first_row, shard.num_rows) for shard in shards] == [(0, 0, 2), (1, 2, 3), (2, 5, 2)]
+    assert shards[0].columns["x"] == [10, 11]
+    assert [value.as_py() for shard in shards[1:] for value in shard.columns["x"]] == [0, 1, 2, 3, 4]
+
+
+def test_compressed_files_and_patterns(tmp_path: Path) -> None:
+    """A pattern names files; .gz is unpacked as it is read."""
+    for name in ("a", "b"):
+        with gzip.open(tmp_path / f"{name}.csv.gz", "wt") as stream:
+            stream.write(f'id,text\n1,"{name}, quoted"\n')
+    (shard_a, shard_b) = Dataset(str(tmp_path / "*.csv.gz")).shards(8, ["text"])
+    assert (shard_a.columns, shard_b.columns) == ({"text": ["a, quoted"]}, {"text": ["b, quoted"]})
+    assert shard_a.is_text
+
+
+def test_lines_and_records_that_cannot_be_read_are_faults_of_their_rows(tmp_path: Path) -> None:
+    """Broken JSON, a line that is no object, and a record with too few cells each fail one row."""
+    (tmp_path / "a.jsonl").write_bytes(b'{"x": 1}\n{"x": \n[1]\n{"y": 1}\n{"x": "\xff"}\n')
+    (shard,) = Dataset(str(tmp_path / "a.jsonl")).shards(8, ["x"])
+    assert sorted(shard.faults) == [1, 2]
+    assert shard.columns["x"][:4] == [1, None, None, None]
+    (tmp_path / "b.csv").write_text("x,y\n1,2\n3\n4,5\n")
+    (shard,) = Dataset(str(tmp_path / "b.csv")).shards(8, ["y"])
+    assert shard.faults == {1: "has 1 cells, the header 2: '3'"}
+    assert shard.columns["y"] == ["2", None, "5"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.parquet", b"no parquet", "is no Parquet file that can be read"),
+        ("a.parquet", b"", "is no Parquet file that can be read"),
+        ("a.csv", b"", "has no column 'x'; it has none"),
+        ("a.csv", b"X,y\n1,2\n", "has no column 'x'; did you mean 'X'?"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    """A file that is not what its name says, or lacks a column, ends the job with its name."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidArgumentError) as caught:
+        list(Dataset(str(tmp_path / name)).shards(8, ["x"]))
+    assert message in caught.value.message
+
+
+def test_what_is_not_there_and_unknown_names(tmp_path: Path) -> None:
+    """No file, an unknown suffix and an unknown protocol are refused before anything is read."""
+    with pytest.raises(NotFoundError, match="matches no file"):
+        Dataset(str(tmp_path / "*.csv"))
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(InvalidArgumentError, match="--format says what it is"):
+        Dataset(str(tmp_path / "a.txt"))
+    assert Dataset(str(tmp_path / "a.txt"), "jsonl").files[0].format == "jsonl"
+    with pytest.raises(InvalidArgumentError, match="nosuch"):
+        Dataset("nosuch://a.csv")
+
+
+def test_the_digest_follows_the_content(tmp_path: Path) -> None:
+    """A file that changes has another digest, whatever its name and size."""
+    path = tmp_path / "a.csv"
+    path.write_text("x\n1\n")
+    before = Dataset(str(path)).files
+    path.write_text("x\n2\n")
+    assert Dataset(str(path)).files != before
