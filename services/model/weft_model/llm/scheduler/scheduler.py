@@ -2,7 +2,7 @@
 
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -195,18 +195,23 @@ class Scheduler:
             block_size=self._pool.block_size,
         )
         self._num_sample_rows = len(plan.sample_rows)
-        return plan
+        transfers = self._pool.tier.take()
+        return plan if transfers is None else plan._replace(transfers=transfers)
 
-    def complete(self, token_ids: Int32, draft_ids: Int32 | None = None) -> list[StepResult]:
+    def complete(
+        self, token_ids: Int32, draft_ids: Int32 | None = None, failed_loads: Collection[int] = ()
+    ) -> list[StepResult]:
         """Apply the result of the plan; sequences that finish own nothing afterwards.
 
         Args:
             token_ids: The token sampled at each of the plan's sample rows, ``[S]``.
             draft_ids: The plan's drafts, those included that were unknown; None: it had none of these.
+            failed_loads: Blocks that the plan was to load and that hold nothing valid; sequences that own them wait
+                again, and compute what they lost.
 
         Returns:
             One result per sequence that sampled, in the order of the plan, without those that were cancelled during the
-            step.
+            step or wait again.
 
         Raises:
             RuntimeError: There is no plan to complete.
@@ -222,7 +227,12 @@ class Scheduler:
         results: list[StepResult] = []
         cancelled: list[Sequence] = []
         new_result = tuple.__new__
-        for seq in self._take_step():
+        step = self._take_step()
+        lost = self._allocator.loads.finish(failed_loads)
+        for seq in step:
+            if lost and seq in lost:
+                row += self._recompute(seq, cancelled)
+                continue
             if seq.drafts:
                 num_rows = 1 + len(seq.drafts)
                 result = self._accept(seq, row, new_tokens[row : row + num_rows])
@@ -256,6 +266,16 @@ class Scheduler:
         for seq in cancelled:
             self._end(seq)
         return results
+
+    def _recompute(self, seq: Sequence, cancelled: list[Sequence]) -> int:
+        """Let ``seq`` wait again, whose step was computed from invalid blocks; returns its sample rows."""
+        num_rows = int(seq.num_scheduled == seq.remaining)
+        seq.num_scheduled = 0
+        if seq.is_cancelled:
+            cancelled.append(seq)
+        else:
+            self._allocator.requeue(seq)
+        return num_rows
 
     def fail(self) -> list[Sequence]:
         """End the sequences of the plan, which could not be run; all others continue.
