@@ -11,6 +11,7 @@ import gc
 import pstats
 import sys
 import time
+from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import count
@@ -102,10 +103,11 @@ class Load:
             num_blocks=case.num_blocks,
             max_num_seqs=case.num_running,
             max_num_batched_tokens=_BUDGET_TOKENS,
+            long_prefill_token_threshold=_BUDGET_TOKENS,  # as an engine resolves it
             max_model_len=4096,
         )
-        pool = BlockPool(case.num_blocks, _BLOCK_SIZE, enable_prefix_caching=True, key=b"benchmark")
-        self.scheduler = Scheduler(config, pool)
+        self._pool = BlockPool(case.num_blocks, _BLOCK_SIZE, enable_prefix_caching=True, key=b"benchmark")
+        self.scheduler = Scheduler(config, self._pool)
         self._ids = count(1)
         self._shared = self._rng.integers(_VOCAB, size=case.num_shared)
         for _ in range(case.num_running + case.num_waiting):
@@ -125,6 +127,9 @@ class Load:
             level=number % case.num_levels,
             arrival_ns=number,
         )
+        # As the engine does on the thread that submits.
+        tokens = array("i", request.prompt_ids.tobytes())
+        request.block_hashes = self._pool.hasher.prompt(request.salt, tokens, lambda: False)
         self.scheduler.add(Sequence(request, number))
 
     def step(self) -> tuple[float, float, int, int]:

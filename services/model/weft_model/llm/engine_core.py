@@ -2,9 +2,12 @@
 
 import random
 import secrets
+from array import array
 from collections.abc import Callable
 from itertools import count
 from typing import Protocol
+
+import numpy as np
 
 from weft_common.errors import DeadlineExceededError, InternalError, WeftError
 from weft_common.observing.logs import get_logger
@@ -13,6 +16,7 @@ from weft_model.llm.kv_window import kv_window
 from weft_model.llm.metrics import EngineMetrics, StepMetrics
 from weft_model.llm.request import Delta, EngineRequest, TokenLogprobs
 from weft_model.llm.runner import StepLogprobs, StepTokens
+from weft_model.llm.scheduler.acceptance import DraftSource
 from weft_model.llm.scheduler.blocks import BlockPool
 from weft_model.llm.scheduler.offload import OffloadTier
 from weft_model.llm.scheduler.plan import ForwardPlan
@@ -51,6 +55,7 @@ class EngineCore:
         model_config: End-of-text tokens.
         metrics: Records every event.
         clock_ns: Monotonic time in nanoseconds.
+        drafts: Decides about speculation; None: there is none.
 
     Attributes:
         pool: Blocks of the KV cache.
@@ -65,6 +70,7 @@ class EngineCore:
         model_config: TransformerConfig,
         metrics: EngineMetrics,
         clock_ns: Callable[[], int],
+        drafts: DraftSource | None = None,
     ) -> None:
         self.pool = BlockPool(
             runner.num_blocks,
@@ -77,7 +83,7 @@ class EngineCore:
                 runner.num_offload_blocks, config.block_size * model_config.kv_bytes_per_token(config.kv_dtype)
             ),
         )
-        self.scheduler = Scheduler(config, self.pool, clock_ns=clock_ns)
+        self.scheduler = Scheduler(config, self.pool, clock_ns=clock_ns, drafts=drafts)
         self.busy_since_ns = 0
         self._runner = runner
         self._metrics = metrics
@@ -91,6 +97,19 @@ class EngineCore:
     def has_requests(self) -> bool:
         """Whether any request is active."""
         return bool(self._requests)
+
+    def prepare(self, request: EngineRequest) -> None:
+        """Compute what takes time in proportion to the prompt and needs no state: 5 ms for 100,000 tokens.
+
+        To be called before ``admit``, on the thread that submits, so that no step waits for it. Any thread. Once the
+        request is cancelled, the rest is left out.
+        """
+        prompt_ids, params = request.prompt_ids, request.params
+        if self.pool.enable_prefix_caching:
+            tokens = array("i", prompt_ids.tobytes())
+            request.block_hashes = self.pool.hasher.prompt(request.salt, tokens, lambda: request.is_cancelled)
+        if params.repetition_penalty != 1.0:
+            request.unique_prompt_ids = np.unique(prompt_ids)
 
     def admit(self, request: EngineRequest) -> None:
         """Enqueue a validated request; one that was cancelled already ends at once."""

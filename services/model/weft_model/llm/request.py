@@ -75,6 +75,9 @@ class EngineRequest:
         slo_ttft_ms: Time-to-first-token objective, for goodput, in milliseconds; 0: the engine's.
         slo_tpot_ms: Time-per-output-token objective, for goodput, in milliseconds; 0: the engine's.
         is_cancelled: Set by ``Engine.cancel``; no further delta is delivered.
+        block_hashes: Hashes of the leading full blocks of the prompt, as far as they are known. Owned by the engine.
+        unique_prompt_ids: Tokens of the prompt, each once, where penalties need them; None: unknown. Owned by the
+            engine.
         sequences: One per choice, in order, from admission until the request ends. Owned by the engine.
         num_open: Unfinished choices. Owned by the engine.
     """
@@ -90,5 +93,7 @@ class EngineRequest:
     slo_ttft_ms: float = 0.0
     slo_tpot_ms: float = 0.0
     is_cancelled: bool = False
+    block_hashes: list[bytes] = field(default_factory=list)
+    unique_prompt_ids: npt.NDArray[np.int32] | None = None
     sequences: list["Sequence"] = field(default_factory=list)
     num_open: int = 0

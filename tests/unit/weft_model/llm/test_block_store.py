@@ -13,7 +13,7 @@ from weft_common.errors import InvalidArgumentError, ResourceExhaustedError
 from weft_kernels.blocks.layout import cache_shape
 from weft_model.llm.block_store import FileStore, MemoryStore, open_store
 from weft_model.llm.config import EngineConfig
-from weft_model.llm.scheduler.plan import BlockTransfers
+from weft_model.llm.scheduler.plan import BlockTransfers, Int32, UInt8
 
 _NUM_BLOCKS, _NUM_SLOTS = 6, 3
 
@@ -34,11 +34,14 @@ def _key(number: int) -> bytes:
 
 def _transfers(saves: list[tuple[int, int, int]] = [], loads: list[tuple[int, int, int]] = []) -> BlockTransfers:  # noqa: B006
     """Saves of (block, slot, key) and loads of (slot, block, key)."""
-    parts = []
-    for rows in (saves, loads):
-        parts.append(np.array([row[:2] for row in rows], np.int32).reshape(-1, 2))
-        parts.append(np.frombuffer(b"".join(_key(row[2]) for row in rows), np.uint8).reshape(-1, 16))
-    return BlockTransfers(*parts)
+
+    def places(rows: list[tuple[int, int, int]]) -> Int32:
+        return np.array([row[:2] for row in rows], np.int32).reshape(-1, 2)
+
+    def keys(rows: list[tuple[int, int, int]]) -> UInt8:
+        return np.frombuffer(b"".join(_key(row[2]) for row in rows), np.uint8).reshape(-1, 16)
+
+    return BlockTransfers(places(saves), keys(saves), places(loads), keys(loads))
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -159,7 +162,7 @@ def test_a_full_disk_is_refused(tmp_path: Path, monkeypatch):
 
 def test_memory_that_the_host_does_not_have_is_refused():
     """Pinned memory that cannot be allocated is an error that names the parameter."""
-    with pytest.raises(ResourceExhaustedError, match="kv_offload_bytes is .* lower it"):
+    with pytest.raises(ResourceExhaustedError, match=r"kv_offload_bytes is .* lower it"):
         MemoryStore(2**30, 2**30, is_pinned=False)
 
 

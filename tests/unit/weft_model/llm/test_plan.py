@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from tests.unit.weft_model.llm.fake_runner import Bench
 
+from weft_model.llm.scheduler.decodes import Decodes
 from weft_model.llm.scheduler.plan import PARAM_COLUMNS
 from weft_model.llm.scheduler.plan_builder import build_plan
 from weft_model.llm.scheduler.sequence import Sequence
@@ -33,7 +34,7 @@ def test_a_prompt_and_its_first_token():
     assert (5, 5, 0) == (plan.max_q_len, plan.max_ctx_len, len(plan.copies))
     assert 6 == len(PARAM_COLUMNS)
     for name, value in plan._asdict().items():
-        if name not in ("max_q_len", "max_ctx_len"):
+        if name not in ("max_q_len", "max_ctx_len", "transfers"):
             assert DTYPES.get(name, np.int32) == value.dtype, name
 
 
@@ -68,9 +69,8 @@ def test_a_token_in_a_chunk_of_one_is_not_the_last():
     bench = Bench()
     (seq,) = bench.add([1, 2, 3, 4, 5, 6])
     bench.scheduler.schedule()
-    seq.num_computed_tokens, seq.num_scheduled = 1, 1
-    none = np.empty(0, np.int32)
-    plan = build_plan([seq], [], none, none, changed=[], has_sampling_extras=False, block_size=4)
+    seq.remaining, seq.num_scheduled = 5, 1
+    plan = build_plan(Decodes(1, 4), [seq], changed=[], has_sampling_extras=False, block_size=4)
     assert [[1], [2], _slots(seq, 1), []] == _lists(plan, "positions", "token_ids", "slot_mapping", "sample_rows")
 
 

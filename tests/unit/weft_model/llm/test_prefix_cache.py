@@ -1,5 +1,7 @@
 """Blocks of ended sequences used again: nothing but the time to the first token changes."""
 
+import threading
+
 import numpy as np
 import pytest
 from tests.unit.weft_model.llm.engine_fixture import (
@@ -7,9 +9,12 @@ from tests.unit.weft_model.llm.engine_fixture import (
     Answer,
     alone,
     assert_clean,
+    finish,
     make_engine,
     random_prompts,
 )
+
+from weft_model.llm.scheduler import block_hashes
 
 _BLOCK_SIZE = 16
 _SHARED = random_prompts(1, 70, 70)[0]
@@ -107,3 +112,43 @@ def test_equal_prompts_at_once_are_read_once():
     assert engine.stop(grace_s=5.0)
     _assert_as_alone(answers)
     assert 64 + 6 * (5 + _PARAMS["max_tokens"] - 1) == sum(num_computed)
+
+
+def test_no_step_waits_for_the_hashes_of_a_prompt(monkeypatch: pytest.MonkeyPatch):
+    """The blocks of a prompt are hashed by the thread that submits it, and by no other again."""
+    num_hashed = {"submitting": 0, "engine": 0}
+    answer = Answer(random_prompts(1, 200, 200)[0], max_tokens=4, n=2)
+    engine = make_engine()
+    extend, submitting = engine.pool.hasher.extend, threading.get_ident()
+
+    def spy(hashes, root, tokens, num_blocks):
+        thread = "submitting" if threading.get_ident() == submitting else "engine"
+        num_hashed[thread] += max(num_blocks - len(hashes), 0)
+        extend(hashes, root, tokens, num_blocks)
+
+    monkeypatch.setattr(engine.pool.hasher, "extend", spy)
+    engine.submit(answer.request)
+    finish(engine, [answer])
+    assert {"submitting": 200 // 16, "engine": 0} == num_hashed
+
+
+def test_a_cancel_ends_the_hashing_of_a_prompt(monkeypatch: pytest.MonkeyPatch):
+    """A request that is cancelled while its prompt is hashed ends after that slice, and gets nothing."""
+    cancelled, other = (Answer(prompt, max_tokens=4) for prompt in random_prompts(2, 200, 200))
+    engine = make_engine()
+    monkeypatch.setattr(block_hashes, "_NUM_SLICE_BLOCKS", 3)
+    extend = engine.pool.hasher.extend
+
+    def cancel_after_two(hashes, root, tokens, num_blocks):
+        extend(hashes, root, tokens, num_blocks)
+        if len(hashes) == 6:
+            engine.cancel(cancelled.request)
+
+    monkeypatch.setattr(engine.pool.hasher, "extend", cancel_after_two)
+    engine.submit(cancelled.request)
+    assert 6 == len(cancelled.request.block_hashes)
+    monkeypatch.setattr(engine.pool.hasher, "extend", extend)
+    engine.submit(other.request)
+    finish(engine, [other])
+    assert [] == cancelled.deltas
+    assert alone(other.request.prompt_ids.tolist(), max_tokens=4).text == other.text

@@ -1,14 +1,17 @@
 """Identity of cached blocks: a keyed hash of a block's tokens and of everything before them."""
 
+import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 
 _DIGEST_BYTES = 16
+#: Blocks hashed before other threads may have the interpreter: 80 us.
+_NUM_SLICE_BLOCKS = 64
 
 
 class BlockHasher:
-    """Chain hashes: BLAKE2b, 128 bits, keyed, over the parent's hash and the block's tokens.
+    """Chain hashes, on any thread: BLAKE2b, 128 bits, keyed, over the parent's hash and the block's tokens.
 
     Equal hashes mean equal KV, so the hash covers everything that KV depends on: all preceding tokens, the tenant's
     salt, and the fields that identify the model. The secret key prevents clients, who choose the tokens, from
@@ -44,3 +47,19 @@ class BlockHasher:
             block.update(parent + tokens[index * block_size : (index + 1) * block_size].tobytes())
             parent = block.digest()
             hashes.append(parent)
+
+    def prompt(self, salt: bytes, tokens: "array[int]", is_stopped: Callable[[], bool]) -> list[bytes]:
+        """Hashes of the full blocks of a prompt, computed beside other threads: none waits for more than a slice.
+
+        Args:
+            salt: See ``root``.
+            tokens: The prompt.
+            is_stopped: Asked between slices; once true, the hashes so far are returned.
+        """
+        hashes: list[bytes] = []
+        root = self.root(salt)
+        num_blocks = len(tokens) // self._block_size
+        while len(hashes) < num_blocks and not is_stopped():
+            self.extend(hashes, root, tokens, min(len(hashes) + _NUM_SLICE_BLOCKS, num_blocks))
+            time.sleep(0)
+        return hashes

@@ -109,26 +109,30 @@ class BlockPool:
         if num_blocks > self.num_free:
             raise ValueError(f"{num_blocks} blocks asked for, {self.num_free} are free")
         blocks = []
+        block = NULL_BLOCK
         for _ in range(num_blocks):
-            block = self._next[NULL_BLOCK]
-            self._unlink(block)
+            block = self._next[block]
             block_hash = self._hash[block]
             if block_hash is not None:
                 self.tier.save(block, block_hash)
                 self._forget(block)
             self._ref[block] = 1
             blocks.append(block)
+        self._next[NULL_BLOCK] = after = self._next[block]
+        self._prev[after] = NULL_BLOCK
+        self.num_free -= num_blocks
         return blocks
 
     def free(self, table: Sequence[int]) -> None:
         """Remove an owner from each block of ``table``; its last block is reallocated first. See ``acquire``."""
+        ref, hashes = self._ref, self._hash
         for block in reversed(table):
             if block <= NULL_BLOCK:
                 continue
-            self._ref[block] -= 1
-            if not self._ref[block]:
+            count = ref[block] = ref[block] - 1
+            if not count:
                 # A block outside the index cannot be reused by a later prompt, so it is allocated first.
-                self._link(block, NULL_BLOCK if self._hash[block] is None else self._prev[NULL_BLOCK])
+                self._link(block, NULL_BLOCK if hashes[block] is None else self._prev[NULL_BLOCK])
 
     def fork(self, table: Sequence[int]) -> list[int]:
         """A copy of ``table`` whose blocks have one more owner each."""

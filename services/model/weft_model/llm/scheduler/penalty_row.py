@@ -3,6 +3,9 @@
 from array import array
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+import numpy.typing as npt
+
 from weft_model.llm.sampling_params import SamplingParams
 
 _NEITHER = -1
@@ -17,6 +20,7 @@ class PenaltyRow:
         tokens: All its tokens so far.
         num_prompt: Length of the prompt.
         stop_ids: Stop tokens, suppressed until the sequence has ``min_tokens`` new tokens.
+        unique_prompt_ids: Tokens of the prompt, each once, int32; None: to be found.
 
     Attributes:
         tokens: Unique token ids, int32.
@@ -26,19 +30,27 @@ class PenaltyRow:
 
     __slots__ = ("_forbidden", "_keeps_counts", "_num_to_allow", "_places", "biases", "counts", "tokens")
 
-    def __init__(self, params: SamplingParams, tokens: "array[int]", num_prompt: int, stop_ids: Iterable[int]) -> None:
-        self.tokens = array("i")
-        self.counts = array("i")
-        self.biases = array("f")
-        self._places: dict[int, int] = {}
+    def __init__(
+        self,
+        params: SamplingParams,
+        tokens: "array[int]",
+        num_prompt: int,
+        stop_ids: Iterable[int],
+        unique_prompt_ids: npt.NDArray[np.int32] | None = None,
+    ) -> None:
         self._keeps_counts = bool(
             params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
         )
+        self.tokens = array("i")
+        if self._keeps_counts and params.repetition_penalty != 1.0:
+            unique = np.unique(tokens[:num_prompt]) if unique_prompt_ids is None else unique_prompt_ids
+            self.tokens.frombytes(unique.tobytes())
+        # 30,000 tokens take 2 ms at once, 12 ms one by one.
+        self.counts = array("i", bytes(self.tokens.itemsize * len(self.tokens)))
+        self.biases = array("f", bytes(self.tokens.itemsize * len(self.tokens)))
+        self._places = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
         for token, bias in params.logit_bias:
             self.biases[self._place(token)] = bias
-        if self._keeps_counts and params.repetition_penalty != 1.0:
-            for token in set(tokens[:num_prompt]):
-                self.counts[self._place(token)] = 0
         biases = dict(params.logit_bias)
         self._num_to_allow = params.min_tokens
         self._forbidden = [(self._place(token), biases.get(token, 0.0)) for token in stop_ids if params.min_tokens]

@@ -7,6 +7,7 @@ from itertools import accumulate
 import numpy as np
 
 from weft_model.llm.scheduler.blocks import NULL_BLOCK
+from weft_model.llm.scheduler.decodes import Decodes
 from weft_model.llm.scheduler.plan import PARAM_COLUMNS, Float32, ForwardPlan, Int32, Int64
 from weft_model.llm.scheduler.sequence import Sequence
 
@@ -16,10 +17,8 @@ _NO_ROWS = (_NO_INT32, np.empty((0, len(PARAM_COLUMNS)), np.float32), _NO_INT32,
 
 
 def build_plan(
-    step: Seq[Sequence],
-    sampled: Seq[Sequence],
-    done: Int32,
-    last_blocks: Int32,
+    decodes: Decodes,
+    chunks: Seq[Sequence],
     *,
     changed: Seq[Sequence],
     has_sampling_extras: bool,
@@ -28,39 +27,35 @@ def build_plan(
     """Build the plan of a step, and mark the block tables and slots of its sequences as uploaded.
 
     Args:
-        step: Sequences with ``num_scheduled`` tokens, drafts included, to compute and blocks for them.
-        sampled: Those of ``step``, in its order, that compute their last known token; all that have drafts do.
-        done: ``num_computed_tokens`` of the decodes, which come first in ``step`` and compute one token each.
-        last_blocks: The last block of each decode.
-        changed: Those of ``step`` whose block table or slot is not uploaded.
+        decodes: Each computes its one token and samples the next.
+        chunks: Other sequences with ``num_scheduled`` tokens, drafts included, to compute and blocks for them; those
+            that compute all they have sample after the last known token and after each draft.
+        changed: Those of both whose block table or slot is not uploaded.
         has_sampling_extras: Some sequences need log probabilities or penalties.
         block_size: Tokens of a block.
     """
-    num_decodes = len(done)
-    prefills = step[num_decodes:]
-    counts = [1] * num_decodes + [seq.num_scheduled for seq in prefills]
-    q_start = np.array([0, *accumulate(counts)], np.int32)
-    ctx_len = np.concatenate(
-        [done + 1, np.array([seq.num_computed_tokens + seq.num_scheduled for seq in prefills], np.int32)]
-    )
-    slots = np.array([seq.slot for seq in step], np.int32)
+    num_decodes = len(decodes)
+    counts = [seq.num_scheduled for seq in chunks]
+    q_start = np.arange(num_decodes + len(chunks) + 1, dtype=np.int32)
+    q_start[num_decodes + 1 :] = [num_decodes + end for end in accumulate(counts)]
+    slots, ctx_len = (np.empty(len(q_start) - 1, np.int32) for _ in range(2))
     positions, token_ids, slot_mapping = (np.empty(q_start[-1], dtype) for dtype in (np.int32, np.int32, np.int64))
-    positions[:num_decodes] = done
-    token_ids[:num_decodes] = [seq.tokens[-1] for seq in step[:num_decodes]]
-    slot_mapping[:num_decodes] = last_blocks.astype(np.int64) * block_size + done % block_size
-    for seq, start in zip(prefills, q_start[num_decodes:-1].tolist(), strict=True):
-        rows = slice(start, start + seq.num_scheduled)
-        positions[rows], token_ids[rows], slot_mapping[rows] = _chunk(seq, block_size)
-    num_drafts = np.array([0] * num_decodes + [len(seq.drafts) for seq in prefills], np.int32)
-    if len(sampled) == len(step) and not num_drafts.any():
-        sample_rows, sample_slots, sample_positions = q_start[1:] - 1, slots, ctx_len
-    else:
-        is_sampled = np.array([seq.num_scheduled == seq.remaining for seq in step], np.int32)
-        num_rows = is_sampled * (1 + num_drafts)
-        ends = np.cumsum(num_rows, dtype=np.int32)
+    num_drafts, num_samples = np.zeros(len(slots), np.int32), np.ones(len(slots), np.int32)
+    slots[:num_decodes], token_ids[:num_decodes] = decodes.slots, decodes.tokens
+    positions[:num_decodes], ctx_len[:num_decodes] = decodes.positions, decodes.positions + 1
+    slot_mapping[:num_decodes] = decodes.last_blocks.astype(np.int64) * block_size + decodes.positions % block_size
+    for row, seq in enumerate(chunks, num_decodes):
+        slots[row], ctx_len[row] = seq.slot, seq.num_computed_tokens + seq.num_scheduled
+        num_drafts[row], num_samples[row] = len(seq.drafts), 1 + len(seq.drafts) if seq.is_sampled else 0
+        tokens = slice(q_start[row], q_start[row + 1])
+        positions[tokens], token_ids[tokens], slot_mapping[tokens] = _chunk(seq, block_size)
+    sample_rows, sample_slots, sample_positions = q_start[1:] - 1, slots, ctx_len
+    if chunks and (num_samples != 1).any():
+        ends = np.cumsum(num_samples, dtype=np.int32)
         first_rows = q_start[1:] - ends  # minus the rows of sequences before it
-        sample_rows = np.repeat(first_rows, num_rows) + np.arange(ends[-1], dtype=np.int32)
-        sample_slots, sample_positions = np.repeat(slots, num_rows), positions[sample_rows] + 1
+        sample_rows = np.repeat(first_rows, num_samples) + np.arange(ends[-1], dtype=np.int32)
+        sample_slots, sample_positions = np.repeat(slots, num_samples), positions[sample_rows] + 1
+    asking = [*decodes.seqs, *(seq for seq in chunks if seq.is_sampled)] if has_sampling_extras else []
     table_delta, copies = _table_changes(changed, block_size)
     new_slots, new_params, new_top_k, new_seeds = _new_rows([seq for seq in changed if seq.num_uploaded_blocks < 0])
     for seq in changed:
@@ -78,15 +73,15 @@ def build_plan(
         sample_rows,
         sample_slots,
         sample_positions,
-        _num_logprobs(sampled if has_sampling_extras else (), len(sample_rows)),
+        _num_logprobs(asking, len(sample_rows)),
         table_delta,
         copies,
         new_slots,
         new_params,
         new_top_k,
         new_seeds,
-        *_penalties(sampled if has_sampling_extras else (), len(sample_rows)),
-        max(counts),
+        *_penalties(asking, len(sample_rows)),
+        max(counts, default=1),
         int(ctx_len.max()),
     )
 
@@ -104,16 +99,26 @@ def _chunk(seq: Sequence, block_size: int) -> tuple[Int64, "array[int]", Int64]:
 
 
 def _table_changes(changed: Seq[Sequence], block_size: int) -> tuple[Int32, Int32]:
-    entries: list[tuple[int, int, int]] = []
+    # Columns: a tuple for each of the 6,250 blocks of a prompt of 100,000 tokens would cost a millisecond.
+    slots: list[int] = []
+    indices: list[int] = []
+    blocks: list[int] = []
     copies: list[tuple[int, int]] = []
     for seq in changed:
+        table = seq.block_table
         first = max(seq.num_uploaded_blocks, 0)
-        newly_behind = range(seq.num_uploaded_behind, min(seq.num_behind, first))
-        entries += [(seq.slot, index, NULL_BLOCK) for index in newly_behind]
-        entries += [(seq.slot, index, seq.block_table[index]) for index in range(first, len(seq.block_table))]
+        if seq.num_uploaded_behind < seq.num_behind:
+            newly_behind = range(seq.num_uploaded_behind, min(seq.num_behind, first))
+            indices += newly_behind
+            blocks += [NULL_BLOCK] * len(newly_behind)
+        indices += range(first, len(table))
+        blocks += table[first:]
+        slots += [seq.slot] * (len(indices) - len(slots))
         if seq.copy_source >= 0:
-            copies.append((seq.copy_source, seq.block_table[seq.num_computed_tokens // block_size]))
-    return np.array(entries, np.int32).reshape(-1, 3), np.array(copies, np.int32).reshape(-1, 2)
+            copies.append((seq.copy_source, table[seq.num_computed_tokens // block_size]))
+    table_delta = np.empty((len(slots), 3), np.int32)
+    table_delta[:, 0], table_delta[:, 1], table_delta[:, 2] = slots, indices, blocks
+    return table_delta, np.array(copies, np.int32).reshape(-1, 2)
 
 
 def _new_rows(seqs: Seq[Sequence]) -> tuple[Int32, Float32, Int32, Int64]:
@@ -146,6 +151,12 @@ def _penalties(asking: Seq[Sequence], num_rows: int) -> tuple[Int32, Int32, Int3
     for seq in asking:
         if seq.penalties is None:
             starts += [starts[-1]] * (1 + len(seq.drafts))
+            continue
+        if not seq.drafts:
+            tokens += seq.penalties.tokens
+            counts += seq.penalties.counts
+            biases += seq.penalties.biases
+            starts.append(len(tokens))
             continue
         for row in seq.penalties.rows(seq.drafts):
             tokens += row[0]

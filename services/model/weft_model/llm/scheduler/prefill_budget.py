@@ -21,6 +21,7 @@ class PrefillBudget:
 
     Attributes:
         num_left: Tokens left now, including the lent one.
+        num_reserved: Most tokens that short prompts are left.
     """
 
     def __init__(self, config: EngineConfig, num_left: int) -> None:
@@ -29,7 +30,7 @@ class PrefillBudget:
         self._block_size = config.block_size
         self._threshold = config.long_prefill_token_threshold
         self._max_long = config.max_long_prefills
-        self._num_reserved = int(config.max_num_batched_tokens * _SHORT_SHARE)
+        self.num_reserved = int(config.max_num_batched_tokens * _SHORT_SHARE)
         self._num_long = 0
         self._is_first = True
 
@@ -47,13 +48,14 @@ class PrefillBudget:
         Args:
             num_computed_tokens: Tokens that it has computed.
             num_remaining: Tokens that it has left.
-            num_short_behind: Tokens that short prompts behind it have left; matters only for a long one.
+            num_short_behind: For a long one, tokens that short prompts behind it have left; those beyond
+                ``num_reserved`` need not be counted.
         """
         limit = self.num_left
         if self.must_defer(num_remaining):
             return 0
         if self.is_long(num_remaining):
-            limit = min(limit - min(self._num_reserved, num_short_behind), self._threshold)
+            limit = min(limit - min(self.num_reserved, num_short_behind), self._threshold)
         if self._is_first:  # the first always progresses, whatever is reserved, so that none starves
             limit = max(limit, min(self._block_size, self._threshold, self.num_left))
         if limit >= num_remaining:

@@ -44,7 +44,7 @@ class Sequence:
         tokens: Prompt and output, int32. A NumPy view must not outlive the next ``append``. Shared with the parent
             until ``start``, because a hundred waiting copies of a long prompt would fill the memory.
         num_prompt: Tokens of the prompt.
-        num_computed_tokens: Leading tokens with valid keys and values.
+        remaining: Known tokens without keys and values; drafts are not known.
         num_cached: Tokens found in the prefix cache when it first got a slot; -1 before.
         block_table: Blocks, in order, null blocks behind the window; empty without a slot.
         hashes: Chain hashes of the full blocks, as far as they were needed.
@@ -59,7 +59,8 @@ class Sequence:
         num_preemptions: Times that it was preempted.
         first_scheduled_ns: When it first got a slot; 0 before.
         num_logprobs: Most likely tokens to report with each new one; -1: no log probabilities.
-        num_scheduled: Tokens that the current step computes for it.
+        num_scheduled: Tokens that the current step computes for it; 1 from step to step while it has a ``row``.
+        row: Its row in ``Decodes``; -1 unless it runs and has one token to compute.
         num_matched_blocks: Cached blocks at the last lookup; -1: never looked up.
         num_behind: Leading entries of ``block_table`` that are null blocks, because they are behind the window.
         num_uploaded_behind: How many of them the runner knows.
@@ -85,7 +86,6 @@ class Sequence:
         "max_len",
         "num_behind",
         "num_cached",
-        "num_computed_tokens",
         "num_logprobs",
         "num_matched_blocks",
         "num_preemptions",
@@ -97,8 +97,10 @@ class Sequence:
         "parent",
         "penalties",
         "rank",
+        "remaining",
         "request",
         "root",
+        "row",
         "seed",
         "slot",
         "status",
@@ -126,10 +128,11 @@ class Sequence:
         self.parent = parent
         self.tokens: array[int] = parent.tokens if parent is not None else array("i", request.prompt_ids.tobytes())
         self.num_prompt = len(request.prompt_ids)
-        self.num_computed_tokens = 0
+        self.remaining = self.num_prompt
+        self.row = -1
         self.num_cached = -1
         self.block_table: list[int] = []
-        self.hashes: list[bytes] = []
+        self.hashes = request.block_hashes[:]
         self.root = b""
         self.slot = -1
         self.level = request.level
@@ -156,9 +159,14 @@ class Sequence:
         return f"Sequence({self.id}, level {self.level}, {self.status.name}, {done} of {known} tokens done)"
 
     @property
-    def remaining(self) -> int:
-        """Known tokens and drafts without keys and values."""
-        return len(self.tokens) + len(self.drafts) - self.num_computed_tokens
+    def num_computed_tokens(self) -> int:
+        """Leading tokens with valid keys and values."""
+        return len(self.tokens) - self.remaining
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the current step computes all its known tokens and drafts, so that a new token is sampled."""
+        return self.num_scheduled == self.remaining + len(self.drafts)
 
     @property
     def num_output(self) -> int:
@@ -172,7 +180,8 @@ class Sequence:
             self.parent = None
 
     def append(self, token: int) -> None:
-        """Append a sampled token and count it in the penalties."""
+        """Append a sampled token, which remains to be computed, and count it in the penalties."""
         self.tokens.append(token)
+        self.remaining += 1
         if self.penalties is not None:
             self.penalties.append(token)

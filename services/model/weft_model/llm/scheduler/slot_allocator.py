@@ -5,6 +5,7 @@ from itertools import islice
 
 from weft_model.llm.scheduler.admission import BlockAdmission
 from weft_model.llm.scheduler.blocks import NULL_BLOCK, OFFLOADED, BlockPool
+from weft_model.llm.scheduler.decodes import Decodes
 from weft_model.llm.scheduler.penalty_row import PenaltyRow
 from weft_model.llm.scheduler.pending_loads import PendingLoads
 from weft_model.llm.scheduler.ranking import RankedQueue, Ranking
@@ -23,9 +24,12 @@ class SlotAllocator:
 
     Attributes:
         running: Sequences with a slot.
+        decodes: Those of them that have one token to compute.
         waiting: Sequences that wait for one.
         num_preemptions: Preemptions so far.
         num_with_sampling_extras: Running sequences with log probabilities or penalties.
+        num_with_penalties: Running sequences with penalties.
+        has_forked: A sequence has forked since blocks were last reserved, so that a block to be written may be shared.
         changed: Running sequences whose block table or slot is not uploaded, in the order of the changes.
         loads: What the current step loads from the second tier.
     """
@@ -36,8 +40,10 @@ class SlotAllocator:
         self.running = RankedQueue()
         self.waiting = RankedQueue()
         self.num_preemptions = 0
-        self.num_with_sampling_extras = 0
+        self.num_with_sampling_extras = self.num_with_penalties = 0
         self.changed: dict[Sequence, None] = {}
+        self.decodes = Decodes(num_slots, pool.block_size)
+        self.has_forked = False
         self.loads = PendingLoads(pool)
         self._pool = pool
         self._ranking = ranking
@@ -51,7 +57,6 @@ class SlotAllocator:
         self._blocked_seq: Sequence | None = None
         # Blocks ran out and a sequence was preempted; until one ends, readmitting it would repeat that.
         self._is_out_of_blocks = False
-        self._has_forked = False
 
     def next_waiting(self, count: int) -> list[Sequence]:
         """The first ``count`` waiting sequences; none while the first one is known to be rejected."""
@@ -132,15 +137,33 @@ class SlotAllocator:
         for victim in victims:
             self.preempt(victim)
         self.waiting.remove(seq)
-        seq.num_computed_tokens = len(cached) * self._pool.block_size
+        seq.remaining = len(seq.tokens) - len(cached) * self._pool.block_size
         seq.num_behind = num_behind
         self._assign_slot(seq, self.loads.begin(seq, cached, num_new))
         for block_hash in islice(seq.hashes, len(cached), None):
             self._computing.setdefault(block_hash, seq)
         return victims
 
-    def reserve_next_block(self, seq: Sequence) -> None:
-        """Give the running ``seq`` a block for its next token, preempting others, or itself if it ranks worst."""
+    def reserve_next_blocks(self, seqs: list[Sequence]) -> None:
+        """Give each of ``seqs``, all of ``decodes``, a block for its next token, preempting others if necessary.
+
+        A sequence that ranks worst of all is preempted itself.
+        """
+        size = self._pool.block_size
+        if self.has_forked or len(seqs) > self._pool.num_free:
+            self.has_forked = False
+            for seq in sorted(seqs, key=lambda seq: seq.rank):
+                if seq.row >= 0:  # not preempted by one before it
+                    self._reserve_next_block(seq)
+            return
+        seqs = [seq for seq in seqs if len(seq.block_table) * size < len(seq.tokens)]
+        for seq, block in zip(seqs, self._pool.allocate(len(seqs)), strict=True):
+            seq.block_table.append(block)
+            self.decodes.set_last_block(seq)
+            self.changed[seq] = None
+
+    def _reserve_next_block(self, seq: Sequence) -> None:
+        """Give ``seq``, one of ``decodes``, a block for its next token, preempting others, or itself if worst."""
         pool, table = self._pool, seq.block_table
         index = seq.num_computed_tokens // pool.block_size
         while index == len(table) or pool.is_shared(table[index]):
@@ -151,8 +174,12 @@ class SlotAllocator:
                     table.append(block)
                 else:
                     self._copy_on_write(seq, index, block)
+                self.decodes.set_last_block(seq)
                 return
-            if self._preempt_worst() is seq:
+            victim = self._preempt_worst()
+            if victim is not None:
+                victim.num_scheduled = 0
+            if victim is seq:
                 return
 
     def reserve_chunk(self, seq: Sequence, num_tokens: int) -> list[Sequence]:
@@ -215,7 +242,7 @@ class SlotAllocator:
     def preempt(self, seq: Sequence) -> None:
         """Move the running ``seq`` back to the waiting queue without slot and blocks; its full blocks stay cached."""
         self._release_slot(seq)
-        seq.num_computed_tokens = 0
+        seq.remaining = len(seq.tokens)
         seq.num_preemptions += 1
         self.num_preemptions += 1
         self.wait(seq)
@@ -223,7 +250,7 @@ class SlotAllocator:
     def requeue(self, seq: Sequence) -> None:
         """As ``preempt``, for a sequence that loses its slot to nobody: what it was to load is lost."""
         self._release_slot(seq)
-        seq.num_computed_tokens = 0
+        seq.remaining = len(seq.tokens)
         self.wait(seq)
         self._blocked_seq = None
 
@@ -241,15 +268,11 @@ class SlotAllocator:
                 self.wait(child)
                 continue
             child.start()
-            child.num_computed_tokens, child.num_behind = parent.num_prompt - 1, parent.num_behind
+            child.remaining, child.num_behind = 1, parent.num_behind
             self._assign_slot(child, self._pool.fork(parent.block_table))
-            self._has_forked = True
+            self.decodes.add(child)
+            self.has_forked = True
         parent.forks = []
-
-    def take_has_forked(self) -> bool:
-        """Whether any sequence has forked since the last call, so that the next block to write may be shared."""
-        has_forked, self._has_forked = self._has_forked, False
-        return has_forked
 
     def commit(self, seq: Sequence, first: int) -> None:
         """Add the full, computed blocks of ``seq`` from index ``first`` on to the prefix cache; free those behind."""
@@ -258,15 +281,30 @@ class SlotAllocator:
         if self._pool.window.num_tokens:
             self._free_behind_window(seq)
 
+    def commit_decodes(self) -> None:
+        """As ``commit``, for each of ``decodes`` that has just computed the last token of a block."""
+        seqs, pool = self.decodes.at_block_start(), self._pool
+        if pool.window.num_tokens:
+            for seq in seqs:
+                self.commit(seq, seq.num_computed_tokens // pool.block_size - 1)
+        elif pool.enable_prefix_caching:
+            for seq in seqs:
+                index = len(seq.block_table) - 1
+                self._hash(seq, index + 1)
+                self._commit_block(seq, index)
+
     def _commit(self, seq: Sequence, first: int) -> None:
         num_full = seq.num_computed_tokens // self._pool.block_size
         self._hash(seq, num_full)
         for index in range(first, num_full):
-            block_hash = seq.hashes[index]
-            self._pool.commit(seq.block_table[index], block_hash)
-            if self._computing.get(block_hash) is seq:
-                del self._computing[block_hash]
-                self._blocked_seq = None  # it may need fewer blocks than when it was rejected
+            self._commit_block(seq, index)
+
+    def _commit_block(self, seq: Sequence, index: int) -> None:
+        block_hash = seq.hashes[index]
+        self._pool.commit(seq.block_table[index], block_hash)
+        if self._computing.get(block_hash) is seq:
+            del self._computing[block_hash]
+            self._blocked_seq = None  # it may need fewer blocks than when it was rejected
 
     def _free_behind_window(self, seq: Sequence) -> None:
         """Free the blocks of ``seq`` that none of its later tokens reads."""
@@ -346,18 +384,23 @@ class SlotAllocator:
             seq.first_scheduled_ns = self._clock_ns()
             seq.num_cached = seq.num_computed_tokens
         if seq.penalties is None and seq.params.has_penalties:
-            seq.penalties = PenaltyRow(seq.params, seq.tokens, seq.num_prompt, seq.stop_ids)
+            unique_prompt_ids = seq.request.unique_prompt_ids
+            seq.penalties = PenaltyRow(seq.params, seq.tokens, seq.num_prompt, seq.stop_ids, unique_prompt_ids)
         self.num_with_sampling_extras += seq.num_logprobs >= 0 or seq.penalties is not None
+        self.num_with_penalties += seq.penalties is not None
         self.changed[seq] = None
         self.running.add(seq)
 
     def _release_slot(self, seq: Sequence) -> None:
         self.running.remove(seq)
+        if seq.row >= 0:
+            self.decodes.remove(seq)
         for block_hash in islice(seq.hashes, seq.num_computed_tokens // self._pool.block_size, None):
             if self._computing.get(block_hash) is seq:
                 del self._computing[block_hash]
         self.loads.cancel(seq)
         self.num_with_sampling_extras -= seq.num_logprobs >= 0 or seq.penalties is not None
+        self.num_with_penalties -= seq.penalties is not None
         self.changed.pop(seq, None)
         self._free_slots.append(seq.slot)
         self._release_blocks(seq.block_table)
