@@ -1,4 +1,4 @@
-"""A stream: messages from a broker through a graph, their answers to a broker, until it is told to end: ``Stream``."""
+"""Messages from a broker through a graph, their answers to a broker, until told to end: ``MessageStream``."""
 
 import asyncio
 import json
@@ -72,7 +72,7 @@ class StreamOptions:
     ack_wait_s: float = 30.0
 
 
-class Stream:
+class MessageStream:
     """At least once: a message is acknowledged after its answer, or its dead letter, is written.
 
     Args:

@@ -25,7 +25,7 @@ def test_other_texts_are_no_address(text: str) -> None:
 
 
 def test_offsets_are_committed_up_to_the_first_unfinished_message() -> None:
-    """In whatever order messages are done, no offset is committed before all below it are; gaps of a log are no wait."""
+    """In whatever order messages are done, no offset is committed before all below it are."""
     generator = random.Random(0)
     for _ in range(200):
         received = sorted(generator.sample(range(100, 140), 12))

@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
 async def _stream(options: argparse.Namespace) -> None:
     try:
         from weft_jobs.brokers import make_broker, parse_address  # noqa: PLC0415  # pyarrow is an extra
-        from weft_jobs.stream import Stream, StreamOptions  # noqa: PLC0415
+        from weft_jobs.stream import MessageStream, StreamOptions  # noqa: PLC0415
         from weft_jobs.stream_metrics import StreamMetrics  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"weft stream needs '{error.name}': pip install 'weft[streams]'") from error
@@ -50,7 +50,7 @@ async def _stream(options: argparse.Namespace) -> None:
     same = source.server == target.server
     target_broker = source_broker if same else make_broker(target.server, options.group, options.ack_wait_s)
     async with V2Client(options.url, security=channel_security(options)) as client:
-        stream = Stream(client, source_broker, target_broker, job, metrics)
+        stream = MessageStream(client, source_broker, target_broker, job, metrics)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stream.end)
