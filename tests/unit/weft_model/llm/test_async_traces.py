@@ -58,7 +58,7 @@ class _Pipeline:
                 self.bench.runner.spoil(later)
             self.in_flight.clear()
             return self.bench.scheduler.fail()
-        for result in self.bench.scheduler.complete(tokens):
+        for result in self.bench.scheduler.complete(tokens, failed_loads=self.bench.runner.failed_loads):
             assert result.seq not in self.finished
             self.outputs.setdefault(result.seq, []).extend(result.token_ids)
             if result.is_finished:
@@ -154,7 +154,7 @@ def test_a_plan_ahead_has_unknown_tokens_in_their_places():
         pipeline.plan()
         plan, _ = pipeline.in_flight[-1]
         pipeline.collect()
-    assert seq.status is SequenceStatus.RUNNING  # until the step is completed that was planned before its end was known
+    assert seq.slot >= 0  # until the step is completed that was planned before its end was known
     assert seq.slot in plan.slots.tolist()
     pipeline.collect()
     assert seq.status is SequenceStatus.ENDED

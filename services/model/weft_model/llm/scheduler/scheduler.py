@@ -2,7 +2,7 @@
 
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import NamedTuple
@@ -177,16 +177,20 @@ class Scheduler:
         finally:
             self._allocator.is_ahead = False
 
-    def complete(self, token_ids: Int32, draft_ids: Int32 | None = None) -> list[StepResult]:
+    def complete(
+        self, token_ids: Int32, draft_ids: Int32 | None = None, failed_loads: Collection[int] = ()
+    ) -> list[StepResult]:
         """Apply the result of the oldest plan; sequences that finish own nothing once no step in flight has them.
 
         Args:
             token_ids: The token sampled at each of the plan's sample rows, ``[S]``.
             draft_ids: The plan's drafts, those included that were unknown; None: it had none of these.
+            failed_loads: Blocks that the plan was to load and that hold nothing valid; sequences that own them wait
+                again, and compute what they lost.
 
         Returns:
             One result per sequence that sampled, in the order of the plan, without those that were cancelled during the
-            step.
+            step or wait again.
 
         Raises:
             RuntimeError: There is no plan to complete.
@@ -199,6 +203,7 @@ class Scheduler:
         step = self._take_step()
         if draft_ids is not None:
             _fill_in(step.chunks, draft_ids.tolist())
+        step.lost = self._allocator.loads.finish(failed_loads)
         self._advance(step)
         num_decodes = len(step.decodes)
         tokens: list[int] = token_ids.tolist()
@@ -212,8 +217,9 @@ class Scheduler:
         row = num_decodes
         sampled: list[tuple[Sequence, list[int], int]] = []
         for seq, (first_block, num_rows) in zip(step.chunks, step.progress, strict=True):
-            new_tokens = self._complete_chunk(seq, tokens[row : row + num_rows], first_block)
-            if new_tokens:
+            if step.lost and seq in step.lost:
+                self._recompute(seq)
+            elif new_tokens := self._complete_chunk(seq, tokens[row : row + num_rows], first_block):
                 sampled.append((seq, new_tokens, row))
             row += num_rows
         self._commit(step)
@@ -287,7 +293,8 @@ class Scheduler:
             block_size=self._pool.block_size,
         )
         self._steps.append(_Step(decodes.seqs[:], chunks, len(plan.sample_rows)))
-        return plan
+        transfers = self._pool.tier.take()
+        return plan if transfers is None else plan._replace(transfers=transfers)
 
     def _may_plan_ahead(self) -> bool:
         """Whether the next step depends neither on the tokens of the one in flight nor on a preemption."""
@@ -297,6 +304,7 @@ class Scheduler:
             or allocator.num_with_penalties
             or allocator.has_forked
             or self._pool.window.num_tokens
+            or self._pool.tier.num_slots
             or allocator.may_preempt()
         )
 
@@ -320,8 +328,8 @@ class Scheduler:
             step.progress.append(
                 (seq.num_computed_tokens // self._pool.block_size, seq.is_sampled * (1 + len(seq.drafts)))
             )
-            if seq.drafts:
-                continue  # how far it gets depends on the tokens
+            if seq.drafts or seq in step.lost:
+                continue  # how far it gets depends on the tokens, or it waits again
             seq.remaining -= seq.num_scheduled
             seq.num_scheduled = 0
             if not seq.remaining and not seq.forks and len(seq.tokens) + 1 < seq.max_len:
@@ -346,10 +354,9 @@ class Scheduler:
         if num_left <= 0 or not self._decodes:
             return []
         drafted = []
-        candidates = sorted((seq for seq in self._decodes.seqs if not seq.forks), key=lambda seq: seq.rank)
-        for seq in source.propose(candidates, num_rows, num_left):
-            # With all drafts accepted there is one more token.
-            num_drafts = min(len(seq.drafts), seq.max_len - len(seq.tokens) - 1)
+        for seq in source.propose(self._decodes.seqs, num_rows, num_left):
+            # With all drafts accepted there is one more token. Forks share the blocks of the prompt, and no others.
+            num_drafts = 0 if seq.forks else min(len(seq.drafts), seq.max_len - len(seq.tokens) - 1)
             del seq.drafts[self._allocator.reserve_drafts(seq, num_drafts) :]
             if seq.drafts:
                 self._decodes.remove(seq)
@@ -391,6 +398,12 @@ class Scheduler:
             self._decodes.set_token(seq)
         self._allocator.commit(seq, first_block)
         return new_tokens
+
+    def _recompute(self, seq: Sequence) -> None:
+        """Let ``seq`` wait again, whose step was computed from invalid blocks."""
+        seq.num_scheduled = 0
+        if not seq.is_cancelled:
+            self._allocator.requeue(seq)
 
     def _fork_or_finish(self, seq: Sequence, token_ids: list[int], row: int) -> StepResult:
         """After ``seq`` got ``token_ids``: fork waiting children, and finish it if the last token ends it."""
@@ -438,6 +451,7 @@ class _Step:
         cancelled: Running sequences to end after it.
         is_advanced: All was applied but the sampled tokens.
         held: Indices of ``decodes`` without a row among the decodes since then: their token may end them.
+        lost: Those of ``chunks`` that were computed from invalid blocks.
         progress: Of each of ``chunks``, the first block written to, and how many tokens are sampled for it.
     """
 
@@ -447,6 +461,7 @@ class _Step:
     cancelled: list[Sequence] = field(default_factory=list)
     is_advanced: bool = False
     held: list[int] = field(default_factory=list)
+    lost: list[Sequence] = field(default_factory=list)
     progress: list[tuple[int, int]] = field(default_factory=list)
 
 
