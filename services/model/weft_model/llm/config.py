@@ -67,9 +67,9 @@ class EngineConfig:
             ``float32`` where that is faster.
         kv_cache_dtype: Of keys and values. ``auto``: ``dtype``; ``int8``: 8-bit codes with a float32 scale for each
             token and key-value head; ``fp8``: likewise with 8-bit floating-point codes (e4m3), on a GPU alone.
-        quantization: Of weights that the model has as numbers, on a CPU alone. ``none``; ``int8``: linear layers and
-            the LM head round weights to 8 bits per output channel, and activations per token; ``int4``: linear layers
-            round weights to 4 bits in groups of 32 inputs, and activations to 8 bits likewise; the LM head as ``int8``.
+        quantization: Of weights that the model has as numbers. ``none``; ``int8``: linear layers and the LM head round
+            weights to 8 bits per output channel; ``int4``: linear layers round weights to 4 bits in groups of 32
+            inputs, the LM head as ``int8``. On a CPU they round activations to 8 bits too.
         long_prefill_token_threshold: Most tokens of one prompt in a step; a prompt with more tokens left to compute is
             long. 0: ``max_num_batched_tokens``.
         max_long_prefills: Long prompts that progress in the same step.
@@ -137,9 +137,6 @@ class EngineConfig:
             raise self._fault("device", "must be cpu, cuda or cuda:N")
         if self.kv_cache_dtype == "fp8" and self.device == "cpu":
             raise self._fault("kv_cache_dtype", "must be auto or int8 on a CPU; int8 takes as little memory")
-        if self.quantization != "none" and self.device != "cpu":
-            cure = "a GPU takes checkpoints that are quantised already"
-            raise self._fault("quantization", f"must be none on {self.device}; {cure}")
         if self.num_blocks == 1:
             raise self._fault("num_blocks", "must be 0 or at least 2: block 0 holds no tokens")
         if not self.max_num_batched_tokens:
