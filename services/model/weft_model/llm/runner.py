@@ -71,6 +71,9 @@ class ModelRunner:
         dtype = _CODES.get(config.kv_dtype, model.dtype)
         shape = model.kv_shape(self.num_blocks, config.block_size, dtype)
         self.kv = torch.zeros(shape, dtype=torch.uint8 if dtype in MAX_CODE else dtype, device=model.device).view(dtype)
+        ops.prepare_attention(
+            model.config.num_heads, model.config.num_kv_heads, model.config.head_dim, model.dtype, dtype, model.device
+        )
         num_columns = -(-config.max_model_len // config.block_size)
         self._state = DeviceState(config.max_num_seqs, num_columns, model.device)
 
