@@ -141,19 +141,14 @@ class VectorCode:
         """Sums over the lanes of four vectors, ``<4 x float>``: halves, quarters, and a transposition of four."""
         b = self.b
 
-        def pick(first: Any, second: Any, lanes: list[int]) -> Any:
-            return b.shuffle_vector(first, second, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
-
-        def fold(vector: Any, size: int) -> Any:
-            low, high = (pick(vector, vector, list(range(start, start + size))) for start in (0, size))
+        def both(first: Any, second: Any, *lanes: list[int]) -> Any:
+            low, high = (b.shuffle_vector(first, second, ir.Constant(ir.VectorType(I32, len(x)), x)) for x in lanes)
             return b.fadd(low, high)
 
-        quads = [fold(fold(vector, 8), 4) for vector in vectors]
-        pairs = [
-            b.fadd(pick(left, right, [0, 4, 1, 5]), pick(left, right, [2, 6, 3, 7]))
-            for left, right in (quads[:2], quads[2:])
-        ]
-        return b.fadd(pick(*pairs, [0, 1, 4, 5]), pick(*pairs, [2, 3, 6, 7]))
+        halves = [both(vector, vector, list(range(8)), list(range(8, 16))) for vector in vectors]
+        quads = [both(vector, vector, list(range(4)), list(range(4, 8))) for vector in halves]
+        pairs = [both(left, right, [0, 4, 1, 5], [2, 6, 3, 7]) for left, right in (quads[:2], quads[2:])]
+        return both(pairs[0], pairs[1], [0, 1, 4, 5], [2, 3, 6, 7])
 
     def across(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
         """All lanes combined, in every lane."""
@@ -166,7 +161,6 @@ class VectorCode:
         """``exp(x)``, of x up to 88; 1e-38 below -87."""
         b = self.b
         x = b.fmul(x, self.splat(_LOG2_E))
-        # of x NaN: maxnum takes the other operand, so the comparison keeps it
         x = b.select(b.fcmp_ordered("olt", x, self.splat(-126.0)), self.splat(-126.0), x)
         whole = self.intrinsic("llvm.rint", x)
         rest = b.fsub(x, whole)

@@ -1,7 +1,8 @@
 """Steps of attention for the rows of one key-value head, emitted as vector code; ``cpu_kernel`` puts them together.
 
 A row is one query head of one token. Every sum has one order, whatever stands beside it. Addresses are integers,
-capital arguments are constants of the compiled kernel. Heads are taken 16 numbers at a time, their rest filled with zeros.
+capital arguments are constants of the compiled kernel. Heads are taken 16 numbers at a time, their rest filled with
+zeros.
 
 A row's record in the scratch memory is, in float32: the query (``padded(D)``), the weighted values (``padded(D)``),
 the scores or weights of a tile (``TILE``), the sums of weights by lane and the largest score (``LANES`` each).
@@ -163,8 +164,8 @@ def weigh(
 ) -> Any:
     """Add the values of keys ``[low, high)`` of a tile, times their weights, to those of ``ROWS`` rows, key by key.
 
-    At ``groups`` there is an int64 for each group of ``GROUP`` keys; ``offset`` added, it is the address of the first of
-    their values, which are ``key_bytes`` from each other.
+    At ``groups`` there is an int64 for each group of ``GROUP`` keys; ``offset`` added, it is the address of the first
+    of their values, which are ``key_bytes`` from each other.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
