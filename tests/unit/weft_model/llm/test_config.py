@@ -231,7 +231,7 @@ def test_engine_defaults() -> None:
         ({"dtype": "int8"}, "dtype must be one of auto, float32, float16, bfloat16, got 'int8'"),
         ({"kv_cache_dtype": "int4"}, "kv_cache_dtype must be one of auto, int8, fp8, got 'int4'"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be auto or int8 on a CPU"),
-        ({"quantization": "int3"}, "quantization must be one of none, int8, got 'int3'"),
+        ({"quantization": "int3"}, "quantization must be one of none, int8, int4, got 'int3'"),
         (
             {"quantization": "int8", "device": "cuda:1"},
             "quantization must be none on cuda:1",
