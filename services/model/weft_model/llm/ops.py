@@ -18,6 +18,7 @@ from weft_common.errors import InvalidArgumentError
 from weft_kernels.blocks.layout import KVLayer
 from weft_kernels.linear import cpu
 from weft_kernels.linear.quantized import QuantizedWeight
+from weft_kernels.linear.quantizers import quantize
 
 _VARIABLE = "WEFT_KERNELS"
 _CHOICES = ("auto", "triton")
@@ -52,11 +53,11 @@ def linear(
     """The fastest product with the weight ``[out, in]`` that its device has; it need not keep the weight itself.
 
     Args:
-        weight: On the device of the product. Codes without a product of their own become numbers, which the log says.
+        weight: On the device of the product. Codes without a product of their own become numbers.
         bias: ``[out]``; None for none.
         dtype: Type of rows and results, which a weight of numbers has.
         deterministic: A row's result is bitwise independent of the other rows.
-        num_bits: 8 or 4: a weight of numbers is rounded to so many bits; on a CPU alone. 0: it is not.
+        num_bits: 8 or 4: a weight of numbers is rounded to so many bits. 0: it is not.
     """
     if isinstance(weight, tuple):
         sizes = [part.shape[0] for part in weight]
@@ -65,8 +66,12 @@ def linear(
         return _Joined([linear(part, own, **options) for part, own in zip(weight, biases, strict=True)])
     if not _ARE_KERNELS_FORCED and weight.device.type == "cpu":
         return cpu.linear(weight, bias, dtype=dtype, deterministic=deterministic, num_bits=num_bits)
+    if isinstance(weight, torch.Tensor) and num_bits:
+        weight = quantize(weight, num_bits)
     if isinstance(weight, QuantizedWeight):
-        weight = weight.dequantize(dtype)
+        from weft_kernels.linear import lowbit_triton_kernel  # noqa: PLC0415  # needs triton
+
+        return partial(lowbit_triton_kernel.linear, weight=weight, bias=bias, deterministic=deterministic)
     multiply = _pick("linear", "linear", weight)
     return partial(multiply, weight=weight.contiguous(), bias=bias, deterministic=deterministic)
 

@@ -38,7 +38,7 @@ MODEL = TransformerConfig(
 #: The wide one is such that a product of many rows takes another path in the library than one of a single row.
 SHAPES = {
     "narrow": MODEL,
-    "wide": replace(MODEL, hidden_size=192, intermediate_size=2048, num_heads=6, num_kv_heads=2, head_dim=32),
+    "wide": replace(MODEL, hidden_size=192, intermediate_size=320, num_heads=6, num_kv_heads=2, head_dim=32),
 }
 
 #: Nothing here takes a hundredth of it; who waits longer hangs.

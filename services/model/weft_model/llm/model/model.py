@@ -31,8 +31,8 @@ class LlamaModel:
         device: Device of computation.
         deterministic: The hidden state of a token is bitwise independent of the other tokens of the step.
         max_model_len: Number of supported positions; 0: the context length of the model.
-        num_bits: 8 or 4: linear layers round weights of numbers to so many bits, the LM head to 8, all of them
-            activations to 8; on a CPU alone. 0: nothing is rounded.
+        num_bits: 8 or 4: linear layers round weights of numbers to so many bits, the LM head to 8, and on a CPU all of
+            them activations to 8. 0: nothing is rounded.
 
     Raises:
         InvalidArgumentError: A weight is missing, or ``max_model_len`` exceeds the context length of the model.
