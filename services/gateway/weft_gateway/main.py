@@ -152,7 +152,7 @@ class _Background:
     def __init__(self, folder: Path, resources: Resources) -> None:
         try:
             from weft_gateway.batches.routes import Batches  # noqa: PLC0415  # pyarrow and a form parser are extras
-            from weft_gateway.batches.runner import BatchRunner  # noqa: PLC0415
+            from weft_gateway.batches.runner import BackgroundRunner  # noqa: PLC0415
             from weft_gateway.batches.store import Store  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise UnsupportedError(f"--batch-dir needs '{error.name}': pip install 'weft[batches]'") from error
@@ -163,7 +163,7 @@ class _Background:
         except OSError as error:
             raise UnavailableError(f"--batch-dir: {error}") from error
         self._app: ASGIApp | None = None
-        self._runner = BatchRunner(store, self._call)
+        self._runner = BackgroundRunner(store, self._call)
         self.routes = Batches(store, self._runner, resources).routes()
 
     async def start(self, app: ASGIApp) -> None:

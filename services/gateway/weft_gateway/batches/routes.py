@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse
 from starlette.types import ASGIApp
 
-from weft_gateway.batches.runner import ENDPOINTS, BatchRunner, check_requests
+from weft_gateway.batches.runner import ENDPOINTS, BackgroundRunner, check_requests
 from weft_gateway.batches.store import Store
 from weft_gateway.errors import RequestError
 from weft_gateway.http.body import BODY_TIMEOUT_S, too_large
@@ -38,7 +38,7 @@ class Batches:
         resources: Check of keys, and limits.
     """
 
-    def __init__(self, store: Store, runner: BatchRunner, resources: Resources) -> None:
+    def __init__(self, store: Store, runner: BackgroundRunner, resources: Resources) -> None:
         self._store = store
         self._runner = runner
         self._resources = resources

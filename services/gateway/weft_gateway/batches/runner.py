@@ -1,4 +1,4 @@
-"""Answers the requests of batches in the background: ``BatchRunner``."""
+"""Answers the requests of batches in the background: ``BackgroundRunner``."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ class _Answer(NamedTuple):
     body: Any
 
 
-class BatchRunner:
+class BackgroundRunner:
     """Runs batches; each survives a restart of the gateway and answers no request twice that it has written.
 
     Owned by the event loop. A batch's keys are held in memory alone: after a restart a batch whose owner has keys goes
