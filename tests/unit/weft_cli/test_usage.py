@@ -26,7 +26,7 @@ WITH_FACTS = (
     "train-heads",
     "quantize",
 )
-CALLING = ("restart", "top", "infer", "feedback", "rollback", "lock", "batch")
+CALLING = ("restart", "top", "infer", "feedback", "rollback", "lock", "batch", "stream")
 
 
 def commands(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str, argparse.ArgumentParser]:

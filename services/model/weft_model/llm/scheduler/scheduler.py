@@ -270,10 +270,9 @@ class Scheduler:
         if num_left <= 0 or not self._decodes:
             return []
         drafted = []
-        candidates = sorted((seq for seq in self._decodes.seqs if not seq.forks), key=lambda seq: seq.rank)
-        for seq in source.propose(candidates, num_rows, num_left):
-            # With all drafts accepted there is one more token.
-            num_drafts = min(len(seq.drafts), seq.max_len - len(seq.tokens) - 1)
+        for seq in source.propose(self._decodes.seqs, num_rows, num_left):
+            # With all drafts accepted there is one more token. Forks share the blocks of the prompt, and no others.
+            num_drafts = 0 if seq.forks else min(len(seq.drafts), seq.max_len - len(seq.tokens) - 1)
             del seq.drafts[self._allocator.reserve_drafts(seq, num_drafts) :]
             if seq.drafts:
                 self._decodes.remove(seq)
