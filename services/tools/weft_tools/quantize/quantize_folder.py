@@ -20,9 +20,9 @@ from weft_model.llm.model.model_config import TransformerConfig
 from weft_model.llm.model.weight_parts import LM_HEAD, Part, derived_tensors, is_matrix, weight_parts
 from weft_model.llm.model.weights import load_folder
 from weft_tools.quantize.calibration import calibrated
-from weft_tools.quantize.evaluation import evaluate
 from weft_tools.quantize.folder_writer import FolderWriter
 from weft_tools.quantize.gptq import quantize_gptq
+from weft_tools.quantize.predictions import evaluate
 from weft_tools.quantize.rows import read_rows
 from weft_tools.quantize.stored_formats import (
     bitsandbytes,

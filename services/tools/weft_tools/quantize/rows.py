@@ -1,4 +1,4 @@
-"""Rows of token ids from a user's text: some to calibrate with, others held out to measure with."""
+"""TextRows of token ids from a user's text: some to calibrate with, others held out to measure with."""
 
 import json
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from weft_model.backends.llm.text import TextCodec
 
 _JSONL = ".jsonl"
 _MAX_ROW_TOKENS, _MIN_ROW_TOKENS, _MIN_ROWS = 512, 16, 8
-#: Rows that are used at most, for each of the two purposes.
+#: TextRows that are used at most, for each of the two purposes.
 _MAX_CALIBRATION_ROWS, _MAX_HELD_OUT_ROWS = 128, 64
 _HELD_OUT_SHARE = 0.2
 
 
-class Rows(NamedTuple):
+class TextRows(NamedTuple):
     """Token ids, int64, rows of up to 512.
 
     Attributes:
@@ -29,7 +29,7 @@ class Rows(NamedTuple):
     held_out: list[torch.Tensor]
 
 
-def read_rows(data: Path, folder: Path, max_row_tokens: int) -> Rows:
+def read_rows(data: Path, folder: Path, max_row_tokens: int) -> TextRows:
     """Tokenize the data with the tokenizer of the folder.
 
     Args:
@@ -64,7 +64,7 @@ def read_rows(data: Path, folder: Path, max_row_tokens: int) -> Rows:
             f"{len(texts)} texts; give more text, like that which the model is for"
         )
     num_held_out = max(1, min(int(len(rows) * _HELD_OUT_SHARE), _MAX_HELD_OUT_ROWS))
-    return Rows(rows[: min(len(rows) - num_held_out, _MAX_CALIBRATION_ROWS)], rows[-num_held_out:])
+    return TextRows(rows[: min(len(rows) - num_held_out, _MAX_CALIBRATION_ROWS)], rows[-num_held_out:])
 
 
 def _lines(data: Path, content: bytes) -> Iterator[bytes]:

@@ -13,8 +13,8 @@ from weft_cli.__main__ import main
 from weft_kernels.linear.quantized import QuantizedWeight
 from weft_kernels.linear.quantizers import quantize_linear, quantize_nf4
 from weft_model.llm.model.weights import load_folder
-from weft_tools.quantize.evaluation import Evaluation
 from weft_tools.quantize.gptq import quantize_gptq
+from weft_tools.quantize.predictions import Predictions
 
 torch.set_num_threads(1)
 
@@ -111,7 +111,7 @@ def test_a_loss_above_the_limit_writes_nothing(
     perplexities = iter([10.0, 10.2, 10.0, 10.2, 10.0, float("nan")])
     tokens = torch.arange(4)
     monkeypatch.setattr(
-        "weft_tools.quantize.quantize_folder.evaluate", lambda model, rows: Evaluation(next(perplexities), tokens)
+        "weft_tools.quantize.quantize_folder.evaluate", lambda model, rows: Predictions(next(perplexities), tokens)
     )
     before = sorted(folder.parent.iterdir())
     assert quantize(folder, "int4", "--max-loss", "1.9%") == 1

@@ -12,7 +12,7 @@ from weft_tools.quantize.sequence_input import BLOCK_SIZE, sequence_input
 _MAX_LOSS = 700.0  # nats; its exponential is a number yet
 
 
-class Evaluation(NamedTuple):
+class Predictions(NamedTuple):
     """Of a model on rows of text.
 
     Attributes:
@@ -23,12 +23,12 @@ class Evaluation(NamedTuple):
     perplexity: float
     greedy: torch.Tensor
 
-    def agreement(self, other: "Evaluation") -> float:
+    def agreement(self, other: "Predictions") -> float:
         """Share of positions where both models hold the same token likeliest, 0 to 1."""
         return float((self.greedy == other.greedy).double().mean())
 
 
-def evaluate(model: LlamaModel, rows: Sequence[torch.Tensor], kv_dtype: torch.dtype | None = None) -> Evaluation:
+def evaluate(model: LlamaModel, rows: Sequence[torch.Tensor], kv_dtype: torch.dtype | None = None) -> Predictions:
     """Predict each token of each row from those before it.
 
     Args:
@@ -49,4 +49,4 @@ def evaluate(model: LlamaModel, rows: Sequence[torch.Tensor], kv_dtype: torch.dt
         total += float(torch.nn.functional.cross_entropy(logits, row[1:], reduction="sum"))
         greedy.append(logits.argmax(1))
     tokens = torch.cat(greedy)
-    return Evaluation(math.exp(min(total / len(tokens), _MAX_LOSS)), tokens)
+    return Predictions(math.exp(min(total / len(tokens), _MAX_LOSS)), tokens)
