@@ -19,6 +19,7 @@ _DTYPES = ("auto", *DTYPE_BYTES)
 _KV_CACHE_DTYPES = ("auto", *KV_CODES)
 _QUANTIZATIONS = {"none": 0, "int8": 8, "int4": 4}
 _SPECULATIONS = ("none", "ngram", "draft", "medusa", "lookahead")
+_ASYNC_SCHEDULINGS = ("auto", "true", "false")
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 _DEFAULT_STEP_TOKENS = {"cpu": 128, "cuda": 2048}
@@ -85,6 +86,8 @@ class EngineConfig:
         speculation: Proposer of drafts: ``none``, ``ngram`` (what followed the last tokens before), ``draft`` (a
             smaller model), ``medusa`` (heads on hidden states) or ``lookahead``. Tokens are the same with each.
         num_speculative_tokens: Most drafts of a sequence in a step, 1 to 16.
+        async_scheduling: Plan a step before the tokens of the one in flight are known, so that the host works while the
+            device computes: ``true``, ``false``, or ``auto``: on a GPU, without speculation. Tokens are the same.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         slo_ttft_ms: Time-to-first-token objective for requests without one, in milliseconds. 0: no objective.
         slo_tpot_ms: Time-per-output-token objective for requests without one, in milliseconds. 0: no objective.
@@ -117,6 +120,7 @@ class EngineConfig:
     seed: int = 0
     speculation: str = "none"
     num_speculative_tokens: int = 4
+    async_scheduling: str = "auto"
     device: str = "cpu"
     slo_ttft_ms: float = 0.0
     slo_tpot_ms: float = 0.0
@@ -139,6 +143,12 @@ class EngineConfig:
             raise self._fault("quantization", f"must be one of {', '.join(_QUANTIZATIONS)}")
         if self.speculation not in _SPECULATIONS:
             raise self._fault("speculation", f"must be one of {', '.join(_SPECULATIONS)}")
+        if self.async_scheduling not in _ASYNC_SCHEDULINGS:
+            raise self._fault("async_scheduling", f"must be one of {', '.join(_ASYNC_SCHEDULINGS)}")
+        if self.async_scheduling == "true" and self.speculation != "none":
+            raise self._fault(
+                "async_scheduling", "must be auto or false with speculation, whose drafts need the tokens"
+            )
         if not _DEVICE.fullmatch(self.device):
             raise self._fault("device", "must be cpu, cuda or cuda:N")
         if self.kv_cache_dtype == "fp8" and self.device == "cpu":
@@ -170,6 +180,13 @@ class EngineConfig:
     def kv_dtype(self) -> str:
         """Type of the KV cache: a key of ``DTYPE_BYTES`` or one of ``KV_CODES``; ``auto`` before ``resolved``."""
         return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether steps are planned before the tokens of the one in flight are known."""
+        if self.async_scheduling == "auto":
+            return self.device != "cpu" and self.speculation == "none"
+        return self.async_scheduling == "true"
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:

@@ -39,6 +39,7 @@ class DeviceState:
         self._params = torch.zeros(num_slots, 6, dtype=torch.float32, device=device)
         self._top_k = torch.zeros(num_slots, dtype=torch.int32, device=device)
         self._seeds = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._sampled = torch.zeros(num_slots, dtype=torch.int32, device=device)
 
     def upload(self, array: npt.NDArray[Any]) -> Tensor:
         """The array as a tensor on the device, same dtype; on a CPU it shares memory."""
@@ -54,6 +55,14 @@ class DeviceState:
         if len(plan.table_delta):
             rows, columns, blocks = self.upload(plan.table_delta).unbind(1)
             self._block_tables.index_put_((rows, columns), blocks)
+
+    def set_sampled(self, slots: Tensor, token_ids: Tensor) -> None:
+        """Keep the newest token of each of ``slots``, int32 ``[S]``."""
+        self._sampled.index_put_((slots,), token_ids.to(torch.int32))
+
+    def sampled(self, slots: Tensor) -> Tensor:
+        """The newest token of each of ``slots``, int32 ``[S]``."""
+        return self._sampled.index_select(0, slots)
 
     def block_tables(self, slots: Tensor, num_columns: int) -> Tensor:
         """First columns of the rows ``slots``, int32 ``[B, num_columns]``; stale behind a row's last block."""

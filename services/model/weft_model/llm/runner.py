@@ -1,6 +1,6 @@
 """Executes a planned step on the device: block copies, forward pass, sampling. Knows tensors, not requests."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -132,6 +132,30 @@ class ModelRunner:
         failed_loads = self._store.run(self.kv, plan.transfers)
         return self._run(plan)._replace(failed_loads=failed_loads, is_tier_lost=self._store.is_lost)
 
+    def launch(self, plan: ForwardPlan) -> Callable[[], StepTokens]:
+        """Start a step whose plan may leave the tokens of the step before unknown (-1).
+
+        On a GPU it returns once the work is queued; steps run in the order of their launches.
+
+        Returns:
+            A function that blocks until the tokens are on the host.
+        """
+        if self._proposer is not None or self._store is not None:
+            tokens = self.run(plan)  # such plans follow the step before, and its tokens
+            return lambda: tokens
+        with torch.inference_mode():
+            upload = self._state.upload
+            token_ids = self._start(plan)
+            rows = np.flatnonzero(plan.token_ids < 0)  # of decodes, which come first, with one token each
+            if len(rows):
+                last = self._state.sampled(upload(plan.slots[rows]))
+                token_ids = token_ids.index_copy(0, upload(rows), last)  # not in place: the memory is the plan's
+            sampled = self._sample_rows(self._forward(plan, token_ids), plan)
+            if sampled is None:
+                return lambda: _NO_TOKENS
+            self._state.set_sampled(upload(plan.sample_slots), sampled.token_ids)
+            return _fetch(sampled)
+
     def close(self) -> None:
         """Free what is not memory of torch: the file of the second tier. Nothing may run afterwards."""
         if self._store is not None:
@@ -180,9 +204,14 @@ class ModelRunner:
         )
 
     def _sample(self, hidden: Tensor, plan: ForwardPlan) -> StepTokens:
-        """One token per sample row."""
+        """One token per sample row, on the host."""
+        sampled = self._sample_rows(hidden, plan)
+        return _NO_TOKENS if sampled is None else sampled.on_host()
+
+    def _sample_rows(self, hidden: Tensor, plan: ForwardPlan) -> "_Sampled | None":
+        """One token per sample row; None: there are none."""
         if not len(plan.sample_rows):
-            return StepTokens(np.empty(0, np.int32), None)
+            return None
         upload = self._state.upload
         if len(plan.sample_rows) != len(hidden):
             hidden = hidden.index_select(0, upload(plan.sample_rows))
@@ -204,15 +233,47 @@ class ModelRunner:
         token_ids = ops.sample(
             logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, upload(plan.sample_positions)
         )
-        logprobs = _logprobs(before, token_ids, num_top) if num_top >= 0 else None
-        return StepTokens(token_ids.cpu().numpy(), logprobs)
+        return _Sampled(token_ids, _logprobs(before, token_ids, num_top) if num_top >= 0 else ())
 
 
-def _logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> StepLogprobs:
+class _Sampled(NamedTuple):
+    """What a step has sampled, in any memory: see ``StepTokens``; ``logprobs`` are the tensors of ``StepLogprobs``."""
+
+    token_ids: Tensor
+    logprobs: tuple[Tensor, ...]
+
+    def on_host(self) -> StepTokens:
+        """The tokens; blocks until they are known."""
+        logprobs = StepLogprobs(*(tensor.cpu().numpy() for tensor in self.logprobs)) if self.logprobs else None
+        return StepTokens(self.token_ids.cpu().numpy(), logprobs)
+
+
+_NO_TOKENS = StepTokens(np.empty(0, np.int32), None)
+
+
+def _fetch(sampled: _Sampled) -> Callable[[], StepTokens]:
+    """Begin to copy to the host; the returned function waits for this copy, and for nothing launched after it."""
+    if not sampled.token_ids.is_cuda:
+        return sampled.on_host
+    copies = [
+        torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+        for tensor in (sampled.token_ids, *sampled.logprobs)
+    ]
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def collect() -> StepTokens:
+        copied.synchronize()
+        return _Sampled(copies[0], tuple(copies[1:])).on_host()
+
+    return collect
+
+
+def _logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
     """Log probabilities of ``token_ids`` and of the ``num_top`` most likely tokens; ``logits``: float32 ``[S, V]``."""
     sampled = logits.gather(1, token_ids.to(torch.int64).unsqueeze(1)).squeeze(1) - logits.logsumexp(1)
     if num_top:
         top, top_ids = ops.softmax_topk(logits, num_top, log=True)
     else:
         top, top_ids = logits.new_empty(len(logits), 0), token_ids.new_empty(len(logits), 0)
-    return StepLogprobs(sampled.cpu().numpy(), top_ids.cpu().numpy(), top.cpu().numpy())
+    return sampled, top_ids, top
