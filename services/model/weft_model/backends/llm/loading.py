@@ -54,6 +54,7 @@ def load_engine(
     )
     config = config.with_cache(model_config, lambda: torch.cuda.mem_get_info(config.device)[0])
     runner = ModelRunner(model, config)
+    runner.warm_up()
     return Engine(
         runner,
         config,
